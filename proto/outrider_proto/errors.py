@@ -1,0 +1,67 @@
+"""Every error Outrider raises on purpose, and the gRPC status each one travels as.
+
+OutriderError
++-- UsageError      the caller's mistake: a bad argument, file or option (exit code 2)
++-- Refusal         the peer's or our own considered "no", with a Reason (exit code 3)
+|   +-- Violation   bytes or fields that do not fit the contract
++-- LinkError       the link's fault: nothing is wrong with either side (exit code 4)
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+DOMAIN = "outrider.v1"
+
+
+class Reason(Enum):
+    """Why a request is refused; the value is the name of the gRPC status code it travels as."""
+
+    MALFORMED_FRAME = "INVALID_ARGUMENT", 1
+    MALFORMED_TREE = "INVALID_ARGUMENT", 2
+    TREE_TOO_LARGE = "INVALID_ARGUMENT", 3
+    TOKEN_OUT_OF_VOCABULARY = "INVALID_ARGUMENT", 4
+    EMPTY_PROMPT = "INVALID_ARGUMENT", 5
+    BAD_SAMPLING = "INVALID_ARGUMENT", 6
+    MALFORMED_FEATURES = "INVALID_ARGUMENT", 7
+    CONTEXT_FULL = "OUT_OF_RANGE", 8
+    VERSION_MISMATCH = "FAILED_PRECONDITION", 9
+    TOKENIZER_MISMATCH = "FAILED_PRECONDITION", 10
+    TARGET_MISMATCH = "FAILED_PRECONDITION", 11
+    UNKNOWN_TAP = "FAILED_PRECONDITION", 12
+    BAD_SEQUENCE = "FAILED_PRECONDITION", 13
+    TAKEN_OVER = "ABORTED", 14
+    SERVER_FULL = "RESOURCE_EXHAUSTED", 15
+    FRAME_TOO_LARGE = "RESOURCE_EXHAUSTED", 16
+    SHUTTING_DOWN = "UNAVAILABLE", 17
+    INTERNAL = "INTERNAL", 18
+
+    @property
+    def status(self) -> str:
+        """Name of the gRPC status code."""
+        return self.value[0]
+
+
+class OutriderError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class UsageError(OutriderError, ValueError):
+    """The caller's mistake; the message names the thing, the value and the remedy."""
+
+
+class Refusal(OutriderError):
+    """A considered "no" with a reason, ours or the peer's."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+class Violation(Refusal, ValueError):
+    """Bytes or fields from the other side that do not fit the contract."""
+
+
+class LinkError(OutriderError):
+    """The link failed: a lost connection, a missed deadline, an unreachable server."""

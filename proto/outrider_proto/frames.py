@@ -1,0 +1,207 @@
+"""The frames of a session as plain values: what each side says to the other. wire.py turns them into protobuf.
+
+    client                                    server
+    Open ------------------------------------>
+         <------------------------------------ Opened
+    Draft{seq, base_len, context, root, tree} >
+         <------------------------------------ Verdict{seq, path, bonus, finish}     at once
+         <------------------------------------ Features{seq, first, rows ...} * n    off the critical path
+    Decode{seq, ..., max_tokens} ------------->
+         <------------------------------------ Verdict * max_tokens                  one token a pass
+    Ping ------------------------------------>
+         <------------------------------------ Pong
+
+Positions: a session's tokens are numbered from 0. The server holds K/V for the tokens before the root; it processes
+the root together with the tree. `base_len` says how many of the tokens the server holds are to be kept (it drops the
+rest), `context` the tokens that follow them and that it has yet to process, and then come root and tree. A prompt of n
+tokens is therefore Draft{base_len=0, context=prompt[:-1], root=prompt[-1], tree=empty}, and its verdict's bonus
+is the first new token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_proto.errors import Reason, Violation
+from outrider_proto.tree import DraftTree
+
+Codec = Literal["int8", "float32"]
+CODECS: tuple[Codec, ...] = ("int8", "float32")
+
+
+class Finish(Enum):
+    """Why a verdict is the last one of its answer."""
+
+    NOT_YET = 0
+    EOS = 1  # path + bonus end with an end-of-text token; nothing follows it
+    CONTEXT_FULL = 2  # no room for another token in the target's context
+    LIMIT = 3  # Decode only: max_tokens were written
+    CANCELLED = 4  # Decode only: the client said Cancel
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the target chooses a token; temperature 0 is greedy. top_k 0 and top_p 1 switch the filter off.
+
+    Raises Violation (BAD_SAMPLING) for values out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 100.0:
+            raise _bad(f"temperature={self.temperature}: need 0 (greedy) to 100")
+        if not 0 <= self.top_k < 2**31:
+            raise _bad(f"top_k={self.top_k}: need 0 (off) or more")
+        if not 0.0 < self.top_p <= 1.0:
+            raise _bad(f"top_p={self.top_p}: need more than 0 and at most 1 (off)")
+        if not 0 <= self.seed < 2**63:
+            raise _bad(f"seed={self.seed}: need 0 to 2**63 - 1")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TapInfo:
+    """One kind of features a server can send: `fingerprint` names it, `width` is values a token."""
+
+    fingerprint: str
+    family: str
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDescription:
+    """What Describe answers."""
+
+    protocol_version: int
+    server_version: str
+    target_name: str
+    target_fingerprint: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    max_context: int
+    max_nodes: int
+    eos_token_ids: tuple[int, ...]
+    taps: tuple[TapInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """First frame of every stream. `session_id` empty starts a session, else resumes that one.
+
+    `committed_len` is the number of tokens the client holds as committed (resume only). `tap` is the fingerprint of
+    the features wanted, empty for none; `codec` their encoding.
+    """
+
+    protocol_version: int
+    target_fingerprint: str
+    tokenizer_fingerprint: str
+    tap: str = ""
+    codec: Codec = "int8"
+    sampling: Sampling = field(default_factory=Sampling)
+    session_id: str = ""
+    committed_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The server's answer: its K/V covers the first `kept_len` tokens, whose hash is `kept_hash` (packing.py).
+
+    A client whose own tokens hash differently sends everything again. `resumed` is false for a session that the
+    server does not know (any more).
+    """
+
+    session_id: str
+    resumed: bool
+    kept_len: int
+    kept_hash: bytes
+    max_context: int
+    max_nodes: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One tree to verify. `features_from`: first position whose features the client lacks."""
+
+    seq: int
+    base_len: int
+    context: tuple[int, ...]
+    root: int
+    tree: DraftTree
+    features_from: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Ask the target to write `max_tokens` tokens alone, one a pass; every token comes as a Verdict with this seq."""
+
+    seq: int
+    base_len: int
+    context: tuple[int, ...]
+    root: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End the Decode `seq`; it is answered by a last Verdict with Finish.CANCELLED unless it had ended already."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The client is done: the server forgets the session at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Answer to a Draft: accepted nodes in order, then the bonus token (None only when `path` ends with EOS, or when
+    a Decode was cancelled). Times are the server's: waiting for the model, and the target's forward pass."""
+
+    seq: int
+    path: tuple[int, ...]
+    bonus: int | None
+    finish: Finish = Finish.NOT_YET
+    queue_us: int = 0
+    verify_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """Feature rows of positions first, first + 1, ...; `last` ends the rows that belong to `seq`."""
+
+    seq: int
+    first: int
+    rows: NDArray[np.float32]  # [n, width]
+    last: bool
+
+
+ClientFrame = Open | Draft | Decode | Cancel | Ping | Close
+ServerFrame = Opened | Verdict | Features | Pong
+
+
+def _bad(message: str) -> Violation:
+    return Violation(Reason.BAD_SAMPLING, message)

@@ -1,0 +1,234 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FeatureCodec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FEATURE_CODEC_UNSPECIFIED: _ClassVar[FeatureCodec]
+    FEATURE_CODEC_INT8: _ClassVar[FeatureCodec]
+    FEATURE_CODEC_FLOAT32: _ClassVar[FeatureCodec]
+
+class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_NOT_YET: _ClassVar[Finish]
+    FINISH_EOS: _ClassVar[Finish]
+    FINISH_CONTEXT_FULL: _ClassVar[Finish]
+    FINISH_LIMIT: _ClassVar[Finish]
+    FINISH_CANCELLED: _ClassVar[Finish]
+FEATURE_CODEC_UNSPECIFIED: FeatureCodec
+FEATURE_CODEC_INT8: FeatureCodec
+FEATURE_CODEC_FLOAT32: FeatureCodec
+FINISH_NOT_YET: Finish
+FINISH_EOS: Finish
+FINISH_CONTEXT_FULL: Finish
+FINISH_LIMIT: Finish
+FINISH_CANCELLED: Finish
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Description(_message.Message):
+    __slots__ = ("protocol_version", "server_version", "target_name", "target_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_context", "max_nodes", "eos_token_ids", "taps")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TARGET_NAME_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TAPS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    server_version: str
+    target_name: str
+    target_fingerprint: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    max_context: int
+    max_nodes: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    taps: _containers.RepeatedCompositeFieldContainer[Tap]
+    def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., target_name: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., taps: _Optional[_Iterable[_Union[Tap, _Mapping]]] = ...) -> None: ...
+
+class Tap(_message.Message):
+    __slots__ = ("fingerprint", "family", "width")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: str
+    family: str
+    width: int
+    def __init__(self, fingerprint: _Optional[str] = ..., family: _Optional[str] = ..., width: _Optional[int] = ...) -> None: ...
+
+class ClientFrame(_message.Message):
+    __slots__ = ("open", "draft", "decode", "cancel", "ping", "close")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    draft: Draft
+    decode: Decode
+    cancel: Cancel
+    ping: Ping
+    close: Close
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+
+class ServerFrame(_message.Message):
+    __slots__ = ("opened", "verdict", "features", "pong")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
+    opened: Opened
+    verdict: Verdict
+    features: Features
+    pong: Pong
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("protocol_version", "target_fingerprint", "tokenizer_fingerprint", "tap", "codec", "sampling", "session_id", "committed_len")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TAP_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    target_fingerprint: str
+    tokenizer_fingerprint: str
+    tap: str
+    codec: FeatureCodec
+    sampling: Sampling
+    session_id: str
+    committed_len: int
+    def __init__(self, protocol_version: _Optional[int] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., tap: _Optional[str] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., session_id: _Optional[str] = ..., committed_len: _Optional[int] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "seed")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Opened(_message.Message):
+    __slots__ = ("session_id", "resumed", "kept_len", "kept_hash", "max_context", "max_nodes", "eos_token_ids")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    KEPT_HASH_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    resumed: bool
+    kept_len: int
+    kept_hash: bytes
+    max_context: int
+    max_nodes: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., resumed: _Optional[bool] = ..., kept_len: _Optional[int] = ..., kept_hash: _Optional[bytes] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Draft(_message.Message):
+    __slots__ = ("seq", "base_len", "context", "root", "tokens", "parents", "features_from")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    BASE_LEN_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FROM_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    base_len: int
+    context: bytes
+    root: int
+    tokens: bytes
+    parents: bytes
+    features_from: int
+    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., tokens: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., features_from: _Optional[int] = ...) -> None: ...
+
+class Decode(_message.Message):
+    __slots__ = ("seq", "base_len", "context", "root", "max_tokens")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    BASE_LEN_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    base_len: int
+    context: bytes
+    root: int
+    max_tokens: int
+    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("seq",)
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    def __init__(self, seq: _Optional[int] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: int
+    def __init__(self, nonce: _Optional[int] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: int
+    def __init__(self, nonce: _Optional[int] = ...) -> None: ...
+
+class Close(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("seq", "path", "bonus", "finish", "queue_us", "verify_us")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    BONUS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_US_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    path: bytes
+    bonus: int
+    finish: Finish
+    queue_us: int
+    verify_us: int
+    def __init__(self, seq: _Optional[int] = ..., path: _Optional[bytes] = ..., bonus: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ...) -> None: ...
+
+class Features(_message.Message):
+    __slots__ = ("seq", "first", "num_rows", "width", "codec", "payload", "last")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    first: int
+    num_rows: int
+    width: int
+    codec: FeatureCodec
+    payload: bytes
+    last: bool
+    def __init__(self, seq: _Optional[int] = ..., first: _Optional[int] = ..., num_rows: _Optional[int] = ..., width: _Optional[int] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ..., payload: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,278 @@
+"""Frames to protobuf and back: the only place that knows both. Every field from the other side is checked here, except
+what only a session can know (vocabulary, context, sequence)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import assert_never
+
+from outrider_proto import frames as f
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto.errors import Reason, Violation
+from outrider_proto.features import decode_rows, encode_rows, rows_per_frame
+from outrider_proto.packing import pack_parents, pack_tokens, unpack_parents, unpack_tokens
+from outrider_proto.tree import DraftTree
+
+MAX_FRAME_BYTES = 1024 * 1024
+_MAX_ID_LENGTH = 256
+_CODEC_TO_PB: dict[f.Codec, pb.FeatureCodec] = {
+    "int8": pb.FEATURE_CODEC_INT8,
+    "float32": pb.FEATURE_CODEC_FLOAT32,
+}
+_CODEC_FROM_PB: dict[int, f.Codec] = {number: codec for codec, number in _CODEC_TO_PB.items()}
+_FINISH_FROM_PB: dict[int, f.Finish] = {finish.value: finish for finish in f.Finish}
+
+
+def client_frame_to_proto(frame: f.ClientFrame) -> pb.ClientFrame:
+    """Raises Violation for token ids that do not fit the wire."""
+    match frame:
+        case f.Open():
+            return pb.ClientFrame(open=_open_to_proto(frame))
+        case f.Draft():
+            return pb.ClientFrame(draft=_draft_to_proto(frame))
+        case f.Decode():
+            return pb.ClientFrame(decode=_decode_to_proto(frame))
+        case f.Cancel():
+            return pb.ClientFrame(cancel=pb.Cancel(seq=frame.seq))
+        case f.Ping():
+            return pb.ClientFrame(ping=pb.Ping(nonce=frame.nonce))
+        case f.Close():
+            return pb.ClientFrame(close=pb.Close())
+        case _:
+            assert_never(frame)
+
+
+def client_frame_from_proto(message: pb.ClientFrame) -> f.ClientFrame:
+    """Raises Violation for anything that is not a well-formed frame."""
+    match message.WhichOneof("frame"):
+        case "open":
+            return _open_from_proto(message.open)
+        case "draft":
+            return _draft_from_proto(message.draft)
+        case "decode":
+            return _decode_from_proto(message.decode)
+        case "cancel":
+            return f.Cancel(message.cancel.seq)
+        case "ping":
+            return f.Ping(message.ping.nonce)
+        case "close":
+            return f.Close()
+        case _:
+            raise _malformed("an empty frame, or one of a newer protocol version")
+
+
+def server_frame_to_proto(frame: f.ServerFrame, codec: f.Codec) -> Iterator[pb.ServerFrame]:
+    """One message, or several for features, so that none exceeds MAX_FRAME_BYTES."""
+    match frame:
+        case f.Opened():
+            yield pb.ServerFrame(opened=_opened_to_proto(frame))
+        case f.Verdict():
+            yield pb.ServerFrame(verdict=_verdict_to_proto(frame))
+        case f.Features():
+            for message in _features_to_proto(frame, codec):
+                yield pb.ServerFrame(features=message)
+        case f.Pong():
+            yield pb.ServerFrame(pong=pb.Pong(nonce=frame.nonce))
+        case _:
+            assert_never(frame)
+
+
+def server_frame_from_proto(message: pb.ServerFrame) -> f.ServerFrame:
+    """Raises Violation for anything that is not a well-formed frame."""
+    match message.WhichOneof("frame"):
+        case "opened":
+            return _opened_from_proto(message.opened)
+        case "verdict":
+            return _verdict_from_proto(message.verdict)
+        case "features":
+            return _features_from_proto(message.features)
+        case "pong":
+            return f.Pong(message.pong.nonce)
+        case _:
+            raise _malformed("an empty frame, or one of a newer protocol version")
+
+
+def description_to_proto(description: f.ServerDescription) -> pb.Description:
+    taps = [pb.Tap(fingerprint=t.fingerprint, family=t.family, width=t.width) for t in description.taps]
+    return pb.Description(
+        protocol_version=description.protocol_version,
+        server_version=description.server_version,
+        target_name=description.target_name,
+        target_fingerprint=description.target_fingerprint,
+        tokenizer_fingerprint=description.tokenizer_fingerprint,
+        vocab_size=description.vocab_size,
+        max_context=description.max_context,
+        max_nodes=description.max_nodes,
+        eos_token_ids=description.eos_token_ids,
+        taps=taps,
+    )
+
+
+def description_from_proto(message: pb.Description) -> f.ServerDescription:
+    return f.ServerDescription(
+        protocol_version=message.protocol_version,
+        server_version=message.server_version,
+        target_name=message.target_name,
+        target_fingerprint=message.target_fingerprint,
+        tokenizer_fingerprint=message.tokenizer_fingerprint,
+        vocab_size=message.vocab_size,
+        max_context=message.max_context,
+        max_nodes=message.max_nodes,
+        eos_token_ids=tuple(message.eos_token_ids),
+        taps=tuple(f.TapInfo(t.fingerprint, t.family, t.width) for t in message.taps),
+    )
+
+
+def _open_to_proto(frame: f.Open) -> pb.Open:
+    sampling = pb.Sampling(
+        temperature=frame.sampling.temperature,
+        top_k=frame.sampling.top_k,
+        top_p=frame.sampling.top_p,
+        seed=frame.sampling.seed,
+    )
+    return pb.Open(
+        protocol_version=frame.protocol_version,
+        target_fingerprint=frame.target_fingerprint,
+        tokenizer_fingerprint=frame.tokenizer_fingerprint,
+        tap=frame.tap,
+        codec=_CODEC_TO_PB[frame.codec],
+        sampling=sampling,
+        session_id=frame.session_id,
+        committed_len=frame.committed_len,
+    )
+
+
+def _open_from_proto(message: pb.Open) -> f.Open:
+    for name in ("target_fingerprint", "tokenizer_fingerprint", "tap", "session_id"):
+        if len(getattr(message, name)) > _MAX_ID_LENGTH:
+            raise _malformed(f"{name} is longer than {_MAX_ID_LENGTH} characters")
+    return f.Open(
+        protocol_version=message.protocol_version,
+        target_fingerprint=message.target_fingerprint,
+        tokenizer_fingerprint=message.tokenizer_fingerprint,
+        tap=message.tap,
+        codec=_codec(message.codec),
+        sampling=_sampling_from_proto(message.sampling) if message.HasField("sampling") else f.Sampling(),
+        session_id=message.session_id,
+        committed_len=message.committed_len,
+    )
+
+
+def _sampling_from_proto(message: pb.Sampling) -> f.Sampling:
+    return f.Sampling(message.temperature, message.top_k, message.top_p, message.seed)
+
+
+def _draft_to_proto(frame: f.Draft) -> pb.Draft:
+    return pb.Draft(
+        seq=frame.seq,
+        base_len=frame.base_len,
+        context=pack_tokens(frame.context),
+        root=frame.root,
+        tokens=pack_tokens(frame.tree.tokens),
+        parents=pack_parents(frame.tree.parents),
+        features_from=frame.features_from,
+    )
+
+
+def _draft_from_proto(message: pb.Draft) -> f.Draft:
+    return f.Draft(
+        seq=message.seq,
+        base_len=message.base_len,
+        context=unpack_tokens(message.context),
+        root=message.root,
+        tree=DraftTree(unpack_tokens(message.tokens), unpack_parents(message.parents)),
+        features_from=message.features_from,
+    )
+
+
+def _decode_to_proto(frame: f.Decode) -> pb.Decode:
+    context = pack_tokens(frame.context)
+    return pb.Decode(
+        seq=frame.seq, base_len=frame.base_len, context=context, root=frame.root, max_tokens=frame.max_tokens
+    )
+
+
+def _decode_from_proto(message: pb.Decode) -> f.Decode:
+    if message.max_tokens < 1:
+        raise _malformed("max_tokens=0: need at least 1")
+    context = unpack_tokens(message.context)
+    return f.Decode(message.seq, message.base_len, context, message.root, message.max_tokens)
+
+
+def _opened_to_proto(frame: f.Opened) -> pb.Opened:
+    return pb.Opened(
+        session_id=frame.session_id,
+        resumed=frame.resumed,
+        kept_len=frame.kept_len,
+        kept_hash=frame.kept_hash,
+        max_context=frame.max_context,
+        max_nodes=frame.max_nodes,
+        eos_token_ids=frame.eos_token_ids,
+    )
+
+
+def _opened_from_proto(message: pb.Opened) -> f.Opened:
+    return f.Opened(
+        session_id=message.session_id,
+        resumed=message.resumed,
+        kept_len=message.kept_len,
+        kept_hash=message.kept_hash,
+        max_context=message.max_context,
+        max_nodes=message.max_nodes,
+        eos_token_ids=tuple(message.eos_token_ids),
+    )
+
+
+def _verdict_to_proto(frame: f.Verdict) -> pb.Verdict:
+    return pb.Verdict(
+        seq=frame.seq,
+        path=bytes(frame.path),
+        bonus=frame.bonus,
+        finish=pb.Finish.ValueType(frame.finish.value),
+        queue_us=frame.queue_us,
+        verify_us=frame.verify_us,
+    )
+
+
+def _verdict_from_proto(message: pb.Verdict) -> f.Verdict:
+    if message.finish not in _FINISH_FROM_PB:
+        raise _malformed(f"finish={message.finish}: unknown")
+    return f.Verdict(
+        seq=message.seq,
+        path=tuple(message.path),
+        bonus=message.bonus if message.HasField("bonus") else None,
+        finish=_FINISH_FROM_PB[message.finish],
+        queue_us=message.queue_us,
+        verify_us=message.verify_us,
+    )
+
+
+def _features_to_proto(frame: f.Features, codec: f.Codec) -> Iterator[pb.Features]:
+    total, width = frame.rows.shape
+    step = rows_per_frame(codec, width)
+    for start in range(0, total, step):
+        rows = frame.rows[start : start + step]
+        yield pb.Features(
+            seq=frame.seq,
+            first=frame.first + start,
+            num_rows=len(rows),
+            width=width,
+            codec=_CODEC_TO_PB[codec],
+            payload=encode_rows(rows, codec),
+            last=frame.last and start + step >= total,
+        )
+
+
+def _features_from_proto(message: pb.Features) -> f.Features:
+    rows = decode_rows(message.payload, _codec(message.codec), message.num_rows, message.width)
+    return f.Features(message.seq, message.first, rows, message.last)
+
+
+def _codec(number: int) -> f.Codec:
+    if number not in _CODEC_FROM_PB:
+        raise _malformed(f"codec={number}: need one of {sorted(_CODEC_FROM_PB)}")
+    return _CODEC_FROM_PB[number]
+
+
+def _malformed(message: str) -> Violation:
+    return Violation(Reason.MALFORMED_FRAME, message)
