@@ -80,7 +80,7 @@ def _quantise(rows: NDArray[np.float32]) -> bytes:
     scales = np.minimum(np.abs(rows).max(axis=1) / 127.0, largest_scale).astype("<f2")
     divisors = np.where(scales > 0, scales.astype(np.float32), 1.0)[:, None]
     values = np.clip(np.rint(rows / divisors), -127, 127).astype(np.int8)
-    return scales.tobytes() + values.tobytes()
+    return b"".join((scales.tobytes(), values.tobytes()))
 
 
 def _dequantise(raw: bytes, num_rows: int, width: int) -> NDArray[np.float32]:

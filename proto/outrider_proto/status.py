@@ -6,10 +6,10 @@ import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
-from grpc_status.rpc_status import GRPC_DETAILS_METADATA_KEY
 
 from outrider_proto.errors import DOMAIN, LinkError, OutriderError, Reason, Refusal, UsageError
 
+DETAILS_KEY = "grpc-status-details-bin"  # where gRPC's richer error model puts google.rpc.Status
 _LINK_CODES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 # What the transport itself says, without our detail.
 _TRANSPORT_REASONS = {
@@ -24,7 +24,7 @@ def refusal_status(refusal: Refusal) -> tuple[grpc.StatusCode, str, tuple[tuple[
     detail = AnyMessage()
     detail.Pack(ErrorInfo(reason=refusal.reason.name, domain=DOMAIN))
     status = Status(code=code.value[0], message=refusal.message, details=[detail])
-    return code, refusal.message, ((GRPC_DETAILS_METADATA_KEY, status.SerializeToString()),)
+    return code, refusal.message, ((DETAILS_KEY, status.SerializeToString()),)
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> OutriderError:
@@ -42,7 +42,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> OutriderError:
 
 def _reason(error: grpc.aio.AioRpcError) -> Reason | None:
     for key, value in error.trailing_metadata() or ():
-        if key == GRPC_DETAILS_METADATA_KEY:
+        if key == DETAILS_KEY and isinstance(value, bytes):
             return _reason_in_details(value)
     return None
 

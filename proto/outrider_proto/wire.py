@@ -20,7 +20,14 @@ _CODEC_TO_PB: dict[f.Codec, pb.FeatureCodec] = {
     "float32": pb.FEATURE_CODEC_FLOAT32,
 }
 _CODEC_FROM_PB: dict[int, f.Codec] = {number: codec for codec, number in _CODEC_TO_PB.items()}
-_FINISH_FROM_PB: dict[int, f.Finish] = {finish.value: finish for finish in f.Finish}
+_FINISH_TO_PB: dict[f.Finish, pb.Finish] = {
+    f.Finish.NOT_YET: pb.FINISH_NOT_YET,
+    f.Finish.EOS: pb.FINISH_EOS,
+    f.Finish.CONTEXT_FULL: pb.FINISH_CONTEXT_FULL,
+    f.Finish.LIMIT: pb.FINISH_LIMIT,
+    f.Finish.CANCELLED: pb.FINISH_CANCELLED,
+}
+_FINISH_FROM_PB: dict[int, f.Finish] = {number: finish for finish, number in _FINISH_TO_PB.items()}
 
 
 def client_frame_to_proto(frame: f.ClientFrame) -> pb.ClientFrame:
@@ -228,7 +235,7 @@ def _verdict_to_proto(frame: f.Verdict) -> pb.Verdict:
         seq=frame.seq,
         path=bytes(frame.path),
         bonus=frame.bonus,
-        finish=pb.Finish.ValueType(frame.finish.value),
+        finish=_FINISH_TO_PB[frame.finish],
         queue_us=frame.queue_us,
         verify_us=frame.verify_us,
     )

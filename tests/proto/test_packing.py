@@ -1,0 +1,38 @@
+"""Tokens, parents and hashes as bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider_proto.errors import Violation
+from outrider_proto.packing import MAX_TOKEN, pack_parents, pack_tokens, prefix_hash, unpack_parents, unpack_tokens
+
+tokens = st.lists(st.integers(0, MAX_TOKEN), max_size=300)
+
+
+@given(tokens)
+def test_tokens_round_trip_at_three_bytes_each(ids):
+    data = pack_tokens(ids)
+    assert len(data) == 3 * len(ids)
+    assert unpack_tokens(data) == tuple(ids)
+
+
+@pytest.mark.parametrize("bad", [-1, MAX_TOKEN + 1])
+def test_tokens_that_do_not_fit(bad):
+    with pytest.raises(Violation, match="token id"):
+        pack_tokens([1, bad])
+
+
+def test_torn_tokens():
+    with pytest.raises(Violation, match="7 bytes of tokens"):
+        unpack_tokens(bytes(7))
+
+
+@given(st.lists(st.integers(-1, 253), max_size=255))
+def test_parents_round_trip_at_one_byte_each(parents):
+    assert unpack_parents(pack_parents(parents)) == tuple(parents)
+
+
+@given(tokens, tokens)
+def test_hash_tells_prefixes_apart(a, b):
+    assert (prefix_hash(a) == prefix_hash(b)) == (a == b)

@@ -1,0 +1,31 @@
+"""Every refusal crosses gRPC as itself."""
+
+import grpc
+import pytest
+from grpc.aio import AioRpcError, Metadata
+
+from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
+from outrider_proto.status import error_from_rpc, refusal_status
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_reason_survives(reason):
+    code, text, trailing = refusal_status(Refusal(reason, "because"))
+    error = error_from_rpc(AioRpcError(code, Metadata(), Metadata(*trailing), text))
+    assert isinstance(error, Refusal)
+    assert (error.reason, error.message) == (reason, "because")
+    assert code.name == reason.status
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, LinkError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, LinkError),
+        (grpc.StatusCode.UNIMPLEMENTED, UsageError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, Refusal),
+        (grpc.StatusCode.UNKNOWN, Refusal),
+    ],
+)
+def test_what_the_transport_says_itself(code, kind):
+    assert isinstance(error_from_rpc(AioRpcError(code, Metadata(), Metadata(), "text")), kind)

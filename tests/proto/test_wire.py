@@ -1,0 +1,105 @@
+"""Frames to protobuf and back, and what is refused on the way in."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider_proto import frames as f
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto import wire
+from outrider_proto.errors import Reason, Violation
+from outrider_proto.tree import DraftTree
+
+u32 = st.integers(0, 2**32 - 1)
+ids = st.lists(st.integers(0, 2**24 - 1), max_size=20).map(tuple)
+samplings = st.builds(f.Sampling, st.floats(0, 100), st.integers(0, 99), st.floats(0.01, 1), st.integers(0, 2**63 - 1))
+trees = st.integers(0, 30).map(lambda n: DraftTree.chain(range(n)))
+client_frames = st.one_of(
+    st.builds(
+        f.Open, u32, st.text("ab", max_size=9), st.just("none"), st.just("t"), st.sampled_from(f.CODECS), samplings
+    ),
+    st.builds(f.Draft, u32, u32, ids, u32, trees, u32),
+    st.builds(f.Decode, u32, u32, ids, u32, st.integers(1, 2**32 - 1)),
+    st.builds(f.Cancel, u32),
+    st.builds(f.Ping, st.integers(0, 2**64 - 1)),
+    st.just(f.Close()),
+)
+server_frames = st.one_of(
+    st.builds(f.Opened, st.just("s"), st.booleans(), u32, st.binary(min_size=8, max_size=8), u32, u32, ids),
+    st.builds(f.Verdict, u32, st.binary(max_size=9).map(tuple), st.none() | u32, st.sampled_from(f.Finish), u32, u32),
+    st.builds(f.Pong, st.integers(0, 2**64 - 1)),
+)
+
+
+@given(client_frames)
+def test_client_frames_round_trip(frame):
+    data = wire.client_frame_to_proto(frame).SerializeToString()
+    assert wire.client_frame_from_proto(pb.ClientFrame.FromString(data)) == frame
+
+
+@given(server_frames)
+def test_server_frames_round_trip(frame):
+    (message,) = wire.server_frame_to_proto(frame, "int8")
+    assert wire.server_frame_from_proto(pb.ServerFrame.FromString(message.SerializeToString())) == frame
+
+
+def test_long_features_travel_in_frames_below_the_limit():
+    rows = np.random.default_rng(0).standard_normal((700, 2048)).astype(np.float32)
+    messages = list(wire.server_frame_to_proto(f.Features(7, 11, rows, last=True), "float32"))
+    assert len(messages) > 1
+    assert all(m.ByteSize() < wire.MAX_FRAME_BYTES for m in messages)
+    back = [wire.server_frame_from_proto(m) for m in messages]
+    assert np.array_equal(np.concatenate([b.rows for b in back]), rows)
+    assert [b.last for b in back] == [False] * (len(back) - 1) + [True]
+    assert [b.first for b in back] == [11 + sum(len(p.rows) for p in back[:i]) for i in range(len(back))]
+
+
+def test_description_round_trips():
+    description = f.ServerDescription(1, "0.1.0", "t", "ab", "cd", 2048, 1024, 64, (1, 2), (f.TapInfo("x", "moa", 96),))
+    assert wire.description_from_proto(wire.description_to_proto(description)) == description
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (pb.ClientFrame(), Reason.MALFORMED_FRAME),
+        (pb.ClientFrame(open=pb.Open(protocol_version=1)), Reason.MALFORMED_FRAME),  # no codec
+        (pb.ClientFrame(open=pb.Open(codec=pb.FEATURE_CODEC_INT8, tap="x" * 999)), Reason.MALFORMED_FRAME),
+        (
+            pb.ClientFrame(open=pb.Open(codec=pb.FEATURE_CODEC_INT8, sampling=pb.Sampling(temperature=-1, top_p=1))),
+            Reason.BAD_SAMPLING,
+        ),
+        (
+            pb.ClientFrame(
+                open=pb.Open(codec=pb.FEATURE_CODEC_INT8, sampling=pb.Sampling(temperature=float("nan"), top_p=1))
+            ),
+            Reason.BAD_SAMPLING,
+        ),
+        (pb.ClientFrame(draft=pb.Draft(context=b"12")), Reason.MALFORMED_FRAME),
+        (pb.ClientFrame(draft=pb.Draft(tokens=b"123", parents=b"\x05")), Reason.MALFORMED_TREE),
+        (pb.ClientFrame(draft=pb.Draft(tokens=b"123", parents=b"")), Reason.MALFORMED_TREE),
+        (pb.ClientFrame(draft=pb.Draft(tokens=bytes(900), parents=bytes(300))), Reason.TREE_TOO_LARGE),
+        (pb.ClientFrame(decode=pb.Decode()), Reason.MALFORMED_FRAME),
+    ],
+)
+def test_malformed_client_frames(message, reason):
+    with pytest.raises(Violation) as caught:
+        wire.client_frame_from_proto(message)
+    assert caught.value.reason is reason
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_make_a_frame_or_are_refused(data):
+    for message_type, convert in (
+        (pb.ClientFrame, wire.client_frame_from_proto),
+        (pb.ServerFrame, wire.server_frame_from_proto),
+    ):
+        try:
+            frame = convert(message_type.FromString(data))
+        except (DecodeError, Violation):
+            continue
+        assert dataclasses.is_dataclass(frame)
