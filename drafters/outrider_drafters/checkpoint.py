@@ -1,0 +1,126 @@
+"""Model directories: raw config.json and single tensors, from safetensors (one file or shards) or a .bin.
+
+Nothing is loaded before it is asked for, and every fault of a file is a UsageError that names it.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outrider_proto.errors import UsageError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLED = "pytorch_model.bin"
+
+Config = Mapping[str, Any]  # raw JSON: the values' types are checked where they are used
+
+
+def read_json(path: Path) -> Config:
+    """The object in a JSON file."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: need a JSON object")
+    return value
+
+
+def read_config(directory: Path) -> Config:
+    """config.json of a model directory; a multimodal one answers with its text part."""
+    if not (directory / "config.json").is_file():
+        raise UsageError(f"{directory}: not a model directory, it has no config.json")
+    config = read_json(directory / "config.json")
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def write_model(directory: Path, config: Config, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Save config.json and model.safetensors, the tensors as `dtype`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
+    save_file(stored, directory / SINGLE, metadata={"format": "pt"})
+
+
+class Checkpoint:
+    """The tensors of one directory, by name."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._loaded: dict[str, Tensor] = {}
+        self._files = self._find()
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Sizes of a tensor, without reading it."""
+        if name in self._loaded:
+            return tuple(self._loaded[name].shape)
+        with _opened(self._files[name]) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    def read(self, name: str) -> Tensor:
+        """A tensor as stored."""
+        if name in self._loaded:
+            return self._loaded[name]
+        with _opened(self._files[name]) as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+    def _find(self) -> dict[str, Path]:
+        single, index, pickled = (self.directory / name for name in (SINGLE, INDEX, PICKLED))
+        if single.is_file():
+            return _names_in(single)
+        if index.is_file():
+            return self._shards(index)
+        if pickled.is_file():
+            self._loaded = _unpickle(pickled)
+            return dict.fromkeys(self._loaded, pickled)
+        raise UsageError(f"{self.directory}: has neither {SINGLE} nor {INDEX} nor {PICKLED}")
+
+    def _shards(self, index: Path) -> dict[str, Path]:
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise UsageError(f"{index}: has no weight_map")
+        held: dict[str, Path] = {}
+        for shard in sorted(set(weight_map.values())):
+            held |= _names_in(self.directory / shard)
+        for name, shard in weight_map.items():
+            if name not in held:
+                raise UsageError(f"{index}: places {name} in {shard}, which does not hold it")
+        return held
+
+
+def _names_in(path: Path) -> dict[str, Path]:
+    with _opened(path) as file:
+        return dict.fromkeys(file.keys(), path)
+
+
+def _opened(path: Path) -> Any:  # Any: safetensors ships no types for its handle
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise UsageError(f"{path}: not a readable safetensors file ({error})") from error
+
+
+def _unpickle(path: Path) -> dict[str, Tensor]:
+    try:
+        value = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise UsageError(f"{path}: not a plain file of tensors ({error})") from error
+    if not isinstance(value, dict) or not all(isinstance(item, Tensor) for item in value.values()):
+        raise UsageError(f"{path}: need a dict of tensors")
+    return value
