@@ -9,7 +9,7 @@ import struct
 from asyncio import StreamReader, StreamWriter
 from dataclasses import dataclass
 
-from outrider_netsim.clock import LinkClock
+from outrider_netsim.clock import HALF_TICK_S, LinkClock
 from outrider_netsim.shaping import Flow, Shaper
 
 READ_BYTES = 1 << 16
@@ -72,7 +72,7 @@ class Pipe:
     async def _deliver(self) -> None:
         while True:
             await self._clock.sleep_until(await self._next_arrival())
-            for data in self._flow.pop_ready(self._clock.now()):
+            for data in self._flow.pop_ready(self._clock.now() + HALF_TICK_S):
                 if not data:
                     self._end()
                     return

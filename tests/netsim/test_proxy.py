@@ -76,8 +76,8 @@ async def test_a_round_trip_takes_the_links_time():
         first = time.monotonic()
         writer.write(b"ping")
         assert await reader.readexactly(4) == b"ping"
-        assert first - started_at >= 0.080  # handshake and message
-        assert time.monotonic() - first >= 0.040
+        assert first - started_at >= 0.078  # handshake and message, less half a tick each way
+        assert time.monotonic() - first >= 0.039
 
 
 async def test_a_cut_link_is_silent_and_loses_nothing():
@@ -141,7 +141,7 @@ async def test_a_profile_set_midway_holds_from_then_on():
         started_at = time.monotonic()
         writer.write(b"x")
         await reader.readexactly(1)
-        assert 0.010 <= time.monotonic() - started_at < 0.055
+        assert 0.009 <= time.monotonic() - started_at < 0.055
 
 
 async def test_a_sender_is_held_back_when_the_link_is_cut():
