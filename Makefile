@@ -1,0 +1,46 @@
+# One command per chore; each makes the environment first. CI runs `lint` and `test`.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+PROTO := outrider_proto/verifier.proto
+STUBS := $(addprefix proto/outrider_proto/,verifier_pb2.py verifier_pb2.pyi verifier_pb2_grpc.py)
+protoc = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) proto/$(PROTO)
+
+.PHONY: demo test lint proto bench clean
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/mypy examples/*.py
+	$(BIN)/lint-imports
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && $(call protoc,"$$fresh") && \
+	for stub in $(STUBS); do \
+	    diff -u "$$stub" "$$fresh/outrider_proto/$${stub##*/}" || { echo "$$stub is stale: run make proto"; exit 1; }; \
+	done && echo "stubs: up to date"
+
+proto: $(READY)
+	$(call protoc,proto)
+
+bench: $(READY)
+	$(BIN)/outrider-bench eval
+
+# Leaves .venv (delete it by hand) and runs/, which holds checkpoints of trainings.
+clean:
+	rm -rf out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find proto netsim drafters models server client bench tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first and alone: a package index that prefers its CPU build then does so.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) torch==2.13.0
+	$(PIP) -e ".[dev]"
+	touch $@

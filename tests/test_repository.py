@@ -1,0 +1,81 @@
+"""What holds for the repository as a whole: extras, typing, names, versions, the README's length."""
+
+import re
+import tomllib
+from importlib import import_module
+from importlib.metadata import metadata, version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("proto", "netsim", "drafters", "models", "server", "client", "bench")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_room_is_a_typed_package_that_ships(room):
+    package = f"{room}/outrider_{room}"
+    assert (ROOT / package / "py.typed").is_file()
+    assert package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert Path(import_module(f"outrider_{room}").__file__).parent == ROOT / package
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_room_has_an_extra_or_needs_no_more_than_the_base(room):
+    assert room in EXTRAS or room == "proto"
+
+
+def test_an_edge_device_installs_nothing_of_the_server():
+    names = {re.split(r"[\[<>=]", requirement)[0] for requirement in EXTRAS["client"]}
+    assert "outrider[server]" not in EXTRAS["client"]
+    assert not names & {"grpcio-health-checking", "grpcio-reflection", "pyroute2", "ray"}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_bare_folder_names_are_banned(room):
+    banned = PROJECT["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
+    assert banned[room]["msg"] == f"import outrider_{room}"
+
+
+def test_no_file_imports_a_folder():
+    bare = re.compile(rf"^\s*(?:from|import) ({'|'.join(ROOMS)})\b", re.MULTILINE)
+    sources = [path for top in (*ROOMS, "tests", "examples") for path in (ROOT / top).rglob("*.py")]
+    assert not [str(path) for path in sources if bare.search(path.read_text())]
+
+
+def test_the_installed_version_is_that_of_the_sources():
+    assert version("outrider") == PROJECT["project"]["version"]
+    assert metadata("outrider")["License-Expression"] == "Apache-2.0"
+
+
+@pytest.mark.parametrize("command", PROJECT["project"]["scripts"])
+def test_every_console_command_exists(command):
+    module, _, function = PROJECT["project"]["scripts"][command].partition(":")
+    assert callable(getattr(import_module(module), function))
+
+
+def test_every_direct_dependency_is_pinned():
+    pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    needed = {
+        re.split(r"[<>=]", requirement)[0]
+        for requirements in (PROJECT["project"]["dependencies"], *EXTRAS.values())
+        for requirement in requirements
+        if not requirement.startswith("outrider[")
+    }
+    assert needed <= pinned
+
+
+def test_the_readme_stays_short():
+    assert 0 < len((ROOT / "README.md").read_text().splitlines()) < 200
+
+
+def test_the_generated_stubs_need_no_more_than_the_floors_we_state():
+    requirements = PROJECT["project"]["dependencies"] + EXTRAS["server"] + EXTRAS["client"]
+    stubs = ROOT / "proto" / "outrider_proto"
+    protobuf = re.search(r"Protobuf Python Version: ([\d.]+)", (stubs / "verifier_pb2.py").read_text())[1]
+    grpcio = re.search(r"GRPC_GENERATED_VERSION = '([\d.]+)'", (stubs / "verifier_pb2_grpc.py").read_text())[1]
+    floors = {name: floor for name, _, floor in (requirement.partition(">=") for requirement in requirements)}
+    assert floors["protobuf"] == protobuf
+    assert floors["grpcio"] == grpcio
