@@ -1,17 +1,34 @@
 """Drafters: the taps that feed them, their networks and states, the trees they grow, the files they come from."""
 
-from outrider_drafters.eagle2 import Eagle2, Eagle2Sizes
+from outrider_drafters.drafter import Drafter, DraftState
+from outrider_drafters.eagle2 import Eagle2, Eagle2Drafter, Eagle2Sizes
 from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.frozen import FrozenTarget, TargetSizes, resolve_dir
-from outrider_drafters.moa import MoA, MoASizes, pack_kv
+from outrider_drafters.grow import grow_tree
+from outrider_drafters.load import load_drafter, load_tap
+from outrider_drafters.moa import MoA, MoADrafter, MoASizes, MoATap, pack_kv
+from outrider_drafters.shape import TreeShape
+from outrider_drafters.tap import Activations, LastHiddenTap, Tap
 
 __all__ = [
+    "Activations",
+    "DraftState",
+    "Drafter",
     "Eagle2",
+    "Eagle2Drafter",
     "Eagle2Sizes",
     "FrozenTarget",
+    "LastHiddenTap",
     "MoA",
+    "MoADrafter",
     "MoASizes",
+    "MoATap",
+    "Tap",
     "TargetSizes",
+    "TreeShape",
+    "grow_tree",
+    "load_drafter",
+    "load_tap",
     "pack_kv",
     "resolve_dir",
     "target_fingerprint",

@@ -1,4 +1,4 @@
-"""Model directories: raw config.json and single tensors, from safetensors (one file or shards) or a .bin.
+"""A model directory's tensors, one by one: safetensors (one file or shards) or a .bin.
 
 Nothing is loaded before it is asked for, and every fault of a file is a UsageError that names it.
 """
@@ -16,33 +16,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from outrider_drafters.config import Config, read_json
 from outrider_proto.errors import UsageError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
-
-Config = Mapping[str, Any]  # raw JSON: the values' types are checked where they are used
-
-
-def read_json(path: Path) -> Config:
-    """The object in a JSON file."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read as JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{path}: need a JSON object")
-    return value
-
-
-def read_config(directory: Path) -> Config:
-    """config.json of a model directory; a multimodal one answers with its text part."""
-    if not (directory / "config.json").is_file():
-        raise UsageError(f"{directory}: not a model directory, it has no config.json")
-    config = read_json(directory / "config.json")
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
 
 
 def write_model(directory: Path, config: Config, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -66,11 +45,20 @@ class Checkpoint:
         return frozenset(self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Sizes of a tensor, without reading it."""
+        """Sizes of a tensor, without reading it. Raises UsageError for one it does not hold."""
+        if name not in self._files:
+            raise UsageError(f"{self.directory}: lacks tensor {name}")
         if name in self._loaded:
             return tuple(self._loaded[name].shape)
         with _opened(self._files[name]) as file:
             return tuple(file.get_slice(name).get_shape())
+
+    def matrix(self, name: str) -> tuple[int, int]:
+        """Rows and columns of a tensor. Raises UsageError for one of other dimensions."""
+        shape = self.shape(name)
+        if len(shape) != 2:
+            raise UsageError(f"{self.directory}: tensor {name} has shape {list(shape)}: need a matrix")
+        return shape[0], shape[1]
 
     def read(self, name: str) -> Tensor:
         """A tensor as stored."""

@@ -7,15 +7,28 @@ logits of x_{t+2} = lm_head(out_t)       no final norm: out_t stands in for f_{t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider_drafters.checkpoint import write_model
-from outrider_drafters.frozen import TargetSizes
-from outrider_drafters.layers import BlockShape, LlamaBlock, causal_mask
+from outrider_drafters.checkpoint import Checkpoint, write_model
+from outrider_drafters.config import Config
+from outrider_drafters.frozen import FrozenTarget, TargetSizes
+from outrider_drafters.layers import WEIGHTS, BlockShape, LlamaBlock, causal_mask, stored_shape
+from outrider_drafters.record import Record
+from outrider_drafters.rows import KvCache, Rows
+from outrider_drafters.scratch import Scratch
+from outrider_drafters.tap import last_hidden_info
+
+FAMILY = "eagle2"
+BLOCK = "layers.0."
+EMBEDDING = "embed_tokens.weight"  # a copy of the target's, which a file may have or not
+PARTS = ("fc.", BLOCK)
+REQUIRED = frozenset({"fc.weight"} | {BLOCK + name for name in WEIGHTS if name != "input_layernorm.weight"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +104,135 @@ class Eagle2(nn.Module):
             "vocab_size": target.vocab,
         }
         write_model(directory, config, self.state_dict(), dtype)
+
+
+def sizes_of(checkpoint: Checkpoint, config: Config) -> Eagle2Sizes:
+    """Sizes from a file that holds all REQUIRED tensors; biases by presence, whatever the config says of them."""
+    block = stored_shape(checkpoint, BLOCK, config)
+    return Eagle2Sizes(
+        hidden=checkpoint.matrix("fc.weight")[0],
+        heads=block.heads,
+        kv_heads=block.kv_heads,
+        head_dim=block.head_dim,
+        mlp=block.mlp,
+        rope_theta=block.rope_theta,
+        eps=block.eps,
+        fc_bias="fc.bias" in checkpoint.names,
+        qkv_bias=block.qkv_bias,
+    )
+
+
+class Eagle2Drafter:
+    """Client half; the server half is tap.LastHiddenTap."""
+
+    family = FAMILY
+
+    def __init__(self, eagle: Eagle2, frozen: FrozenTarget, embed: Tensor | None = None) -> None:
+        self.eagle = eagle
+        self.frozen = frozen
+        self.embed = frozen.embed if embed is None else embed
+        self.tap = last_hidden_info(eagle.sizes.hidden)
+        self.vocab_size = frozen.sizes.vocab
+
+    def new_state(self) -> Eagle2State:
+        return Eagle2State(self)
+
+
+class Eagle2State:
+    """The block's cache over (token, feature) pairs. See drafter.DraftState.
+
+    Row t pairs token t + 1 with feature t. Rows beyond the features are temporary: their feature is the row before's
+    own output, and they are made anew once true features come. Without any feature at all, a row -1 pairs token 0 with
+    zeros and starts that recursion.
+    """
+
+    def __init__(self, drafter: Eagle2Drafter) -> None:
+        self._drafter = drafter
+        self._block = drafter.eagle.block
+        self._device, self._dtype = drafter.embed.device, drafter.embed.dtype
+        hidden, shape = drafter.eagle.sizes.hidden, self._block.shape
+        self._record = Record(drafter.tap.width)
+        self._features = Rows(width=hidden, dtype=self._dtype, device=self._device)
+        self._cache = KvCache(shape.kv_heads, shape.head_dim, self._dtype, self._device)
+        self._outputs = Rows(width=hidden, dtype=self._dtype, device=self._device)  # the root's, then scratch rows'
+        self._scratch = Scratch(self._device)
+        self._num_true = 0  # rows of the cache that are made of true features
+        self._num_standing = 0  # those and the temporary ones; scratch rows follow
+        self._next_token = 0  # the first that no row pairs yet
+        self._output: Tensor | None = None  # [1, E] of the last standing row; None when that row has to be made anew
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._record.tokens)
+
+    @property
+    def num_features(self) -> int:
+        return self._record.num_features
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self._record.append(tokens)
+
+    @torch.inference_mode()
+    def add_features(self, first: int, rows: Tensor) -> None:
+        self._features.append(self._record.take(first, rows).to(self._device, self._dtype))
+
+    def rollback(self, num_tokens: int) -> None:
+        self._record.rollback(num_tokens)
+        self._features.truncate(self._record.num_features)
+        self._num_true = min(self._num_true, self._record.usable)
+        self._output = None
+
+    @torch.inference_mode()
+    def root_logits(self) -> Tensor:
+        self._record.need_root()
+        output = self._output
+        if output is None or self._num_true != self._record.usable:
+            output = self._settle()
+        self._cache.truncate(self._num_standing)
+        while self._next_token < self.num_tokens:
+            output = self._standing_rows(self._next_token, output)
+        self._output = output
+        self._scratch.clear()
+        self._outputs.truncate(0)
+        self._outputs.append(output)
+        return self._logits(output)[0]
+
+    @torch.inference_mode()
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        depths, mask = self._scratch.add(parents, self._num_standing)
+        positions = depths + (self.num_tokens - 2)
+        outputs = self._rows(tokens, self._outputs.all[parents + 1], positions, slice(None), mask)
+        self._outputs.append(outputs)
+        return self._logits(outputs)
+
+    def _settle(self) -> Tensor:
+        """Make the rows that have true features and lack them in the cache; the output [1, E] of the last one."""
+        usable = self._record.usable
+        first = max(0, min(self._num_true, usable - 1))  # the last one at least: its output is needed
+        self._num_true = usable
+        self._num_standing, self._next_token = first, first + 1 if usable else 0
+        self._cache.truncate(first)
+        if usable == 0:
+            return self._features.all.new_zeros(1, self._drafter.tap.width)
+        return self._standing_rows(first + 1, self._features.all[first:usable])
+
+    def _standing_rows(self, first_token: int, features: Tensor) -> Tensor:
+        """Pair as many tokens as there are features [n, E]; the output [1, E] of the last one."""
+        self._next_token = first_token + len(features)
+        tokens = torch.tensor(self._record.tokens[first_token : self._next_token], device=self._device)
+        positions = torch.arange(first_token - 1, self._next_token - 1, device=self._device)
+        output = self._rows(tokens, features, positions, slice(-1, None), None)
+        self._num_standing = self._cache.length
+        return output
+
+    def _rows(self, tokens: Tensor, features: Tensor, positions: Tensor, queries: slice, mask: Tensor | None) -> Tensor:
+        """Put pairs [n] into the cache; outputs [m, E] of those `queries` picks, which see what mask [m, rows] says."""
+        block = self._block
+        z = self._drafter.eagle.fuse(F.embedding(tokens, self._drafter.embed), features).unsqueeze(0)
+        rope = block.rope(positions)
+        self._cache.append(*block.keys_values(z, rope))
+        output = block(z[:, queries], rope.of(queries), self._cache.keys, self._cache.values, mask)
+        return output[0]  # type: ignore[no-any-return]  # nn.Module
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        return F.linear(outputs, self._drafter.frozen.lm_head).float()

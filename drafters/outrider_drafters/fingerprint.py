@@ -13,7 +13,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from outrider_drafters.checkpoint import Checkpoint, read_config, read_json
+from outrider_drafters.checkpoint import Checkpoint
+from outrider_drafters.config import read_config, read_json
 from outrider_drafters.frozen import borrowed_names, resolve_dir, sizes_of
 
 DIGEST_BYTES = 16
@@ -27,7 +28,7 @@ def target_fingerprint(name_or_path: str | Path) -> str:
     config, checkpoint = read_config(directory), Checkpoint(directory)
     embed_name, head_name = borrowed_names(config, checkpoint)
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    digest.update(repr(astuple(sizes_of(config, checkpoint.shape(head_name)))).encode())
+    digest.update(repr(astuple(sizes_of(config, checkpoint.matrix(head_name)))).encode())
     for name in (embed_name, head_name):
         tensor = checkpoint.read(name)
         digest.update(_value_bytes(tensor[:: -(-len(tensor) // MAX_HASHED_ROWS)]))

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider_drafters.checkpoint import Checkpoint, Config, read_config, read_json
+from outrider_drafters.checkpoint import Checkpoint
+from outrider_drafters.config import Config, config_int, read_config, read_json, rms_norm_eps, rope_theta
 from outrider_proto.errors import UsageError
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -53,7 +54,8 @@ class FrozenTarget:
         embed_name, head_name = borrowed_names(config, checkpoint)
         embed = checkpoint.read(embed_name).to(dtype)
         lm_head = embed if head_name == embed_name else checkpoint.read(head_name).to(dtype)
-        return cls(embed, lm_head, sizes_of(config, tuple(lm_head.shape)), _eos_token_ids(directory, config))
+        sizes = sizes_of(config, checkpoint.matrix(head_name))
+        return cls(embed, lm_head, sizes, _eos_token_ids(directory, config))
 
 
 def resolve_dir(name_or_path: str | Path) -> Path:
@@ -76,22 +78,7 @@ def target_sizes(name_or_path: str | Path) -> TargetSizes:
     """Sizes alone, from config.json and the shape of lm_head."""
     directory = resolve_dir(name_or_path)
     config, checkpoint = read_config(directory), Checkpoint(directory)
-    return sizes_of(config, checkpoint.shape(borrowed_names(config, checkpoint)[1]))
-
-
-def rope_theta(config: Config) -> float:
-    """RoPE's base: `rope_theta` (transformers 4) or `rope_parameters.rope_theta` (5); missing means 10000."""
-    parameters = config.get("rope_parameters") or {}
-    return float(config.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
-
-
-def config_int(config: Config, key: str, default: int | None = None) -> int:
-    """A positive whole number from a config; a missing or null one takes the default. Raises UsageError."""
-    value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int) or value < 1:
-        raise UsageError(f"config.json: {key}={value}: need a whole number of at least 1")
-    return value
+    return sizes_of(config, checkpoint.matrix(borrowed_names(config, checkpoint)[1]))
 
 
 def borrowed_names(config: Config, checkpoint: Checkpoint) -> tuple[str, str]:
@@ -108,9 +95,10 @@ def borrowed_names(config: Config, checkpoint: Checkpoint) -> tuple[str, str]:
     return embed, embed
 
 
-def sizes_of(config: Config, head_shape: tuple[int, ...]) -> TargetSizes:
+def sizes_of(config: Config, head_shape: tuple[int, int]) -> TargetSizes:
+    """Sizes from config.json and the shape of lm_head. Raises UsageError."""
     hidden, heads = config_int(config, "hidden_size"), config_int(config, "num_attention_heads")
-    if len(head_shape) != 2 or head_shape[1] != hidden:
+    if head_shape[1] != hidden:
         raise UsageError(f"{LM_HEAD} has shape {list(head_shape)}: config.json says hidden_size={hidden}")
     return TargetSizes(
         hidden=hidden,
@@ -120,7 +108,7 @@ def sizes_of(config: Config, head_shape: tuple[int, ...]) -> TargetSizes:
         head_dim=config_int(config, "head_dim", hidden // heads),
         vocab=head_shape[0],
         rope_theta=rope_theta(config),
-        eps=float(config.get("rms_norm_eps", 1e-6)),
+        eps=rms_norm_eps(config),
         max_context=config_int(config, "max_position_embeddings", 2048),
         model_type=str(config.get("model_type", "")),
     )

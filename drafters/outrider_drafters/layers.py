@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from outrider_drafters.checkpoint import Checkpoint
+from outrider_drafters.config import Config, config_int, rms_norm_eps, unscaled_rope_theta
 from outrider_proto.errors import UsageError
 
 WEIGHTS = (
@@ -59,6 +61,10 @@ class Rope:
 
     cos: Tensor  # [n, head_dim / 2] float32
     sin: Tensor
+
+    def of(self, rows: slice) -> Rope:
+        """Those of some of the positions."""
+        return Rope(self.cos[rows], self.sin[rows])
 
     def turn(self, x: Tensor) -> Tensor:
         """Rotate x [..., n, head_dim], whose halves (not neighbours) form the pairs."""
@@ -146,6 +152,29 @@ class LlamaBlock(nn.Module):
     def self_attend(self, x: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
         """The block over x's own keys and values."""
         return self(x, rope, *self.keys_values(x, rope), mask)  # type: ignore[no-any-return]  # as above
+
+
+def stored_shape(checkpoint: Checkpoint, prefix: str, config: Config) -> BlockShape:
+    """Sizes of the block whose tensors' names start with `prefix`; heads, RoPE's base and eps are the config's.
+
+    Raises UsageError where rows do not divide into heads.
+    """
+    heads = config_int(config, "num_attention_heads")
+    q_rows, width = checkpoint.matrix(f"{prefix}self_attn.q_proj.weight")
+    k_rows, _ = checkpoint.matrix(f"{prefix}self_attn.k_proj.weight")
+    head_dim = q_rows // heads
+    if head_dim * heads != q_rows or head_dim == 0 or k_rows % head_dim:
+        raise UsageError(f"{prefix}self_attn: {q_rows} rows of q_proj and {k_rows} of k_proj do not make {heads} heads")
+    return BlockShape(
+        width=width,
+        heads=heads,
+        kv_heads=k_rows // head_dim,
+        head_dim=head_dim,
+        mlp=checkpoint.matrix(f"{prefix}mlp.gate_proj.weight")[0],
+        rope_theta=unscaled_rope_theta(config),
+        eps=rms_norm_eps(config),
+        qkv_bias=prefix + QKV_BIASES[0] in checkpoint.names,
+    )
 
 
 def causal_mask(length: int, device: torch.device) -> Tensor:

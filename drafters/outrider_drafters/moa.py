@@ -7,16 +7,30 @@ client         tokens -> embedding -> SA (causal) ---> CA -> lm_head (no final n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider_drafters.checkpoint import write_model
-from outrider_drafters.frozen import TargetSizes
-from outrider_drafters.layers import BlockShape, LlamaBlock, causal_mask
+from outrider_drafters.checkpoint import Checkpoint, write_model
+from outrider_drafters.config import Config
+from outrider_drafters.fingerprint import tensors_fingerprint
+from outrider_drafters.frozen import FrozenTarget, TargetSizes
+from outrider_drafters.layers import WEIGHTS, BlockShape, LlamaBlock, causal_mask, stored_shape
+from outrider_drafters.record import Record
+from outrider_drafters.rows import KvCache
+from outrider_drafters.scratch import Scratch
+from outrider_drafters.tap import Activations
 from outrider_proto.errors import UsageError
+from outrider_proto.frames import TapInfo
+
+FAMILY = "moa"
+BLOCKS = ("layer_self_attention.", "self_attention.", "cross_attention.")
+PARTS = (*BLOCKS, "Ekv2E.")
+REQUIRED = frozenset({"Ekv2E.weight", "Ekv2E.bias"} | {block + name for block in BLOCKS for name in WEIGHTS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +83,6 @@ class MoA(nn.Module):
         self.self_attention = LlamaBlock(sizes.sa)
         self.cross_attention = LlamaBlock(sizes.ca)
 
-    def layer_mean(self, packed_kv: Tensor) -> Tensor:
-        """Packed K/V [n, L, 2 E_kv] -> what goes over the wire [n, 2 E_kv]: LSA over the layers, then their mean.
-
-        Each token for itself, no mask, RoPE over the layer's number.
-        """
-        layers = torch.arange(packed_kv.shape[1], device=packed_kv.device)
-        attended: Tensor = self.layer_self_attention.self_attend(packed_kv, self.layer_self_attention.rope(layers))
-        return attended.mean(dim=1)
-
     def forward_train(self, embeds: Tensor, packed_kv: Tensor, sync: Tensor) -> Tensor:
         """Teacher-forced pass: hidden [B, T, E] in post-norm space, ready for lm_head; row p predicts token p + 1.
 
@@ -86,7 +91,7 @@ class MoA(nn.Module):
         """
         positions = torch.arange(embeds.shape[1], device=embeds.device)
         rope = self.self_attention.rope(positions)
-        rows = self.layer_mean(packed_kv.flatten(0, 1)).view(*packed_kv.shape[:2], -1)
+        rows = layer_mean(self.layer_self_attention, packed_kv.flatten(0, 1)).view(*packed_kv.shape[:2], -1)
         spoken = self.self_attention.self_attend(embeds, rope, causal_mask(len(positions), embeds.device))
         keys, values = self.cross_attention.keys_values(self.Ekv2E(rows), rope)
         visible = positions <= sync.unsqueeze(-1)
@@ -112,7 +117,144 @@ class MoA(nn.Module):
         write_model(directory, config, self.state_dict(), dtype)
 
 
+def sizes_of(checkpoint: Checkpoint, config: Config) -> MoASizes:
+    """Sizes from a file that holds all REQUIRED tensors. Raises UsageError."""
+    hidden, packed_kv = checkpoint.matrix("Ekv2E.weight")
+    lsa, sa, ca = (stored_shape(checkpoint, block, config) for block in BLOCKS)
+    return MoASizes(
+        hidden=hidden,
+        heads=sa.heads,
+        head_dim=sa.head_dim,
+        packed_kv=packed_kv,
+        lsa_kv_heads=lsa.kv_heads,
+        lsa_mlp=lsa.mlp,
+        sa_kv_heads=sa.kv_heads,
+        sa_mlp=sa.mlp,
+        ca_kv_heads=ca.kv_heads,
+        ca_mlp=ca.mlp,
+        rope_theta=sa.rope_theta,
+        eps=sa.eps,
+        qkv_bias=sa.qkv_bias,
+    )
+
+
 def pack_kv(keys: Tensor, values: Tensor) -> Tensor:
     """K (post-RoPE) and V [..., L, kv_heads, n, head_dim] -> [..., n, L, 2 E_kv], by head: k0 v0 k1 v1 ..."""
     both = torch.cat((keys, values), dim=-1)
     return both.movedim(-2, -4).flatten(-2)
+
+
+def layer_mean(lsa: LlamaBlock, packed_kv: Tensor) -> Tensor:
+    """Packed K/V [n, L, 2 E_kv] -> what goes over the wire [n, 2 E_kv]: LSA over the layers, then their mean.
+
+    Each token for itself, no mask, RoPE over the layer's number.
+    """
+    layers = torch.arange(packed_kv.shape[1], device=packed_kv.device)
+    return lsa.self_attend(packed_kv, lsa.rope(layers)).mean(dim=1)
+
+
+def tap_info(moa: MoA) -> TapInfo:
+    """The features of this drafter: named after the weights of its LSA."""
+    digest = tensors_fingerprint(moa.layer_self_attention.state_dict())
+    return TapInfo(fingerprint=f"moa:{digest}", family=FAMILY, width=moa.sizes.packed_kv)
+
+
+class MoATap:
+    """Server half: the target's K/V of all layers, mixed to one row a token."""
+
+    needs_kv = True
+    hidden_layers = ()
+
+    def __init__(self, moa: MoA, info: TapInfo | None = None) -> None:
+        self.info = tap_info(moa) if info is None else info
+        self._lsa = moa.layer_self_attention
+
+    @torch.inference_mode()
+    def rows(self, acts: Activations) -> Tensor:
+        weight = next(self._lsa.parameters())
+        packed_kv = pack_kv(acts.keys, acts.values).to(weight.device, weight.dtype)
+        return layer_mean(self._lsa, packed_kv).float()
+
+
+class MoADrafter:
+    """Client half: Ekv2E, SA and CA between the target's embedding and its lm_head."""
+
+    family = FAMILY
+
+    def __init__(self, moa: MoA, frozen: FrozenTarget, tap: TapInfo | None = None) -> None:
+        self.frozen = frozen
+        self.tap = tap_info(moa) if tap is None else tap
+        self.vocab_size = frozen.sizes.vocab
+        self.ekv2e, self.sa, self.ca = moa.Ekv2E, moa.self_attention, moa.cross_attention
+
+    def new_state(self) -> MoAState:
+        return MoAState(self)
+
+
+class MoAState:
+    """SA's cache over the tokens, CA's over the features. See drafter.DraftState."""
+
+    def __init__(self, drafter: MoADrafter) -> None:
+        self._drafter = drafter
+        self._device, dtype = drafter.frozen.embed.device, drafter.frozen.embed.dtype
+        self._record = Record(drafter.tap.width)
+        self._sa_cache = KvCache(drafter.sa.shape.kv_heads, drafter.sa.shape.head_dim, dtype, self._device)
+        self._ca_cache = KvCache(drafter.ca.shape.kv_heads, drafter.ca.shape.head_dim, dtype, self._device)
+        self._scratch = Scratch(self._device)
+        self._num_standing = 0  # rows of SA's cache that are tokens'; scratch rows follow
+        self._num_visible = 0  # rows of CA's cache that this drafting sees
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._record.tokens)
+
+    @property
+    def num_features(self) -> int:
+        return self._record.num_features
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self._record.append(tokens)
+
+    @torch.inference_mode()
+    def add_features(self, first: int, rows: Tensor) -> None:
+        start = self._record.num_features
+        rows = self._record.take(first, rows)
+        ca = self._drafter.ca
+        context = self._drafter.ekv2e(rows.to(self._device, self._drafter.frozen.embed.dtype))
+        self._ca_cache.append(*ca.keys_values(context.unsqueeze(0), ca.rope(self._positions(start, len(rows)))))
+
+    def rollback(self, num_tokens: int) -> None:
+        self._record.rollback(num_tokens)
+        self._num_standing = min(self._num_standing, num_tokens)
+        self._ca_cache.truncate(self._record.num_features)
+
+    @torch.inference_mode()
+    def root_logits(self) -> Tensor:
+        self._record.need_root()
+        self._scratch.clear()
+        first = min(self._num_standing, self.num_tokens - 1)  # the root at least: its query is needed
+        self._sa_cache.truncate(first)
+        tokens = torch.tensor(self._record.tokens[first:], device=self._device)
+        positions = self._positions(first, len(tokens))
+        self._num_standing, self._num_visible = self.num_tokens, self._record.usable
+        return self._logits(tokens, positions, queries=slice(-1, None), mask=None)[0]
+
+    @torch.inference_mode()
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        depths, mask = self._scratch.add(parents, self._num_standing)
+        return self._logits(tokens, depths + (self.num_tokens - 1), queries=slice(None), mask=mask)
+
+    def _logits(self, tokens: Tensor, positions: Tensor, queries: slice, mask: Tensor | None) -> Tensor:
+        """Put tokens [n] into SA's cache; logits [m, V] of `queries`, which see what mask [m, rows] says."""
+        sa, ca, frozen = self._drafter.sa, self._drafter.ca, self._drafter.frozen
+        embeds = F.embedding(tokens, frozen.embed).unsqueeze(0)
+        rope = sa.rope(positions)  # CA's too: head_dim and base are the same
+        self._sa_cache.append(*sa.keys_values(embeds, rope))
+        rope = rope.of(queries)
+        spoken = sa(embeds[:, queries], rope, self._sa_cache.keys, self._sa_cache.values, mask)
+        keys, values = self._ca_cache.keys, self._ca_cache.values
+        hidden = ca(spoken, rope, keys[:, :, : self._num_visible], values[:, :, : self._num_visible])
+        return F.linear(hidden[0], frozen.lm_head).float()
+
+    def _positions(self, first: int, count: int) -> Tensor:
+        return torch.arange(first, first + count, device=self._device)

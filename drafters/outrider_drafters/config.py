@@ -1,0 +1,61 @@
+"""Raw config.json: transformers would drop or rename keys of files it did not write, so it is read as it stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outrider_proto.errors import UsageError
+
+Config = Mapping[str, Any]  # raw JSON: a value's type is checked where it is used
+
+
+def read_json(path: Path) -> Config:
+    """The object in a JSON file. Raises UsageError."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: need a JSON object")
+    return value
+
+
+def read_config(directory: Path) -> Config:
+    """config.json of a model directory; a multimodal one answers with its text part. Raises UsageError."""
+    if not (directory / "config.json").is_file():
+        raise UsageError(f"{directory}: not a model directory, it has no config.json")
+    config = read_json(directory / "config.json")
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def config_int(config: Config, key: str, default: int | None = None) -> int:
+    """A positive whole number; a missing or null one takes the default. Raises UsageError."""
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int) or value < 1:
+        raise UsageError(f"config.json: {key}={value}: need a whole number of at least 1")
+    return value
+
+
+def rope_theta(config: Config) -> float:
+    """RoPE's base: `rope_theta` (transformers 4) or `rope_parameters.rope_theta` (5); missing means 10000."""
+    parameters = config.get("rope_parameters") or {}
+    return float(config.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
+
+
+def unscaled_rope_theta(config: Config) -> float:
+    """RoPE's base of a drafter. Raises UsageError for scaled RoPE, which no drafter here computes."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind != "default":
+        raise UsageError(f"config.json: rope_scaling of type {kind}: drafters with scaled RoPE are not supported")
+    return rope_theta(config)
+
+
+def rms_norm_eps(config: Config) -> float:
+    """eps of the norms; missing means Llama's 1e-6."""
+    return float(config.get("rms_norm_eps") or 1e-6)

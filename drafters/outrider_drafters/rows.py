@@ -1,0 +1,61 @@
+"""Rows that come at the end and go from the end: the storage under every draft state. Knows no family."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+INITIAL_ROWS = 128
+
+
+class Rows:
+    """A tensor [..., length, width] with room to grow; dropped rows are overwritten later, never moved."""
+
+    def __init__(self, *leading: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._buffer = torch.empty(*leading, INITIAL_ROWS, width, dtype=dtype, device=device)
+        self.length = 0
+
+    @property
+    def all(self) -> Tensor:
+        """View of the rows, [..., length, width]."""
+        return self._buffer[..., : self.length, :]
+
+    def append(self, rows: Tensor) -> None:
+        """Add rows [..., n, width]."""
+        end = self.length + rows.shape[-2]
+        while end > self._buffer.shape[-2]:
+            self._buffer = torch.cat((self._buffer, torch.empty_like(self._buffer)), dim=-2)
+        self._buffer[..., self.length : end, :] = rows
+        self.length = end
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` rows, or all when there are fewer."""
+        self.length = min(self.length, length)
+
+
+class KvCache:
+    """Keys and values of one attention layer, each [1, kv_heads, length, head_dim]."""
+
+    def __init__(self, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._keys = Rows(1, kv_heads, width=head_dim, dtype=dtype, device=device)
+        self._values = Rows(1, kv_heads, width=head_dim, dtype=dtype, device=device)
+
+    @property
+    def keys(self) -> Tensor:
+        return self._keys.all
+
+    @property
+    def values(self) -> Tensor:
+        return self._values.all
+
+    @property
+    def length(self) -> int:
+        return self._keys.length
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        self._keys.append(keys)
+        self._values.append(values)
+
+    def truncate(self, length: int) -> None:
+        self._keys.truncate(length)
+        self._values.truncate(length)

@@ -1,0 +1,56 @@
+"""The server's half of a drafter: what it computes from the target's activations for the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from outrider_proto.frames import TapInfo
+
+LAST = -1  # hidden state after the final norm
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activations:
+    """The target's activations for n tokens of one session."""
+
+    keys: Tensor  # [L, kv_heads, n, head_dim], post-RoPE, as cached; empty unless the tap needs them
+    values: Tensor
+    hidden: Mapping[int, Tensor]  # by Hugging Face's hidden_states index (-1: after the final norm), each [n, E]
+
+
+class Tap(Protocol):
+    @property
+    def info(self) -> TapInfo: ...
+
+    @property
+    def needs_kv(self) -> bool: ...
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Indices of the hidden states it reads."""
+        ...
+
+    def rows(self, acts: Activations) -> Tensor:
+        """Features [n, width] float32."""
+        ...
+
+
+class LastHiddenTap:
+    """The target's last hidden state after its final norm, as EAGLE wants it. Needs no weights."""
+
+    needs_kv = False
+    hidden_layers = (LAST,)
+
+    def __init__(self, width: int) -> None:
+        self.info = last_hidden_info(width)
+
+    def rows(self, acts: Activations) -> Tensor:
+        return acts.hidden[LAST].float()
+
+
+def last_hidden_info(width: int) -> TapInfo:
+    return TapInfo(fingerprint=f"last-hidden:{width}", family="last-hidden", width=width)
