@@ -1,0 +1,164 @@
+"""The demo's picture: tokens by origin over time, the link's state, and what each verdict accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from recording import Answer, Recording
+
+COLOURS = {
+    "accepted": "#2e8b57",
+    "bonus": "#1f77b4",
+    "unverified": "#f0a202",
+    "verified": "#2e8b57",
+    "rolled back": "#c0392b",
+    "corrected": "#8e44ad",
+}
+LABELS = {
+    "accepted": "drafted, accepted",
+    "bonus": "the target's own",
+    "unverified": "unverified: the drafter alone",
+    "verified": "then verified",
+    "rolled back": "or rolled back",
+    "corrected": "and corrected",
+}
+STATES = {
+    "online": "#7fc79a",
+    "connecting": "#cfd8dc",
+    "resuming": "#f6d186",
+    "offline": "#e07a6a",
+    ,
+}
+SHOWN_STATES = ("online", "offline", "resuming")
+MARKERS = dict.fromkeys(COLOURS, "o") | {"rolled back": "x"}
+CUT = "#f8d7d3"
+INK = "#37474f"
+
+
+def draw(recording: Recording, path: Path, title: str, footnote: str) -> None:
+    """Write the picture to `path`."""
+    with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.color": INK}):
+        figure = Figure(figsize=(13, 9.5), dpi=130, layout="constrained")
+        rows = figure.add_gridspec(4, 1, height_ratios=(0.5, 3, 1.7, 3))
+        _draw_legend(figure.add_subplot(rows[0]))
+        whole = figure.add_subplot(rows[1])
+        _draw_tokens(whole, recording)
+        _draw_acceptance(figure.add_subplot(rows[2], sharex=whole), recording)
+        _draw_outage(figure.add_subplot(rows[3]), recording)
+        figure.suptitle(title, fontsize=14, fontweight="bold")
+        figure.supxlabel(footnote, fontsize=8, color="#78909c")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+
+
+def _draw_tokens(axes: Axes, recording: Recording) -> None:
+    highest = max(answer.statistics.new_tokens for answer in recording.answers)
+    axes.set_ylim(-0.1 * highest, 1.25 * highest)
+    axes.set_ylabel("tokens of the answer")
+    axes.set_title("Every answer", loc="left", fontsize=11)
+    _shade_outages(axes, recording)
+    for answer in recording.answers:
+        _scatter_tokens(axes, answer, size=7)
+        _strip_of_states(axes, answer, height=0.03)
+        middle = (answer.started_s + answer.finished_s) / 2
+        axes.text(middle, 1.1 * highest, answer.family, ha="center", fontsize=9)
+
+
+def _draw_acceptance(axes: Axes, recording: Recording) -> None:
+    most = max((verdict.accepted for answer in recording.answers for verdict in answer.verdicts), default=1) + 1
+    axes.set_ylim(0, most + 1.6)
+    axes.set_ylabel("tokens a verdict")
+    axes.set_xlabel("seconds")
+    axes.set_title(
+        "Acceptance: drafted tokens accepted + 1, verdict by verdict; line and number: mean", loc="left", fontsize=11
+    )
+    _shade_outages(axes, recording)
+    for answer in recording.answers:
+        times = [verdict.at_s for verdict in answer.verdicts]
+        axes.scatter(times, [v.accepted + 1 for v in answer.verdicts], s=9, color=COLOURS["accepted"], alpha=0.55, lw=0)
+        mean = answer.statistics.mean_acceptance_length
+        if times:
+            axes.hlines(mean, answer.started_s, answer.finished_s, color=INK, lw=1.5)
+            axes.text((answer.started_s + answer.finished_s) / 2, most + 0.5, f"{mean:.2f}", ha="center", fontsize=9)
+
+
+def _draw_outage(axes: Axes, recording: Recording) -> None:
+    answer = recording.cut_answer
+    cut, restored = recording.outages[0]
+    highest = max(mark.position + mark.count for mark in answer.marks)
+    axes.set_xlim(answer.started_s - 0.05, answer.finished_s + 0.15)
+    axes.set_ylim(-0.1 * highest, 1.3 * highest)
+    axes.set_ylabel("tokens of the answer")
+    axes.set_xlabel("seconds")
+    axes.set_title(f"The answer with the outage ({answer.family})", loc="left", fontsize=11)
+    _shade_outages(axes, recording)
+    _scatter_tokens(axes, answer, size=16)
+    _strip_of_states(axes, answer, height=0.03)
+    for at_s, text, side in _moments(answer, cut, restored):
+        axes.axvline(at_s, color=INK, lw=0.8, ls=":")
+        axes.annotate(
+            text, (at_s, 1.27 * highest), (4 if side == "left" else -4, 0), textcoords="offset points",
+            ha=side, va="top", fontsize=9,
+        )  # fmt: skip
+
+
+def _moments(answer: Answer, cut: float, restored: float) -> list[tuple[float, str, str]]:
+    """What to write where: time, text, and the side on which the text begins."""
+    offline = [at_s for at_s, state in answer.states if state == "offline" and at_s >= cut]
+    online = [at_s for at_s, state in answer.states if state == "online" and at_s >= restored]
+    moments = [(cut, "link cut", "right"), (restored, "link restored", "right")]
+    if offline:
+        noticed = (offline[0] - cut) * 1000
+        moments.append((offline[0], f"noticed after {noticed:.0f} ms:\nthe drafter writes on alone", "left"))
+    if online:
+        caught_up = (online[0] - restored) * 1000
+        moments.append((online[0], f"caught up after {caught_up:.0f} ms", "left"))
+    return moments
+
+
+def _scatter_tokens(axes: Axes, answer: Answer, size: float) -> None:
+    for mark in answer.marks:
+        positions = range(mark.position, mark.position + mark.count)
+        colour = COLOURS[mark.kind]
+        axes.scatter(
+            [mark.at_s] * mark.count, positions, s=size, marker=MARKERS[mark.kind],
+            color="none" if mark.kind == "verified" else colour, edgecolors=colour if mark.kind == "verified" else None,
+            lw=0.9 if mark.kind in ("verified", "rolled back") else 0, zorder=3,
+        )  # fmt: skip
+
+
+def _strip_of_states(axes: Axes, answer: Answer, height: float) -> None:
+    """The link as the client sees it, as a coloured strip along the bottom."""
+    known = [(answer.started_s, "online"), *answer.states]
+    ends = [at_s for at_s, _ in known[1:]] + [answer.finished_s]
+    for (start, state), end in zip(known, ends, strict=True):
+        axes.axvspan(start, end, 0.01, 0.01 + height, color=STATES[state], lw=0, zorder=2)
+
+
+def _shade_outages(axes: Axes, recording: Recording) -> None:
+    for start, end in recording.outages:
+        axes.axvspan(start, end, color=CUT, lw=0, zorder=0)
+
+
+def _draw_legend(axes: Axes) -> None:
+    axes.axis("off")
+    tokens = [_dot(kind, label) for kind, label in LABELS.items()]
+    link = [_band(CUT, "link cut"), *(_band(STATES[state], f"client: {state}") for state in SHOWN_STATES)]
+    kept = axes.legend(handles=tokens, loc="upper center", ncols=len(tokens), frameon=False, borderaxespad=0)
+    axes.legend(handles=link, loc="lower center", ncols=len(link), frameon=False, borderaxespad=0)
+    axes.add_artist(kept)
+
+
+def _dot(kind: str, label: str) -> Line2D:
+    style = MARKERS[kind]
+    return Line2D(
+        [], [], color=COLOURS[kind], marker=style, ls="", ms=6, mfc="none" if kind == "verified" else None, label=label
+    )
+
+
+def _band(colour: str, label: str) -> Line2D:
+    return Line2D([], [], color=colour, lw=8, label=label)
