@@ -1,0 +1,74 @@
+"""How the target's token after every row is chosen: argmax, or a draw from the processed distribution.
+
+The draw for position p uses one uniform number that depends on (seed, p) alone, through a counter-based generator. So
+the choice depends neither on the tree it is tried against, nor on batching, nor on how often a session was interrupted.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from outrider_proto.frames import Sampling
+
+_BLOCK = 256  # uniforms made at a time
+_BELOW_ONE = 1.0 - 2.0**-40  # keeps u * total below total in float64
+
+
+class Chooser:
+    """Chooses tokens as `sampling` says."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self._processors = None if sampling.greedy else _processors(sampling)
+
+    def distribution(self, logits: Tensor) -> Tensor:
+        """[n, vocab] -> [n, vocab] float64: what tokens are drawn from, after temperature, top-k and top-p."""
+        assert self._processors is not None
+        no_ids = torch.empty(logits.shape[0], 0, dtype=torch.long, device=logits.device)
+        scores: Tensor = self._processors(no_ids, logits.float())  # type: ignore[arg-type] # annotated as LongTensor
+        return scores.double().softmax(-1)
+
+    def choose(self, logits: Tensor, positions: list[int]) -> list[int]:
+        """logits [n, vocab]; positions[i] is the position of the token that row i predicts. n chosen tokens."""
+        if self._processors is None:
+            return logits.argmax(-1).tolist()
+        uniforms = [uniform(self.sampling.seed, position) for position in positions]
+        cumulative = self.distribution(logits).cumsum(-1)
+        heights = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
+        # right=True: the first token whose cumulative probability exceeds u, so never one of probability 0.
+        return torch.searchsorted(cumulative, heights, right=True)[:, 0].tolist()
+
+
+def uniform(seed: int, position: int) -> float:
+    """The number in [0, 1) that decides position `position` under `seed`."""
+    block, offset = divmod(position, _BLOCK)
+    return float(_uniform_block(seed, block)[offset])
+
+
+@lru_cache(maxsize=1024)
+def _uniform_block(seed: int, block: int) -> NDArray[np.float64]:
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, block], dtype=np.uint64)))
+    return generator.random(_BLOCK) * _BELOW_ONE
+
+
+def _processors(sampling: Sampling) -> LogitsProcessorList:
+    """In the order of transformers' `generate`."""
+    processors = LogitsProcessorList()
+    if sampling.temperature != 1.0:
+        processors.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.top_k:
+        processors.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1.0:
+        processors.append(TopPLogitsWarper(sampling.top_p))
+    return processors

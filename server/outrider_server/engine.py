@@ -1,0 +1,138 @@
+"""The engine: one pass of the target over the rows of any number of sessions. Knows no frames and no threads.
+
+verify() runs the pass and walks the trees but changes no session; commit() then makes one session's share of it stand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider_proto.tree import DraftTree
+from outrider_server.acceptance import Walk, walk
+from outrider_server.attention import FlatBatch, Piece
+from outrider_server.choice import Chooser
+from outrider_server.held import Held
+from outrider_server.target import Target
+
+_NO_TREE = DraftTree()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One session's share of a pass. `chain` follows what is held; `tree` hangs below its last token, the root.
+
+    Without a chooser the chain is only context: no root, no tree, no verdict.
+    """
+
+    held: Held
+    chain: Sequence[int]
+    tree: DraftTree = _NO_TREE
+    chooser: Chooser | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When the forward pass began and ended, in seconds of time.monotonic()."""
+
+    started: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a pass made of one Work: its walk (None for context only), and its rows of the hidden states."""
+
+    work: Work
+    timing: Timing
+    walk: Walk | None
+    hidden: dict[int, Tensor]
+
+
+class Engine:
+    """Runs passes on one target."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._eos = frozenset(target.eos_token_ids)
+
+    @torch.inference_mode()
+    def verify(self, works: Sequence[Work]) -> list[Outcome]:
+        """One forward pass over all works, at most one per session."""
+        last = self.target.max_context - 1
+        pieces = [Piece(work.held.slot, len(work.chain), work.tree, last) for work in works]
+        tokens = [token for work in works for token in (*work.chain, *work.tree.tokens)]
+        positions = [position for piece in pieces for position in piece.positions]
+        wanted = frozenset(layer for work in works if work.held.tap for layer in work.held.tap.hidden_layers)
+        keep = _rows_to_judge(works)
+        started = time.monotonic()
+        output = self.target.forward(tokens, positions, FlatBatch(pieces), keep, wanted)
+        timing = Timing(started, time.monotonic())
+        walks = self._walks(works, pieces, output.logits)
+        outcomes, first = [], 0
+        for work, piece, judged in zip(works, pieces, walks, strict=True):
+            rows = slice(first, first := first + piece.num_rows)
+            outcomes.append(Outcome(work, timing, judged, {layer: h[rows] for layer, h in output.hidden.items()}))
+        return outcomes
+
+    @torch.inference_mode()
+    def commit(self, outcome: Outcome) -> None:
+        """Keep the chain and the accepted path."""
+        work, path = outcome.work, outcome.walk.path if outcome.walk else ()
+        work.held.commit(work.chain, path, [work.tree.tokens[node] for node in path])
+
+    @torch.inference_mode()
+    def tap(self, outcome: Outcome) -> None:
+        """Make features of what was committed, when the session has a tap."""
+        work = outcome.work
+        if work.held.tap is not None:
+            layers = work.held.tap.hidden_layers
+            work.held.add_features({layer: _standing(outcome, outcome.hidden[layer]) for layer in layers})
+
+    def _walks(self, works: Sequence[Work], pieces: Sequence[Piece], logits: Tensor) -> list[Walk | None]:
+        # One argmax and one transfer for all sessions; drawn tokens then replace their rows.
+        greedy = logits.argmax(-1).tolist() if any(w.chooser and w.chooser.sampling.greedy for w in works) else []
+        walks: list[Walk | None] = []
+        first = 0
+        for work, piece in zip(works, pieces, strict=True):
+            if work.chooser is None:
+                walks.append(None)
+                continue
+            rows = slice(first, first := first + 1 + len(work.tree))
+            if work.chooser.sampling.greedy:
+                chosen = greedy[rows]
+            else:
+                positions = [position + 1 for position in piece.positions[len(work.chain) - 1 :]]
+                chosen = work.chooser.choose(logits[rows], positions)
+            walks.append(walk(work.tree, chosen, self._eos, self._max_depth(work)))
+        return walks
+
+    def _max_depth(self, work: Work) -> int:
+        """Nodes that fit below the root, leaving one position for the bonus."""
+        root = work.held.slot.length + len(work.chain) - 1
+        return max(0, self.target.max_context - 2 - root)
+
+
+def _rows_to_judge(works: Sequence[Work]) -> list[int]:
+    """Rows of the flat batch whose logits count: every root and node."""
+    rows: list[int] = []
+    first = 0
+    for work in works:
+        stop = first + len(work.chain) + len(work.tree)
+        if work.chooser is not None:
+            rows.extend(range(first + len(work.chain) - 1, stop))
+        first = stop
+    return rows
+
+
+def _standing(outcome: Outcome, hidden: Tensor) -> Tensor:
+    """Of the rows of a pass [n, hidden], those of the chain and the accepted path."""
+    num_chain = len(outcome.work.chain)
+    path = outcome.walk.path if outcome.walk else ()
+    if not path:
+        return hidden[:num_chain]
+    return torch.cat([hidden[:num_chain], hidden[[num_chain + node for node in path]]])

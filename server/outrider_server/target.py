@@ -1,0 +1,166 @@
+"""The target: a Hugging Face causal LM made to run on slots, with what the rest needs to know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerprint
+from outrider_drafters.frozen import resolve_dir
+from outrider_proto.errors import UsageError
+from outrider_server.attention import IMPLEMENTATION, SlotAttention, register
+from outrider_server.fitness import check_against_eager, probe
+from outrider_server.slots import KVShape
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """One pass over N rows: logits [rows asked for, vocab], hidden states [N, hidden] by Hugging Face's index."""
+
+    logits: Tensor
+    hidden: dict[int, Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """A loaded target. Its forward passes belong to one thread."""
+
+    model: PreTrainedModel
+    name: str
+    fingerprint: str
+    tokenizer_fingerprint: str
+    kv: KVShape
+    vocab_size: int
+    max_context: int
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def load(
+        cls, name_or_path: str, dtype: str = "float32", device: str = "cpu", max_context: int | None = None
+    ) -> Target:
+        """Load a local directory or a hub name. Raises UsageError for anything that cannot serve as a target."""
+        path = resolve_dir(name_or_path)
+        model = _load_model(str(path), _dtype(dtype), _device(device))
+        return cls.of(
+            model,
+            name=name_or_path,
+            fingerprint=target_fingerprint(path),
+            tokenizer_fingerprint=tokenizer_fingerprint(path),
+            max_context=max_context,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        model: PreTrainedModel,
+        name: str = "",
+        fingerprint: str = "",
+        tokenizer_fingerprint: str = "none",
+        max_context: int | None = None,
+    ) -> Target:
+        """Make a loaded model a target. Raises UsageError when slots cannot reproduce its own attention."""
+        register()
+        model.train(False)
+        context = _context(model, max_context)
+        kv = probe(model, context)
+        check_against_eager(model, kv, context)
+        return cls(
+            model=model,
+            name=name,
+            fingerprint=fingerprint,
+            tokenizer_fingerprint=tokenizer_fingerprint,
+            kv=kv,
+            vocab_size=model.config.get_text_config().vocab_size,
+            max_context=context,
+            eos_token_ids=_eos_token_ids(model),
+        )
+
+    def forward(
+        self, tokens: list[int], positions: list[int], slots: SlotAttention, keep: list[int], hidden: frozenset[int]
+    ) -> TargetOutput:
+        """One pass over a flat batch; logits of the rows in `keep`, hidden states of the layers in `hidden`."""
+        device = self.kv.device
+        rows = torch.tensor([tokens, positions], device=device)
+        wants_all = len(keep) == len(tokens)
+        out = self.model(
+            input_ids=rows[:1],
+            position_ids=rows[1:],
+            use_cache=False,
+            slots=slots,
+            # An empty index would be an empty product; one row costs less than a second code path.
+            logits_to_keep=0 if wants_all else torch.tensor(keep or [0], device=device),
+            output_hidden_states=bool(hidden),
+        )
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the answer is read at once anyway, and now the pass can be timed
+        return TargetOutput(out.logits[0], {layer: out.hidden_states[layer][0] for layer in hidden})
+
+
+@contextmanager
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+    """The model with transformers' own attention, for the plain path. Not while it serves."""
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(IMPLEMENTATION)
+
+
+def _load_model(path: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    register()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(  # its annotation forgets output_loading_info
+            path, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True
+        )
+    except (ValueError, OSError, KeyError, RuntimeError) as error:
+        raise UsageError(f"target {path}: {error}") from error
+    model: PreTrainedModel = loaded[0]
+    info: dict[str, Any] = loaded[1]
+    if missing := sorted(info["missing_keys"]):
+        raise UsageError(f"target {path}: {len(missing)} tensors are missing, the first is {missing[0]}")
+    model.to(device)  # type: ignore[arg-type] # transformers' annotation of `to` hides nn.Module's
+    return model
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise UsageError(f"dtype={name}: need one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device={name}: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _context(model: PreTrainedModel, asked: int | None) -> int:
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is None:
+        raise UsageError(f"{model.config.model_type}: its config names no max_position_embeddings")
+    if asked is None:
+        return int(limit)
+    if not 2 <= asked <= limit:
+        raise UsageError(f"max_context={asked}: need 2 to {limit}, the target's own")
+    return asked
+
+
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    generation = model.generation_config
+    ids = generation.eos_token_id if generation is not None else None
+    if ids is None:
+        return ()
+    return tuple(sorted(ids)) if isinstance(ids, (list, tuple)) else (int(ids),)

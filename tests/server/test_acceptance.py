@@ -1,0 +1,118 @@
+"""The walk: greedy by example, sampling by its law, whatever was drafted."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from outrider_proto.frames import Finish, Sampling
+from outrider_proto.tree import DraftTree
+from outrider_server.acceptance import Walk, walk
+from outrider_server.choice import Chooser
+
+#            root 9
+#           /      \
+#          0:4      1:5
+#         /   \       \
+#       2:6   3:7     4:6
+TREE = DraftTree((4, 5, 6, 7, 6), (-1, -1, 0, 0, 1))
+FALSE_ALARM = 1e-4  # per chi-square test, for a right implementation; seeds are fixed
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ([8, 0, 0, 0, 0, 0], Walk((), 8, Finish.NOT_YET)),
+        ([4, 7, 0, 0, 8, 0], Walk((0, 3), 8, Finish.NOT_YET)),
+        ([5, 0, 6, 0, 0, 8], Walk((1, 4), 8, Finish.NOT_YET)),
+        ([5, 0, 7, 0, 0, 8], Walk((1,), 7, Finish.NOT_YET)),
+        ([2, 0, 0, 0, 0, 0], Walk((), 2, Finish.EOS)),
+        ([4, 2, 0, 0, 0, 0], Walk((0,), 2, Finish.EOS)),
+    ],
+)
+def test_the_walk_follows_the_chosen_tokens(chosen, expected):
+    assert walk(TREE, chosen, {2}, 9) == expected
+
+
+def test_an_accepted_end_of_text_ends_the_path_without_bonus():
+    assert walk(TREE, [5, 0, 6, 0, 0, 8], {6}, 9) == Walk((1, 4), None, Finish.EOS)
+
+
+def test_the_context_limits_the_path():
+    assert walk(TREE, [4, 7, 0, 0, 8, 0], set(), 2) == Walk((0, 3), 8, Finish.CONTEXT_FULL)
+    assert walk(TREE, [4, 7, 0, 0, 8, 0], set(), 1) == Walk((0,), 7, Finish.CONTEXT_FULL)
+    assert walk(TREE, [4, 7, 0, 0, 8, 0], set(), 0) == Walk((), 4, Finish.CONTEXT_FULL)
+
+
+VOCAB = 4
+WORDS = 3
+
+
+def language(seed: int) -> dict[tuple[int, ...], torch.Tensor]:
+    """Logits of the next token after every text of up to WORDS tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    texts = [text for n in range(WORDS + 1) for text in itertools.product(range(VOCAB), repeat=n)]
+    return {text: torch.randn(VOCAB, generator=generator) * 1.5 for text in texts}
+
+
+def drafted(rng: np.random.Generator, text: tuple[int, ...]) -> DraftTree:
+    """Something that looks like a drafter's work: depends on the text, differs from call to call."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    for parent in (-1, -1, 0, 0, 1):
+        token = int(rng.integers(VOCAB))
+        if parent < len(tokens) and (parent, token) not in zip(parents, tokens, strict=True):
+            tokens.append(token)
+            parents.append(parent)
+    return DraftTree(tuple(tokens), tuple(parents))
+
+
+def speculate(logits, sampling: Sampling, draft) -> tuple[int, ...]:
+    """WORDS tokens by cycles of drafting, choosing and walking."""
+    chooser = Chooser(sampling)
+    text: tuple[int, ...] = ()
+    while len(text) < WORDS:
+        tree = draft(text)
+        ends = [text, *(text + tuple(tree.tokens[i] for i in np.flatnonzero(row)) for row in tree.ancestors())]
+        rows = torch.stack([logits[end[:WORDS]] for end in ends])
+        verdict = walk(tree, chooser.choose(rows, [len(end) for end in ends]), (), 99)
+        text = (*text, *tree.path_tokens(verdict.path), verdict.bonus)
+    return text[:WORDS]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_k=3), Sampling(1.2, top_p=0.8)])
+def test_speculative_sampling_has_the_law_of_the_target(sampling):
+    logits, law = language(4), Chooser(sampling)
+    rng = np.random.default_rng(0)
+    count = 2000
+    seen: dict[tuple[int, ...], int] = {}
+    for seed in range(count):
+        seeded = Sampling(sampling.temperature, sampling.top_k, sampling.top_p, seed)
+        text = speculate(logits, seeded, lambda text: drafted(rng, text))
+        seen[text] = seen.get(text, 0) + 1
+    expected = {}
+    for text in itertools.product(range(VOCAB), repeat=WORDS):
+        steps = [law.distribution(logits[text[:i]][None])[0, text[i]].item() for i in range(WORDS)]
+        expected[text] = float(np.prod(steps)) * count
+    assert all(expected[text] > 0 for text in seen)
+    # Texts expected fewer than 5 times are pooled, as the chi-square approximation asks.
+    rare = [text for text, n in expected.items() if n < 5]
+    observed = [seen.get(text, 0) for text in expected if text not in rare] + [sum(seen.get(t, 0) for t in rare)]
+    wanted = [n for text, n in expected.items() if text not in rare] + [sum(expected[t] for t in rare)]
+    if wanted[-1] == 0:
+        observed.pop(), wanted.pop()
+    assert stats.chisquare(observed, wanted).pvalue > FALSE_ALARM
+
+
+def test_the_sampled_text_does_not_depend_on_the_draft():
+    logits = language(7)
+    rng = np.random.default_rng(1)
+    for seed in range(50):
+        sampling = Sampling(1.0, seed=seed)
+        texts = {
+            speculate(logits, sampling, draft)
+            for draft in (lambda _: DraftTree(), lambda t: drafted(rng, t), lambda t: drafted(rng, t))
+        }
+        assert len(texts) == 1

@@ -1,0 +1,95 @@
+"""Tiny random targets of the architectures that the server is tested on, and random trees."""
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.gemma2 import Gemma2Config
+from transformers.models.llama import LlamaConfig
+from transformers.models.mistral import MistralConfig
+from transformers.models.mixtral import MixtralConfig
+from transformers.models.qwen2 import Qwen2Config
+from transformers.models.qwen3 import Qwen3Config
+
+from outrider_proto.tree import DraftTree
+from outrider_server.target import Target
+
+VOCAB = 61
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,  # logits far enough apart that no argmax hangs on rounding
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+WINDOW = 7
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**SIZES),
+    "qwen2": lambda: Qwen2Config(**SIZES),
+    "qwen2-window": lambda: Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2),
+    "qwen3": lambda: Qwen3Config(**SIZES),
+    "mistral": lambda: MistralConfig(**SIZES, sliding_window=None),
+    "mistral-window": lambda: MistralConfig(**SIZES, sliding_window=WINDOW),
+    "gemma2": lambda: Gemma2Config(**SIZES, sliding_window=WINDOW, query_pre_attn_scalar=8, attn_logit_softcapping=5.0),
+    "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "mixtral-window": lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW),
+}
+
+
+def build(name: str, seed: int = 0, **changes) -> PreTrainedModel:
+    """A fresh random model in float32."""
+    torch.manual_seed(seed)
+    config = CONFIGS[name]()
+    for key, value in changes.items():
+        setattr(config, key, value)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@lru_cache(maxsize=len(CONFIGS))
+def target(name: str = "llama") -> Target:
+    return Target.of(build(name))
+
+
+def random_tokens(rng: np.random.Generator, count: int, vocab: int = VOCAB) -> list[int]:
+    return rng.integers(3, vocab, count).tolist()
+
+
+def random_tree(rng: np.random.Generator, num_nodes: int, vocab: int = VOCAB) -> DraftTree:
+    """Parents and tokens at random, siblings distinct."""
+    parents: list[int] = []
+    tokens: list[int] = []
+    while len(tokens) < num_nodes:
+        parent, token = int(rng.integers(-1, len(tokens))), int(rng.integers(3, vocab))
+        if (parent, token) not in zip(parents, tokens, strict=True):
+            parents.append(parent)
+            tokens.append(token)
+    return DraftTree(tuple(tokens), tuple(parents))
+
+
+def tree_around(rng: np.random.Generator, truth: list[int], num_right: int, num_wrong: int) -> DraftTree:
+    """A tree that holds the first `num_right` tokens of `truth` (or all) as a path, among wrong branches, shuffled."""
+    num_right = min(num_right, len(truth))
+    parents: list[int] = []
+    tokens: list[int] = []
+    right = [-1]
+    while len(right) <= num_right or num_wrong > 0:
+        if len(right) <= num_right and (num_wrong == 0 or rng.random() < 0.5):
+            parents.append(right[-1])
+            tokens.append(truth[len(right) - 1])
+            right.append(len(tokens) - 1)
+            continue
+        num_wrong -= 1
+        parent, token = int(rng.integers(-1, len(tokens))), int(rng.integers(3, VOCAB))
+        on_path = parent in right and right.index(parent) < len(truth) and truth[right.index(parent)] == token
+        if not on_path and (parent, token) not in zip(parents, tokens, strict=True):
+            parents.append(parent)
+            tokens.append(token)
+    return DraftTree(tuple(tokens), tuple(parents))
