@@ -31,7 +31,6 @@ STATES = {
     "connecting": "#cfd8dc",
     "resuming": "#f6d186",
     "offline": "#e07a6a",
-    ,
 }
 SHOWN_STATES = ("online", "offline", "resuming")
 MARKERS = dict.fromkeys(COLOURS, "o") | {"rolled back": "x"}
