@@ -20,7 +20,7 @@ lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy examples/*.py
+	MYPYPATH=examples $(BIN)/mypy examples/*.py
 	$(BIN)/lint-imports
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && $(call protoc,"$$fresh") && \
 	for stub in $(STUBS); do \

@@ -8,17 +8,26 @@ from outrider_client import events
 from outrider_client.statistics import Statistics
 from outrider_proto.frames import Draft
 
+# Kinds of tokens: the origins accepted, bonus, corrected and unverified; verified and rolled back are what unverified
+# ones became.
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """`count` tokens from `position` on became `kind` at `at_s`.
-
-    Kinds: the origins accepted, bonus, corrected and unverified; verified and rolled back are what these became.
-    """
+    """`count` tokens from `position` on became `kind` at `at_s`."""
 
     at_s: float
     position: int
     count: int
+    kind: str
+
+
+@dataclass(slots=True)
+class Span:
+    """A piece of the answer's text, as it stands now. What was rolled back stays, to be shown struck out."""
+
+    position: int
+    text: str
     kind: str
 
 
@@ -39,38 +48,53 @@ class Answer:
     prompt: str
     started_s: float
     finished_s: float = 0.0
-    text: str = ""
     finish: str = ""
+    spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     verdicts: list[Judged] = field(default_factory=list)
     states: list[tuple[float, str]] = field(default_factory=list)
     statistics: Statistics = field(default_factory=Statistics)
     right: bool = False
-    undisturbed: bool | None = None  # after an outage: whether the text is that of a run without one
+    as_without_outage: bool | None = None  # None where there was no outage
+
+    @property
+    def text(self) -> str:
+        return "".join(span.text for span in self.spans if span.kind != "rolled back")
+
+    @property
+    def num_committed(self) -> int:
+        return sum(mark.count for mark in self.marks if mark.kind in ("accepted", "bonus", "corrected", "verified"))
 
     def note(self, event: events.Event, now: float) -> None:
         """Enter one event of the client into the record."""
         match event:
             case events.Committed(first, tokens, origin, text):
-                self.marks.append(Mark(now, first, len(tokens), origin))
-                self.text += text
+                self._append(now, first, len(tokens), origin, text)
             case events.Unverified(first, tokens, text):
-                self.marks.append(Mark(now, first, len(tokens), "unverified"))
-                self.text += text
+                self._append(now, first, len(tokens), "unverified", text)
             case events.Verified(first, count):
-                self.marks.append(Mark(now, first, count, "verified"))
-            case events.RolledBack(first, count, text):
-                self.marks.append(Mark(now, first, count, "rolled back"))
-                self.text = self.text.removesuffix(text)
+                self._turn(now, first, count, "verified")
+            case events.RolledBack(first, count):
+                self._turn(now, first, count, "rolled back")
             case events.LinkChanged(state):
                 self.states.append((now, state.value))
             case events.Cycle(Draft(tree=tree), verdict) if len(tree):
                 self.verdicts.append(Judged(now, len(tree), len(verdict.path)))
             case events.Finished(reason, statistics, text):
-                self.text += text
                 self.finish, self.statistics, self.finished_s = reason, statistics, now
+                self.spans.append(Span(statistics.new_tokens, text, "bonus"))
             case _:
                 pass  # running statistics and empty drafts leave no trace
+
+    def _append(self, now: float, first: int, count: int, kind: str, text: str) -> None:
+        self.marks.append(Mark(now, first, count, kind))
+        self.spans.append(Span(first, text, kind))
+
+    def _turn(self, now: float, first: int, count: int, kind: str) -> None:
+        self.marks.append(Mark(now, first, count, kind))
+        for span in self.spans:
+            if span.kind == "unverified" and first <= span.position < first + count:
+                span.kind = kind
 
 
 @dataclass(slots=True)

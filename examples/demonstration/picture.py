@@ -8,7 +8,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from recording import Answer, Recording
+
+from demonstration.recording import Answer, Recording
 
 COLOURS = {
     "accepted": "#2e8b57",

@@ -1,0 +1,99 @@
+"""The whole way through on one machine: a server, an emulated 5G link, a client, and an outage amid an answer.
+
+    python examples/demo.py            (or `make demo`)
+
+Prints the answers as they come and a table of figures; writes demo.png and demo.json to out/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from demonstration.picture import draw
+from demonstration.recording import Recording
+from demonstration.server import server_process
+from demonstration.stage import Plan, Stage
+from demonstration.terminal import legend, table
+from rich.console import Console
+
+from outrider_bench.provenance import provenance
+from outrider_bench.report import write_report
+from outrider_client import AsyncClient, ClientConfig
+from outrider_models.embedded import drafter_dir, target_dir
+from outrider_netsim import ProxyLink, profile_named
+
+console = Console(highlight=False)
+
+
+def main(
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and of the link.")] = 1,
+    per_family: Annotated[int, typer.Option(min=1, help="Prompts of each of the six families.")] = 2,
+    profile: Annotated[str, typer.Option(help="A link from `outrider-netsim list`.")] = "paper-5g",
+    drafter: Annotated[str, typer.Option(help="The embedded drafter: moa or eagle2.")] = "moa",
+    cut_answer: Annotated[int, typer.Option(help="Number of the answer in which the link goes, from 0.")] = 2,
+    cut_after: Annotated[int, typer.Option(help="Tokens of it that come before the link goes.")] = 16,
+    outage_s: Annotated[float, typer.Option(help="How long the link is gone.")] = 3.0,
+    out: Annotated[Path, typer.Option(help="Folder for the picture and the figures.")] = Path("out"),
+) -> None:
+    """Run the demo."""
+    plan = Plan(seed, per_family, profile_named(profile), cut_answer, cut_after, outage_s)
+    torch.set_num_threads(1)  # the drafter's passes are too small to share, and the server wants a core too
+    started = time.perf_counter()
+    with console.status("starting the server"), server_process(out / "server.log", *server_options(drafter)) as port:
+        recording = asyncio.run(perform(plan, port, drafter))
+    console.print()
+    console.print(table(recording))
+    console.print(outage_in_words(recording))
+    made = {"link": "emulated (TCP relay)", "drafter": drafter, "plan": asdict(plan)}
+    write_report(out / "demo.json", made | asdict(recording))
+    draw(recording, out / "demo.png", f"Outrider through an emulated {profile} link", footnote(plan, drafter))
+    console.print(f"{out}/demo.png, {out}/demo.json, {out}/server.log; {time.perf_counter() - started:.0f} s in all")
+
+
+def server_options(drafter: str) -> list[str]:
+    return ["--target", str(target_dir()), "--drafter", str(drafter_dir(drafter))]
+
+
+async def perform(plan: Plan, port: int, drafter: str) -> Recording:
+    """Link and client for the server at `port`, and the performance."""
+    async with ProxyLink("127.0.0.1", port, plan.profile, plan.seed) as link:
+        config = ClientConfig(server=link.address, target=target_dir(), drafter=drafter_dir(drafter))
+        async with AsyncClient(config) as client:
+            console.print(f"server on 127.0.0.1:{port}, client on {link.address}, in between {plan.profile.name}")
+            console.print(legend())
+            return await Stage(plan, link, client, console).perform()
+
+
+def outage_in_words(recording: Recording) -> str:
+    """What became of the answer that the link's loss interrupted."""
+    if not recording.outages:
+        return "The link was not cut: the answer ended before that. Choose another --cut-answer or --cut-after."
+    answer, (cut, restored) = recording.cut_answer, recording.outages[0]
+    verified = sum(mark.count for mark in answer.marks if mark.kind == "verified")
+    outcome = "the same as" if answer.as_without_outage else "NOT the same as"
+    return (
+        f"Outage of {restored - cut:.1f} s in the {answer.family} answer: the drafter wrote "
+        f"{verified + answer.statistics.rolled_back} tokens alone, the target kept {verified} of them; "
+        f"the answer is {outcome} that of an undisturbed run."
+    )
+
+
+def footnote(plan: Plan, drafter: str) -> str:
+    """How the picture was made."""
+    made = provenance()
+    return (
+        f"{made['command']} | outrider {version('outrider')}, {drafter} drafter, seed {plan.seed} | "
+        f"{made['processor']}, {made['cores']} cores | link emulated by a TCP relay, mean round trip "
+        f"{plan.profile.round_trip_ms:.1f} ms"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""The parts of demo.py: the stage, the record, the terminal and the picture."""

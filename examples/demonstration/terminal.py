@@ -1,0 +1,101 @@
+"""The demo on the terminal: answers coloured by the origin of their tokens, and the table of figures."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from demonstration.recording import Answer, Recording
+
+STYLES = {
+    "accepted": "green",
+    "bonus": "blue",
+    "corrected": "bold magenta",
+    "unverified": "yellow",
+    "verified": "underline green",
+    "rolled back": "strike red",
+}
+MEANINGS = {
+    "accepted": "drafted and accepted",
+    "bonus": "the target's own",
+    "unverified": "unverified: the drafter alone",
+    "verified": "then verified",
+    "rolled back": "or rolled back",
+    "corrected": "and corrected",
+}
+PROMPT_LINES = 4
+
+
+def legend() -> Text:
+    return Text("   ").join(Text(meaning, STYLES[kind]) for kind, meaning in MEANINGS.items())
+
+
+class AnswerView:
+    """Shows one answer while it is written; on a file or pipe, once it is done."""
+
+    def __init__(self, console: Console, answer: Answer) -> None:
+        self._answer = answer
+        self._link = "online"
+        console.print(Text.assemble("\n", (f" {answer.family} ", "bold reverse"), " ", (_short(answer.prompt), "dim")))
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
+
+    def __enter__(self) -> AnswerView:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._link = ""
+        self.refresh()
+        self._live.stop()
+
+    def link_says(self, text: str) -> None:
+        self._link = text
+        self.refresh()
+
+    def refresh(self) -> None:
+        text = Text.assemble(*((span.text, STYLES[span.kind]) for span in self._answer.spans))
+        below = [Text(f"[{self._link}]", "bold red")] if self._link not in ("", "online") else []
+        self._live.update(Group(text, *below), refresh=True)
+
+
+def table(recording: Recording) -> Table:
+    """A row of figures for each answer."""
+    shown = Table(title="The answers", caption=_CAPTION, caption_justify="left")
+    shown.add_column("family")
+    for name in ("right", "tokens", "tau", "tokens/s", "first ms", "calls", "up B/token", "down B/token", "offline s"):
+        shown.add_column(name, justify="right")
+    shown.add_column("unverified: kept, rolled back", justify="right")
+    for answer in recording.answers:
+        shown.add_row(*_row(answer))
+    return shown
+
+
+_CAPTION = (
+    "right: passes the corpus's check. tau: mean acceptance length, tokens a verdict. first: time to the first token. "
+    "calls: passes of the target asked for."
+)
+
+
+def _row(answer: Answer) -> list[str]:
+    s = answer.statistics
+    verified = sum(mark.count for mark in answer.marks if mark.kind == "verified")
+    offline = (f"{s.offline_ms / 1000:.2f}", f"{verified}, {s.rolled_back}") if s.outages else ("", "")
+    return [
+        answer.family,
+        "yes" if answer.right else "no",
+        str(s.new_tokens),
+        f"{s.mean_acceptance_length:.2f}",
+        f"{s.tokens_per_second:.0f}",
+        f"{s.time_to_first_token_ms:.0f}",
+        str(s.target_calls),
+        f"{s.bytes_up / max(s.new_tokens, 1):.0f}",
+        f"{s.bytes_down / max(s.new_tokens, 1):.0f}",
+        *offline,
+    ]
+
+
+def _short(prompt: str) -> str:
+    lines = prompt.strip().splitlines()
+    return "\n".join(lines[:PROMPT_LINES]) + (" ..." if len(lines) > PROMPT_LINES else "")
