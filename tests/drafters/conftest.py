@@ -1,0 +1,165 @@
+"""Golden files, tiny random drafters, and the target as a judge of trees."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from outrider_drafters import (
+    Activations,
+    Drafter,
+    DraftState,
+    Eagle2,
+    Eagle2Drafter,
+    Eagle2Sizes,
+    FrozenTarget,
+    MoA,
+    MoADrafter,
+    MoASizes,
+    Tap,
+    TargetSizes,
+    TreeShape,
+    grow_tree,
+    load_drafter,
+    load_tap,
+)
+from outrider_proto.tree import ROOT, DraftTree
+
+TINY = TargetSizes(
+    hidden=16,
+    layers=3,
+    heads=4,
+    kv_heads=2,
+    head_dim=4,
+    vocab=23,
+    rope_theta=10000.0,
+    eps=1e-5,
+    max_context=128,
+    model_type="llama",
+)
+
+
+def tiny_drafter(family: str) -> Drafter:
+    """Random weights, large enough that every input matters."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        frozen = FrozenTarget(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        moa = MoA(MoASizes(16, 4, 4, TINY.packed_kv, 2, 20, 2, 20, 4, 20))
+        eagle = Eagle2(Eagle2Sizes(16, 4, 2, 4, 20))
+        for parameter in (*moa.parameters(), *eagle.parameters()):
+            torch.nn.init.normal_(parameter, std=0.3)
+            parameter.requires_grad_(False)
+    return MoADrafter(moa, frozen) if family == "moa" else Eagle2Drafter(eagle, frozen)
+
+
+@pytest.fixture(params=["moa", "eagle2"])
+def drafter(request: pytest.FixtureRequest) -> Drafter:
+    return tiny_drafter(request.param)
+
+
+@pytest.fixture(scope="session")
+def target_l4(golden: Path) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(golden / "target_l4").eval()
+
+
+@pytest.fixture(scope="session")
+def target_tiny(golden: Path) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(golden / "target_tiny").eval()
+
+
+@dataclass
+class Golden:
+    """One golden case, loaded as a user would."""
+
+    arrays: dict[str, Tensor]
+    drafter: Drafter
+    tap: Tap
+    directory: Path
+
+
+@pytest.fixture(scope="session")
+def eagle_case(golden: Path) -> Golden:
+    return _case(golden, "eagle2_llama", "target_l4", "golden")
+
+
+@pytest.fixture(scope="session")
+def moa_case(golden: Path) -> Golden:
+    return _case(golden, "moa_tli0", "target_tiny", "teacher_forced")
+
+
+def _case(golden: Path, name: str, target: str, arrays: str) -> Golden:
+    drafter = load_drafter(golden / name / "drafter", FrozenTarget.load(golden / target))
+    tap = load_tap(golden / name / "drafter", golden / target)
+    return Golden(load_file(golden / name / f"{arrays}.safetensors"), drafter, tap, golden / name)
+
+
+@torch.inference_mode()
+def activations(model: LlamaForCausalLM, tokens: list[int]) -> Activations:
+    out = model(input_ids=torch.tensor([tokens]), use_cache=True, output_hidden_states=True)
+    layers = out.past_key_values.layers
+    return Activations(
+        torch.cat([layer.keys for layer in layers]),
+        torch.cat([layer.values for layer in layers]),
+        {-1: out.hidden_states[-1][0]},
+    )
+
+
+@torch.inference_mode()
+def greedy_path(model: LlamaForCausalLM, tokens: list[int], tree: DraftTree) -> tuple[list[int], int]:
+    """The tokens accepted and the bonus, from one pass over tokens (root last) and tree."""
+    first = len(tokens)
+    seen = torch.ones(first + len(tree), first + len(tree)).tril().bool()
+    seen[first:, first:] = torch.from_numpy(tree.ancestors())
+    mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    positions = list(range(first)) + [first - 1 + depth for depth in tree.depths()]
+    ids = torch.tensor([[*tokens, *tree.tokens]])
+    out = model(input_ids=ids, position_ids=torch.tensor([positions]), attention_mask=mask[None, None], use_cache=False)
+    chosen = out.logits[0, first - 1 :].argmax(-1).tolist()  # after the root, after node 0, ...
+    accepted: list[int] = []
+    node = ROOT
+    while (child := tree.child(node, chosen[node + 1])) is not None:
+        accepted.append(tree.tokens[child])
+        node = child
+    return accepted, chosen[node + 1]
+
+
+@dataclass
+class Generation:
+    """Greedy generation by drafting and verifying; `tokens` end with the root, which is a bonus not yet processed."""
+
+    tokens: list[int]
+    state: DraftState
+    trees: list[DraftTree] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+
+@pytest.fixture(scope="session")
+def generate() -> Callable[..., Generation]:
+    def run(
+        model: LlamaForCausalLM, drafter: Drafter, tap: Tap, prompt: list[int], shape: TreeShape, num_tokens: int
+    ) -> Generation:
+        _, bonus = greedy_path(model, prompt, DraftTree())
+        made = Generation([*prompt, bonus], drafter.new_state())
+        made.state.append(made.tokens)
+        while len(made.tokens) - len(prompt) < num_tokens:
+            feed(model, tap, made)
+            tree = grow_tree(made.state, shape)
+            accepted, bonus = greedy_path(model, made.tokens, tree)
+            made.trees.append(tree)
+            made.accepted.append(len(accepted))
+            made.tokens += [*accepted, bonus]
+            made.state.append([*accepted, bonus])
+        feed(model, tap, made)
+        return made
+
+    return run
+
+
+def feed(model: LlamaForCausalLM, tap: Tap, made: Generation) -> None:
+    """Give the state the features of all tokens before the root; it ignores those it has."""
+    made.state.add_features(0, tap.rows(activations(model, made.tokens[:-1])))

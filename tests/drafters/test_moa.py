@@ -1,0 +1,220 @@
+"""MoA against the published code's numbers, and its state against its own teacher-forced pass."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider_drafters import Activations, FrozenTarget, MoA, MoASizes, TreeShape, load_drafter, load_tap, pack_kv
+from outrider_drafters.moa import MoADrafter, layer_mean
+from outrider_proto.errors import UsageError
+
+RUNS = ["tree_d5_b4_t14", "tree_d7_b8_t62"]
+
+
+@pytest.fixture(scope="module")
+def moa(golden: Path) -> MoA:
+    moa = MoA(MoASizes(64, 8, 8, 32, 4, 40, 2, 72, 4, 56, rope_theta=500000.0))
+    moa.load_state_dict(load_file(golden / "moa_tli0" / "drafter" / "model.safetensors"))
+    return moa.requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def meta(golden: Path) -> dict:
+    return json.loads((golden / "moa_tli0" / "meta.json").read_text())
+
+
+def close(ours: torch.Tensor, golden: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, golden, atol=1e-4, rtol=0)
+
+
+def test_server_half_agrees(moa, moa_case):
+    arrays = moa_case.arrays
+    packed = pack_kv(arrays["past_keys"], arrays["past_values"])
+    close(packed, arrays["packed_kv"])
+    lsa = moa.layer_self_attention
+    close(lsa.self_attend(packed, lsa.rope(torch.arange(4))), arrays["lsa_out"])
+    close(layer_mean(lsa, packed), arrays["lsa_mean"])
+    rows = moa_case.tap.rows(Activations(arrays["past_keys"], arrays["past_values"], {}))
+    close(rows, arrays["lsa_mean"])
+    close(moa.Ekv2E(rows), arrays["ekv2e_out"])
+
+
+def test_packing_keeps_leading_dimensions(moa_case):
+    arrays = moa_case.arrays
+    batch = pack_kv(arrays["past_keys"].expand(3, -1, -1, -1, -1), arrays["past_values"].expand(3, -1, -1, -1, -1))
+    assert torch.equal(batch[1], arrays["packed_kv"])
+
+
+def test_teacher_forced_pass_agrees(moa, moa_case, meta):
+    arrays = moa_case.arrays
+    sync = torch.arange(24).clamp(max=meta["s"])
+    hidden = moa.forward_train(arrays["input_embeds"][None], arrays["packed_kv"][None], sync[None])[0]
+    close(hidden, arrays["ca_out"])
+    close(hidden, arrays["draft_features"])
+    close(hidden @ moa_case.drafter.frozen.lm_head.T, arrays["draft_logits"])
+
+
+def test_self_attention_agrees(moa, moa_case):
+    embeds, sa = moa_case.arrays["input_embeds"][None], moa.self_attention
+    causal = torch.ones(24, 24, dtype=torch.bool).tril()
+    close(sa.self_attend(embeds, sa.rope(torch.arange(24)), causal)[0], moa_case.arrays["sa_out"])
+
+
+def test_drafting_on_stale_features_agrees(moa_case, meta):
+    """Rows s + 1 .. of the teacher-forced pass are what drafting gives when features end at s."""
+    arrays, sync = moa_case.arrays, meta["s"]
+    tokens = arrays["input_ids"].tolist()
+    state = moa_case.drafter.new_state()
+    state.append(tokens[: sync + 1])
+    state.add_features(0, arrays["lsa_mean"][: sync + 1])
+    for position in range(sync + 1, len(tokens)):
+        state.append([tokens[position]])
+        close(state.root_logits(), arrays["draft_logits"][position])
+
+
+def test_state_equals_teacher_forced_pass_between_syncs(moa, moa_case):
+    """With the bounded mask, every query that is no sync point sees what a state would that was fed at sync points."""
+    arrays = moa_case.arrays
+    tokens, step = arrays["input_ids"].tolist(), 5
+    sync = torch.arange(24) // step * step
+    hidden = moa.forward_train(arrays["input_embeds"][None], arrays["packed_kv"][None], sync[None])[0]
+    state = moa_case.drafter.new_state()
+    for position, token in enumerate(tokens):
+        state.append([token])
+        if position % step == 0:
+            state.add_features(0, arrays["lsa_mean"][: position + 1])
+        else:
+            close(state.root_logits(), hidden[position] @ moa_case.drafter.frozen.lm_head.T)
+
+
+class Recorded:
+    """A state that notes the levels it was asked to expand and what it answered."""
+
+    def __init__(self, state):
+        self._state = state
+        self.levels = []
+
+    def __getattr__(self, name):
+        return getattr(self._state, name)
+
+    def root_logits(self):
+        logits = self._state.root_logits()
+        self.levels.append([(self._state._record.tokens[-1:], logits[None])])
+        return logits
+
+    def expand(self, tokens, parents):
+        logits = self._state.expand(tokens, parents)
+        self.levels[-1].append((tokens.tolist(), logits))
+        return logits
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_generation_is_identical(moa_case, target_tiny, generate, meta, name, monkeypatch):
+    run = meta["runs"][name]
+    arrays = load_file(moa_case.directory / f"{name}.safetensors")
+    drafter, states = moa_case.drafter, []
+
+    def new_state(self):
+        states.append(Recorded(original(self)))
+        return states[-1]
+
+    original = MoADrafter.new_state
+    monkeypatch.setattr(MoADrafter, "new_state", new_state)
+    shape = TreeShape(run["breadth"], run["depth_param"] - 1, run["total_tokens"])
+    made = generate(target_tiny, drafter, moa_case.tap, meta["prompt"], shape, num_tokens=48)
+    assert made.tokens[: len(run["output"])] == run["output"] == meta["vanilla_greedy"]
+    assert [accepted + 1 for accepted in made.accepted] == run["tokens_per_cycle"]
+    for cycle in range(3):
+        check_tree(made.trees[cycle], arrays, f"c{cycle}_")
+        check_levels(states[0].levels[cycle], arrays, f"c{cycle}_")
+
+
+def check_tree(tree, arrays, prefix):
+    assert list(tree.tokens) == arrays[f"{prefix}draft_tokens"][1:].tolist()
+    positions = arrays[f"{prefix}position_ids"]
+    assert list(tree.depths()) == (positions[1:] - positions[0]).tolist()
+    if f"{prefix}tree_mask_allowed" in arrays:
+        among_nodes = arrays[f"{prefix}tree_mask_allowed"][1:, -len(tree) :]
+        assert tree.ancestors().tolist() == among_nodes.tolist()
+
+
+def check_levels(levels, arrays, prefix):
+    for step, (tokens, logits) in enumerate(levels, start=1):
+        if f"{prefix}step{step}_logits" not in arrays:
+            continue
+        assert tokens == arrays[f"{prefix}step{step}_input_ids"][-len(tokens) :].tolist()
+        close(logits, arrays[f"{prefix}step{step}_logits"])
+
+
+def test_vllm_format_config_gives_the_same_drafter(moa_case, golden: Path, tmp_path: Path):
+    tensors = (golden / "moa_tli0" / "drafter" / "model.safetensors").read_bytes()
+    config = (golden / "moa_tli0" / "drafter_vllm_format" / "config.json").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(tensors)
+    (tmp_path / "config.json").write_bytes(config)
+    drafter = load_drafter(tmp_path, FrozenTarget.load(golden / "target_tiny"))
+    assert drafter.tap == moa_case.drafter.tap
+    torch.testing.assert_close(drafter.sa.state_dict(), moa_case.drafter.sa.state_dict())
+    assert drafter.ca.shape == moa_case.drafter.ca.shape
+
+
+def test_both_halves_name_the_same_tap(moa_case, golden: Path):
+    assert moa_case.tap.info == moa_case.drafter.tap
+    assert moa_case.tap.info.width == 32
+    narrow = load_tap(moa_case.directory / "drafter", golden / "target_tiny", dtype=torch.bfloat16)
+    assert narrow.info == moa_case.tap.info  # the file's values count, not the type they are computed in
+
+
+def test_tap_in_half_precision_answers_float32(moa_case, golden: Path):
+    arrays = moa_case.arrays
+    tap = load_tap(moa_case.directory / "drafter", golden / "target_tiny", dtype=torch.bfloat16)
+    rows = tap.rows(Activations(arrays["past_keys"], arrays["past_values"], {}))
+    assert rows.dtype == torch.float32
+    torch.testing.assert_close(rows, arrays["lsa_mean"], atol=0.1, rtol=0)
+
+
+def test_drafts_without_any_feature(moa_case):
+    state = moa_case.drafter.new_state()
+    state.append([3, 4])
+    assert state.root_logits().isfinite().all()
+
+
+@pytest.mark.parametrize("qkv_bias", [False, True])
+def test_export_loads_again(tmp_path: Path, golden: Path, qkv_bias: bool):
+    sizes = MoASizes(64, 8, 8, 32, 2, 24, 4, 40, 8, 48, rope_theta=500000.0, qkv_bias=qkv_bias)
+    frozen = FrozenTarget.load(golden / "target_tiny")
+    moa = MoA(sizes)
+    moa.export(tmp_path, frozen.sizes, torch.bfloat16)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert len(stored) == (35 if qkv_bias else 29)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["MOASpec"]
+    drafter = load_drafter(tmp_path, frozen)
+    assert drafter.sa.shape == sizes.sa
+    assert drafter.ca.shape == sizes.ca
+    assert torch.equal(drafter.ekv2e.weight, stored["Ekv2E.weight"].float())
+    assert load_tap(tmp_path, golden / "target_tiny").info == drafter.tap
+
+
+def test_trains():
+    moa = MoA(MoASizes(8, 2, 4, 8, 1, 12, 1, 12, 2, 12))
+    sync = torch.zeros(2, 5, dtype=torch.int64)
+    moa.forward_train(torch.randn(2, 5, 8), torch.randn(2, 5, 3, 8), sync).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in moa.parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"packed_kv": 36}, "packed_kv=36: must be a multiple of heads=8"),
+        ({"packed_kv": 24}, "head_dim=3: RoPE needs an even one"),
+        ({"sa_kv_heads": 3}, "kv_heads=3: must divide heads=8"),
+        ({"ca_mlp": 0}, "every size must be at least 1"),
+    ],
+)
+def test_impossible_sizes_are_refused(change, message):
+    sizes = {"hidden": 64, "heads": 8, "head_dim": 8, "packed_kv": 32, "lsa_kv_heads": 4, "lsa_mlp": 40}
+    sizes |= {"sa_kv_heads": 2, "sa_mlp": 72, "ca_kv_heads": 4, "ca_mlp": 56}
+    with pytest.raises(UsageError, match=message):
+        MoA(MoASizes(**(sizes | change)))
