@@ -1,0 +1,167 @@
+"""The client as others use it: one session with one server, any number of answers one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from outrider_client.answer import Answer, Equipment
+from outrider_client.config import ClientConfig
+from outrider_client.drafting import DraftingThread
+from outrider_client.events import Committed, Event, Finished, RolledBack, Unverified
+from outrider_client.grpc_transport import GrpcTransport
+from outrider_client.local_models import LocalModels, Prompt
+from outrider_client.riding import ride
+from outrider_client.session import Manners, Session
+from outrider_client.statistics import Statistics
+from outrider_client.transcript import FinishReason, Origin, Transcript
+from outrider_client.transport import Transport
+from outrider_proto import PROTOCOL_VERSION
+from outrider_proto.errors import LinkError, UsageError
+from outrider_proto.frames import Open, ServerDescription
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer: `origins` says of each token where it comes from."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    reason: FinishReason
+    statistics: Statistics
+
+
+class AsyncClient:
+    """Drafts here, has it verified there. Use as `async with AsyncClient(config) as client`.
+
+    `models` and `transport` are made from the configuration unless given; given ones may be shared. `clock` counts
+    seconds.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig | None = None,
+        *,
+        models: LocalModels | None = None,
+        transport: Transport | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.config = config if config is not None else ClientConfig()
+        self._models = models
+        self._transport = transport if transport is not None else GrpcTransport(self.config.server)
+        self._clock = clock
+        self._equipment: Equipment | None = None
+        self._busy = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def describe(self) -> ServerDescription:
+        """What the server hosts. Raises LinkError or Refusal."""
+        timeout_s = self.config.timeouts.describe_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._transport.describe()
+        except TimeoutError as error:
+            raise LinkError(f"{self._transport.address}: no answer within {timeout_s:g} s") from error
+
+    async def generate(self, prompt: Prompt, **overrides: Any) -> AsyncGenerator[Event, None]:  # Any: see for_answer
+        """The answer as events, the last of which is Finished.
+
+        Whoever stops listening closes the generator (`contextlib.aclosing`): that ends the request and keeps the
+        session. A prompt that begins as the session's tokens do is sent from where they part. Raises UsageError,
+        Refusal, or LinkError when there is no server to begin with.
+        """
+        config = self.config.for_answer(**overrides)
+        if self._busy:
+            raise UsageError("this client is writing an answer already: use one client for each session")
+        self._busy = True
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        writing = asyncio.create_task(self._write(prompt, config, events.put_nowait), name="outrider answer")
+        writing.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            await writing
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+            self._busy = False
+
+    async def complete(self, prompt: Prompt, **overrides: Any) -> Completion:  # Any: see for_answer
+        """The whole answer. Raises as `generate`."""
+        text, finished = "", None
+        async with contextlib.aclosing(self.generate(prompt, **overrides)) as events:
+            async for event in events:
+                match event:
+                    case Committed() | Unverified():
+                        text += event.text
+                    case RolledBack():
+                        text = text[: len(text) - len(event.text)]
+                    case Finished():
+                        finished = event
+        assert finished is not None
+        assert self._equipment is not None
+        tokens = self._equipment.transcript
+        return Completion(
+            text + finished.text, tokens.new_tokens, tokens.new_origins, finished.reason, finished.statistics
+        )
+
+    async def close(self) -> None:
+        """End the session. Safe to call twice."""
+        equipment, self._equipment = self._equipment, None
+        if equipment is not None:
+            await equipment.session.close()
+            if equipment.drafting is not None:
+                await equipment.drafting.close()
+        await self._transport.close()
+
+    async def _write(self, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]) -> None:
+        equipment = await self._equip()
+        answer = Answer(equipment, config, emit)
+        try:
+            answer.begin(equipment.models.encode(prompt, raw=config.raw))
+            await equipment.session.sample_with(config.sampling)
+            await ride(answer)
+        except asyncio.CancelledError:
+            answer.abandon()
+            raise
+        except Exception:
+            await equipment.session.forget()
+            raise
+        finally:
+            equipment.session.watcher = lambda state, detail: None
+
+    async def _equip(self) -> Equipment:
+        if self._equipment is None:
+            if self._models is None:
+                self._models = await asyncio.to_thread(LocalModels.load, self.config)
+            self._equipment = self._equipped(self._models)
+        return self._equipment
+
+    def _equipped(self, models: LocalModels) -> Equipment:
+        transcript = Transcript()
+        introduction = Open(
+            protocol_version=PROTOCOL_VERSION,
+            target_fingerprint=models.target_fingerprint,
+            tokenizer_fingerprint=models.tokenizer_fingerprint,
+            tap="" if models.drafter is None else models.drafter.tap.fingerprint,
+            codec=self.config.codec,
+            sampling=self.config.sampling,
+        )
+        manners = Manners(self.config.timeouts, self.config.patience, self.config.backoff)
+        session = Session(self._transport, introduction, transcript, manners, self._clock, random.Random())
+        drafting = None if models.drafter is None else DraftingThread(models.drafter)
+        return Equipment(models, session, transcript, drafting, self._clock)

@@ -1,0 +1,26 @@
+"""How long to wait before the next attempt to reconnect: exponential, capped, jittered."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """The first attempt comes at once; the n-th waits a random time up to min(cap, first * factor ** (n - 1)).
+
+    Half of that is certain and half is drawn, so that clients that lost one server do not come back as one, and none
+    comes back in a tight loop.
+    """
+
+    first_s: float = 0.1
+    factor: float = 2.0
+    cap_s: float = 2.0
+
+    def delay_s(self, attempt: int, generator: random.Random) -> float:
+        """`attempt` counts from 0."""
+        if attempt == 0:
+            return 0.0
+        longest = min(self.cap_s, self.first_s * self.factor ** min(attempt - 1, 32))
+        return longest * (0.5 + 0.5 * generator.random())

@@ -1,0 +1,90 @@
+"""All that a caller can choose, validated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from outrider_client.backoff import Backoff
+from outrider_client.heartbeat import Patience
+from outrider_drafters.shape import TreeShape
+from outrider_proto.errors import UsageError
+from outrider_proto.frames import Codec, Sampling
+
+Mode = Literal["stop-and-wait", "stream", "offline"]
+OnReconnect = Literal["keep", "verify"]
+NO_DRAFTER = "none"
+
+_OF_SAMPLING = {field.name for field in fields(Sampling)}
+_OF_ANSWER = {
+    "mode",
+    "shape",
+    "sampling",
+    "max_new_tokens",
+    "on_reconnect",
+    "offline_limit",
+    "wait_for_link_s",
+    "wait_for_features",
+    "raw",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long each remote wait may take, in seconds. Silence of the link is noticed far sooner (see heartbeat.py)."""
+
+    connect_s: float = 5.0  # the first connection, with the answer to Open
+    resume_s: float = 1.0  # an attempt to reconnect; six round trips where that is longer
+    describe_s: float = 5.0
+    verdict_s: float = 120.0  # while the link lives
+    features_s: float = 10.0  # then the drafter goes on without them
+    goodbye_s: float = 1.0  # for Close to reach the server
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Raises UsageError. `target` and `drafter` are directories or hub names; None takes the embedded pair, and
+    drafter "none" none at all. The fields from `mode` on can be given anew for each answer."""
+
+    server: str = "127.0.0.1:7401"
+    target: str | Path | None = None
+    drafter: str | Path | None = None
+    codec: Codec = "int8"
+    offline_start: bool = False  # let the drafter write alone when the server cannot be reached at the start
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    patience: Patience = field(default_factory=Patience)
+    backoff: Backoff = field(default_factory=Backoff)
+    mode: Mode = "stop-and-wait"
+    shape: TreeShape = field(default_factory=TreeShape)
+    sampling: Sampling = field(default_factory=Sampling)
+    max_new_tokens: int = 256
+    on_reconnect: OnReconnect = "verify"
+    offline_limit: int | None = None  # tokens an outage; None: as many as the answer may have
+    wait_for_link_s: float = 0.0  # once the drafter has nothing left to write
+    wait_for_features: bool = True  # before the next draft (stop-and-wait)
+    raw: bool = False  # a text prompt goes in as it is, without the chat template
+
+    def __post_init__(self) -> None:
+        for name, choices in (("mode", Mode), ("on_reconnect", OnReconnect), ("codec", Codec)):
+            if getattr(self, name) not in get_args(choices):
+                raise UsageError(f"{name}={getattr(self, name)!r}: need one of {', '.join(get_args(choices))}")
+        if self.max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens={self.max_new_tokens}: need at least 1")
+        if self.offline_limit is not None and self.offline_limit < 0:
+            raise UsageError(f"offline_limit={self.offline_limit}: need 0 or more")
+        if not self.wait_for_link_s >= 0:
+            raise UsageError(f"wait_for_link_s={self.wait_for_link_s}: need 0 or more")
+        if self.drafter == NO_DRAFTER and (self.mode == "offline" or self.offline_start):
+            raise UsageError("without a drafter nothing can be written offline: name a drafter")
+
+    def for_answer(self, **overrides: Any) -> Self:  # Any: each field has its own type, checked above
+        """This configuration with other choices for one answer; fields of Sampling may be named directly.
+
+        Raises UsageError for a name that is fixed for the client's life or unknown.
+        """
+        sampling = {name: overrides.pop(name) for name in _OF_SAMPLING & overrides.keys()}
+        for name in overrides.keys() - _OF_ANSWER:
+            raise UsageError(f"{name}: an answer can choose {', '.join(sorted(_OF_ANSWER | _OF_SAMPLING))}")
+        changed = replace(self, **overrides)
+        return replace(changed, sampling=replace(changed.sampling, **sampling)) if sampling else changed

@@ -1,0 +1,93 @@
+"""One drafter state in a thread of its own, so that drafting never holds up the heartbeats.
+
+Every job brings the state up to date first: it is rolled back to what it shares with the tokens given, takes in the
+rest, and then the feature rows that have arrived. So callers only ever say what the tokens are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider_client.choice import choose_token
+from outrider_client.transcript import common_length
+from outrider_drafters.drafter import Drafter
+from outrider_drafters.grow import grow_tree
+from outrider_drafters.shape import TreeShape
+from outrider_proto.errors import Reason, Violation
+from outrider_proto.frames import Sampling
+from outrider_proto.tree import DraftTree
+
+T = TypeVar("T")
+_Rows = tuple[int, NDArray[np.float32]]
+
+
+class DraftingThread:
+    """Used from one event loop; the state itself is touched in the thread only."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.tap = drafter.tap
+        self._state = drafter.new_state()
+        self._tokens: list[int] = []  # what the state holds
+        self._arrived: list[_Rows] = []
+        self._num_features = 0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outrider-draft")
+
+    @property
+    def num_features(self) -> int:
+        """Positions 0 .. num_features - 1 need not be sent again."""
+        return self._num_features
+
+    def begin(self, common: int) -> None:
+        """Another answer shares only its first `common` tokens with what was there."""
+        self._arrived = [(first, rows[: max(common - first, 0)]) for first, rows in self._arrived]
+        self._num_features = min(self._num_features, common)
+
+    def add_features(self, first: int, rows: NDArray[np.float32]) -> None:  # [n, width]
+        """Rows for the next job; a gap before them makes them useless. Raises Violation for another width."""
+        if rows.shape[1] != self.tap.width:
+            raise Violation(Reason.MALFORMED_FEATURES, f"features of width {rows.shape[1]}: need {self.tap.width}")
+        if len(rows) and first <= self._num_features:
+            self._arrived.append((first, rows))
+            self._num_features = max(self._num_features, first + len(rows))
+
+    async def grow(self, tokens: Sequence[int], shape: TreeShape) -> DraftTree:
+        """A draft tree on `tokens`, whose last one is the root."""
+        return await self._run(tokens, lambda: grow_tree(self._state, shape))
+
+    async def write(self, tokens: Sequence[int], sampling: Sampling) -> int:
+        """The drafter's own next token."""
+        return await self._run(tokens, lambda: choose_token(self._state.root_logits(), sampling, len(tokens)))
+
+    async def follow(self, tokens: Sequence[int]) -> None:
+        """Only bring the state up to date."""
+        await self._run(tokens, lambda: None)
+
+    async def close(self) -> None:
+        """Safe to call twice."""
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _run(self, tokens: Sequence[int], job: Callable[[], T]) -> T:
+        arrived, self._arrived = self._arrived, []
+        loop = asyncio.get_running_loop()
+        result, held = await loop.run_in_executor(self._thread, self._job, list(tokens), arrived, job)
+        self._num_features = max((held, *(first + len(rows) for first, rows in self._arrived)))
+        return result
+
+    @torch.inference_mode()
+    def _job(self, tokens: list[int], arrived: list[_Rows], job: Callable[[], T]) -> tuple[T, int]:
+        common = common_length(self._tokens, tokens)
+        if common < len(self._tokens):
+            self._state.rollback(common)
+        self._state.append(tokens[common:])
+        self._tokens = tokens
+        for first, rows in arrived:
+            if len(rows) and first <= self._state.num_features:
+                self._state.add_features(first, torch.from_numpy(rows))
+        return job(), self._state.num_features

@@ -1,0 +1,96 @@
+"""What the client has of the models: the drafter, the target's tokenizer and its fingerprints. Never the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from outrider_client.config import NO_DRAFTER, ClientConfig
+from outrider_client.tokenizer import Message, TargetTokenizer, TextCodec
+from outrider_drafters.drafter import Drafter
+from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerprint
+from outrider_drafters.frozen import FrozenTarget, resolve_dir
+from outrider_drafters.load import load_drafter
+from outrider_proto.errors import UsageError
+
+Prompt = str | Sequence[Message] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class LocalModels:
+    """Shared by any number of clients. `load_text` runs at the first text; None where a target has no tokenizer."""
+
+    drafter: Drafter | None
+    vocab_size: int
+    max_context: int
+    eos_token_ids: tuple[int, ...]
+    target_fingerprint: str
+    tokenizer_fingerprint: str
+    load_text: Callable[[], TextCodec] | None = field(default=None, repr=False)
+
+    @classmethod
+    def load(cls, config: ClientConfig) -> LocalModels:
+        """Raises UsageError for what cannot be read."""
+        target = resolve_dir(config.target) if config.target is not None else _embedded_target()
+        frozen = FrozenTarget.load(target)
+        return cls(
+            drafter=_load_drafter(config, frozen),
+            vocab_size=frozen.sizes.vocab,
+            max_context=frozen.sizes.max_context,
+            eos_token_ids=frozen.eos_token_ids,
+            target_fingerprint=target_fingerprint(target),
+            tokenizer_fingerprint=tokenizer_fingerprint(target),
+            load_text=(lambda: TargetTokenizer(target)) if (target / "tokenizer.json").is_file() else None,
+        )
+
+    @cached_property
+    def text(self) -> TextCodec:
+        """Raises UsageError when the target has no tokenizer."""
+        if self.load_text is None:
+            raise UsageError("this target has no tokenizer: give the prompt as token ids")
+        return self.load_text()
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text, or nothing where there is no tokenizer."""
+        return "" if self.load_text is None else self.text.decode(tokens)
+
+    def encode(self, prompt: Prompt, *, raw: bool) -> list[int]:
+        """Token ids of a text (one user's message unless `raw`), of messages, or as given. Raises UsageError."""
+        tokens = self._encode(prompt, raw)
+        if not tokens:
+            raise UsageError("prompt is empty: give at least one token")
+        for token in tokens:
+            if not 0 <= token < self.vocab_size:
+                raise UsageError(f"prompt has token {token}: the vocabulary has {self.vocab_size}")
+        return tokens
+
+    def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
+        if isinstance(prompt, str):
+            if not prompt.strip():
+                raise UsageError("prompt is empty: give some text")
+            return self.text.encode(prompt) if raw else self.text.encode_chat([Message(role="user", content=prompt)])
+        tokens = [item for item in prompt if isinstance(item, int)]
+        messages = [item for item in prompt if not isinstance(item, int)]
+        if tokens and messages:
+            raise UsageError("prompt mixes messages and token ids: give either")
+        return self.text.encode_chat(messages) if messages else tokens
+
+
+def _embedded_target() -> Path:
+    from outrider_models.embedded import target_dir
+
+    return target_dir()
+
+
+def _load_drafter(config: ClientConfig, frozen: FrozenTarget) -> Drafter | None:
+    if config.drafter == NO_DRAFTER:
+        return None
+    if config.drafter is not None:
+        return load_drafter(resolve_dir(config.drafter), frozen)
+    if config.target is not None:
+        raise UsageError("drafter is not given: name one for this target, or none")
+    from outrider_models.embedded import drafter_dir
+
+    return load_drafter(drafter_dir("moa"), frozen)

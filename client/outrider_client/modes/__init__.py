@@ -1,0 +1,1 @@
+"""How an answer is written: each mode a loop of its own."""

@@ -1,0 +1,193 @@
+"""The session with one server, over however many connections: it connects, notices losses, comes back and resumes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from outrider_client.backoff import Backoff
+from outrider_client.config import Timeouts
+from outrider_client.heartbeat import Heartbeat, Patience
+from outrider_client.link import Link
+from outrider_client.link_state import Happening, LinkState, next_state
+from outrider_client.rtt import RttEstimator
+from outrider_client.transcript import Transcript
+from outrider_client.transport import Transport
+from outrider_proto.errors import LinkError, Reason, Refusal
+from outrider_proto.frames import Open, Opened, Sampling
+
+_TRANSIENT = (Reason.SHUTTING_DOWN, Reason.SERVER_FULL)
+Watcher = Callable[[LinkState, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """How patiently a session treats its link."""
+
+    timeouts: Timeouts
+    patience: Patience
+    backoff: Backoff
+
+
+class Session:
+    """State, link and limits; the tokens are the transcript's."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        introduction: Open,
+        transcript: Transcript,
+        manners: Manners,
+        clock: Callable[[], float],
+        generator: random.Random,
+    ) -> None:
+        self.state = LinkState.CONNECTING
+        self.rtt = RttEstimator()
+        self.watcher: Watcher = lambda state, detail: None
+        self._transport = transport
+        self._introduction = introduction
+        self._transcript = transcript
+        self._manners = manners
+        self._clock = clock
+        self._generator = generator
+        self._link: Link | None = None
+        self._limits: Opened | None = None
+        self._patience_factor = 1.0
+        self._num_failures = 0
+        self._bytes_before = (0, 0)  # on connections that are gone
+
+    @property
+    def link(self) -> Link:
+        """Raises LinkError when there is none."""
+        if self._link is None:
+            raise LinkError(f"{self._transport.address}: not connected")
+        return self._link
+
+    @property
+    def limits(self) -> Opened | None:
+        """What the server said of itself; None before the first connection."""
+        return self._limits
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Up and down, over all connections."""
+        up, down = self._bytes_before
+        if self._link is not None:
+            up, down = up + self._link.connection.bytes_up, down + self._link.connection.bytes_down
+        return up, down
+
+    async def connect(self) -> None:
+        """Have a link: the one there is, or a new one. Raises LinkError or Refusal."""
+        if self._link is not None and self._link.has_failed:
+            await self.lose("the connection broke while idle")
+        if self._link is None:
+            await self._open(self._manners.timeouts.connect_s)
+
+    async def sample_with(self, sampling: Sampling) -> None:
+        """A stream's sampling is fixed, so another one needs another stream."""
+        if sampling != self._introduction.sampling:
+            self._introduction = replace(self._introduction, sampling=sampling)
+            if self._link is not None:
+                await self.lose("another way of sampling")
+
+    async def lose(self, detail: str) -> None:
+        """The link is gone, or to be given up."""
+        link, self._link = self._link, None
+        if link is not None:
+            up, down = self._bytes_before
+            self._bytes_before = up + link.connection.bytes_up, down + link.connection.bytes_down
+            await link.close()
+        if self.state is not LinkState.OFFLINE:
+            self._happens(Happening.LOST, detail)
+
+    @property
+    def untried_s(self) -> float:
+        """How long the first attempt since the loss may still take; 0 once one has failed."""
+        return 0.0 if self._num_failures else self._attempt_s
+
+    async def reconnect(self) -> None:
+        """Try until there is a link. Raises Refusal when the server will not have us back."""
+        self._num_failures = 0
+        for attempt in itertools.count():
+            await asyncio.sleep(self._manners.backoff.delay_s(attempt, self._generator))
+            # A link that is there at once was given up too soon; one that is not, was not.
+            self._patience_factor = self._patience_factor * 2 if attempt == 0 else 1.0
+            if await self._attempt():
+                return
+            self._num_failures += 1
+
+    def caught_up(self) -> None:
+        """The server holds the session's tokens again."""
+        if self.state is LinkState.RESUMING:
+            self._happens(Happening.CAUGHT_UP)
+
+    def proved(self) -> None:
+        """A verdict came through: the link is what it seems."""
+        self._patience_factor = 1.0
+
+    async def close(self) -> None:
+        """Tell the server, if that can be done soon. Safe to call twice."""
+        if self._link is not None:
+            await self._link.say_goodbye(self._manners.timeouts.goodbye_s)
+            await self._link.close()
+            self._link = None
+        if self.state is not LinkState.CLOSED:
+            self._happens(Happening.CLOSED)
+
+    async def forget(self) -> None:
+        """After a refusal: the next answer starts a session of its own."""
+        if self._link is not None:
+            await self.lose("refused")
+        self._introduction = replace(self._introduction, session_id="")
+
+    async def _attempt(self) -> bool:
+        try:
+            await self._open(self._attempt_s)
+        except (LinkError, Refusal) as error:
+            if isinstance(error, Refusal) and error.reason not in _TRANSIENT:
+                raise
+            return False
+        return True
+
+    async def _open(self, timeout_s: float) -> None:
+        link = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await self._transport.connect()
+                heartbeat = Heartbeat(self.rtt, self._manners.patience, self._patience_factor)
+                link = Link(connection, self.rtt, heartbeat, self._clock)
+                if self.state is LinkState.OFFLINE:
+                    self._happens(Happening.CONNECTED)
+                opened = await link.open(self._opening())
+        except BaseException as error:
+            if link is not None:
+                await link.close()
+            if self.state is LinkState.RESUMING:
+                self._happens(Happening.LOST, str(error))
+            if isinstance(error, TimeoutError):
+                raise LinkError(f"{self._transport.address}: no answer within {timeout_s:g} s") from error
+            raise
+        self._adopt(link, opened)
+
+    def _opening(self) -> Open:
+        committed_len = self._transcript.committed_len if self._introduction.session_id else 0
+        return replace(self._introduction, committed_len=committed_len)
+
+    def _adopt(self, link: Link, opened: Opened) -> None:
+        self._link = link
+        self._limits = opened
+        self._introduction = replace(self._introduction, session_id=opened.session_id)
+        self._transcript.resume(opened)
+        if self.state is LinkState.CONNECTING:
+            self._happens(Happening.OPENED)
+
+    @property
+    def _attempt_s(self) -> float:
+        return max(self._manners.timeouts.resume_s, 6 * (self.rtt.mean_s or 0.0))
+
+    def _happens(self, happening: Happening, detail: str = "") -> None:
+        self.state = next_state(self.state, happening)
+        self.watcher(self.state, detail)

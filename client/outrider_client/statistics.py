@@ -1,0 +1,129 @@
+"""What an answer cost and gained. Pure: times are arguments, in seconds of one clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider_proto.frames import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSplit:
+    """Where the time of verified tokens went, in ms a token: the drafter, the way there and back, the server's queue,
+    the target's pass, and waiting for features."""
+
+    draft: float = 0.0
+    wire: float = 0.0
+    queue: float = 0.0
+    verify: float = 0.0
+    wait: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Measures of one answer, under the names of DESIGN ('Names of measures')."""
+
+    new_tokens: int = 0
+    mean_acceptance_length: float = 0.0
+    draft_acceptance_rate: float = 0.0
+    acceptance_histogram: tuple[int, ...] = ()  # entry k: verdicts that accepted k drafted tokens
+    time_to_first_token_ms: float = 0.0
+    mean_itl_ms: float = 0.0
+    tokens_per_second: float = 0.0
+    split_ms: TimeSplit = TimeSplit()
+    bytes_up: int = 0
+    bytes_down: int = 0
+    target_calls: int = 0
+    rtt_ms: float = 0.0
+    outages: int = 0
+    offline_ms: float = 0.0
+    unverified: int = 0
+    rolled_back: int = 0
+
+
+class Meter:
+    """Counts what happens to one answer from `started` on."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._first_token_at: float | None = None
+        self._last_token_at = started
+        self._num_drafts = 0
+        self._num_draft_tokens = 0
+        self._histogram: list[int] = []
+        self._draft_s = self._wire_s = self._queue_s = self._verify_s = self._wait_s = 0.0
+        self._target_calls = 0
+        self._outages = 0
+        self._offline_s = 0.0
+        self._offline_since: float | None = None
+        self._rolled_back = 0
+
+    def tokens_came(self, now: float) -> None:
+        if self._first_token_at is None:
+            self._first_token_at = now
+        self._last_token_at = now
+
+    def drafted(self, seconds: float) -> None:
+        self._draft_s += seconds
+
+    def waited(self, seconds: float) -> None:
+        self._wait_s += seconds
+
+    def verdict(self, verdict: Verdict, round_trip_s: float) -> None:
+        """Any answer of the target, `round_trip_s` after it was asked for."""
+        queue_s, verify_s = verdict.queue_us / 1e6, verdict.verify_us / 1e6
+        self._target_calls += 1
+        self._queue_s += queue_s
+        self._verify_s += verify_s
+        self._wire_s += max(round_trip_s - queue_s - verify_s, 0.0)
+
+    def judged(self, num_nodes: int, num_accepted: int) -> None:
+        """The verdict on a draft tree that is not empty. Checks of unverified tokens do not count: no one drafted them
+        for this target's sake."""
+        self._num_drafts += 1
+        self._num_draft_tokens += num_nodes
+        self._histogram += [0] * (num_accepted + 1 - len(self._histogram))
+        self._histogram[num_accepted] += 1
+
+    def rolled_back(self, count: int) -> None:
+        self._rolled_back += count
+
+    def went_offline(self, now: float) -> None:
+        if self._offline_since is None:
+            self._outages += 1
+            self._offline_since = now
+
+    def came_back(self, now: float) -> None:
+        if self._offline_since is not None:
+            self._offline_s += now - self._offline_since
+            self._offline_since = None
+
+    def snapshot(
+        self, now: float, *, new_tokens: int, unverified: int, bytes_up: int, bytes_down: int, rtt_s: float
+    ) -> Statistics:
+        first_at = now if self._first_token_at is None else self._first_token_at
+        accepted = sum(depth * count for depth, count in enumerate(self._histogram))
+        return Statistics(
+            new_tokens=new_tokens,
+            mean_acceptance_length=1 + accepted / self._num_drafts if self._num_drafts else 0.0,
+            draft_acceptance_rate=accepted / self._num_draft_tokens if self._num_draft_tokens else 0.0,
+            acceptance_histogram=tuple(self._histogram),
+            time_to_first_token_ms=(first_at - self._started) * 1e3,
+            mean_itl_ms=(self._last_token_at - first_at) * 1e3 / max(new_tokens - 1, 1),
+            tokens_per_second=new_tokens / max(self._last_token_at - self._started, 1e-9),
+            split_ms=self._split_ms(new_tokens - unverified),
+            bytes_up=bytes_up,
+            bytes_down=bytes_down,
+            target_calls=self._target_calls,
+            rtt_ms=rtt_s * 1e3,
+            outages=self._outages,
+            offline_ms=(self._offline_s + (now - self._offline_since if self._offline_since is not None else 0.0))
+            * 1e3,
+            unverified=unverified,
+            rolled_back=self._rolled_back,
+        )
+
+    def _split_ms(self, num_tokens: int) -> TimeSplit:
+        scale = 1e3 / max(num_tokens, 1)
+        seconds = (self._draft_s, self._wire_s, self._queue_s, self._verify_s, self._wait_s)
+        return TimeSplit(*(part * scale for part in seconds))

@@ -1,0 +1,230 @@
+"""The session's tokens and what the server knows of them. The client's list is the truth; a dead server loses nothing.
+
+      prompt      committed or kept        unverified tail
+    |----------|----------------------R|------------------------|
+    |---- held by the server ----|     ^ root: the last token that needs no check
+
+No I/O, no clock. A request (Draft or Decode) is made here, and its Verdict is applied here by one rule: path and bonus
+are what stands after the root. Where the tail says the same it is confirmed; from the first difference on it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from outrider_proto.errors import Reason, Violation
+from outrider_proto.frames import Decode, Draft, Features, Finish, Opened, Verdict
+from outrider_proto.packing import prefix_hash
+from outrider_proto.tree import DraftTree
+
+Origin = Literal["prompt", "accepted", "bonus", "corrected", "unverified"]
+FinishReason = Literal["eos", "limit", "context", "unverified", "link"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a verdict changed, in this order: tail tokens confirmed, tail tokens dropped, tokens added.
+
+    `first` is the position of the first token that the verdict speaks of.
+    """
+
+    first: int
+    confirmed: int
+    dropped: int
+    accepted: tuple[int, ...]
+    bonus: tuple[int, ...]
+    finish: FinishReason | None = None
+
+    @property
+    def bonus_origin(self) -> Origin:
+        """A bonus that stands where the tail said something else is a correction."""
+        return "corrected" if self.dropped else "bonus"
+
+
+class Transcript:
+    """Tokens of one session over all its answers."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._origins: list[Origin] = []
+        self._prompt_len = 0
+        self._tail_start = 0
+        self._limit_len = 0
+        self._server_len = 0
+        self._next_seq = 1
+        self._first_seq = 1  # of this answer
+        self._stable_len = 0  # of earlier answers' tokens, so many still stand
+        self._in_flight: Draft | Decode | None = None
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._tokens
+
+    @property
+    def prompt_len(self) -> int:
+        return self._prompt_len
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens of this answer."""
+        return len(self._tokens) - self._prompt_len
+
+    @property
+    def last_new_token(self) -> int | None:
+        return self._tokens[-1] if self.num_new_tokens else None
+
+    @property
+    def new_tokens(self) -> tuple[int, ...]:
+        return tuple(self._tokens[self._prompt_len :])
+
+    @property
+    def new_origins(self) -> tuple[Origin, ...]:
+        return tuple(self._origins[self._prompt_len :])
+
+    @property
+    def tail_len(self) -> int:
+        """Unverified tokens that are still to be judged."""
+        return len(self._tokens) - self._tail_start
+
+    @property
+    def committed_len(self) -> int:
+        """Tokens that need no check: prompt, committed and kept ones."""
+        return self._tail_start
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be added."""
+        return self._limit_len - len(self._tokens)
+
+    def begin(self, prompt: Sequence[int], max_new_tokens: int) -> int:
+        """Start an answer; returns how many of the tokens held so far it shares."""
+        common = common_length(self._tokens, prompt)
+        self._stable_len = common
+        self._tokens = list(prompt)
+        self._origins = ["prompt"] * len(prompt)
+        self._prompt_len = self._tail_start = len(prompt)
+        self._limit_len = len(prompt) + max_new_tokens
+        self._server_len = min(self._server_len, common)
+        self._first_seq = self._next_seq
+        self._in_flight = None
+        return common
+
+    def next_draft(self, tree: DraftTree, features_from: int) -> Draft:
+        """Root and tree, after whatever the server lacks before them. With a tail, `tree` is a chain from it."""
+        base_len, context = self._missing()
+        root = self._tokens[self._tail_start - 1]
+        draft = Draft(self._take_seq(), base_len, context, root, tree, features_from)
+        self._send(draft)
+        return draft
+
+    def next_decode(self) -> Decode:
+        """Ask for all the tokens there is room for."""
+        base_len, context = self._missing()
+        decode = Decode(self._take_seq(), base_len, context, self._tokens[-1], self.room)
+        self._send(decode)
+        return decode
+
+    def tail_chain(self, max_nodes: int) -> DraftTree:
+        """The first unverified tokens as a tree without branches."""
+        return DraftTree.chain(self._tokens[self._tail_start : self._tail_start + max_nodes])
+
+    def awaits(self, seq: int) -> bool:
+        return self._in_flight is not None and self._in_flight.seq == seq
+
+    def apply(self, verdict: Verdict, vocab_size: int) -> Outcome:
+        """The answer to the request in flight. Raises Violation for a verdict that does not fit it."""
+        words, path_len = self._words(verdict, vocab_size)
+        first = self._tail_start
+        confirmed = common_length(self._tokens[first:], words)
+        is_over = confirmed < len(words) or verdict.finish is Finish.EOS
+        dropped = self._drop_from(first + confirmed) if is_over else 0
+        added = words[confirmed : confirmed + max(self.room, 0)]
+        outcome = Outcome(
+            first, confirmed, dropped, added[: max(path_len - confirmed, 0)], added[max(path_len - confirmed, 0) :]
+        )
+        self._origins[first : first + confirmed] = ["accepted"] * confirmed
+        self._origins += ["accepted"] * len(outcome.accepted)
+        self._origins += [outcome.bonus_origin] * len(outcome.bonus)
+        self._tokens += added
+        self._tail_start = first + confirmed + len(added)
+        self._server_len = min(first + path_len, len(self._tokens))
+        if isinstance(self._in_flight, Draft) or verdict.finish is not Finish.NOT_YET:
+            self._in_flight = None
+        return replace(outcome, finish=self._finish(verdict, cut=confirmed + len(added) < len(words)))
+
+    def write_unverified(self, token: int) -> None:
+        """One token that the drafter wrote alone."""
+        self._tokens.append(token)
+        self._origins.append("unverified")
+
+    def keep_tail(self) -> None:
+        """Let the unverified tokens stand; they go to the server as context and stay marked."""
+        self._tail_start = len(self._tokens)
+
+    def resume(self, opened: Opened) -> None:
+        """Learn what the server still holds: what hashes as ours does, or nothing."""
+        self._in_flight = None
+        kept = opened.kept_len
+        same = kept <= len(self._tokens) and prefix_hash(self._tokens[:kept]) == opened.kept_hash
+        self._server_len = kept if same else 0
+
+    def num_usable_rows(self, features: Features) -> int:
+        """How many of the rows describe tokens that still stand."""
+        stands = self._server_len if features.seq >= self._first_seq else self._stable_len
+        return max(min(len(features.rows), stands - features.first), 0)
+
+    def _drop_from(self, position: int) -> int:
+        """Drop the tail from `position` on; returns how many tokens went."""
+        dropped = len(self._tokens) - position
+        del self._tokens[position:], self._origins[position:]
+        return dropped
+
+    def _missing(self) -> tuple[int, tuple[int, ...]]:
+        root_at = self._tail_start - 1
+        base_len = min(self._server_len, root_at)
+        return base_len, tuple(self._tokens[base_len:root_at])
+
+    def _take_seq(self) -> int:
+        seq, self._next_seq = self._next_seq, self._next_seq + 1
+        return seq
+
+    def _send(self, request: Draft | Decode) -> None:
+        self._in_flight = request
+        self._server_len = request.base_len  # all that is sure until the verdict
+
+    def _words(self, verdict: Verdict, vocab_size: int) -> tuple[tuple[int, ...], int]:
+        """Path and bonus as tokens, and the path's length."""
+        if self._in_flight is None or verdict.seq != self._in_flight.seq:
+            raise _misfit(f"verdict {verdict.seq} answers nothing that was asked")
+        tree = self._in_flight.tree if isinstance(self._in_flight, Draft) else DraftTree()
+        path = tree.path_tokens(verdict.path)
+        if verdict.bonus is None:
+            if verdict.finish not in (Finish.EOS, Finish.CANCELLED, Finish.CONTEXT_FULL):
+                raise _misfit("a verdict without bonus that does not end the answer")
+            return path, len(path)
+        if not 0 <= verdict.bonus < vocab_size:
+            raise _misfit(f"bonus={verdict.bonus}: the vocabulary has {vocab_size}")
+        return (*path, verdict.bonus), len(path)
+
+    def _finish(self, verdict: Verdict, cut: bool) -> FinishReason | None:
+        if verdict.finish is Finish.EOS and not cut:
+            return "eos"
+        if self.tail_len == 0 and self.room <= 0:
+            return "limit"
+        if verdict.finish is Finish.CONTEXT_FULL:
+            return "context"
+        return None
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    shorter = min(len(one), len(other))
+    if tuple(one[:shorter]) == tuple(other[:shorter]):  # nearly always, and far faster than looking one by one
+        return shorter
+    return next(i for i in range(shorter) if one[i] != other[i])
+
+
+def _misfit(message: str) -> Violation:
+    return Violation(Reason.MALFORMED_FRAME, message)

@@ -1,0 +1,315 @@
+"""A verifier and a drafter whose every token follows from a hash, so that the client's loops run without models."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from outrider_client.async_client import AsyncClient
+from outrider_client.backoff import Backoff
+from outrider_client.config import ClientConfig, Timeouts
+from outrider_client.heartbeat import Patience
+from outrider_client.local_models import LocalModels
+from outrider_client.local_transport import LocalTransport
+from outrider_drafters.shape import TreeShape
+from outrider_proto import PROTOCOL_VERSION
+from outrider_proto.errors import LinkError, Reason, Refusal
+from outrider_proto.frames import (
+    Cancel,
+    ClientFrame,
+    Close,
+    Decode,
+    Draft,
+    Features,
+    Finish,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    Sampling,
+    ServerDescription,
+    ServerFrame,
+    TapInfo,
+    Verdict,
+)
+from outrider_proto.packing import prefix_hash
+from outrider_proto.tree import ROOT, DraftTree
+
+VOCAB = 64
+EOS = 0
+WIDTH = 3
+MAX_CONTEXT = 200
+TAP = TapInfo("fake-tap", "fake", WIDTH)
+
+
+def _hashed(*parts: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "little")
+
+
+@dataclass
+class Language:
+    """What the target writes: a function of the last three tokens and their position."""
+
+    eos_at: int = -1  # position of an end-of-text token
+    salt: int = 0
+
+    def following(self, tokens: Sequence[int]) -> int:
+        if len(tokens) == self.eos_at:
+            return EOS
+        return 1 + _hashed(self.salt, len(tokens), tuple(tokens[-3:])) % (VOCAB - 1)
+
+    def answer(self, prompt: Sequence[int], max_new_tokens: int) -> tuple[int, ...]:
+        """The plain loop, our oracle."""
+        tokens = list(prompt)
+        while len(tokens) < len(prompt) + max_new_tokens and tokens[-1:] != [EOS]:
+            tokens.append(self.following(tokens))
+        return tuple(tokens[len(prompt) :])
+
+
+def rows_of(tokens: Sequence[int], first: int, end: int) -> np.ndarray:
+    return np.array([[p, tokens[p], sum(tokens[: p + 1])] for p in range(first, end)], dtype=np.float32).reshape(
+        -1, WIDTH
+    )
+
+
+@dataclass
+class FakeVerifier:
+    """The server's side of the contract, on a Language. Faults are switched on from outside."""
+
+    language: Language
+    sessions: dict[str, list[int]] = field(default_factory=dict)  # tokens whose K/V it holds
+    opens: list[Open] = field(default_factory=list)
+    requests: list[Draft | Decode] = field(default_factory=list)
+    num_verdicts: int = 0
+    cut_before: set[int] = field(default_factory=set)  # the link dies instead of the n-th verdict (from 0)
+    cut_after: set[int] = field(default_factory=set)  # ... right after it
+    down_for: int = 0  # so many connects fail
+    stalled: bool = False  # connections stay up and say nothing
+    refusal: Refusal | None = None
+    features_late: bool = False
+
+    def describe(self) -> ServerDescription:
+        return ServerDescription(PROTOCOL_VERSION, "0", "fake", "t", "k", VOCAB, MAX_CONTEXT, 255, (EOS,), (TAP,))
+
+    async def session(self, incoming: AsyncIterator[ClientFrame]) -> AsyncGenerator[ServerFrame, None]:
+        if self.down_for:
+            self.down_for -= 1
+            raise LinkError("down")
+        session_id, last_seq = "", 0
+        async for frame in incoming:
+            await self._stall()
+            match frame:
+                case Open():
+                    session_id, opened = self._opened(frame)
+                    yield opened
+                case Ping():
+                    yield Pong(frame.nonce)
+                case Draft() | Decode():
+                    assert frame.seq > last_seq
+                    last_seq = frame.seq
+                    self.requests.append(frame)
+                    for reply in self._replies(session_id, frame):
+                        await asyncio.sleep(0)
+                        await self._stall()
+                        yield reply
+                        self._cut(reply)
+                case Close():
+                    self.sessions.pop(session_id, None)
+                    return
+                case Cancel():
+                    pass
+
+    async def _stall(self) -> None:
+        while self.stalled:
+            await asyncio.sleep(0.001)
+
+    def _opened(self, frame: Open) -> tuple[str, Opened]:
+        self.opens.append(frame)
+        resumed = frame.session_id in self.sessions
+        session_id = frame.session_id if resumed else f"s{len(self.opens)}"
+        held = self.sessions.setdefault(session_id, [])
+        del held[frame.committed_len :]
+        return session_id, Opened(session_id, resumed, len(held), prefix_hash(held), MAX_CONTEXT, 255, (EOS,))
+
+    def _replies(self, session_id: str, frame: Draft | Decode):
+        if self.refusal is not None:
+            raise self.refusal
+        held = self.sessions[session_id]
+        assert frame.base_len <= len(held)
+        del held[frame.base_len :]
+        held += [*frame.context, frame.root]
+        if isinstance(frame, Draft):
+            yield from self._judge(held, frame)
+        else:
+            yield from self._decode(held, frame)
+
+    def _judge(self, held: list[int], frame: Draft):
+        path, node = [], ROOT
+        while True:
+            token = self.language.following(held)
+            child = frame.tree.child(node, token)
+            if child is None:
+                break
+            path.append(child)
+            held.append(token)
+            node = child
+            if token == EOS:
+                break
+        ended = held[-1] == EOS and bool(path)
+        bonus = None if ended else token
+        finish = Finish.EOS if ended or bonus == EOS else Finish.NOT_YET
+        yield from self._verdict(Verdict(frame.seq, tuple(path), bonus, finish, 10, 20))
+        yield Features(frame.seq, frame.features_from, rows_of(held, frame.features_from, len(held)), last=True)
+
+    def _decode(self, held: list[int], frame: Decode):
+        for i in range(frame.max_tokens):
+            token = self.language.following(held)
+            finish = Finish.EOS if token == EOS else Finish.LIMIT if i + 1 == frame.max_tokens else Finish.NOT_YET
+            yield from self._verdict(Verdict(frame.seq, (), token, finish, 10, 20))
+            if finish is not Finish.NOT_YET:
+                return
+            held.append(token)
+
+    def _verdict(self, verdict: Verdict):
+        number = self.num_verdicts
+        self.num_verdicts += 1
+        if number in self.cut_before:
+            raise LinkError("cut")
+        yield verdict
+        if number in self.cut_after:
+            raise LinkError("cut")
+
+    def _cut(self, reply: ServerFrame) -> None:
+        """For subclasses."""
+
+
+class FakeDraftState:
+    """Guesses the language's next token three times out of four. Checks that features belong to their tokens."""
+
+    def __init__(self, language: Language) -> None:
+        self._language = language
+        self.tokens: list[int] = []
+        self.num_features = 0
+        self._paths: list[tuple[int, ...]] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
+
+    def add_features(self, first: int, rows: torch.Tensor) -> None:
+        assert first <= self.num_features
+        expected = rows_of(self.tokens, first, first + len(rows))
+        assert np.array_equal(rows.numpy(), expected)
+        self.num_features = max(self.num_features, first + len(rows))
+
+    def rollback(self, num_tokens: int) -> None:
+        assert num_tokens <= len(self.tokens)
+        del self.tokens[num_tokens:]
+        self.num_features = min(self.num_features, num_tokens)
+
+    def root_logits(self) -> torch.Tensor:
+        self._paths = []
+        return self._logits(())
+
+    def expand(self, tokens: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        known = list(self._paths)
+        for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
+            self._paths.append((*(() if parent == ROOT else known[parent]), token))
+        return torch.stack([self._logits(path) for path in self._paths[len(known) :]])
+
+    def _logits(self, path: tuple[int, ...]) -> torch.Tensor:
+        text = (*self.tokens, *path)
+        generator = torch.Generator().manual_seed(_hashed("drafter", text))
+        logits = torch.randn(VOCAB, generator=generator)
+        if _hashed("agrees", text) % 4:
+            logits[self._language.following(text)] += 8.0
+        return logits
+
+
+@dataclass
+class FakeDrafter:
+    language: Language
+    family: str = "fake"
+    tap: TapInfo = TAP
+    vocab_size: int = VOCAB
+
+    def new_state(self) -> FakeDraftState:
+        return FakeDraftState(self.language)
+
+
+class Letters:
+    """Token 1 is 'a' and so on; the end of text says nothing."""
+
+    def encode(self, text: str) -> list[int]:
+        return [1 + (ord(char) - ord("a")) % (VOCAB - 1) for char in text]
+
+    def encode_chat(self, messages) -> list[int]:
+        return [token for message in messages for token in [EOS, *self.encode(message["content"])]]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(chr(ord("a") + token - 1) for token in tokens if token != EOS)
+
+
+def fake_models(language: Language, drafter: FakeDrafter | None) -> LocalModels:
+    return LocalModels(drafter, VOCAB, MAX_CONTEXT, (EOS,), "t", "k", Letters)
+
+
+FAST = ClientConfig(
+    shape=TreeShape(breadth=2, levels=4, budget=6),
+    timeouts=Timeouts(connect_s=0.5, resume_s=0.05, features_s=1.0, verdict_s=5.0),
+    patience=Patience(floor_s=0.02),
+    backoff=Backoff(first_s=0.001, cap_s=0.002),
+    max_new_tokens=40,
+    wait_for_link_s=5.0,
+)
+
+
+@pytest.fixture
+def language() -> Language:
+    return Language()
+
+
+@pytest.fixture
+def verifier(language: Language) -> FakeVerifier:
+    return FakeVerifier(language)
+
+
+@pytest.fixture
+def models(language: Language) -> LocalModels:
+    return fake_models(language, FakeDrafter(language))
+
+
+@pytest.fixture
+def bare_models(language: Language) -> LocalModels:
+    """Without a drafter."""
+    return fake_models(language, None)
+
+
+@pytest.fixture
+def fast() -> ClientConfig:
+    """Waits so short that outages cost a test nothing."""
+    return FAST
+
+
+@pytest.fixture
+async def connect(verifier: FakeVerifier, models: LocalModels):
+    """Clients of the fake verifier, closed at the end."""
+    clients: list[AsyncClient] = []
+
+    def make(config: ClientConfig = FAST, models: LocalModels = models) -> AsyncClient:
+        transport = LocalTransport(verifier.describe, verifier.session)
+        clients.append(AsyncClient(config, models=models, transport=transport))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        await client.close()

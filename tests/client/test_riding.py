@@ -1,0 +1,295 @@
+"""The client's loops against a verifier without models: the text is the plain loop's, whatever happens to the link."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+
+import pytest
+
+from outrider_client.events import Committed, LinkChanged, RolledBack, Unverified, Verified
+from outrider_client.link_state import LinkState
+from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
+
+PROMPT = [5, 9, 12, 3]
+MODES = ["stop-and-wait", "stream"]
+
+
+async def collect(client, prompt=PROMPT, when_offline=lambda: None, **overrides):
+    """All events; `when_offline` is called as the link is first lost."""
+    events = []
+    async with contextlib.aclosing(client.generate(prompt, **overrides)) as stream:
+        async for event in stream:
+            if is_offline(event) and not any(is_offline(earlier) for earlier in events):
+                when_offline()
+            events.append(event)
+    return events
+
+
+def is_offline(event) -> bool:
+    return isinstance(event, LinkChanged) and event.state is LinkState.OFFLINE
+
+
+def replayed(events) -> list[int]:
+    """The answer as a listener of events builds it."""
+    tokens: list[int] = []
+    for event in events:
+        match event:
+            case Committed() | Unverified():
+                assert event.first == len(tokens)
+                tokens += event.tokens
+            case RolledBack():
+                assert len(tokens) - event.count == event.first
+                del tokens[event.first :]
+    return tokens
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_answer_is_that_of_the_plain_loop(connect, language, mode):
+    completion = await connect().complete(PROMPT, mode=mode)
+    assert completion.token_ids == language.answer(PROMPT, 40)
+    assert completion.reason == "limit"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_end_of_text_ends_the_answer(connect, language, mode):
+    language.eos_at = 23
+    completion = await connect().complete(PROMPT, mode=mode)
+    assert completion.token_ids == language.answer(PROMPT, 40)
+    assert completion.reason == "eos"
+    assert len(completion.token_ids) == 23 - len(PROMPT) + 1
+
+
+async def test_drafting_saves_target_calls(connect):
+    client = connect()
+    drafted = (await client.complete(PROMPT)).statistics
+    assert drafted.mean_acceptance_length > 2
+    assert drafted.target_calls < 20
+    assert sum(drafted.acceptance_histogram) == drafted.target_calls - 1  # the prompt's verdict has no draft
+    plain = (await client.complete([7, 7], mode="stream")).statistics
+    assert plain.target_calls == 40
+    assert plain.mean_acceptance_length == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("wait", [True, False])
+async def test_without_waiting_for_features(connect, language, mode, wait):
+    completion = await connect().complete(PROMPT, mode=mode, wait_for_features=wait)
+    assert completion.token_ids == language.answer(PROMPT, 40)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("when", ["cut_before", "cut_after"])
+@pytest.mark.parametrize("verdict", [0, 1, 3, 6])
+@pytest.mark.parametrize("forgets", [False, True])
+async def test_verified_answer_survives_a_cut(connect, verifier, language, mode, when, verdict, forgets):
+    setattr(verifier, when, {verdict})
+
+    def die():
+        verifier.down_for = 2
+        if forgets:
+            verifier.sessions.clear()
+
+    events = await collect(connect(), when_offline=die, mode=mode, on_reconnect="verify")
+    assert replayed(events) == list(language.answer(PROMPT, 40))
+    assert events[-1].reason == "limit"
+    assert events[-1].statistics.outages == 1
+    assert events[-1].statistics.unverified == 0
+    states = [event.state for event in events if isinstance(event, LinkChanged)]
+    assert states[:2] == [LinkState.CONNECTING, LinkState.ONLINE]
+    assert states[2] is LinkState.OFFLINE
+    assert states[-2:] == [LinkState.RESUMING, LinkState.ONLINE]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_many_outages(connect, verifier, language, mode):
+    verifier.cut_before = {2, 3, 8}
+    verifier.cut_after = {5, 6, 10}
+    completion = await connect().complete(PROMPT, mode=mode, offline_limit=3)
+    assert completion.token_ids == language.answer(PROMPT, 40)
+    assert completion.statistics.outages >= 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_kept_tokens_stand_and_stay_marked(connect, verifier, language, mode):
+    verifier.cut_before = {3}
+    go_down = functools.partial(setattr, verifier, "down_for", 5)
+    events = await collect(connect(), when_offline=go_down, mode=mode, on_reconnect="keep", offline_limit=9)
+    tokens = replayed(events)
+    unverified = [event for event in events if isinstance(event, Unverified)]
+    assert unverified
+    assert not any(isinstance(event, RolledBack | Verified) for event in events)
+    assert events[-1].statistics.unverified == len(unverified)
+    last = unverified[-1].first + 1
+    standing = [*PROMPT, *tokens[:last]]
+    assert tuple(tokens[last:]) == language.answer(standing, 40 - last)
+
+
+async def test_wrong_guesses_are_rolled_back_and_corrected(connect, verifier, language):
+    verifier.cut_before = {2}
+    events = await collect(connect(), when_offline=functools.partial(setattr, verifier, "down_for", 8))
+    assert any(isinstance(event, RolledBack) for event in events)
+    corrected = [event for event in events if isinstance(event, Committed) and event.origin == "corrected"]
+    assert len(corrected) == 1
+    assert events[-1].statistics.rolled_back > 0
+    assert replayed(events) == list(language.answer(PROMPT, 40))
+
+
+async def test_silence_is_noticed(connect, verifier, language):
+    client = connect()
+    events = []
+    async with contextlib.aclosing(client.generate(PROMPT)) as stream:
+        async for event in stream:
+            events.append(event)
+            if isinstance(event, Committed) and event.first > 10:
+                verifier.stalled = not any(isinstance(e, LinkChanged) and e.state is LinkState.OFFLINE for e in events)
+            if isinstance(event, LinkChanged) and event.state is LinkState.OFFLINE:
+                assert "no sign of life" in event.detail
+                verifier.stalled = False
+    assert replayed(events) == list(language.answer(PROMPT, 40))
+    assert events[-1].statistics.outages == 1
+
+
+async def test_answer_ends_unverified_when_the_link_stays_away(connect, verifier):
+    verifier.cut_before = {2}
+    go_down = functools.partial(setattr, verifier, "down_for", 10_000)
+    *_, last = await collect(connect(), when_offline=go_down, wait_for_link_s=0.0)
+    assert last.reason == "unverified"
+    assert last.statistics.unverified > 0
+    assert last.statistics.new_tokens == 40
+
+
+async def test_without_a_drafter(connect, verifier, language, bare_models):
+    client = connect(models=bare_models)
+    assert (await client.complete(PROMPT)).token_ids == language.answer(PROMPT, 40)
+    assert verifier.opens[0].tap == ""
+    verifier.cut_before = {verifier.num_verdicts + 3}
+    events = await collect(client, [1, 2, 3])
+    assert replayed(events) == list(language.answer([1, 2, 3], 40))
+    assert not any(isinstance(event, Unverified) for event in events)
+
+
+async def test_broken_off_without_a_drafter(connect, verifier, bare_models):
+    verifier.cut_before = {4}
+    go_down = functools.partial(setattr, verifier, "down_for", 10_000)
+    *_, last = await collect(connect(models=bare_models), when_offline=go_down, wait_for_link_s=0.0)
+    assert last.reason == "link"
+    assert last.statistics.new_tokens == 4
+
+
+async def test_unreachable_at_the_start(connect, verifier):
+    verifier.down_for = 1
+    client = connect()
+    with pytest.raises(LinkError):
+        await client.complete(PROMPT)
+    assert (await client.complete(PROMPT)).statistics.outages == 0
+
+
+async def test_offline_start(connect, verifier, language, fast):
+    verifier.down_for = 30
+    client = connect(dataclasses.replace(fast, offline_start=True))
+    events = await collect(client)
+    assert any(isinstance(event, Unverified) for event in events)
+    assert replayed(events) == list(language.answer(PROMPT, 40))
+
+
+async def test_offline_mode_needs_no_server(connect, verifier):
+    completion = await connect().complete(PROMPT, mode="offline", max_new_tokens=12)
+    assert completion.origins == ("unverified",) * 12
+    assert completion.reason == "unverified"
+    assert not verifier.opens
+
+
+async def test_cancelled_answer_leaves_the_session_usable(connect, verifier, language):
+    client = connect()
+    for mode in MODES:
+        async with contextlib.aclosing(client.generate(PROMPT, mode=mode)) as stream:
+            async for event in stream:
+                if isinstance(event, Committed) and event.first > 10:
+                    break
+        prompt = [*PROMPT, 8]
+        assert (await client.complete(prompt, mode=mode)).token_ids == language.answer(prompt, 40)
+    assert len(verifier.opens) == 1
+
+
+async def test_next_turn_sends_only_what_is_new(connect, verifier, language):
+    client = connect()
+    first = await client.complete(PROMPT, max_new_tokens=10)
+    prompt = [*PROMPT, *first.token_ids, 30, 31, 32]
+    second = await client.complete(prompt)
+    assert second.token_ids == language.answer(prompt, 40)
+    turn = verifier.requests[first.statistics.target_calls]
+    assert turn.base_len == len(PROMPT) + 9
+    assert turn.context == (first.token_ids[-1], 30, 31)
+    assert turn.features_from >= len(PROMPT)
+    assert len(verifier.opens) == 1
+
+
+async def test_turn_after_a_silent_death_of_the_link(connect, verifier, language):
+    client = connect()
+    calls = (await client.complete(PROMPT, max_new_tokens=10)).statistics.target_calls
+    verifier.cut_before = {calls}
+    prompt = [*PROMPT, 40]
+    assert (await client.complete(prompt)).token_ids == language.answer(prompt, 40)
+
+
+async def test_another_sampling_opens_another_stream(connect, verifier):
+    client = connect()
+    await client.complete(PROMPT, max_new_tokens=3)
+    await client.complete(PROMPT, max_new_tokens=3, temperature=0.5, seed=7)
+    assert [frame.sampling.temperature for frame in verifier.opens] == [0.0, 0.5]
+    assert verifier.opens[1].session_id == "s1"
+
+
+async def test_refusal_reaches_the_caller_and_ends_the_session(connect, verifier, language):
+    verifier.refusal = Refusal(Reason.CONTEXT_FULL, "too long")
+    client = connect()
+    with pytest.raises(Refusal, match="too long"):
+        await client.complete(PROMPT)
+    verifier.refusal = None
+    assert (await client.complete(PROMPT)).token_ids == language.answer(PROMPT, 40)
+    assert verifier.opens[1].session_id == ""
+
+
+async def test_server_that_shuts_down_is_an_outage(connect, verifier, language):
+    client = connect()
+    events = []
+    async with contextlib.aclosing(client.generate(PROMPT)) as stream:
+        async for event in stream:
+            events.append(event)
+            if isinstance(event, Committed) and event.first == 0:
+                verifier.refusal = Refusal(Reason.SHUTTING_DOWN, "bye")
+            if isinstance(event, LinkChanged) and event.state is LinkState.OFFLINE:
+                verifier.refusal = None
+    assert replayed(events) == list(language.answer(PROMPT, 40))
+
+
+async def test_one_answer_at_a_time(connect):
+    client = connect()
+    async with contextlib.aclosing(client.generate(PROMPT)) as stream:
+        await anext(stream)
+        with pytest.raises(UsageError, match="one client"):
+            await client.complete(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"), [([], "empty"), ("", "empty"), ([999], "vocabulary"), ([1, {"role": "user"}], "mixes")]
+)
+async def test_bad_prompts(connect, prompt, message):
+    with pytest.raises(UsageError, match=message):
+        await connect().complete(prompt)
+
+
+async def test_text_follows_the_tokens(connect, verifier, models):
+    verifier.cut_before = {2}
+    completion = await connect().complete("hello", raw=True)
+    assert completion.text == models.decode(completion.token_ids)
+
+
+async def test_closing_says_goodbye(connect, verifier):
+    client = connect()
+    await client.complete(PROMPT)
+    await client.close()
+    await client.close()
+    assert not verifier.sessions
