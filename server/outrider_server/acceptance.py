@@ -1,15 +1,15 @@
 """The acceptance rule: walk the tree along the tokens the target has chosen. Pure; knows no model and no tensors.
 
-The target's token is chosen at every node first (choice.py), then the walk goes to the child that carries it; where
-there is none the chosen token is the bonus. Greedy: the argmax path. Sampling: each step takes child x with
-probability p(x) and leaves the tree with a token of law p restricted to the tokens not drafted, which is exactly
-the sibling-by-sibling rule for deterministic proposals (accept x with p(x), else renormalise without it), so the
-output has the target's distribution whatever was drafted.
+At every node the target's token is chosen without a look at the tree (choice.py); the walk goes to the child that
+carries it, and where there is none the chosen token is the bonus. Greedy: the argmax path. Sampling: each step takes
+child x with probability p(x), or leaves the tree with a token of law p restricted to the tokens not drafted. That is
+exactly the sibling-by-sibling rule for deterministic proposals (accept x with p(x), else renormalise without it), so
+the output has the target's distribution whatever was drafted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from outrider_proto.frames import Finish
@@ -25,24 +25,21 @@ class Walk:
     finish: Finish
 
 
-def walk(tree: DraftTree, chosen: Sequence[int], eos: Collection[int], max_depth: int) -> Walk:
-    """chosen[0] is the target's token after the root, chosen[1 + i] the one after node i.
+def walk(tree: DraftTree, choose: Callable[[int], int], eos: Collection[int], max_depth: int) -> Walk:
+    """choose(node) is the target's token after that node, or after the root; asked once for each node on the way.
 
     `max_depth` is how many tokens besides the bonus still fit into the context.
     """
     children = {edge: node for node, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     path: list[int] = []
     node = ROOT
-    while len(path) < max_depth:
-        token = chosen[1 + node]
-        child = children.get((node, token))
-        if child is None:
-            break
+    token = choose(node)
+    while len(path) < max_depth and (child := children.get((node, token))) is not None:
         node = child
         path.append(child)
         if token in eos:
             return Walk(tuple(path), None, Finish.EOS)
-    bonus = chosen[1 + node]
-    if bonus in eos:
-        return Walk(tuple(path), bonus, Finish.EOS)
-    return Walk(tuple(path), bonus, Finish.CONTEXT_FULL if len(path) == max_depth else Finish.NOT_YET)
+        token = choose(node)
+    if token in eos:
+        return Walk(tuple(path), token, Finish.EOS)
+    return Walk(tuple(path), token, Finish.CONTEXT_FULL if len(path) == max_depth else Finish.NOT_YET)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -94,27 +95,36 @@ class Engine:
             work.held.add_features({layer: _standing(outcome, outcome.hidden[layer]) for layer in layers})
 
     def _walks(self, works: Sequence[Work], pieces: Sequence[Piece], logits: Tensor) -> list[Walk | None]:
-        # One argmax and one transfer for all sessions; drawn tokens then replace their rows.
+        # One argmax and one transfer for all greedy sessions; drawing is dearer, and done for rows on the path alone.
         greedy = logits.argmax(-1).tolist() if any(w.chooser and w.chooser.sampling.greedy for w in works) else []
         walks: list[Walk | None] = []
-        first = 0
+        root_row = 0  # of logits
         for work, piece in zip(works, pieces, strict=True):
             if work.chooser is None:
                 walks.append(None)
                 continue
-            rows = slice(first, first := first + 1 + len(work.tree))
             if work.chooser.sampling.greedy:
-                chosen = greedy[rows]
+                choose = partial(_look_up, greedy, root_row)
             else:
-                positions = [position + 1 for position in piece.positions[len(work.chain) - 1 :]]
-                chosen = work.chooser.choose(logits[rows], positions)
-            walks.append(walk(work.tree, chosen, self._eos, self._max_depth(work)))
+                choose = partial(_draw, work.chooser, logits[root_row:], piece.positions[len(work.chain) - 1 :])
+            walks.append(walk(work.tree, choose, self._eos, self._max_depth(work)))
+            root_row += 1 + len(work.tree)
         return walks
 
     def _max_depth(self, work: Work) -> int:
         """Nodes that fit below the root, leaving one position for the bonus."""
         root = work.held.slot.length + len(work.chain) - 1
         return max(0, self.target.max_context - 2 - root)
+
+
+def _look_up(chosen: list[int], root_row: int, node: int) -> int:
+    return chosen[root_row + 1 + node]
+
+
+def _draw(chooser: Chooser, logits: Tensor, positions: list[int], node: int) -> int:
+    """`logits` and `positions` begin with the root's."""
+    row = 1 + node
+    return chooser.choose(logits[row : row + 1], [positions[row] + 1])[0]
 
 
 def _rows_to_judge(works: Sequence[Work]) -> list[int]:

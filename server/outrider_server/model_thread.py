@@ -84,7 +84,10 @@ class ModelThread:
 
     def _run(self) -> None:
         while self._gather():
-            self._tick()
+            try:
+                self._tick()
+            except Exception as error:  # our own fault, of no session: answer everybody, go on
+                self._fail_all(error)
 
     def _gather(self) -> bool:
         """Sort arrivals into their sessions' lines; wait for one when there is nothing to do. False: time to end."""
@@ -104,6 +107,13 @@ class ModelThread:
             job.judge(outcome)
         for job, outcome in outcomes:
             self._settle(job, outcome)
+
+    def _fail_all(self, error: Exception) -> None:
+        lines, self._lines = self._lines, {}
+        for line in lines.values():
+            for item in line:
+                if isinstance(item, Job):
+                    _fail(item, error)
 
     def _heads(self) -> list[Job]:
         """The first job of every session that wants the model."""

@@ -40,6 +40,7 @@ class Target:
     tokenizer_fingerprint: str
     kv: KVShape
     vocab_size: int
+    hidden_size: int
     max_context: int
     eos_token_ids: tuple[int, ...]
 
@@ -70,7 +71,7 @@ class Target:
         """Make a loaded model a target. Raises UsageError when slots cannot reproduce its own attention."""
         register()
         model.train(False)
-        context = _context(model, max_context)
+        config, context = model.config.get_text_config(), _context(model, max_context)
         kv = probe(model, context)
         check_against_eager(model, kv, context)
         return cls(
@@ -79,7 +80,8 @@ class Target:
             fingerprint=fingerprint,
             tokenizer_fingerprint=tokenizer_fingerprint,
             kv=kv,
-            vocab_size=model.config.get_text_config().vocab_size,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
             max_context=context,
             eos_token_ids=_eos_token_ids(model),
         )

@@ -1,6 +1,7 @@
 """The walk: greedy by example, sampling by its law, whatever was drafted."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,13 @@ from outrider_server.choice import Chooser
 #         /   \       \
 #       2:6   3:7     4:6
 TREE = DraftTree((4, 5, 6, 7, 6), (-1, -1, 0, 0, 1))
+
+
+def judged(chosen: list[int], eos: set[int], max_depth: int = 9) -> Walk:
+    """chosen[0] is the target's token after the root, chosen[1 + i] the one after node i."""
+    return walk(TREE, lambda node: chosen[1 + node], eos, max_depth)
+
+
 FALSE_ALARM = 1e-4  # per chi-square test, for a right implementation; seeds are fixed
 
 
@@ -33,17 +41,17 @@ FALSE_ALARM = 1e-4  # per chi-square test, for a right implementation; seeds are
     ],
 )
 def test_the_walk_follows_the_chosen_tokens(chosen, expected):
-    assert walk(TREE, chosen, {2}, 9) == expected
+    assert judged(chosen, {2}) == expected
 
 
 def test_an_accepted_end_of_text_ends_the_path_without_bonus():
-    assert walk(TREE, [5, 0, 6, 0, 0, 8], {6}, 9) == Walk((1, 4), None, Finish.EOS)
+    assert judged([5, 0, 6, 0, 0, 8], {6}) == Walk((1, 4), None, Finish.EOS)
 
 
 def test_the_context_limits_the_path():
-    assert walk(TREE, [4, 7, 0, 0, 8, 0], set(), 2) == Walk((0, 3), 8, Finish.CONTEXT_FULL)
-    assert walk(TREE, [4, 7, 0, 0, 8, 0], set(), 1) == Walk((0,), 7, Finish.CONTEXT_FULL)
-    assert walk(TREE, [4, 7, 0, 0, 8, 0], set(), 0) == Walk((), 4, Finish.CONTEXT_FULL)
+    assert judged([4, 7, 0, 0, 8, 0], set(), 2) == Walk((0, 3), 8, Finish.CONTEXT_FULL)
+    assert judged([4, 7, 0, 0, 8, 0], set(), 1) == Walk((0,), 7, Finish.CONTEXT_FULL)
+    assert judged([4, 7, 0, 0, 8, 0], set(), 0) == Walk((), 4, Finish.CONTEXT_FULL)
 
 
 VOCAB = 4
@@ -69,6 +77,11 @@ def drafted(rng: np.random.Generator, text: tuple[int, ...]) -> DraftTree:
     return DraftTree(tuple(tokens), tuple(parents))
 
 
+def drawn(logits, chooser: Chooser, ends: list[tuple[int, ...]], node: int) -> int:
+    end = ends[1 + node]
+    return chooser.choose(logits[end[:WORDS]][None], [len(end)])[0]
+
+
 def speculate(logits, sampling: Sampling, draft) -> tuple[int, ...]:
     """WORDS tokens by cycles of drafting, choosing and walking."""
     chooser = Chooser(sampling)
@@ -76,8 +89,7 @@ def speculate(logits, sampling: Sampling, draft) -> tuple[int, ...]:
     while len(text) < WORDS:
         tree = draft(text)
         ends = [text, *(text + tuple(tree.tokens[i] for i in np.flatnonzero(row)) for row in tree.ancestors())]
-        rows = torch.stack([logits[end[:WORDS]] for end in ends])
-        verdict = walk(tree, chooser.choose(rows, [len(end) for end in ends]), (), 99)
+        verdict = walk(tree, partial(drawn, logits, chooser, ends), (), 99)
         text = (*text, *tree.path_tokens(verdict.path), verdict.bonus)
     return text[:WORDS]
 

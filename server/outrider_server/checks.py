@@ -1,0 +1,70 @@
+"""Checks of what a client asks against what this server is: all before anything reaches the model."""
+
+from __future__ import annotations
+
+from outrider_proto import PROTOCOL_VERSION
+from outrider_proto.errors import Reason, Refusal, Violation
+from outrider_proto.frames import CODECS, Decode, Draft, Open, ServerDescription
+
+
+def check_open(frame: Open, server: ServerDescription) -> None:
+    """Raise Refusal unless client and server speak of the same protocol, target, tokenizer and features."""
+    if frame.protocol_version != PROTOCOL_VERSION:
+        raise Refusal(
+            Reason.VERSION_MISMATCH,
+            f"the client speaks protocol version {frame.protocol_version}, the server {PROTOCOL_VERSION}",
+        )
+    if frame.target_fingerprint != server.target_fingerprint:
+        raise _mismatch(Reason.TARGET_MISMATCH, "target", frame.target_fingerprint, server.target_fingerprint)
+    if frame.tokenizer_fingerprint != server.tokenizer_fingerprint:
+        raise _mismatch(
+            Reason.TOKENIZER_MISMATCH, "tokenizer", frame.tokenizer_fingerprint, server.tokenizer_fingerprint
+        )
+    taps = [tap.fingerprint for tap in server.taps]
+    if frame.tap and frame.tap not in taps:
+        raise Refusal(
+            Reason.UNKNOWN_TAP,
+            f"the client's drafter wants features {frame.tap}, the server offers {', '.join(taps)};"
+            " start it with that drafter (--drafter)",
+        )
+    if frame.codec not in CODECS:
+        raise Violation(Reason.MALFORMED_FRAME, f"codec={frame.codec}: need one of {', '.join(CODECS)}")
+
+
+def check_tokens(frame: Draft | Decode, server: ServerDescription) -> None:
+    """Raise Refusal for numbers out of range, tokens outside the vocabulary, and text beyond the context."""
+    if not 0 <= frame.seq < 2**32 or frame.base_len < 0:
+        raise Violation(Reason.BAD_SEQUENCE, f"seq={frame.seq}, base_len={frame.base_len}: need 0 or more")
+    vocab = server.vocab_size
+    if not 0 <= frame.root < vocab:
+        raise _outside("the root", frame.root, vocab)
+    if frame.context and not 0 <= min(frame.context) <= max(frame.context) < vocab:
+        wrong = next(token for token in frame.context if not 0 <= token < vocab)
+        raise _outside("the context", wrong, vocab)
+    match frame:
+        case Draft():
+            _check_tree(frame, server)
+        case Decode():
+            if frame.max_tokens < 1:
+                raise Violation(Reason.MALFORMED_FRAME, f"max_tokens={frame.max_tokens}: need at least 1")
+    length = frame.base_len + len(frame.context) + 1
+    if length >= server.max_context:
+        raise Refusal(
+            Reason.CONTEXT_FULL, f"{length} tokens leave no room for an answer: the context is {server.max_context}"
+        )
+
+
+def _check_tree(frame: Draft, server: ServerDescription) -> None:
+    if len(frame.tree) > server.max_nodes:
+        raise Violation(Reason.TREE_TOO_LARGE, f"{len(frame.tree)} nodes: this server takes {server.max_nodes}")
+    if frame.features_from < 0:
+        raise Violation(Reason.MALFORMED_FRAME, f"features_from={frame.features_from}: need 0 or more")
+    frame.tree.check_vocabulary(server.vocab_size)
+
+
+def _outside(what: str, token: int, vocab: int) -> Violation:
+    return Violation(Reason.TOKEN_OUT_OF_VOCABULARY, f"{what} has token {token}: the vocabulary has {vocab}")
+
+
+def _mismatch(reason: Reason, what: str, client: str, server: str) -> Refusal:
+    return Refusal(reason, f"the client has {what} {client or '(none)'}, the server {server}; they must be the same")

@@ -1,0 +1,108 @@
+"""The answering half of one client's stream: frames waiting to be sent, jobs under way, and how it will end. Lives on
+the event loop; knows neither gRPC nor the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import assert_never
+
+from outrider_proto.errors import Reason, Refusal, Violation
+from outrider_proto.frames import Features, ServerFrame, Verdict
+from outrider_server.choice import Chooser
+from outrider_server.jobs import Answer, Done, Job
+from outrider_server.sessions import Session
+
+_MAX_WAITING_FRAMES = 256  # beyond either the client is not listened to, and HTTP/2 slows it down
+_MAX_JOBS = 32
+
+
+class Stream:
+    """Frames out, in order; ends normally, or with a Refusal after the frames before it."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.chooser: Chooser | None = None
+        self.faulty = False  # what the session holds can no longer be trusted
+        self._frames: deque[ServerFrame] = deque()
+        self._jobs: dict[int, Job] = {}
+        self._last_seq = -1
+        self._refusal: Refusal | None = None
+        self._ending = False
+        self._changed = asyncio.Event()
+        self._has_room = asyncio.Event()
+
+    def send(self, frame: ServerFrame) -> None:
+        self._frames.append(frame)
+        self._changed.set()
+
+    def check_seq(self, seq: int) -> None:
+        """Raise Violation unless `seq` is larger than all before it."""
+        if seq <= self._last_seq:
+            raise Violation(Reason.BAD_SEQUENCE, f"seq={seq} after {self._last_seq}: it must grow within a stream")
+        self._last_seq = seq
+
+    def start(self, seq: int, job: Job) -> None:
+        self._jobs[seq] = job
+
+    def cancel(self, seq: int) -> None:
+        """Cancel the job, if it is still under way."""
+        if seq in self._jobs:
+            self._jobs[seq].cancelled = True
+
+    def deliver(self, seq: int, answer: Answer) -> None:
+        """Take what the model thread says of job `seq`; nothing after the stream was abandoned."""
+        if seq not in self._jobs:
+            return
+        match answer:
+            case Verdict() | Features():
+                self.send(answer)
+            case Refusal():
+                self.faulty = answer.reason is Reason.INTERNAL
+                self.fail(answer)
+            case Done():
+                del self._jobs[seq]
+                self._changed.set()
+                self._has_room.set()
+            case _:
+                assert_never(answer)
+
+    def fail(self, refusal: Refusal) -> None:
+        """End with `refusal`, and let nothing that is under way be answered any more."""
+        self.abandon()
+        self.wind_down(refusal)
+
+    def wind_down(self, refusal: Refusal | None = None) -> None:
+        """End, with `refusal` or normally, once everything under way has been answered."""
+        self._refusal = self._refusal or refusal
+        self._ending = True
+        self._changed.set()
+
+    def abandon(self) -> None:
+        """Nobody waits for the jobs under way."""
+        for job in self._jobs.values():
+            job.abandoned = True
+        self._jobs.clear()
+        self._changed.set()
+        self._has_room.set()
+
+    async def room(self) -> None:
+        """Wait until the client has taken enough of what it was sent."""
+        while len(self._frames) >= _MAX_WAITING_FRAMES or len(self._jobs) >= _MAX_JOBS:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    async def frames(self) -> AsyncGenerator[ServerFrame]:
+        """What to send, until the stream ends. Raises the Refusal it ends with."""
+        while True:
+            while self._frames:
+                frame = self._frames.popleft()
+                self._has_room.set()
+                yield frame
+            if self._ending and not self._jobs:
+                break
+            self._changed.clear()
+            await self._changed.wait()
+        if self._refusal is not None:
+            raise self._refusal
