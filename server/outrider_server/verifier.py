@@ -89,6 +89,8 @@ class Verifier:
 
     async def session(self, incoming: AsyncIterator[ClientFrame]) -> AsyncGenerator[ServerFrame]:
         """One client's stream. Raises Refusal when it ends by a refusal."""
+        if self._draining:
+            raise _shutting_down()
         stream = Stream()
         self._streams.add(stream)
         reader = asyncio.create_task(self._read(incoming, stream))
@@ -116,9 +118,9 @@ class Verifier:
             stream.fail(Refusal(Reason.INTERNAL, f"the server failed on this stream: {type(error).__name__}"))
 
     async def _handle(self, frame: ClientFrame, stream: Stream) -> None:
-        if self._draining:
-            raise _shutting_down()
         match frame:
+            case _ if self._draining:
+                pass  # the stream is about to end; what is under way is still answered
             case Open():
                 await self._open(frame, stream)
             case Draft() | Decode():
@@ -244,7 +246,7 @@ def build_verifier(config: ServerConfig) -> Verifier:
     target = Target.load(config.target, config.dtype, config.device, config.max_context)
     taps: list[Tap] = [LastHiddenTap(target.hidden_size)]
     for drafter in config.drafters:
-        tap = load_tap(drafter, config.target)
+        tap = load_tap(drafter, config.target, target.kv.dtype, target.kv.device)
         if tap.info.fingerprint not in [known.info.fingerprint for known in taps]:
             taps.append(tap)
     return Verifier(target, taps, config.limits)

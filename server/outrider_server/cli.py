@@ -1,0 +1,89 @@
+"""`outrider-server`: options in, exit codes out (0 stopped, 2 the caller's mistake)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider_proto.errors import OutriderError
+from outrider_proto.frames import ServerDescription
+from outrider_proto.tree import MAX_NODES
+from outrider_server.config import Limits, ServerConfig
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+_DEFAULT = Limits()
+
+
+@app.callback()
+def root() -> None:
+    """The server of Outrider: hosts a target model and verifies what edge clients draft."""
+
+
+@app.command()
+def serve(
+    target: Annotated[str, typer.Option(help="Directory or hub name of the target, a Hugging Face causal LM.")],
+    drafter: Annotated[list[str] | None, typer.Option(help="Drafter whose features to offer; repeatable.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 50051,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    session_ttl: Annotated[float, typer.Option(help="Seconds a session outlives its stream.")] = _DEFAULT.session_ttl_s,
+    max_sessions: Annotated[int, typer.Option(help="Sessions held at once.")] = _DEFAULT.max_sessions,
+    max_context: Annotated[int | None, typer.Option(help="Tokens a session may hold; default: the target's.")] = None,
+    max_nodes: Annotated[int, typer.Option(help="Nodes a draft tree may have.")] = MAX_NODES,
+    ready_file: Annotated[Path | None, typer.Option(help="Write address, target and taps here as JSON.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log more.")] = False,
+) -> None:
+    """Serve until SIGINT or SIGTERM; then finish what is under way and stop."""
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        limits = Limits(session_ttl_s=session_ttl, max_sessions=max_sessions, max_nodes=max_nodes)
+        config = ServerConfig(target, tuple(drafter or ()), host, port, dtype, device, max_context, limits)
+        asyncio.run(_serve(config, ready_file))
+    except OutriderError as error:
+        typer.echo(f"outrider-server: {error}", err=True)
+        raise SystemExit(2) from error
+
+
+async def _serve(config: ServerConfig, ready_file: Path | None) -> None:
+    from outrider_server.server import Server  # torch and transformers: only when there is something to serve
+
+    server = Server.build(config)
+    await server.start()
+    try:
+        _announce(server.address, server.verifier.describe(), ready_file)
+        await server.serve(_stop_signal())
+    finally:
+        await server.stop()
+
+
+def _announce(address: str, about: ServerDescription, ready_file: Path | None) -> None:
+    if ready_file is not None:
+        taps = [{"fingerprint": tap.fingerprint, "family": tap.family, "width": tap.width} for tap in about.taps]
+        ready = {"address": address, "target": about.target_name, "taps": taps}
+        partial = ready_file.with_name(ready_file.name + ".part")
+        partial.write_text(json.dumps(ready) + "\n")
+        partial.replace(ready_file)  # whoever waits for the file never sees half of it
+    offered = ", ".join(tap.family for tap in about.taps)
+    typer.echo(f"outrider-server: ready on {address}, target {about.target_name}, features for {offered}", err=True)
+
+
+def _stop_signal() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    app(prog_name="outrider-server")
