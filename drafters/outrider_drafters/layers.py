@@ -104,7 +104,8 @@ class Attention(nn.Module):
         return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+        batch, rows, width = x.shape
+        return x.view(batch, rows, width // self.head_dim, self.head_dim).transpose(1, 2)
 
 
 class GatedMLP(nn.Module):

@@ -57,9 +57,14 @@ def tiny_drafter(family: str) -> Drafter:
     return MoADrafter(moa, frozen) if family == "moa" else Eagle2Drafter(eagle, frozen)
 
 
+@pytest.fixture(scope="session")
+def tiny_drafters() -> dict[str, Drafter]:
+    return {family: tiny_drafter(family) for family in ("moa", "eagle2")}
+
+
 @pytest.fixture(params=["moa", "eagle2"])
-def drafter(request: pytest.FixtureRequest) -> Drafter:
-    return tiny_drafter(request.param)
+def drafter(request: pytest.FixtureRequest, tiny_drafters: dict[str, Drafter]) -> Drafter:
+    return tiny_drafters[request.param]
 
 
 @pytest.fixture(scope="session")

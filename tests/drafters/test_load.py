@@ -1,0 +1,245 @@
+"""What the loader takes and what it refuses, naming the offender."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider_drafters import FrozenTarget, LastHiddenTap, load_drafter, load_tap
+from outrider_proto.errors import UsageError
+
+FAMILIES = {"moa": ("moa_tli0", "target_tiny"), "eagle2": ("eagle2_llama", "target_l4")}
+
+
+class Directory:
+    """A copy of a golden drafter to spoil."""
+
+    def __init__(self, path: Path, golden: Path, family: str) -> None:
+        name, target = FAMILIES[family]
+        shutil.copytree(golden / name / "drafter", path, copy_function=shutil.copyfile)
+        self.path, self.target = path, golden / target
+        self.tensors = load_file(path / "model.safetensors")
+        self.config = json.loads((path / "config.json").read_text())
+
+    def save(self) -> None:
+        save_file(self.tensors, self.path / "model.safetensors")
+        (self.path / "config.json").write_text(json.dumps(self.config))
+
+    def load(self):
+        self.save()
+        return load_drafter(self.path, FrozenTarget.load(self.target))
+
+    def refused(self, message: str) -> None:
+        self.save()
+        with pytest.raises(UsageError, match=message):
+            load_drafter(self.path, FrozenTarget.load(self.target))
+        with pytest.raises(UsageError, match=message):
+            load_tap(self.path, self.target)
+
+
+@pytest.fixture(params=["moa", "eagle2"])
+def directory(request, tmp_path, golden) -> Directory:
+    return Directory(tmp_path / "drafter", golden, request.param)
+
+
+@pytest.fixture
+def eagle(tmp_path, golden) -> Directory:
+    return Directory(tmp_path / "drafter", golden, "eagle2")
+
+
+@pytest.fixture
+def moa(tmp_path, golden) -> Directory:
+    return Directory(tmp_path / "drafter", golden, "moa")
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_every_missing_tensor_is_named(tmp_path, golden, family):
+    directory = Directory(tmp_path / "drafter", golden, family)
+    whole = directory.tensors
+    for name in set(whole) - {"fc.bias", "embed_tokens.weight"}:
+        directory.tensors = {other: tensor for other, tensor in whole.items() if other != name}
+        directory.refused(f"lacks tensors {name}")
+
+
+def test_unknown_tensor_is_named(directory):
+    directory.tensors["layers.0.mlp.extra.weight"] = torch.zeros(2)
+    directory.refused("holds unknown tensors layers.0.mlp.extra.weight")
+
+
+def test_a_second_eagle_layer_is_unknown(eagle):
+    eagle.tensors["layers.1.mlp.up_proj.weight"] = torch.zeros(2)
+    eagle.refused("holds unknown tensors layers.1.mlp.up_proj.weight")
+
+
+def test_many_names_are_cut_short(eagle):
+    eagle.tensors |= {f"layers.{i}.x": torch.zeros(1) for i in range(1, 12)}
+    eagle.refused("and 3 more")
+
+
+def test_stored_rope_buffer_is_ignored(eagle):
+    eagle.tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    eagle.load()
+
+
+def test_misshapen_tensor_is_named(directory):
+    name = next(name for name in directory.tensors if name.endswith("post_attention_layernorm.weight"))
+    directory.tensors[name] = torch.zeros(3)
+    directory.refused(rf"tensor {name} has shape \[3\]: need \[\d+\]")
+
+
+def test_vector_in_place_of_a_matrix_is_named(directory):
+    name = next(name for name in directory.tensors if name.endswith("q_proj.weight"))
+    directory.tensors[name] = torch.zeros(64)
+    directory.refused(rf"tensor {name} has shape \[64\]: need a matrix")
+
+
+def test_heads_that_do_not_divide_are_refused(directory):
+    directory.config["num_attention_heads"] = 7
+    directory.refused("do not make 7 heads")
+
+
+def test_config_without_heads_is_refused(directory):
+    del directory.config["num_attention_heads"]
+    directory.refused("num_attention_heads=None: need a whole number")
+
+
+def test_vocabulary_of_another_target_is_refused(directory):
+    directory.config["vocab_size"] = 300
+    directory.refused("vocab_size is 300, the target's 256")
+
+
+def test_embedding_of_another_vocabulary_is_refused(eagle):
+    eagle.tensors["embed_tokens.weight"] = torch.zeros(300, 64)
+    eagle.refused("rows of embed_tokens.weight is 300, the target's 256")
+
+
+def test_keys_and_values_of_another_target_are_refused(moa):
+    config = json.loads((moa.target / "config.json").read_text())
+    other = moa.path.parent / "target"
+    shutil.copytree(moa.target, other, copy_function=shutil.copyfile)
+    (other / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 4}))
+    moa.target = other
+    moa.refused("width of packed K/V is 32, the target's 64")
+
+
+def test_scaled_rope_is_refused(directory):
+    directory.config["rope_scaling"] = {"rope_type": "llama3", "factor": 8.0}
+    directory.refused("rope_scaling of type llama3")
+
+
+def test_corrupt_file_is_named(directory):
+    file = directory.path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:2000])
+    with pytest.raises(UsageError, match=r"model\.safetensors: not a readable safetensors file"):
+        load_drafter(directory.path, FrozenTarget.load(directory.target))
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_broken_config_is_named(directory, content):
+    (directory.path / "config.json").write_text(content)
+    with pytest.raises(UsageError, match=r"config\.json: (cannot be read as JSON|need a JSON object)"):
+        load_drafter(directory.path, FrozenTarget.load(directory.target))
+
+
+def test_a_target_is_not_a_drafter(golden):
+    frozen = FrozenTarget.load(golden / "target_l4")
+    with pytest.raises(
+        UsageError, match=r"target_l4: not a drafter directory \(architectures=\['LlamaForCausalLM'\]\)"
+    ):
+        load_drafter(golden / "target_l4", frozen)
+
+
+def test_eagle3_is_named_as_such(eagle):
+    eagle.tensors["midlayer.hidden_norm.weight"] = torch.zeros(64)
+    eagle.refused("an EAGLE-3 drafter; need one of moa, eagle2")
+
+
+def test_empty_directory_is_refused(tmp_path, golden):
+    frozen = FrozenTarget.load(golden / "target_l4")
+    with pytest.raises(UsageError, match=r"has no config\.json"):
+        load_drafter(tmp_path, frozen)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"has neither model\.safetensors nor"):
+        load_drafter(tmp_path, frozen)
+
+
+def test_missing_directory_is_refused(tmp_path, golden):
+    with pytest.raises(UsageError, match="no such directory"):
+        load_drafter(tmp_path / "nowhere", FrozenTarget.load(golden / "target_l4"))
+
+
+@pytest.mark.parametrize(("flag", "held"), [(True, True), (False, True), (True, False), (None, False)])
+def test_presence_decides_on_fc_bias(eagle, flag, held):
+    eagle.config["bias"] = flag
+    if not held:
+        del eagle.tensors["fc.bias"]
+    fc = eagle.load().eagle.fc
+    assert (fc.bias is not None) == held
+
+
+def test_qkv_biases_of_a_qwen2_drafter(eagle):
+    for name, rows in (("q", 64), ("k", 32), ("v", 32)):
+        eagle.tensors[f"layers.0.self_attn.{name}_proj.bias"] = torch.ones(rows)
+    assert torch.equal(eagle.load().eagle.block.self_attn.k_proj.bias, torch.ones(32))
+    del eagle.tensors["layers.0.self_attn.v_proj.bias"]
+    eagle.refused("lacks tensors layers.0.self_attn.v_proj.bias")
+
+
+def test_embedding_may_be_absent_or_a_copy_or_its_own(eagle):
+    drafter = eagle.load()
+    assert drafter.embed is drafter.frozen.embed  # the copy is dropped
+    embed = eagle.tensors.pop("embed_tokens.weight")
+    drafter = eagle.load()
+    assert drafter.embed is drafter.frozen.embed
+    eagle.tensors["embed_tokens.weight"] = embed + 1
+    assert torch.equal(eagle.load().embed, embed + 1)
+
+
+def test_missing_rope_theta_means_ten_thousand(eagle):
+    assert "rope_theta" not in eagle.config
+    assert eagle.load().eagle.sizes.rope_theta == 10000.0
+    eagle.config["rope_parameters"] = {"rope_type": "default", "rope_theta": 7.0}
+    assert eagle.load().eagle.sizes.rope_theta == 7.0
+
+
+def test_type_of_the_target_is_taken(directory):
+    directory.tensors = {name: tensor.bfloat16() for name, tensor in directory.tensors.items()}
+    directory.save()
+    for dtype in (torch.float32, torch.bfloat16):
+        drafter = load_drafter(directory.path, FrozenTarget.load(directory.target, dtype))
+        state = drafter.new_state()
+        state.append([1, 2])
+        state.add_features(0, torch.ones(1, drafter.tap.width))
+        assert state.root_logits().dtype == torch.float32
+        network = drafter.eagle if drafter.family == "eagle2" else drafter.sa
+        assert {parameter.dtype for parameter in network.parameters()} == {dtype}
+
+
+def test_pickled_file(eagle):
+    torch.save(eagle.tensors, eagle.path / "pytorch_model.bin")
+    (eagle.path / "model.safetensors").unlink()
+    assert load_drafter(eagle.path, FrozenTarget.load(eagle.target)).family == "eagle2"
+
+
+class Bomb:
+    def __reduce__(self):
+        return print, ("code of a file must not run",)
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"fc.weight": 3}, {"fc.weight": Bomb()}])
+def test_pickled_file_of_anything_else_is_refused(eagle, content, capsys):
+    torch.save(content, eagle.path / "pytorch_model.bin")
+    (eagle.path / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"pytorch_model\.bin: (not a plain file of tensors|need a dict of tensors)"):
+        load_drafter(eagle.path, FrozenTarget.load(eagle.target))
+    assert capsys.readouterr().out == ""
+
+
+def test_eagle_tap_needs_no_weights(eagle):
+    tap = load_tap(eagle.path, eagle.target)
+    assert isinstance(tap, LastHiddenTap)
+    assert tap.info == load_drafter(eagle.path, FrozenTarget.load(eagle.target)).tap
+    assert tap.info.fingerprint == "last-hidden:64"
