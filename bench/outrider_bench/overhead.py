@@ -1,0 +1,158 @@
+"""Where the time of a cycle goes, over real gRPC on loopback: the drafter, the wire, the queue, the target, the rest.
+
+A cycle lasts from one verdict to the next. The drafter's forward passes are timed inside its draft states, so that what
+is left of `draft` (choosing nodes, building the tree, changing threads) counts as overhead like everything else.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from outrider_bench.prompts import Question
+from outrider_client.async_client import AsyncClient
+from outrider_client.config import ClientConfig
+from outrider_client.events import Cycle, Stats
+from outrider_client.local_models import LocalModels
+from outrider_client.statistics import Statistics
+from outrider_drafters.drafter import Drafter, DraftState
+from outrider_proto.frames import Draft, TapInfo
+
+
+@dataclass(frozen=True, slots=True)
+class CycleTimes:
+    """One cycle, in ms. `draft` includes `draft_forward`; `other` is what no part accounts for."""
+
+    total: float
+    draft: float
+    draft_forward: float
+    wire: float
+    queue: float
+    verify: float
+    wait: float
+
+    @property
+    def other(self) -> float:
+        return self.total - self.draft - self.wire - self.queue - self.verify - self.wait
+
+    @property
+    def outside(self) -> float:
+        """Outside the two models' forward passes."""
+        return self.total - self.draft_forward - self.verify
+
+
+async def cycle_times(
+    config: ClientConfig, models: LocalModels, asked: Sequence[Question], step: Callable[[], None]
+) -> list[CycleTimes]:
+    """Times of all cycles that drafted, but each answer's first: it waits for the prompt's features."""
+    assert models.drafter is not None
+    timed = _TimedDrafter(models.drafter)
+    times: list[CycleTimes] = []
+    async with AsyncClient(config, models=replace(models, drafter=timed)) as client:
+        for question in asked:
+            marks = await _marks(client, question.prompt, timed)
+            times += [_between(*pair) for pair in zip(marks[1:], marks[2:], strict=False)]
+            step()
+    return times
+
+
+def medians(times: Sequence[CycleTimes]) -> dict[str, float]:
+    """Median of every part, in ms."""
+    parts = ("total", "draft", "draft_forward", "wire", "queue", "verify", "wait", "other", "outside")
+    return {part: round(statistics.median(getattr(t, part) for t in times), 3) for part in parts}
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Sums since the answer began, in ms, when a verdict had been committed."""
+
+    at: float
+    draft: float
+    draft_forward: float
+    wire: float
+    queue: float
+    verify: float
+    wait: float
+
+
+async def _marks(client: AsyncClient, prompt: Sequence[int], timed: _TimedDrafter) -> list[_Mark]:
+    marks: list[_Mark] = []
+    judged = False
+    async with aclosing(client.generate(prompt)) as events:
+        async for event in events:
+            match event:
+                case Cycle(request=Draft(tree=tree)):
+                    judged = len(tree) > 0
+                case Stats(statistics=so_far) if judged:
+                    marks.append(_mark(so_far, timed))
+                case _:
+                    pass
+    return marks
+
+
+def _mark(so_far: Statistics, timed: _TimedDrafter) -> _Mark:
+    tokens = max(so_far.new_tokens - so_far.unverified, 1)
+    split = so_far.split_ms
+    parts = (split.draft, timed.seconds * 1e3 / tokens, split.wire, split.queue, split.verify, split.wait)
+    return _Mark(time.perf_counter() * 1e3, *(part * tokens for part in parts))
+
+
+def _between(earlier: _Mark, later: _Mark) -> CycleTimes:
+    names = ("at", "draft", "draft_forward", "wire", "queue", "verify", "wait")
+    return CycleTimes(*(getattr(later, name) - getattr(earlier, name) for name in names))
+
+
+class _TimedDrafter:
+    """A drafter whose states add up the time of their forward passes."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self._inner = inner
+        self.family = inner.family
+        self.vocab_size = inner.vocab_size
+        self.tap: TapInfo = inner.tap
+        self.seconds = 0.0
+
+    def new_state(self) -> DraftState:
+        return _TimedState(self._inner.new_state(), self)
+
+
+class _TimedState:
+    def __init__(self, inner: DraftState, drafter: _TimedDrafter) -> None:
+        self._inner = inner
+        self._drafter = drafter
+
+    @property
+    def num_tokens(self) -> int:
+        return self._inner.num_tokens
+
+    @property
+    def num_features(self) -> int:
+        return self._inner.num_features
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self._inner.append(tokens)
+
+    def rollback(self, num_tokens: int) -> None:
+        self._inner.rollback(num_tokens)
+
+    def add_features(self, first: int, rows: Tensor) -> None:
+        started = time.perf_counter()
+        self._inner.add_features(first, rows)
+        self._drafter.seconds += time.perf_counter() - started
+
+    def root_logits(self) -> Tensor:
+        started = time.perf_counter()
+        logits = self._inner.root_logits()
+        self._drafter.seconds += time.perf_counter() - started
+        return logits
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        started = time.perf_counter()
+        logits = self._inner.expand(tokens, parents)
+        self._drafter.seconds += time.perf_counter() - started
+        return logits

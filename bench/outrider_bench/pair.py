@@ -1,0 +1,56 @@
+"""A target and drafters in one process: the real verifier, the client's own loop, and no network between them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider_client.async_client import AsyncClient
+from outrider_client.config import ClientConfig
+from outrider_client.local_models import LocalModels
+from outrider_client.local_transport import LocalTransport
+from outrider_drafters.load import load_tap
+from outrider_drafters.tap import LastHiddenTap, Tap
+from outrider_server.target import Target
+from outrider_server.verifier import Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A served target and the client's side of one drafter."""
+
+    target: Target
+    verifier: Verifier
+    models: LocalModels
+    config: ClientConfig
+
+    def transport(self) -> LocalTransport:
+        return LocalTransport(self.verifier.describe, self.verifier.session)
+
+    def client(self) -> AsyncClient:
+        """A client of its own session; use as `async with`."""
+        return AsyncClient(self.config, models=self.models, transport=self.transport())
+
+
+@asynccontextmanager
+async def in_process(target_dir: Path, config: ClientConfig, target: Target | None = None) -> AsyncIterator[Pair]:
+    """Serve `target_dir` (or the loaded `target` of it) to the drafter that `config` names. Raises UsageError."""
+    models = LocalModels.load(config)
+    loaded = target if target is not None else Target.load(str(target_dir))
+    verifier = Verifier(loaded, _taps(loaded, target_dir, models, config))
+    await verifier.start()
+    try:
+        yield Pair(loaded, verifier, models, config)
+    finally:
+        await verifier.stop()
+
+
+def _taps(target: Target, target_dir: Path, models: LocalModels, config: ClientConfig) -> list[Tap]:
+    """What the drafter wants, from its own checkpoint unless every server has it."""
+    last_hidden = LastHiddenTap(target.model.config.hidden_size)
+    if models.drafter is None or models.drafter.tap == last_hidden.info:
+        return [last_hidden]
+    assert config.drafter is not None
+    return [last_hidden, load_tap(config.drafter, target_dir)]

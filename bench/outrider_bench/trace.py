@@ -1,0 +1,76 @@
+"""One answer in one process, cycle by cycle: what was drafted, what was accepted, what came out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider_bench.answer import gather, mean_acceptance_length
+from outrider_bench.pair import Pair, in_process
+from outrider_client.config import ClientConfig
+from outrider_client.events import Cycle
+from outrider_drafters.shape import TreeShape
+from outrider_proto.frames import Draft, Sampling
+from outrider_server.plain import plain_greedy
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """What to trace; `baseline` also runs the target alone."""
+
+    target: Path
+    drafter: Path
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    shape: TreeShape
+    sampling: Sampling
+    baseline: bool
+
+
+async def trace(request: TraceRequest) -> dict[str, object]:
+    """`output_ids`, `cycles`, `mean_acceptance_length`; with a baseline also `baseline_ids` and `matches_baseline`.
+
+    Nodes are numbered as in DraftTree: the root is not among them, parent -1 is the root, depths count from 1.
+    The prompt's own request has no tree and is not a cycle.
+    """
+    config = ClientConfig(
+        target=request.target,
+        drafter=request.drafter,
+        codec="float32",
+        shape=request.shape,
+        sampling=request.sampling,
+        max_new_tokens=request.max_new_tokens,
+    )
+    async with in_process(request.target, config) as pair:
+        async with pair.client() as client:
+            answer = await gather(client, request.prompt_ids)
+        report: dict[str, object] = {
+            "output_ids": answer.token_ids,
+            "cycles": [_as_dict(cycle) for cycle in answer.cycles],
+            "mean_acceptance_length": mean_acceptance_length(answer.cycles),
+        }
+        if request.baseline:
+            baseline = await _baseline(pair, request)
+            report |= {"baseline_ids": baseline, "matches_baseline": answer.token_ids == baseline}
+    return report
+
+
+async def _baseline(pair: Pair, request: TraceRequest) -> tuple[int, ...]:
+    """The target alone: transformers' own loop when greedy, one token a pass through the server when sampling."""
+    if request.sampling.greedy:
+        return tuple(plain_greedy(pair.target, request.prompt_ids, request.max_new_tokens))
+    async with pair.client() as client:
+        return (await gather(client, request.prompt_ids, mode="stream")).token_ids
+
+
+def _as_dict(cycle: Cycle) -> dict[str, object]:
+    assert isinstance(cycle.request, Draft)
+    tree = cycle.request.tree
+    return {
+        "root": cycle.request.root,
+        "tokens": tree.tokens,
+        "parents": tree.parents,
+        "depths": tree.depths(),
+        "accepted": cycle.verdict.path,
+        "bonus": cycle.verdict.bonus,
+    }
