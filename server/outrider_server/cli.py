@@ -59,8 +59,9 @@ async def _serve(config: ServerConfig, ready_file: Path | None) -> None:
     server = Server.build(config)
     await server.start()
     try:
+        stop = _stop_signal()  # before anybody is told that we are ready
         _announce(server.address, server.verifier.describe(), ready_file)
-        await server.serve(_stop_signal())
+        await server.serve(stop)
     finally:
         await server.stop()
 

@@ -1,0 +1,134 @@
+"""A client for tests: frames to a verifier in process, or over gRPC, one at a time."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+
+from outrider_drafters.tap import LastHiddenTap
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto.errors import Refusal
+from outrider_proto.frames import Decode, Draft, Features, Finish, Open, Verdict
+from outrider_proto.status import error_from_rpc
+from outrider_proto.tree import DraftTree
+from outrider_proto.wire import client_frame_to_proto, server_frame_from_proto
+from outrider_server.verifier import Verifier
+
+WAIT_S = 20  # no answer takes that long; it only keeps a broken test from hanging
+NO_TREE = DraftTree()
+
+
+class Talk:
+    """One stream."""
+
+    def __init__(self, send, receive, hang_up) -> None:
+        self.send = send
+        self._receive = receive
+        self.hang_up = hang_up
+        self.seq = 0
+
+    async def receive(self):
+        return await asyncio.wait_for(self._receive(), WAIT_S)
+
+    async def open(self, about, **changes):
+        fields = {
+            "protocol_version": about.protocol_version,
+            "target_fingerprint": about.target_fingerprint,
+            "tokenizer_fingerprint": about.tokenizer_fingerprint,
+            "codec": "float32",
+        }
+        await self.send(Open(**(fields | changes)))
+        return await self.receive()
+
+    async def draft(self, base_len: int, context, root: int, tree: DraftTree = NO_TREE, **more) -> None:
+        self.seq += 1
+        await self.send(Draft(self.seq, base_len, tuple(context), root, tree, **more))
+
+    async def verdict(self, *draft, **more) -> Verdict:
+        """Send a draft, skip features until its verdict."""
+        await self.draft(*draft, **more)
+        while not isinstance(frame := await self.receive(), Verdict):
+            assert isinstance(frame, Features)
+        assert frame.seq == self.seq
+        return frame
+
+    async def prompt(self, tokens) -> Verdict:
+        return await self.verdict(0, tokens[:-1], tokens[-1])
+
+    async def decode(self, base_len: int, context, root: int, count: int) -> list[Verdict]:
+        """All verdicts of a Decode."""
+        self.seq += 1
+        await self.send(Decode(self.seq, base_len, tuple(context), root, count))
+        verdicts = [await self.receive()]
+        while verdicts[-1].finish is Finish.NOT_YET:
+            verdicts.append(await self.receive())
+        return verdicts
+
+    async def refusal(self) -> Refusal:
+        """The refusal that the stream ends with; frames before it are skipped."""
+        try:
+            while await self.receive() is not None:
+                pass
+        except Refusal as refusal:
+            return refusal
+        raise AssertionError("the stream ended without a refusal")
+
+
+@asynccontextmanager
+async def talking(verifier: Verifier):
+    """A stream in process."""
+    inbox: asyncio.Queue = asyncio.Queue()
+
+    async def incoming():
+        while (frame := await inbox.get()) is not None:
+            yield frame
+
+    outgoing = verifier.session(incoming())
+
+    async def hang_up() -> None:
+        await outgoing.aclose()
+
+    try:
+        yield Talk(inbox.put, lambda: anext(outgoing, None), hang_up)
+    finally:
+        await outgoing.aclose()
+
+
+@asynccontextmanager
+async def calling(address: str):
+    """A stream over gRPC, with `send_bytes` for what no honest client sends."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.stream_stream(
+            "/outrider.v1.Verifier/Session", pb.ClientFrame.SerializeToString, pb.ServerFrame.FromString
+        )()
+
+        async def send(frame) -> None:
+            await call.write(client_frame_to_proto(frame))
+
+        async def receive():
+            try:
+                message = await call.read()
+            except grpc.aio.AioRpcError as error:
+                raise error_from_rpc(error) from error
+            if message is grpc.aio.EOF:
+                if await call.code() is grpc.StatusCode.OK:
+                    return None
+                raise error_from_rpc(await failure(call))
+            return server_frame_from_proto(message)
+
+        async def hang_up() -> None:
+            call.cancel()
+
+        talk = Talk(send, receive, hang_up)
+        talk.send_message = call.write
+        talk.end = call.done_writing
+        yield talk
+
+
+async def failure(call) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(
+        await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+    )
+
+
+TAP = LastHiddenTap(32)
