@@ -1,0 +1,45 @@
+"""The corpus: six families of generated conversations, split by composition, with a check for each answer.
+
+generate("code", "test", seed=1, count=164)
+"""
+
+import random
+from collections.abc import Callable, Iterator
+
+from outrider_models.corpus import chat, code, copying, instruct, math, qa, summary
+from outrider_models.corpus.sample import FAMILIES, SPLITS, Family, Message, Sample, Split, split_of
+from outrider_proto.errors import UsageError
+
+__all__ = ["FAMILIES", "SPLITS", "Family", "Message", "Sample", "Split", "curriculum", "generate", "split_of"]
+
+_MAKERS: dict[Family, Callable[[random.Random], Sample]] = {
+    "code": code.make,
+    "math": math.make,
+    "chat": chat.make,
+    "summary": summary.make,
+    "qa": qa.make,
+    "instruct": instruct.make,
+}
+
+
+def generate(family: Family, split: Split, seed: int, count: int) -> Iterator[Sample]:
+    """`count` samples of one family; sample i depends on (family, split, seed, i) only."""
+    if family not in _MAKERS:
+        raise UsageError(f"family={family!r}: choose one of {', '.join(FAMILIES)}")
+    if split not in SPLITS:
+        raise UsageError(f"split={split!r}: choose one of {', '.join(SPLITS)}")
+    for index in range(count):
+        yield _draw(family, split, random.Random(f"{family}/{split}/{seed}/{index}"))
+
+
+def curriculum(seed: int, count: int) -> Iterator[Sample]:
+    """Copying exercises, for training only."""
+    for index in range(count):
+        yield copying.make(random.Random(f"copying/{seed}/{index}"))
+
+
+def _draw(family: Family, split: Split, rng: random.Random) -> Sample:
+    while True:
+        sample = _MAKERS[family](rng)
+        if split_of(sample.key) == split and (family != "math" or math.fits(sample)):
+            return sample

@@ -1,0 +1,51 @@
+"""The copying curriculum: repeat, look up, continue. For training only; it fades out as the families take over."""
+
+import random
+
+from outrider_models.corpus import words
+from outrider_models.corpus.sample import Exact, Sample, ask
+
+
+def make(rng: random.Random) -> Sample:
+    key, prompt, answer = rng.choice((_repeat, _numbers, _lookup, _find, _spell))(rng)
+    return ask("copying", f"copying:{key}", prompt, answer, Exact(answer))
+
+
+def _repeat(rng: random.Random) -> tuple[str, str, str]:
+    said = " ".join(_any_word(rng) for _ in range(rng.randint(2, 9)))
+    return "repeat", f"Repeat after me: {said}", said
+
+
+def _numbers(rng: random.Random) -> tuple[str, str, str]:
+    said = " ".join(str(rng.randint(0, 99)) for _ in range(rng.randint(2, 8)))
+    return "numbers", f"Repeat the numbers: {said}", said
+
+
+def _lookup(rng: random.Random) -> tuple[str, str, str]:
+    keys = rng.sample(words.PLAIN, rng.randint(2, 6))
+    values = [_any_word(rng) for _ in keys]
+    chosen = rng.randrange(len(keys))
+    table = "\n".join(f"{k}: {v}" for k, v in zip(keys, values, strict=True))
+    return "lookup", f"{table}\nWhat stands at {keys[chosen]}?", f"{keys[chosen]}: {values[chosen]}"
+
+
+def _find(rng: random.Random) -> tuple[str, str, str]:
+    keys = words.people(rng, rng.randint(2, 5))
+    values = [_any_word(rng) for _ in keys]
+    chosen = rng.randrange(len(keys))
+    told = ". ".join(f"{k} has {v}" for k, v in zip(keys, values, strict=True))
+    return "find", f"{told}. What has {keys[chosen]}?", f"{keys[chosen]} has {values[chosen]}."
+
+
+def _spell(rng: random.Random) -> tuple[str, str, str]:
+    name = words.made_up(rng)
+    return "spell", f"Say {name} {rng.choice(('twice', 'two times'))}.", f"{name} {name}"
+
+
+def _any_word(rng: random.Random) -> str:
+    pick = rng.random()
+    if pick < 0.35:
+        return rng.choice(words.PLAIN)
+    if pick < 0.6:
+        return rng.choice(words.NAMES)
+    return words.made_up(rng) if pick < 0.85 else str(rng.randint(2, 99))

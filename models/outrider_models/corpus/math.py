@@ -1,0 +1,116 @@
+"""Family `math`: word problems of two to four events, worked step by step, closed by `Answer: N`."""
+
+import random
+from dataclasses import dataclass
+
+from outrider_models.corpus.sample import Number, Sample, ask
+from outrider_models.corpus.words import OBJECTS, person
+
+_LIMIT = 60  # running totals stay in 0.._LIMIT, so that the sums can be learnt by heart
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """Something that happens to the pile: wordings for the problem, one for the working."""
+
+    key: str
+    told: tuple[str, ...]
+    worked: str
+    sign: int  # +1 adds n, -1 takes n away, 2 multiplies by n, 0 halves
+
+
+_EVENTS = (
+    _Event("buy", ("buys {n} more", "gets {n} more at the shop"), "buys {n}", 1),
+    _Event("find", ("finds {n} more", "finds {n} on the way"), "finds {n}", 1),
+    _Event("gift", ("is given {n} by {other}", "receives {n} from {other}"), "receives {n}", 1),
+    _Event("make", ("makes {n} new ones", "makes {n} more"), "makes {n}", 1),
+    _Event("lose", ("loses {n}", "loses {n} of them"), "loses {n}", -1),
+    _Event("give", ("gives {n} to {other}", "hands {n} to {other}"), "gives away {n}", -1),
+    _Event("sell", ("sells {n}", "sells {n} of them"), "sells {n}", -1),
+    _Event("break", ("breaks {n}", "breaks {n} by accident"), "breaks {n}", -1),
+    _Event("double", ("doubles the pile", "doubles what is there"), "doubles it", 2),
+    _Event("halve", ("keeps half of them", "keeps only half"), "keeps half", 0),
+)
+_OPENINGS = (
+    ("has", "{name} has {n} {thing}.", None),
+    ("start", "{name} starts with {n} {thing}.", None),
+    ("owns", "{name} owns {n} {thing}.", None),
+    ("boxes", "{name} has {a} boxes with {b} {thing} each.", "Boxes"),
+    ("bags", "{name} fills {a} bags with {b} {thing} each.", "Bags"),
+)
+_QUESTIONS = (
+    "How many {thing} does {name} have now?",
+    "How many {thing} are there in the end?",
+    "What is the number of {thing} left?",
+    "How many {thing} is that?",
+)
+
+
+def make(rng: random.Random) -> Sample:
+    """Draw the events first, then numbers that keep every total small."""
+    name, other, thing = person(rng), person(rng), rng.choice(OBJECTS)
+    opening, told, groups = rng.choice(_OPENINGS)
+    events = rng.sample(_EVENTS, rng.choices((1, 2, 3), (2, 5, 3))[0])
+    total, steps = rng.randint(5, 30), []
+    if groups:
+        a, b = rng.randint(2, 6), rng.randint(2, 9)
+        total = a * b
+        steps.append(f"{groups}: {a} * {b} = {total}.")
+        told = told.format(name=name, a=a, b=b, thing=thing)
+    else:
+        told = told.format(name=name, n=total, thing=thing)
+        steps.append(f"Start: {total}.")
+    sentences = [told]
+    for event in events:
+        n = _amount(event, total, rng)
+        sentences.append(_sentence(event, name, other, n, rng))
+        before, total = total, _apply(event, total, n)
+        steps.append(f"{name} {event.worked.format(n=n)}: {_equation(event, before, n)} = {total}.")
+    question = rng.choice(_QUESTIONS).format(thing=thing, name=name)
+    key = "math:" + ">".join((opening, *(event.key for event in events)))
+    answer = "\n".join((*steps, f"Answer: {total}"))
+    return ask("math", key, " ".join((*sentences, question)), answer, Number(total))
+
+
+def _amount(event: _Event, total: int, rng: random.Random) -> int:
+    if event.sign > 0:
+        return rng.randint(1, 9)
+    return rng.randint(1, max(1, min(9, total)))
+
+
+def _sentence(event: _Event, name: str, other: str, n: int, rng: random.Random) -> str:
+    who = rng.choice((name, "Later " + name, "Then " + name))
+    return f"{who} {rng.choice(event.told).format(n=n, other=other)}."
+
+
+def _apply(event: _Event, total: int, n: int) -> int:
+    match event.sign:
+        case 2:
+            return total * 2
+        case 0:
+            return total // 2
+        case sign:
+            return total + sign * n
+
+
+def _equation(event: _Event, total: int, n: int) -> str:
+    match event.sign:
+        case 2:
+            return f"{total} * 2"
+        case 0:
+            return f"{total} / 2"
+        case 1:
+            return f"{total} + {n}"
+        case _:
+            return f"{total} - {n}"
+
+
+def fits(sample: Sample) -> bool:
+    """Whether every total of the working is small, whole and not negative: others are drawn again."""
+    totals = [int(line.rstrip(".").split("= ")[-1]) for line in sample.answer.split("\n")[1:-1]]
+    return all(0 <= total <= _LIMIT for total in totals) and _whole(sample.answer)
+
+
+def _whole(answer: str) -> bool:
+    halved = [line.split(": ")[1].split(" / ")[0] for line in answer.split("\n") if " / 2" in line]
+    return all(int(number) % 2 == 0 for number in halved)

@@ -1,0 +1,84 @@
+"""One corpus sample and the rule that splits compositions into train and test."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Family = Literal["code", "math", "chat", "summary", "qa", "instruct"]
+Split = Literal["train", "test"]
+Role = Literal["user", "assistant"]
+
+FAMILIES: tuple[Family, ...] = ("code", "math", "chat", "summary", "qa", "instruct")
+SPLITS: tuple[Split, ...] = ("train", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Role
+    content: str
+
+    def as_dict(self) -> dict[str, str]:
+        return {"role": self.role, "content": self.content}
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenTests:
+    """Hidden tests: `function(*args)` must equal the expected value. Both are Python literals, as text."""
+
+    function: str
+    cases: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """The last `Answer: N` of the text must be this number."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entities:
+    """Every one of these strings must occur in the text."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The text must be this, white space at the ends aside."""
+
+    text: str
+
+
+Check = HiddenTests | Number | Entities | Exact
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """`messages` ends with a user turn; `answer` is the reference reply to it."""
+
+    family: str
+    messages: tuple[Message, ...]
+    answer: str
+    key: str  # the composition: what the split is made by
+    check: Check = field(compare=False)
+
+    def conversation(self) -> tuple[Message, ...]:
+        return (*self.messages, Message("assistant", self.answer))
+
+    def as_dict(self) -> Mapping[str, object]:
+        messages: Sequence[dict[str, str]] = [message.as_dict() for message in self.messages]
+        return {"family": self.family, "key": self.key, "messages": messages, "answer": self.answer}
+
+
+def ask(family: str, key: str, prompt: str, answer: str, check: Check) -> Sample:
+    """A sample of one user turn."""
+    return Sample(family, (Message("user", prompt),), answer, key, check)
+
+
+def split_of(key: str) -> Split:
+    """Compositions whose hash ends in 0 (mod 10) are held out: never trained on, although their parts are."""
+    return "test" if zlib.crc32(key.encode()) % 10 == 0 else "train"

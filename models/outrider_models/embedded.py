@@ -1,0 +1,31 @@
+"""Where the models that ship in the package lie: a target in Hugging Face layout and its drafters."""
+
+from pathlib import Path
+
+from outrider_proto.errors import UsageError
+
+_ROOT = Path(__file__).parent / "embedded"
+DRAFTERS = ("moa", "eagle2")
+
+
+def target_dir() -> Path:
+    """Directory of the embedded target, tokenizer included."""
+    return _ROOT / "target"
+
+
+def drafter_dir(name: str) -> Path:
+    """Directory of an embedded drafter. Raises UsageError for a name that does not ship."""
+    if name not in DRAFTERS:
+        raise UsageError(f"drafter {name!r}: the embedded ones are {', '.join(DRAFTERS)}")
+    return _ROOT / name
+
+
+def scores_file() -> Path:
+    """Scores of the embedded models on held-out prompts, as measured when they were made."""
+    return _ROOT / "scores.json"
+
+
+def model_dirs() -> dict[str, Path]:
+    """Every embedded model that is present, by name."""
+    named = {"target": target_dir(), **{name: drafter_dir(name) for name in DRAFTERS}}
+    return {name: path for name, path in named.items() if (path / "model.safetensors").is_file()}
