@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from outrider_drafters.checkpoint import Checkpoint, write_model
 from outrider_drafters.config import Config
 from outrider_drafters.frozen import FrozenTarget, TargetSizes
-from outrider_drafters.layers import WEIGHTS, BlockShape, LlamaBlock, causal_mask, stored_shape
+from outrider_drafters.fused import FusedBlock
+from outrider_drafters.layers import WEIGHTS, BlockShape, LlamaBlock, Rope, causal_mask, stored_shape
 from outrider_drafters.record import Record
-from outrider_drafters.rows import KvCache, Rows
+from outrider_drafters.rows import Rows
 from outrider_drafters.scratch import Scratch
 from outrider_drafters.tap import last_hidden_info
 
@@ -79,7 +80,7 @@ class Eagle2(nn.Module):
         """
         positions = torch.arange(features.shape[1], device=features.device)
         mask = causal_mask(len(positions), features.device) if mask is None else mask
-        return self.block.self_attend(self.fuse(embeds_next, features), self.block.rope(positions), mask)
+        return self.block.self_attend(self.fuse(embeds_next, features), self.block.shape.rope(positions), mask)
 
     def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32) -> None:
         """Write SafeAILab's layout, without its copy of the target's embedding."""
@@ -128,7 +129,8 @@ class Eagle2Drafter:
     family = FAMILY
 
     def __init__(self, eagle: Eagle2, frozen: FrozenTarget, embed: Tensor | None = None) -> None:
-        self.eagle = eagle
+        self.fc = eagle.fc
+        self.block = FusedBlock(eagle.block)
         self.frozen = frozen
         self.embed = frozen.embed if embed is None else embed
         self.tap = last_hidden_info(eagle.sizes.hidden)
@@ -148,13 +150,11 @@ class Eagle2State:
 
     def __init__(self, drafter: Eagle2Drafter) -> None:
         self._drafter = drafter
-        self._block = drafter.eagle.block
-        self._device, self._dtype = drafter.embed.device, drafter.embed.dtype
-        hidden, shape = drafter.eagle.sizes.hidden, self._block.shape
+        self._device, dtype = drafter.embed.device, drafter.embed.dtype
         self._record = Record(drafter.tap.width)
-        self._features = Rows(width=hidden, dtype=self._dtype, device=self._device)
-        self._cache = KvCache(shape.kv_heads, shape.head_dim, self._dtype, self._device)
-        self._outputs = Rows(width=hidden, dtype=self._dtype, device=self._device)  # the root's, then scratch rows'
+        self._features = Rows(width=drafter.tap.width, dtype=dtype, device=self._device)
+        self._cache = drafter.block.new_cache()
+        self._outputs = Rows(width=drafter.tap.width, dtype=dtype, device=self._device)  # root, then scratch
         self._scratch = Scratch(self._device)
         self._num_true = 0  # rows of the cache that are made of true features
         self._num_standing = 0  # those and the temporary ones; scratch rows follow
@@ -174,7 +174,7 @@ class Eagle2State:
 
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:
-        self._features.append(self._record.take(first, rows).to(self._device, self._dtype))
+        self._features.append(self._record.take(first, rows).to(self._drafter.embed))
 
     def rollback(self, num_tokens: int) -> None:
         self._record.rollback(num_tokens)
@@ -200,8 +200,9 @@ class Eagle2State:
     @torch.inference_mode()
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
         depths, mask = self._scratch.add(parents, self._num_standing)
-        positions = depths + (self.num_tokens - 2)
-        outputs = self._rows(tokens, self._outputs.all[parents + 1], positions, slice(None), mask)
+        pairs = self._pairs(tokens, self._outputs.all[parents + 1])
+        rope = self._drafter.block.shape.rope(depths + (self.num_tokens - 2))
+        outputs = self._drafter.block.run(pairs, rope, self._cache, mask)
         self._outputs.append(outputs)
         return self._logits(outputs)
 
@@ -220,19 +221,19 @@ class Eagle2State:
         """Pair as many tokens as there are features [n, E]; the output [1, E] of the last one."""
         self._next_token = first_token + len(features)
         tokens = torch.tensor(self._record.tokens[first_token : self._next_token], device=self._device)
-        positions = torch.arange(first_token - 1, self._next_token - 1, device=self._device)
-        output = self._rows(tokens, features, positions, slice(-1, None), None)
+        pairs = self._pairs(tokens, features)
+        block, last = self._drafter.block, self._next_token - 2
+        block.remember(pairs[:-1], self._rope(first_token - 1, last), self._cache)
+        output = block.run(pairs[-1:], self._rope(last, last + 1), self._cache)
         self._num_standing = self._cache.length
         return output
 
-    def _rows(self, tokens: Tensor, features: Tensor, positions: Tensor, queries: slice, mask: Tensor | None) -> Tensor:
-        """Put pairs [n] into the cache; outputs [m, E] of those `queries` picks, which see what mask [m, rows] says."""
-        block = self._block
-        z = self._drafter.eagle.fuse(F.embedding(tokens, self._drafter.embed), features).unsqueeze(0)
-        rope = block.rope(positions)
-        self._cache.append(*block.keys_values(z, rope))
-        output = block(z[:, queries], rope.of(queries), self._cache.keys, self._cache.values, mask)
-        return output[0]  # type: ignore[no-any-return]  # nn.Module
+    def _pairs(self, tokens: Tensor, features: Tensor) -> Tensor:
+        fc = self._drafter.fc
+        return F.linear(torch.cat((F.embedding(tokens, self._drafter.embed), features), dim=-1), fc.weight, fc.bias)
+
+    def _rope(self, first: int, end: int) -> Rope:
+        return self._drafter.block.shape.rope(torch.arange(first, end, device=self._device))
 
     def _logits(self, outputs: Tensor) -> Tensor:
         return F.linear(outputs, self._drafter.frozen.lm_head).float()

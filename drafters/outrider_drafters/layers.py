@@ -54,6 +54,11 @@ class BlockShape:
         if self.head_dim % 2:
             raise UsageError(f"head_dim={self.head_dim}: RoPE needs an even one")
 
+    def rope(self, positions: Tensor) -> Rope:
+        """Angles for integer positions [n]; negative ones are legal."""
+        angles = positions.unsqueeze(-1) * _inverse_frequencies(self.head_dim, self.rope_theta, positions.device)
+        return Rope(angles.cos(), angles.sin())
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
@@ -61,10 +66,6 @@ class Rope:
 
     cos: Tensor  # [n, head_dim / 2] float32
     sin: Tensor
-
-    def of(self, rows: slice) -> Rope:
-        """Those of some of the positions."""
-        return Rope(self.cos[rows], self.sin[rows])
 
     def turn(self, x: Tensor) -> Tensor:
         """Rotate x [..., n, head_dim], whose halves (not neighbours) form the pairs."""
@@ -133,12 +134,6 @@ class LlamaBlock(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.eps)
         self.mlp = GatedMLP(shape.width, shape.mlp)
         self.apply(_initialise)
-
-    def rope(self, positions: Tensor) -> Rope:
-        """Angles for integer positions [n]; negative ones are legal."""
-        frequencies = _inverse_frequencies(self.shape.head_dim, self.shape.rope_theta, positions.device)
-        angles = positions.unsqueeze(-1) * frequencies
-        return Rope(angles.cos(), angles.sin())
 
     def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
         """What later queries attend to: keys and values of x [b, n, width], each [b, kv_heads, n, head_dim]."""

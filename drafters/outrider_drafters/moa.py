@@ -19,9 +19,9 @@ from outrider_drafters.checkpoint import Checkpoint, write_model
 from outrider_drafters.config import Config
 from outrider_drafters.fingerprint import tensors_fingerprint
 from outrider_drafters.frozen import FrozenTarget, TargetSizes
-from outrider_drafters.layers import WEIGHTS, BlockShape, LlamaBlock, causal_mask, stored_shape
+from outrider_drafters.fused import FusedBlock
+from outrider_drafters.layers import WEIGHTS, BlockShape, LlamaBlock, Rope, causal_mask, stored_shape
 from outrider_drafters.record import Record
-from outrider_drafters.rows import KvCache
 from outrider_drafters.scratch import Scratch
 from outrider_drafters.tap import Activations
 from outrider_proto.errors import UsageError
@@ -90,7 +90,7 @@ class MoA(nn.Module):
         features of positions j <= sync[i] (the T-step bounded mask). Padding belongs at the end.
         """
         positions = torch.arange(embeds.shape[1], device=embeds.device)
-        rope = self.self_attention.rope(positions)
+        rope = self.self_attention.shape.rope(positions)
         rows = layer_mean(self.layer_self_attention, packed_kv.flatten(0, 1)).view(*packed_kv.shape[:2], -1)
         spoken = self.self_attention.self_attend(embeds, rope, causal_mask(len(positions), embeds.device))
         keys, values = self.cross_attention.keys_values(self.Ekv2E(rows), rope)
@@ -150,7 +150,7 @@ def layer_mean(lsa: LlamaBlock, packed_kv: Tensor) -> Tensor:
     Each token for itself, no mask, RoPE over the layer's number.
     """
     layers = torch.arange(packed_kv.shape[1], device=packed_kv.device)
-    return lsa.self_attend(packed_kv, lsa.rope(layers)).mean(dim=1)
+    return lsa.self_attend(packed_kv, lsa.shape.rope(layers)).mean(dim=1)
 
 
 def tap_info(moa: MoA) -> TapInfo:
@@ -185,7 +185,8 @@ class MoADrafter:
         self.frozen = frozen
         self.tap = tap_info(moa) if tap is None else tap
         self.vocab_size = frozen.sizes.vocab
-        self.ekv2e, self.sa, self.ca = moa.Ekv2E, moa.self_attention, moa.cross_attention
+        self.ekv2e = moa.Ekv2E
+        self.sa, self.ca = FusedBlock(moa.self_attention), FusedBlock(moa.cross_attention)
 
     def new_state(self) -> MoAState:
         return MoAState(self)
@@ -196,10 +197,10 @@ class MoAState:
 
     def __init__(self, drafter: MoADrafter) -> None:
         self._drafter = drafter
-        self._device, dtype = drafter.frozen.embed.device, drafter.frozen.embed.dtype
+        self._device = drafter.frozen.embed.device
         self._record = Record(drafter.tap.width)
-        self._sa_cache = KvCache(drafter.sa.shape.kv_heads, drafter.sa.shape.head_dim, dtype, self._device)
-        self._ca_cache = KvCache(drafter.ca.shape.kv_heads, drafter.ca.shape.head_dim, dtype, self._device)
+        self._sa_cache = drafter.sa.new_cache()
+        self._ca_cache = drafter.ca.new_cache()
         self._scratch = Scratch(self._device)
         self._num_standing = 0  # rows of SA's cache that are tokens'; scratch rows follow
         self._num_visible = 0  # rows of CA's cache that this drafting sees
@@ -219,9 +220,8 @@ class MoAState:
     def add_features(self, first: int, rows: Tensor) -> None:
         start = self._record.num_features
         rows = self._record.take(first, rows)
-        ca = self._drafter.ca
-        context = self._drafter.ekv2e(rows.to(self._device, self._drafter.frozen.embed.dtype))
-        self._ca_cache.append(*ca.keys_values(context.unsqueeze(0), ca.rope(self._positions(start, len(rows)))))
+        context = self._drafter.ekv2e(rows.to(self._drafter.frozen.embed))
+        self._drafter.ca.remember(context, self._rope(start, len(rows)), self._ca_cache)
 
     def rollback(self, num_tokens: int) -> None:
         self._record.rollback(num_tokens)
@@ -234,27 +234,26 @@ class MoAState:
         self._scratch.clear()
         first = min(self._num_standing, self.num_tokens - 1)  # the root at least: its query is needed
         self._sa_cache.truncate(first)
-        tokens = torch.tensor(self._record.tokens[first:], device=self._device)
-        positions = self._positions(first, len(tokens))
+        *context, root = self._record.tokens[first:]
+        self._drafter.sa.remember(self._embeds(context), self._rope(first, len(context)), self._sa_cache)
         self._num_standing, self._num_visible = self.num_tokens, self._record.usable
-        return self._logits(tokens, positions, queries=slice(-1, None), mask=None)[0]
+        return self._logits(self._embeds([root]), self._rope(self.num_tokens - 1, 1))[0]
 
     @torch.inference_mode()
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
         depths, mask = self._scratch.add(parents, self._num_standing)
-        return self._logits(tokens, depths + (self.num_tokens - 1), queries=slice(None), mask=mask)
+        rope = self._drafter.sa.shape.rope(depths + (self.num_tokens - 1))
+        return self._logits(F.embedding(tokens, self._drafter.frozen.embed), rope, mask)
 
-    def _logits(self, tokens: Tensor, positions: Tensor, queries: slice, mask: Tensor | None) -> Tensor:
-        """Put tokens [n] into SA's cache; logits [m, V] of `queries`, which see what mask [m, rows] says."""
-        sa, ca, frozen = self._drafter.sa, self._drafter.ca, self._drafter.frozen
-        embeds = F.embedding(tokens, frozen.embed).unsqueeze(0)
-        rope = sa.rope(positions)  # CA's too: head_dim and base are the same
-        self._sa_cache.append(*sa.keys_values(embeds, rope))
-        rope = rope.of(queries)
-        spoken = sa(embeds[:, queries], rope, self._sa_cache.keys, self._sa_cache.values, mask)
-        keys, values = self._ca_cache.keys, self._ca_cache.values
-        hidden = ca(spoken, rope, keys[:, :, : self._num_visible], values[:, :, : self._num_visible])
-        return F.linear(hidden[0], frozen.lm_head).float()
+    def _logits(self, embeds: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
+        """Logits [n, V] of rows that go into SA's cache; mask [n, rows of it] bool, None: they see all."""
+        spoken = self._drafter.sa.run(embeds, rope, self._sa_cache, mask)
+        keys, values = self._ca_cache.first(self._num_visible)
+        return F.linear(self._drafter.ca.ask(spoken, rope, keys, values), self._drafter.frozen.lm_head).float()
 
-    def _positions(self, first: int, count: int) -> Tensor:
-        return torch.arange(first, first + count, device=self._device)
+    def _embeds(self, tokens: Sequence[int]) -> Tensor:
+        return F.embedding(torch.tensor(tokens, dtype=torch.int64, device=self._device), self._drafter.frozen.embed)
+
+    def _rope(self, first: int, count: int) -> Rope:
+        """Of consecutive positions; SA's and CA's are the same."""
+        return self._drafter.sa.shape.rope(torch.arange(first, first + count, device=self._device))

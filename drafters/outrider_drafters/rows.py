@@ -52,6 +52,10 @@ class KvCache:
     def length(self) -> int:
         return self._keys.length
 
+    def first(self, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first rows only."""
+        return self.keys[:, :, :length], self.values[:, :, :length]
+
     def append(self, keys: Tensor, values: Tensor) -> None:
         self._keys.append(keys)
         self._values.append(values)

@@ -24,6 +24,14 @@ def state(eagle_case) -> Eagle2State:
     return state
 
 
+@pytest.fixture(scope="module")
+def eagle(golden: Path) -> Eagle2:
+    eagle = Eagle2(Eagle2Sizes(64, 4, 2, 16, 128))
+    tensors = load_file(golden / "eagle2_llama" / "drafter" / "model.safetensors")
+    eagle.load_state_dict({name: tensor for name, tensor in tensors.items() if name != "embed_tokens.weight"})
+    return eagle.requires_grad_(False)
+
+
 def close(ours: torch.Tensor, golden: torch.Tensor) -> None:
     torch.testing.assert_close(ours, golden, atol=1e-4, rtol=0)
 
@@ -35,16 +43,16 @@ def test_prefill_agrees(state, eagle_case):
     close(state._cache.values, arrays["drafter_v"])
 
 
-def test_teacher_forced_pass_agrees(eagle_case):
+def test_teacher_forced_pass_agrees(eagle, eagle_case):
     arrays, drafter = eagle_case.arrays, eagle_case.drafter
     embeds = drafter.embed[arrays["drafter_input_ids"]]
-    hidden = drafter.eagle.forward_train(embeds, arrays["target_features"])
+    hidden = eagle.forward_train(embeds, arrays["target_features"])
     close(hidden, arrays["drafter_hidden"])
     close(hidden @ drafter.frozen.lm_head.T, arrays["drafter_logits"])
 
 
-def test_teacher_forced_mask_is_causal_unless_given(eagle_case):
-    arrays, eagle = eagle_case.arrays, eagle_case.drafter.eagle
+def test_teacher_forced_mask_is_causal_unless_given(eagle, eagle_case):
+    arrays = eagle_case.arrays
     embeds, features = eagle_case.drafter.embed[arrays["drafter_input_ids"]], arrays["target_features"]
     causal = torch.ones(19, 19, dtype=torch.bool).tril()
     close(eagle.forward_train(embeds, features, causal), eagle.forward_train(embeds, features))
@@ -53,7 +61,7 @@ def test_teacher_forced_mask_is_causal_unless_given(eagle_case):
     assert not torch.allclose(own_only[:, 1:], eagle.forward_train(embeds, features)[:, 1:])
 
 
-def test_incremental_state_equals_teacher_forced_pass(eagle_case):
+def test_incremental_state_equals_teacher_forced_pass(eagle, eagle_case):
     arrays, drafter = eagle_case.arrays, eagle_case.drafter
     tokens, features = arrays["vanilla_output_ids"][0].tolist()[:12], arrays["target_features"][0]
     state = drafter.new_state()
@@ -62,7 +70,7 @@ def test_incremental_state_equals_teacher_forced_pass(eagle_case):
         state.append([tokens[position + 1]])
         state.add_features(position, features[position : position + 1])
         embeds = drafter.embed[torch.tensor([tokens[1 : position + 2]])]
-        hidden = drafter.eagle.forward_train(embeds, features[None, : position + 1])
+        hidden = eagle.forward_train(embeds, features[None, : position + 1])
         close(state.root_logits(), hidden[0, -1] @ drafter.frozen.lm_head.T)
 
 
@@ -113,14 +121,20 @@ def test_drafts_without_any_feature(eagle_case):
 def test_export_loads_again(tmp_path: Path, golden: Path, fc_bias: bool):
     sizes = Eagle2Sizes(64, 4, 2, 16, 40, rope_theta=12345.0, eps=3e-6, fc_bias=fc_bias)
     frozen = FrozenTarget.load(golden / "target_l4")
-    eagle = Eagle2(sizes)
+    eagle = Eagle2(sizes).requires_grad_(False)
     eagle.export(tmp_path, frozen.sizes)
     assert json.loads((tmp_path / "config.json").read_text())["bias"] is fc_bias
     loaded = load_drafter(tmp_path, frozen)
     assert isinstance(loaded, Eagle2Drafter)
-    assert loaded.eagle.sizes == sizes
+    assert loaded.block.shape == sizes.block
+    assert (loaded.fc.bias is not None) == fc_bias
     assert loaded.embed is frozen.embed
-    torch.testing.assert_close(loaded.eagle.state_dict(), eagle.state_dict())
+    features = torch.randn(3, 64)
+    state = loaded.new_state()
+    state.append([3, 4, 5, 6])
+    state.add_features(0, features)
+    hidden = eagle.forward_train(frozen.embed[None, 4:7], features[None])[0, -1]
+    close(state.root_logits(), hidden @ frozen.lm_head.T)
 
 
 def test_export_in_half_size(tmp_path: Path, golden: Path):
@@ -130,7 +144,7 @@ def test_export_in_half_size(tmp_path: Path, golden: Path):
     assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
     loaded = load_drafter(tmp_path, frozen)
     assert isinstance(loaded, Eagle2Drafter)
-    weight = loaded.eagle.fc.weight
+    weight = loaded.fc.weight
     assert weight.dtype == torch.float32
     assert torch.equal(weight, eagle.fc.weight.bfloat16().float())
 

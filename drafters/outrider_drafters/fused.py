@@ -1,0 +1,65 @@
+"""A Llama block made for drafting: no batch, no modules, one product for q, k, v and one for gate and up.
+
+It computes what layers.LlamaBlock computes (the plain form, which is trained), with fewer and larger steps.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.layers import LlamaBlock, RMSNorm, Rope
+from outrider_drafters.rows import KvCache
+
+
+class FusedBlock:
+    """Rows x [n, width] of one text; the caller says which cache they go to and what they see."""
+
+    def __init__(self, block: LlamaBlock) -> None:
+        attention, mlp = block.self_attn, block.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self.shape = block.shape
+        self._qkv = torch.cat([projection.weight for projection in projections]).detach()
+        self._qkv_bias = torch.cat([p.bias for p in projections]).detach() if block.shape.qkv_bias else None
+        self._out = attention.o_proj.weight.detach()
+        self._gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach()
+        self._down = mlp.down_proj.weight.detach()
+        norm = block.input_layernorm
+        self._input_norm = norm.weight.detach() if isinstance(norm, RMSNorm) else None
+        self._mlp_norm = block.post_attention_layernorm.weight.detach()
+
+    def new_cache(self) -> KvCache:
+        return KvCache(self.shape.kv_heads, self.shape.head_dim, self._out.dtype, self._out.device)
+
+    def run(self, x: Tensor, rope: Rope, cache: KvCache, mask: Tensor | None = None) -> Tensor:
+        """Put the rows' keys and values into the cache, let them attend to it; mask [n, length] bool, None: see all."""
+        split = self.shape.heads + self.shape.kv_heads
+        heads = self._heads(x, 0, split + self.shape.kv_heads)
+        turned = rope.turn(heads[:split])
+        cache.append(turned[self.shape.heads :], heads[split:])
+        return self._attend(x, turned[: self.shape.heads], cache.keys, cache.values, mask)
+
+    def remember(self, x: Tensor, rope: Rope, cache: KvCache) -> None:
+        """Put the rows' keys and values into the cache, and no more."""
+        heads = self._heads(x, self.shape.heads, self.shape.heads + 2 * self.shape.kv_heads)
+        cache.append(rope.turn(heads[: self.shape.kv_heads]), heads[self.shape.kv_heads :])
+
+    def ask(self, x: Tensor, rope: Rope, keys: Tensor, values: Tensor) -> Tensor:
+        """Let the rows attend to all of keys and values [1, kv_heads, m, head_dim]."""
+        return self._attend(x, rope.turn(self._heads(x, 0, self.shape.heads)), keys, values, None)
+
+    def _heads(self, x: Tensor, first: int, end: int) -> Tensor:
+        """Of q, k and v heads in this order those from `first` to `end`: [heads, n, head_dim]."""
+        if self._input_norm is not None:
+            x = F.rms_norm(x, self._input_norm.shape, self._input_norm, self.shape.eps)
+        rows = slice(first * self.shape.head_dim, end * self.shape.head_dim)
+        bias = None if self._qkv_bias is None else self._qkv_bias[rows]
+        return F.linear(x, self._qkv[rows], bias).view(len(x), end - first, self.shape.head_dim).transpose(0, 1)
+
+    def _attend(self, x: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        mixed = F.scaled_dot_product_attention(queries.unsqueeze(0), keys, values, attn_mask=mask, enable_gqa=True)
+        x = x + F.linear(mixed[0].transpose(0, 1).flatten(1), self._out)
+        normed = F.rms_norm(x, self._mlp_norm.shape, self._mlp_norm, self.shape.eps)
+        gate, up = F.linear(normed, self._gate_up).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, self._down)

@@ -1,0 +1,60 @@
+"""The block against transformers' own layers, and its fused form against itself."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
+
+from outrider_drafters.fused import FusedBlock
+from outrider_drafters.layers import BlockShape, LlamaBlock, causal_mask
+
+SIZES = {"vocab_size": 20, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 1}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
+
+
+@pytest.mark.parametrize(("model", "config"), [(LlamaModel, LlamaConfig), (Qwen2Model, Qwen2Config)])
+@torch.no_grad()
+def test_block_is_the_layer_of_transformers(model, config):
+    torch.manual_seed(0)
+    theirs = model(config(**SIZES, rope_parameters={"rope_type": "default", "rope_theta": 5000.0})).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    shape = BlockShape(32, 4, 2, 8, 44, rope_theta=5000.0, qkv_bias=model is Qwen2Model)
+    block = LlamaBlock(shape)
+    block.load_state_dict(theirs.layers[0].state_dict())
+    embeds = torch.randn(2, 7, 32)
+    hidden = block.self_attend(embeds, shape.rope(torch.arange(7)), causal_mask(7, embeds.device))
+    expected = theirs(inputs_embeds=embeds).last_hidden_state
+    torch.testing.assert_close(theirs.norm(hidden), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("input_norm", [True, False])
+@pytest.mark.parametrize("qkv_bias", [True, False])
+@torch.no_grad()
+def test_fused_block_is_the_block(input_norm, qkv_bias):
+    torch.manual_seed(1)
+    shape = BlockShape(32, 4, 2, 8, 44, qkv_bias=qkv_bias)
+    block = LlamaBlock(shape, input_norm=input_norm)
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x, rope = torch.randn(9, 32), shape.rope(torch.arange(9))
+    expected = block.self_attend(x[None], rope, causal_mask(9, x.device))[0]
+    fused = FusedBlock(block)
+    cache = fused.new_cache()
+    fused.remember(x[:4], shape.rope(torch.arange(4)), cache)
+    mask = causal_mask(9, x.device)[4:]
+    torch.testing.assert_close(fused.run(x[4:], shape.rope(torch.arange(4, 9)), cache, mask), expected[4:])
+    asked = fused.ask(x[-1:], shape.rope(torch.tensor([8])), cache.keys, cache.values)
+    torch.testing.assert_close(asked, expected[-1:])
+    torch.testing.assert_close((cache.keys, cache.values), block.keys_values(x[None], rope))
+
+
+@torch.no_grad()
+def test_nothing_to_attend_to_adds_nothing():
+    """MoA before the first features: cross-attention over no rows at all."""
+    torch.manual_seed(2)
+    shape = BlockShape(32, 4, 2, 8, 44)
+    block = LlamaBlock(shape)
+    fused, x = FusedBlock(block), torch.randn(3, 32)
+    cache = fused.new_cache()
+    out = fused.ask(x, shape.rope(torch.arange(3)), cache.keys, cache.values)
+    torch.testing.assert_close(out, x + block.mlp(block.post_attention_layernorm(x)))
