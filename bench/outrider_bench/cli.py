@@ -8,14 +8,19 @@ from typing import Annotated
 
 import typer
 
+from outrider_bench.pair_commands import eval_command, exact_command, overhead_command, recover_command
 from outrider_bench.report import write_report
 from outrider_bench.trace import TraceRequest, trace
 from outrider_drafters.frozen import resolve_dir
 from outrider_drafters.shape import TreeShape
-from outrider_proto.errors import LinkError, OutriderError, Refusal, UsageError
+from outrider_proto.errors import LinkError, OutriderError, Refusal, UsageError, Violation
 from outrider_proto.frames import Sampling
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app.command("eval")(eval_command)
+app.command("exact")(exact_command)
+app.command("overhead")(overhead_command)
+app.command("recover")(recover_command)
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the report here; - for standard output.")]
 
 
@@ -88,6 +93,9 @@ def _sampling(acceptance: str, temperature: float, top_k: int, top_p: float, see
         case "greedy":
             return Sampling()
         case "sampling":
-            return Sampling(temperature, top_k, top_p, seed)
+            try:
+                return Sampling(temperature, top_k, top_p, seed)
+            except Violation as error:
+                raise UsageError(error.message) from None
         case _:
             raise UsageError(f"acceptance={acceptance!r}: need greedy or sampling")

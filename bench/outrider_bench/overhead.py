@@ -6,6 +6,7 @@ is left of `draft` (choosing nodes, building the tree, changing threads) counts 
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -49,14 +50,14 @@ class CycleTimes:
 async def cycle_times(
     config: ClientConfig, models: LocalModels, asked: Sequence[Question], step: Callable[[], None]
 ) -> list[CycleTimes]:
-    """Times of all cycles that drafted, but each answer's first: it waits for the prompt's features."""
+    """Times of all cycles that drafted, but each answer's first, which follows the prompt."""
     assert models.drafter is not None
     timed = _TimedDrafter(models.drafter)
     times: list[CycleTimes] = []
     async with AsyncClient(config, models=replace(models, drafter=timed)) as client:
         for question in asked:
             marks = await _marks(client, question.prompt, timed)
-            times += [_between(*pair) for pair in zip(marks[1:], marks[2:], strict=False)]
+            times += [_between(*pair) for pair in itertools.pairwise(marks)]
             step()
     return times
 

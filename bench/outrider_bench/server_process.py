@@ -19,7 +19,7 @@ _STOP_TIMEOUT_S = 30.0
 
 
 class ServerProcess:
-    """Use as a context manager; `options` are those of `outrider-server serve`. Raises UsageError if it will not start."""
+    """Use as a context manager; `options` are those of `outrider-server serve`. Raises UsageError if it fails."""
 
     def __init__(self, options: Sequence[str], port: int = 0) -> None:
         self._options = list(options)
