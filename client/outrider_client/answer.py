@@ -27,7 +27,7 @@ from outrider_client.session import Session
 from outrider_client.statistics import Meter, Statistics
 from outrider_client.transcript import FinishReason, Origin, Outcome, Transcript
 from outrider_drafters.shape import TreeShape
-from outrider_proto.errors import LinkError, Refusal
+from outrider_proto.errors import LinkError, Reason, Refusal
 from outrider_proto.frames import Cancel, Decode, Draft, Features, Verdict
 from outrider_proto.packing import TOKEN_BYTES
 from outrider_proto.tree import MAX_NODES, DraftTree
@@ -65,6 +65,9 @@ class Answer:
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Take the prompt in; what it shares with the tokens before it need not be sent or read again."""
+        if len(prompt) >= self._models.max_context:
+            room = self._models.max_context
+            raise Refusal(Reason.CONTEXT_FULL, f"prompt has {len(prompt)} tokens: the target's context is {room}")
         self._take_arrived()
         common = self._transcript.begin(prompt, self.config.max_new_tokens)
         if self._drafting is not None:
@@ -87,9 +90,8 @@ class Answer:
 
     async def verify(self, tree: DraftTree) -> Verdict:
         """The target's verdict on the tree under the last token that stands."""
-        features_from = 0 if self._drafting is None else self._drafting.num_features
-        draft = self._transcript.next_draft(tree, features_from)
-        self._ask(draft)
+        known = 0 if self._drafting is None else self._drafting.num_features
+        self._ask(self._transcript.next_draft(tree, known))
         return await self.next_verdict()
 
     async def verify_tail(self) -> Verdict:
@@ -168,7 +170,7 @@ class Answer:
     def keep_tail(self) -> None:
         """Let the unverified tokens stand, unverified as they are."""
         self._transcript.keep_tail()
-        if self._ended or self._transcript.room <= 0:
+        if self._ended or self._transcript.room <= 0 or len(self._transcript.tokens) >= self._max_context:
             self.finish("unverified")
 
     @property
@@ -239,7 +241,7 @@ class Answer:
     def _shape(self) -> TreeShape | None:
         """The shape asked for, as far as the context and the server's limit have room for it."""
         shape = self.config.shape
-        levels = min(shape.levels, self._max_context - len(self._transcript.tokens))
+        levels = min(shape.levels, self._max_context - len(self._transcript.tokens) - 1)  # the bonus needs room too
         budget = min(shape.budget, self._max_nodes)
         return replace(shape, levels=levels, budget=budget) if levels > 0 and budget > 0 else None
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 from outrider_client.answer import Answer, Equipment
 from outrider_client.config import ClientConfig
 from outrider_client.drafting import DraftingThread
-from outrider_client.events import Committed, Event, Finished, RolledBack, Unverified
+from outrider_client.events import Event, Finished
 from outrider_client.grpc_transport import GrpcTransport
 from outrider_client.local_models import LocalModels, Prompt
 from outrider_client.riding import ride
@@ -22,6 +22,7 @@ from outrider_client.session import Manners, Session
 from outrider_client.statistics import Statistics
 from outrider_client.transcript import FinishReason, Origin, Transcript
 from outrider_client.transport import Transport
+from outrider_client.written import Written
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import LinkError, UsageError
 from outrider_proto.frames import Open, ServerDescription
@@ -102,22 +103,13 @@ class AsyncClient:
 
     async def complete(self, prompt: Prompt, **overrides: Any) -> Completion:  # Any: see for_answer
         """The whole answer. Raises as `generate`."""
-        text, finished = "", None
+        written, finished = Written(), None
         async with contextlib.aclosing(self.generate(prompt, **overrides)) as events:
             async for event in events:
-                match event:
-                    case Committed() | Unverified():
-                        text += event.text
-                    case RolledBack():
-                        text = text[: len(text) - len(event.text)]
-                    case Finished():
-                        finished = event
+                written.take(event)
+                finished = event if isinstance(event, Finished) else finished
         assert finished is not None
-        assert self._equipment is not None
-        tokens = self._equipment.transcript
-        return Completion(
-            text + finished.text, tokens.new_tokens, tokens.new_origins, finished.reason, finished.statistics
-        )
+        return Completion(written.text, written.token_ids, written.origins, finished.reason, finished.statistics)
 
     async def close(self) -> None:
         """End the session. Safe to call twice."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, get_args
 from outrider_client.backoff import Backoff
 from outrider_client.heartbeat import Patience
 from outrider_drafters.shape import TreeShape
-from outrider_proto.errors import UsageError
+from outrider_proto.errors import UsageError, Violation
 from outrider_proto.frames import Codec, Sampling
 
 Mode = Literal["stop-and-wait", "stream", "offline"]
@@ -34,8 +34,9 @@ _OF_ANSWER = {
 class Timeouts:
     """How long each remote wait may take, in seconds. Silence of the link is noticed far sooner (see heartbeat.py)."""
 
-    connect_s: float = 5.0  # the first connection, with the answer to Open
-    resume_s: float = 1.0  # an attempt to reconnect; six round trips where that is longer
+    connect_s: float = 5.0  # to reach the server for the first time
+    reconnect_s: float = 1.0  # to reach it again, each attempt; six round trips where that is longer
+    open_s: float = 30.0  # for the answer to Open; attempts to resume start with reconnect_s and double
     describe_s: float = 5.0
     verdict_s: float = 120.0  # while the link lives
     features_s: float = 10.0  # then the drafter goes on without them
@@ -47,7 +48,7 @@ class ClientConfig:
     """Raises UsageError. `target` and `drafter` are directories or hub names; None takes the embedded pair, and
     drafter "none" none at all. The fields from `mode` on can be given anew for each answer."""
 
-    server: str = "127.0.0.1:7401"
+    server: str = "127.0.0.1:50051"
     target: str | Path | None = None
     drafter: str | Path | None = None
     codec: Codec = "int8"
@@ -87,4 +88,7 @@ class ClientConfig:
         for name in overrides.keys() - _OF_ANSWER:
             raise UsageError(f"{name}: an answer can choose {', '.join(sorted(_OF_ANSWER | _OF_SAMPLING))}")
         changed = replace(self, **overrides)
-        return replace(changed, sampling=replace(changed.sampling, **sampling)) if sampling else changed
+        try:
+            return replace(changed, sampling=replace(changed.sampling, **sampling)) if sampling else changed
+        except Violation as violation:
+            raise UsageError(violation.message) from violation

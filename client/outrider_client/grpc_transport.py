@@ -44,7 +44,7 @@ class GrpcConnection:
 
     async def wait_until_connected(self) -> None:
         """Raises LinkError when the server cannot be reached."""
-        with _translated(self._address):
+        with _translated(f"cannot reach {self._address}"):
             await self._call.wait_for_connection()
 
     def send(self, frame: ClientFrame) -> None:
@@ -90,7 +90,7 @@ class GrpcTransport:
 
     async def describe(self) -> ServerDescription:
         async with self._channel() as channel:
-            with _translated(self.address):
+            with _translated(f"cannot reach {self.address}"):
                 message = await _stub(channel).Describe(pb.DescribeRequest())
         return wire.description_from_proto(message)
 
@@ -106,10 +106,10 @@ def _stub(channel: grpc.aio.Channel) -> VerifierStub:
 
 
 @contextlib.contextmanager
-def _translated(address: str) -> Iterator[None]:
-    """gRPC's errors as ours; a link's fault names the address."""
+def _translated(where: str) -> Iterator[None]:
+    """gRPC's errors as ours; a link's fault says where."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
         ours = error_from_rpc(error)
-        raise (LinkError(f"{address}: {ours}") if isinstance(ours, LinkError) else ours) from error
+        raise (LinkError(f"{where}: {ours}") if isinstance(ours, LinkError) else ours) from error

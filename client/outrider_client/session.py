@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from outrider_client.backoff import Backoff
 from outrider_client.config import Timeouts
@@ -20,6 +21,7 @@ from outrider_proto.errors import LinkError, Reason, Refusal
 from outrider_proto.frames import Open, Opened, Sampling
 
 _TRANSIENT = (Reason.SHUTTING_DOWN, Reason.SERVER_FULL)
+T = TypeVar("T")
 Watcher = Callable[[LinkState, str], None]
 
 
@@ -84,7 +86,8 @@ class Session:
         if self._link is not None and self._link.has_failed:
             await self.lose("the connection broke while idle")
         if self._link is None:
-            await self._open(self._manners.timeouts.connect_s)
+            timeouts = self._manners.timeouts
+            await self._open(timeouts.connect_s, timeouts.open_s)
 
     async def sample_with(self, sampling: Sampling) -> None:
         """A stream's sampling is fixed, so another one needs another stream."""
@@ -115,7 +118,7 @@ class Session:
             await asyncio.sleep(self._manners.backoff.delay_s(attempt, self._generator))
             # A link that is there at once was given up too soon; one that is not, was not.
             self._patience_factor = self._patience_factor * 2 if attempt == 0 else 1.0
-            if await self._attempt():
+            if await self._attempt(attempt):
                 return
             self._num_failures += 1
 
@@ -143,34 +146,37 @@ class Session:
             await self.lose("refused")
         self._introduction = replace(self._introduction, session_id="")
 
-    async def _attempt(self) -> bool:
+    async def _attempt(self, number: int) -> bool:
+        open_s = min(self._attempt_s * 2.0 ** min(number, 16), self._manners.timeouts.open_s)
         try:
-            await self._open(self._attempt_s)
+            await self._open(self._attempt_s, open_s)
         except (LinkError, Refusal) as error:
             if isinstance(error, Refusal) and error.reason not in _TRANSIENT:
                 raise
             return False
         return True
 
-    async def _open(self, timeout_s: float) -> None:
-        link = None
+    async def _open(self, connect_s: float, open_s: float) -> None:
+        connection = await self._in_time(connect_s, self._transport.connect())
+        heartbeat = Heartbeat(self.rtt, self._manners.patience, self._patience_factor)
+        link = Link(connection, self.rtt, heartbeat, self._clock)
+        if self.state is LinkState.OFFLINE:
+            self._happens(Happening.CONNECTED)
         try:
-            async with asyncio.timeout(timeout_s):
-                connection = await self._transport.connect()
-                heartbeat = Heartbeat(self.rtt, self._manners.patience, self._patience_factor)
-                link = Link(connection, self.rtt, heartbeat, self._clock)
-                if self.state is LinkState.OFFLINE:
-                    self._happens(Happening.CONNECTED)
-                opened = await link.open(self._opening())
+            opened = await self._in_time(open_s, link.open(self._opening()))
         except BaseException as error:
-            if link is not None:
-                await link.close()
+            await link.close()
             if self.state is LinkState.RESUMING:
                 self._happens(Happening.LOST, str(error))
-            if isinstance(error, TimeoutError):
-                raise LinkError(f"{self._transport.address}: no answer within {timeout_s:g} s") from error
             raise
         self._adopt(link, opened)
+
+    async def _in_time(self, seconds: float, step: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(seconds):
+                return await step
+        except TimeoutError as error:
+            raise LinkError(f"{self._transport.address}: no answer within {seconds:g} s") from error
 
     def _opening(self) -> Open:
         committed_len = self._transcript.committed_len if self._introduction.session_id else 0
@@ -186,7 +192,7 @@ class Session:
 
     @property
     def _attempt_s(self) -> float:
-        return max(self._manners.timeouts.resume_s, 6 * (self.rtt.mean_s or 0.0))
+        return max(self._manners.timeouts.reconnect_s, 6 * (self.rtt.mean_s or 0.0))
 
     def _happens(self, happening: Happening, detail: str = "") -> None:
         self.state = next_state(self.state, happening)

@@ -111,11 +111,16 @@ class Transcript:
         self._in_flight = None
         return common
 
-    def next_draft(self, tree: DraftTree, features_from: int) -> Draft:
-        """Root and tree, after whatever the server lacks before them. With a tail, `tree` is a chain from it."""
+    def next_draft(self, tree: DraftTree, num_features: int) -> Draft:
+        """Root and tree, after whatever the server lacks before them. With a tail, `tree` is a chain from it.
+
+        Of features, those after the first `num_features` are asked for, and always the root's: a Draft that could do
+        with none at all would get no Features frame.
+        """
         base_len, context = self._missing()
-        root = self._tokens[self._tail_start - 1]
-        draft = Draft(self._take_seq(), base_len, context, root, tree, features_from)
+        root_at = self._tail_start - 1
+        features_from = min(num_features, root_at)
+        draft = Draft(self._take_seq(), base_len, context, self._tokens[root_at], tree, features_from)
         self._send(draft)
         return draft
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ from outrider_client.local_models import LocalModels
 from outrider_client.local_transport import LocalTransport
 from outrider_drafters.shape import TreeShape
 from outrider_proto import PROTOCOL_VERSION
-from outrider_proto.errors import LinkError, Reason, Refusal
+from outrider_proto.errors import LinkError, Refusal
 from outrider_proto.frames import (
     Cancel,
     ClientFrame,
@@ -32,14 +32,13 @@ from outrider_proto.frames import (
     Opened,
     Ping,
     Pong,
-    Sampling,
     ServerDescription,
     ServerFrame,
     TapInfo,
     Verdict,
 )
 from outrider_proto.packing import prefix_hash
-from outrider_proto.tree import ROOT, DraftTree
+from outrider_proto.tree import ROOT
 
 VOCAB = 64
 EOS = 0
@@ -90,9 +89,11 @@ class FakeVerifier:
     cut_before: set[int] = field(default_factory=set)  # the link dies instead of the n-th verdict (from 0)
     cut_after: set[int] = field(default_factory=set)  # ... right after it
     down_for: int = 0  # so many connects fail
-    stalled: bool = False  # connections stay up and say nothing
+    flowing: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: connections stay up and say nothing
     refusal: Refusal | None = None
-    features_late: bool = False
+
+    def __post_init__(self) -> None:
+        self.flowing.set()
 
     def describe(self) -> ServerDescription:
         return ServerDescription(PROTOCOL_VERSION, "0", "fake", "t", "k", VOCAB, MAX_CONTEXT, 255, (EOS,), (TAP,))
@@ -103,7 +104,7 @@ class FakeVerifier:
             raise LinkError("down")
         session_id, last_seq = "", 0
         async for frame in incoming:
-            await self._stall()
+            await self.flowing.wait()
             match frame:
                 case Open():
                     session_id, opened = self._opened(frame)
@@ -116,18 +117,13 @@ class FakeVerifier:
                     self.requests.append(frame)
                     for reply in self._replies(session_id, frame):
                         await asyncio.sleep(0)
-                        await self._stall()
+                        await self.flowing.wait()
                         yield reply
-                        self._cut(reply)
                 case Close():
                     self.sessions.pop(session_id, None)
                     return
                 case Cancel():
                     pass
-
-    async def _stall(self) -> None:
-        while self.stalled:
-            await asyncio.sleep(0.001)
 
     def _opened(self, frame: Open) -> tuple[str, Opened]:
         self.opens.append(frame)
@@ -144,6 +140,7 @@ class FakeVerifier:
         assert frame.base_len <= len(held)
         del held[frame.base_len :]
         held += [*frame.context, frame.root]
+        assert len(held) < MAX_CONTEXT
         if isinstance(frame, Draft):
             yield from self._judge(held, frame)
         else:
@@ -159,11 +156,12 @@ class FakeVerifier:
             path.append(child)
             held.append(token)
             node = child
-            if token == EOS:
+            if token == EOS or len(held) == MAX_CONTEXT - 1:
                 break
         ended = held[-1] == EOS and bool(path)
-        bonus = None if ended else token
-        finish = Finish.EOS if ended or bonus == EOS else Finish.NOT_YET
+        bonus = None if ended else self.language.following(held)
+        full = Finish.CONTEXT_FULL if len(held) >= MAX_CONTEXT - 1 else Finish.NOT_YET
+        finish = Finish.EOS if ended or bonus == EOS else full
         yield from self._verdict(Verdict(frame.seq, tuple(path), bonus, finish, 10, 20))
         yield Features(frame.seq, frame.features_from, rows_of(held, frame.features_from, len(held)), last=True)
 
@@ -171,6 +169,7 @@ class FakeVerifier:
         for i in range(frame.max_tokens):
             token = self.language.following(held)
             finish = Finish.EOS if token == EOS else Finish.LIMIT if i + 1 == frame.max_tokens else Finish.NOT_YET
+            finish = Finish.CONTEXT_FULL if finish is Finish.NOT_YET and len(held) >= MAX_CONTEXT - 1 else finish
             yield from self._verdict(Verdict(frame.seq, (), token, finish, 10, 20))
             if finish is not Finish.NOT_YET:
                 return
@@ -184,9 +183,6 @@ class FakeVerifier:
         yield verdict
         if number in self.cut_after:
             raise LinkError("cut")
-
-    def _cut(self, reply: ServerFrame) -> None:
-        """For subclasses."""
 
 
 class FakeDraftState:
@@ -265,7 +261,7 @@ def fake_models(language: Language, drafter: FakeDrafter | None) -> LocalModels:
 
 FAST = ClientConfig(
     shape=TreeShape(breadth=2, levels=4, budget=6),
-    timeouts=Timeouts(connect_s=0.5, resume_s=0.05, features_s=1.0, verdict_s=5.0),
+    timeouts=Timeouts(connect_s=0.5, reconnect_s=0.05, open_s=0.5, features_s=1.0, verdict_s=5.0),
     patience=Patience(floor_s=0.02),
     backoff=Backoff(first_s=0.001, cap_s=0.002),
     max_new_tokens=40,

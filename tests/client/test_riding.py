@@ -137,16 +137,15 @@ async def test_wrong_guesses_are_rolled_back_and_corrected(connect, verifier, la
 
 
 async def test_silence_is_noticed(connect, verifier, language):
-    client = connect()
     events = []
-    async with contextlib.aclosing(client.generate(PROMPT)) as stream:
+    async with contextlib.aclosing(connect().generate(PROMPT)) as stream:
         async for event in stream:
-            events.append(event)
-            if isinstance(event, Committed) and event.first > 10:
-                verifier.stalled = not any(isinstance(e, LinkChanged) and e.state is LinkState.OFFLINE for e in events)
-            if isinstance(event, LinkChanged) and event.state is LinkState.OFFLINE:
+            if isinstance(event, Committed) and event.first > 10 and not any(map(is_offline, events)):
+                verifier.flowing.clear()
+            if is_offline(event):
                 assert "no sign of life" in event.detail
-                verifier.stalled = False
+                verifier.flowing.set()
+            events.append(event)
     assert replayed(events) == list(language.answer(PROMPT, 40))
     assert events[-1].statistics.outages == 1
 
@@ -254,15 +253,31 @@ async def test_refusal_reaches_the_caller_and_ends_the_session(connect, verifier
 
 async def test_server_that_shuts_down_is_an_outage(connect, verifier, language):
     client = connect()
-    events = []
-    async with contextlib.aclosing(client.generate(PROMPT)) as stream:
-        async for event in stream:
-            events.append(event)
-            if isinstance(event, Committed) and event.first == 0:
-                verifier.refusal = Refusal(Reason.SHUTTING_DOWN, "bye")
-            if isinstance(event, LinkChanged) and event.state is LinkState.OFFLINE:
-                verifier.refusal = None
+    await client.complete(PROMPT, max_new_tokens=1)
+    verifier.refusal = Refusal(Reason.SHUTTING_DOWN, "bye")
+    events = await collect(client, when_offline=functools.partial(setattr, verifier, "refusal", None))
     assert replayed(events) == list(language.answer(PROMPT, 40))
+
+
+async def test_same_prompt_again_waits_for_nothing(connect, language):
+    client = connect()
+    await client.complete(PROMPT, max_new_tokens=1)
+    again = await client.complete(PROMPT)
+    assert again.token_ids == language.answer(PROMPT, 40)
+    assert again.statistics.split_ms.wait < 10
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_context_fills_up(connect, language, mode):
+    prompt = [1] * 190
+    completion = await connect().complete(prompt, mode=mode)
+    assert completion.token_ids == language.answer(prompt, 10)
+    assert completion.reason == "context"
+
+
+async def test_prompt_beyond_the_context(connect):
+    with pytest.raises(Refusal, match="context is 200"):
+        await connect().complete([1] * 200)
 
 
 async def test_one_answer_at_a_time(connect):

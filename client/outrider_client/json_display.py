@@ -1,0 +1,54 @@
+"""An answer for machines: one JSON object a line for every event, and one for the whole answer at its end."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import Enum
+from typing import TextIO
+
+from outrider_client.events import Event, Finished
+from outrider_client.written import Written
+
+
+class JsonDisplay:
+    """One answer."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.written = Written()
+        self._out = out
+
+    def show(self, event: Event) -> None:
+        self.written.take(event)
+        self._write(_snake_case(type(event).__name__), asdict(event))
+        if isinstance(event, Finished):
+            self._write_answer(event)
+
+    def close(self) -> None:
+        return
+
+    def _write_answer(self, finished: Finished) -> None:
+        answer = {
+            "text": self.written.text,
+            "token_ids": self.written.token_ids,
+            "origins": self.written.origins,
+            "reason": finished.reason,
+            "statistics": asdict(finished.statistics),
+        }
+        self._write("answer", answer)
+
+    def _write(self, name: str, fields: Mapping[str, object]) -> None:
+        self._out.write(json.dumps({"event": name, **fields}, default=_plain) + "\n")
+        self._out.flush()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.name.lower()
+    raise TypeError(f"{value!r} does not go into JSON")
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

@@ -1,0 +1,62 @@
+"""What an answer's events add up to. Pure: a fold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from outrider_client.events import Committed, Event, Finished, RolledBack, Unverified, Verified
+from outrider_client.transcript import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens of one origin, and the text they brought out."""
+
+    first: int
+    tokens: tuple[int, ...]
+    text: str
+    origin: Origin
+
+
+class Written:
+    """The answer so far, as spans in order."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def take(self, event: Event) -> None:
+        match event:
+            case Committed():
+                self.spans.append(Span(event.first, event.tokens, event.text, event.origin))
+            case Unverified():
+                self.spans.append(Span(event.first, event.tokens, event.text, "unverified"))
+            case Verified():
+                self.spans = [_verified(span, event) for span in self.spans]
+            case RolledBack():
+                self.spans = [span for span in self.spans if span.first < event.first]
+            case Finished() if event.text:
+                self.spans.append(Span(len(self.token_ids), (), event.text, "bonus"))
+
+    @property
+    def text(self) -> str:
+        return "".join(span.text for span in self.spans)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token for span in self.spans for token in span.tokens)
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        return tuple(span.origin for span in self.spans for _ in span.tokens)
+
+    @property
+    def num_settled_chars(self) -> int:
+        """So much of the text can no longer be taken back: all up to the last token that the target approved, for what
+        it has built on stands."""
+        settled = next((i for i in reversed(range(len(self.spans))) if self.spans[i].origin != "unverified"), -1)
+        return sum(len(span.text) for span in self.spans[: settled + 1])
+
+
+def _verified(span: Span, event: Verified) -> Span:
+    """Unverified spans hold one token each, so a span is either verified or not."""
+    return replace(span, origin="accepted") if event.first <= span.first < event.first + event.count else span
