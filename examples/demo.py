@@ -26,6 +26,7 @@ from rich.console import Console
 from outrider_bench.provenance import provenance
 from outrider_bench.report import write_report
 from outrider_client import AsyncClient, ClientConfig
+from outrider_client.local_models import LocalModels
 from outrider_models.embedded import drafter_dir, target_dir
 from outrider_netsim import ProxyLink, profile_named
 
@@ -37,16 +38,17 @@ def main(
     per_family: Annotated[int, typer.Option(min=1, help="Prompts of each of the six families.")] = 2,
     profile: Annotated[str, typer.Option(help="A link from `outrider-netsim list`.")] = "paper-5g",
     drafter: Annotated[str, typer.Option(help="The embedded drafter: moa or eagle2.")] = "moa",
-    cut_answer: Annotated[int, typer.Option(help="Number of the answer in which the link goes, from 0.")] = 2,
-    cut_after: Annotated[int, typer.Option(help="Tokens of it that come before the link goes.")] = 16,
+    cut_from: Annotated[int, typer.Option(help="The link goes in this answer, counted from 0, or a later one ...")] = 2,
+    cut_after: Annotated[int, typer.Option(help="... after so many of its tokens.")] = 16,
     outage_s: Annotated[float, typer.Option(help="How long the link is gone.")] = 3.0,
     out: Annotated[Path, typer.Option(help="Folder for the picture and the figures.")] = Path("out"),
 ) -> None:
     """Run the demo."""
-    plan = Plan(seed, per_family, profile_named(profile), cut_answer, cut_after, outage_s)
+    plan = Plan(seed, per_family, profile_named(profile), cut_from, cut_after, outage_s)
     torch.set_num_threads(1)  # the drafter's passes are too small to share, and the server wants a core too
     started = time.perf_counter()
-    with console.status("starting the server"), server_process(out / "server.log", *server_options(drafter)) as port:
+    console.print("Starting the server ...")
+    with server_process(out / "server.log", *server_options(drafter)) as port:
         recording = asyncio.run(perform(plan, port, drafter))
     console.print()
     console.print(table(recording))
@@ -65,16 +67,24 @@ async def perform(plan: Plan, port: int, drafter: str) -> Recording:
     """Link and client for the server at `port`, and the performance."""
     async with ProxyLink("127.0.0.1", port, plan.profile, plan.seed) as link:
         config = ClientConfig(server=link.address, target=target_dir(), drafter=drafter_dir(drafter))
-        async with AsyncClient(config) as client:
+        models = await asyncio.to_thread(ready_models, config)
+        async with AsyncClient(config, models=models) as client:
             console.print(f"server on 127.0.0.1:{port}, client on {link.address}, in between {plan.profile.name}")
             console.print(legend())
             return await Stage(plan, link, client, console).perform()
 
 
+def ready_models(config: ClientConfig) -> LocalModels:
+    """Drafter and tokenizer, loaded before the clock starts."""
+    models = LocalModels.load(config)
+    models.decode([0])
+    return models
+
+
 def outage_in_words(recording: Recording) -> str:
     """What became of the answer that the link's loss interrupted."""
     if not recording.outages:
-        return "The link was not cut: the answer ended before that. Choose another --cut-answer or --cut-after."
+        return "The link was not cut: every answer ended before that. Choose a smaller --cut-from or --cut-after."
     answer, (cut, restored) = recording.cut_answer, recording.outages[0]
     verified = sum(mark.count for mark in answer.marks if mark.kind == "verified")
     outcome = "the same as" if answer.as_without_outage else "NOT the same as"

@@ -48,7 +48,8 @@ def draw(recording: Recording, path: Path, title: str, footnote: str) -> None:
         whole = figure.add_subplot(rows[1])
         _draw_tokens(whole, recording)
         _draw_acceptance(figure.add_subplot(rows[2], sharex=whole), recording)
-        _draw_outage(figure.add_subplot(rows[3]), recording)
+        if recording.outages:
+            _draw_outage(figure.add_subplot(rows[3]), recording)
         figure.suptitle(title, fontsize=14, fontweight="bold")
         figure.supxlabel(footnote, fontsize=8, color="#78909c")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from demonstration.recording import Answer, Recording
 from demonstration.terminal import AnswerView
 from outrider_client import AsyncClient
 from outrider_client.events import Event
+from outrider_client.tokenizer import Message
 from outrider_models.corpus import FAMILIES, Sample, generate
 from outrider_models.corpus.check import score_all
 from outrider_netsim import Profile, ProxyLink
@@ -28,8 +29,8 @@ class Plan:
     seed: int
     per_family: int
     profile: Profile
-    cut_answer: int  # number of the answer during which the link goes
-    cut_after: int  # tokens committed until then
+    cut_from: int  # the link goes in the first answer, counted from 0, with this number or a higher one
+    cut_after: int  # that has so many committed tokens, and then
     outage_s: float
 
     def samples(self) -> list[Sample]:
@@ -53,26 +54,26 @@ class Stage:
         """Every prompt in turn; then the one with the outage again without, to compare."""
         samples = self._plan.samples()
         for number, sample in enumerate(samples):
-            await self._ask(sample, with_outage=number == self._plan.cut_answer)
+            await self._ask(sample, may_cut=number >= self._plan.cut_from)
         if self._recording.outages:
-            await self._compare(samples[self._plan.cut_answer])
+            await self._compare(samples[self._recording.answers.index(self._recording.cut_answer)])
         rights = await asyncio.to_thread(score_all, samples, [answer.text for answer in self._recording.answers])
         for answer, right in zip(self._recording.answers, rights, strict=True):
             answer.right = right
         return self._recording
 
-    async def _ask(self, sample: Sample, *, with_outage: bool) -> None:
+    async def _ask(self, sample: Sample, *, may_cut: bool) -> None:
         answer = Answer(sample.family, sample.messages[-1].content, self._now())
         self._recording.answers.append(answer)
         with AnswerView(self._console, answer) as view:
             async for event in self._events(sample):
                 answer.note(event, self._now())
                 view.refresh()
-                if with_outage and answer.num_committed >= self._plan.cut_after and not self._recording.outages:
+                if may_cut and answer.num_committed >= self._plan.cut_after and not self._recording.outages:
                     self._begin_outage(view)
 
     async def _events(self, sample: Sample) -> AsyncIterator[Event]:
-        messages = [message.as_dict() for message in sample.messages]
+        messages = [Message(role=message.role, content=message.content) for message in sample.messages]
         async with contextlib.aclosing(self._client.generate(messages, wait_for_link_s=WAIT_FOR_LINK_S)) as events:
             async for event in events:
                 yield event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -11,9 +12,9 @@ from demonstration.recording import Answer, Recording
 
 STYLES = {
     "accepted": "green",
-    "bonus": "blue",
+    "bonus": "cyan",
     "corrected": "bold magenta",
-    "unverified": "yellow",
+    "unverified": "yellow italic",
     "verified": "underline green",
     "rolled back": "strike red",
 }
@@ -62,37 +63,34 @@ class AnswerView:
 
 def table(recording: Recording) -> Table:
     """A row of figures for each answer."""
-    shown = Table(title="The answers", caption=_CAPTION, caption_justify="left")
+    shown = Table(title="The answers", caption=_CAPTION, caption_justify="left", box=box.SIMPLE)
     shown.add_column("family")
-    for name in ("right", "tokens", "tau", "tokens/s", "first ms", "calls", "up B/token", "down B/token", "offline s"):
+    for name in ("right", "tokens", "tau", "tokens/s", "first", "up", "down", "offline"):
         shown.add_column(name, justify="right")
-    shown.add_column("unverified: kept, rolled back", justify="right")
     for answer in recording.answers:
         shown.add_row(*_row(answer))
     return shown
 
 
 _CAPTION = (
-    "right: passes the corpus's check. tau: mean acceptance length, tokens a verdict. first: time to the first token. "
-    "calls: passes of the target asked for."
+    "right: passes the corpus's check. tau: tokens a verdict on a draft, bonus included. first: time to the first "
+    "token. up, down: bytes a token."
 )
 
 
 def _row(answer: Answer) -> list[str]:
     s = answer.statistics
-    verified = sum(mark.count for mark in answer.marks if mark.kind == "verified")
-    offline = (f"{s.offline_ms / 1000:.2f}", f"{verified}, {s.rolled_back}") if s.outages else ("", "")
+    tokens = max(s.new_tokens, 1)
     return [
         answer.family,
         "yes" if answer.right else "no",
         str(s.new_tokens),
         f"{s.mean_acceptance_length:.2f}",
         f"{s.tokens_per_second:.0f}",
-        f"{s.time_to_first_token_ms:.0f}",
-        str(s.target_calls),
-        f"{s.bytes_up / max(s.new_tokens, 1):.0f}",
-        f"{s.bytes_down / max(s.new_tokens, 1):.0f}",
-        *offline,
+        f"{s.time_to_first_token_ms:.0f} ms",
+        f"{s.bytes_up / tokens:.0f}",
+        f"{s.bytes_down / tokens:.0f}",
+        f"{s.offline_ms / 1000:.1f} s" if s.outages else "",
     ]
 
 
