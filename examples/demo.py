@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
@@ -33,11 +33,22 @@ from outrider_netsim import ProxyLink, profile_named
 console = Console(highlight=False)
 
 
+class Pair(NamedTuple):
+    """Directories of target and drafter."""
+
+    target: Path
+    drafter: Path
+
+    @property
+    def options(self) -> list[str]:
+        return ["--target", str(self.target), "--drafter", str(self.drafter)]
+
+
 def main(
     seed: Annotated[int, typer.Option(help="Seed of the prompts and of the link.")] = 1,
     per_family: Annotated[int, typer.Option(min=1, help="Prompts of each of the six families.")] = 2,
     profile: Annotated[str, typer.Option(help="A link from `outrider-netsim list`.")] = "paper-5g",
-    drafter: Annotated[str, typer.Option(help="The embedded drafter: moa or eagle2.")] = "moa",
+    drafter: Annotated[str, typer.Option(help="An embedded drafter, moa or eagle2, or a directory.")] = "moa",
     cut_from: Annotated[int, typer.Option(help="The link goes in this answer, counted from 0, or a later one ...")] = 2,
     cut_after: Annotated[int, typer.Option(help="... after so many of its tokens.")] = 16,
     outage_s: Annotated[float, typer.Option(help="How long the link is gone.")] = 3.0,
@@ -45,11 +56,12 @@ def main(
 ) -> None:
     """Run the demo."""
     plan = Plan(seed, per_family, profile_named(profile), cut_from, cut_after, outage_s)
+    pair = Pair(target_dir(), Path(drafter) if Path(drafter).is_dir() else drafter_dir(drafter))
     torch.set_num_threads(1)  # the drafter's passes are too small to share, and the server wants a core too
     started = time.perf_counter()
     console.print("Starting the server ...")
-    with server_process(out / "server.log", *server_options(drafter)) as port:
-        recording = asyncio.run(perform(plan, port, drafter))
+    with server_process(out / "server.log", *pair.options) as port:
+        recording = asyncio.run(perform(plan, port, pair))
     console.print()
     console.print(table(recording))
     console.print(outage_in_words(recording))
@@ -59,14 +71,10 @@ def main(
     console.print(f"{out}/demo.png, {out}/demo.json, {out}/server.log; {time.perf_counter() - started:.0f} s in all")
 
 
-def server_options(drafter: str) -> list[str]:
-    return ["--target", str(target_dir()), "--drafter", str(drafter_dir(drafter))]
-
-
-async def perform(plan: Plan, port: int, drafter: str) -> Recording:
+async def perform(plan: Plan, port: int, pair: Pair) -> Recording:
     """Link and client for the server at `port`, and the performance."""
     async with ProxyLink("127.0.0.1", port, plan.profile, plan.seed) as link:
-        config = ClientConfig(server=link.address, target=target_dir(), drafter=drafter_dir(drafter))
+        config = ClientConfig(server=link.address, target=pair.target, drafter=pair.drafter)
         models = await asyncio.to_thread(ready_models, config)
         async with AsyncClient(config, models=models) as client:
             console.print(f"server on 127.0.0.1:{port}, client on {link.address}, in between {plan.profile.name}")

@@ -57,7 +57,7 @@ def draw(recording: Recording, path: Path, title: str, footnote: str) -> None:
 
 
 def _draw_tokens(axes: Axes, recording: Recording) -> None:
-    highest = max(answer.statistics.new_tokens for answer in recording.answers)
+    highest = max(mark.position + mark.count for answer in recording.answers for mark in answer.marks)
     axes.set_ylim(-0.1 * highest, 1.25 * highest)
     axes.set_ylabel("tokens of the answer")
     axes.set_title("Every answer", loc="left", fontsize=11)
