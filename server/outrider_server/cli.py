@@ -33,6 +33,7 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 50051,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the target; default: all cores.", min=1)] = None,
     session_ttl: Annotated[float, typer.Option(help="Seconds a session outlives its stream.")] = _DEFAULT.session_ttl_s,
     max_sessions: Annotated[int, typer.Option(help="Sessions held at once.")] = _DEFAULT.max_sessions,
     max_context: Annotated[int | None, typer.Option(help="Tokens a session may hold; default: the target's.")] = None,
@@ -47,10 +48,18 @@ def serve(
     try:
         limits = Limits(session_ttl_s=session_ttl, max_sessions=max_sessions, max_nodes=max_nodes)
         config = ServerConfig(target, tuple(drafter or ()), host, port, dtype, device, max_context, limits)
+        _limit_threads(threads)
         asyncio.run(_serve(config, ready_file))
     except OutriderError as error:
         typer.echo(f"outrider-server: {error}", err=True)
         raise SystemExit(2) from error
+
+
+def _limit_threads(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
 
 
 async def _serve(config: ServerConfig, ready_file: Path | None) -> None:

@@ -47,7 +47,7 @@ def probe(model: PreTrainedModel, max_context: int) -> KVShape:
         model(**_inputs([0, 0], [0, 1], model), slots=recorder)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UsageError(
-            f"{kind}: its layers do not go through AttentionInterface with a layer_idx: {error}"
+            f"{kind}: its attention does not run on slots (AttentionInterface, layer_idx): {error}"
         ) from error
     layers = config.num_hidden_layers
     if sorted(recorder.windows) != list(range(layers)) or recorder.calls != layers:
@@ -106,7 +106,7 @@ def _forked(tokens: list[int], vocab_size: int) -> DraftTree:
 def _check_config(kind: str, config: Any, max_context: int) -> None:  # a model's config has whatever fields it likes
     types = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
     if types:
-        raise UsageError(f"{kind}: layers of type {', '.join(sorted(types))} keep no K/V rows that a slot could hold")
+        raise UsageError(f"{kind}: layers of type {', '.join(sorted(types))}; need {' or '.join(sorted(_LAYER_TYPES))}")
     if getattr(config, "is_encoder_decoder", False):
         raise UsageError(f"{kind}: an encoder-decoder; a target is a causal language model")
     if max_context > _rope_limit(config):
@@ -119,9 +119,13 @@ def _check_config(kind: str, config: Any, max_context: int) -> None:  # a model'
 def _rope_limit(config: Any) -> float:
     """Longest context in which position embeddings do not depend on the length."""
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") not in _LENGTH_DEPENDENT_ROPE:
-        return float("inf")
-    return int(rope.get("original_max_position_embeddings") or config.max_position_embeddings)
+    ropes = [each for each in (rope, *rope.values()) if isinstance(each, dict)]  # some configs have one a layer type
+    limits = [
+        int(each.get("original_max_position_embeddings") or config.max_position_embeddings)
+        for each in ropes
+        if each.get("rope_type") in _LENGTH_DEPENDENT_ROPE
+    ]
+    return min(limits, default=float("inf"))
 
 
 def _check_windows(kind: str, config: Any, recorder: _Recorder) -> None:

@@ -90,7 +90,7 @@ async def test_either_signal_stops_it(number):
 
 def test_it_says_when_it_is_ready_and_stops_on_a_signal(target_dir, tmp_path):
     ready = tmp_path / "ready.json"
-    options = ["serve", "--target", str(target_dir), "--port", "0", "--ready-file", str(ready)]
+    options = ["serve", "--target", str(target_dir), "--port", "0", "--threads", "1", "--ready-file", str(ready)]
     with subprocess.Popen([*COMMAND, *options], stderr=subprocess.PIPE, text=True) as process:
         line = process.stderr.readline()  # blocks until it is ready
         process.send_signal(signal.SIGTERM)

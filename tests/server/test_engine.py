@@ -151,6 +151,13 @@ def test_an_end_of_text_inside_the_path_ends_it():
     assert held.tokens == prompt + truth[: stop + 1]
 
 
+def test_a_text_of_one_token_and_a_draft_of_nothing():
+    held = Held(target().kv, None)
+    verdict = cycle(Engine(target()), held, [5], DraftTree())
+    assert [verdict.bonus] == plain_greedy(target(), [5], 1)
+    assert held.tokens == [5]
+
+
 class KVTap:
     """Every K and V value of a token: the strictest of taps."""
 

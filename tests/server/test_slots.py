@@ -34,7 +34,7 @@ def passes(draw):
     return chain, nodes, path, draw(st.booleans()), draw(st.floats(0, 1))
 
 
-@given(st.lists(passes(), max_size=12))
+@given(st.lists(passes(), max_size=8))
 def test_passes_commits_and_truncations_behave_as_on_a_list(script):
     slot, model, stamp = Slot(SHAPE), [], 0
     for chain, nodes, path, fails, kept in script:

@@ -1,0 +1,53 @@
+"""Features and outputs against the published code's, on its own tiny checkpoints."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider_drafters.load import load_tap
+from outrider_drafters.tap import LastHiddenTap
+from outrider_proto.frames import Sampling
+from outrider_proto.tree import DraftTree
+from outrider_server.choice import Chooser
+from outrider_server.engine import Engine, Work
+from outrider_server.held import Held
+from outrider_server.plain import plain_greedy
+from outrider_server.target import Target
+
+
+def features(target: Target, tap, tokens: list[int]) -> torch.Tensor:
+    """Rows for `tokens`, processed in two passes."""
+    engine, held = Engine(target), Held(target.kv, tap)
+    for part in (tokens[:7], tokens[7:]):
+        (outcome,) = engine.verify([Work(held, part, DraftTree(), Chooser(Sampling()))])
+        engine.commit(outcome)
+        engine.tap(outcome)
+    return torch.from_numpy(held.features(0))
+
+
+def test_moa_features(golden):
+    vectors = load_file(golden / "moa_tli0" / "teacher_forced.safetensors")
+    path = golden / "target_tiny"
+    tap = load_tap(golden / "moa_tli0" / "drafter", path)
+    rows = features(Target.load(str(path)), tap, vectors["input_ids"].flatten().tolist())
+    torch.testing.assert_close(rows, vectors["lsa_mean"].reshape(rows.shape), atol=1e-4, rtol=0)
+
+
+def test_eagle2_features_and_the_greedy_text(golden):
+    vectors = load_file(golden / "eagle2_llama" / "golden.safetensors")
+    target = Target.load(str(golden / "target_l4"))
+    prompt = vectors["prompt_ids"].flatten().tolist()
+    rows = features(target, LastHiddenTap(target.hidden_size), prompt)
+    torch.testing.assert_close(rows, vectors["target_features"][0], atol=1e-4, rtol=0)
+    expected = vectors["vanilla_output_ids"].flatten().tolist()[len(prompt) :]
+    assert plain_greedy(target, prompt, len(expected)) == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_targets_load_and_serve(golden, dtype):
+    path = golden / "target_tiny"
+    target = Target.load(str(path), dtype=dtype)
+    tap = load_tap(golden / "moa_tli0" / "drafter", path, target.kv.dtype, target.kv.device)
+    rows = features(target, tap, list(range(3, 30)))
+    full = features(Target.load(str(path)), load_tap(golden / "moa_tli0" / "drafter", path), list(range(3, 30)))
+    assert (rows - full).abs().mean() < 0.05 * full.std()
