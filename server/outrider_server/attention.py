@@ -78,15 +78,14 @@ class Piece:
         if window is None and self.num_rows == 1:
             return None
         shape, held = self.slot.shape, self.slot.length
-        hidden = np.zeros((self.num_rows, held + self.num_rows), dtype=np.bool_)
-        hidden[:, held:] = ~self._visible()
+        # On the device: for a chunk of a long context this is large.
+        bias = torch.zeros(self.num_rows, held + self.num_rows, dtype=shape.dtype, device=shape.device)
+        bias[:, held:].masked_fill_(torch.from_numpy(~self._visible()).to(shape.device), float("-inf"))
         if window is not None:
-            rows = np.asarray(self.positions)
-            columns = np.concatenate([np.arange(held), rows])
-            hidden |= rows[:, None] - columns[None, :] >= window
-        bias = torch.zeros(hidden.shape, dtype=shape.dtype)
-        bias.masked_fill_(torch.from_numpy(hidden), float("-inf"))
-        return bias.to(shape.device).repeat(repeats, 1)[None, None]
+            rows = torch.tensor(self.positions, device=shape.device)
+            columns = torch.cat([torch.arange(held, device=shape.device), rows])
+            bias.masked_fill_(rows[:, None] - columns[None, :] >= window, float("-inf"))
+        return bias.repeat(repeats, 1)[None, None]
 
     def _visible(self) -> NDArray[np.bool_]:
         """[rows, rows] bool: entry (i, j) says that row i may look at row j of this pass."""
