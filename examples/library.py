@@ -5,7 +5,7 @@ import asyncio
 from outrider_client import AsyncClient, Client, ClientConfig
 from outrider_client.events import Committed, Finished, LinkChanged, RolledBack, Unverified
 
-CONFIG = ClientConfig(server="127.0.0.1:7401", wait_for_link_s=30)
+CONFIG = ClientConfig(server="127.0.0.1:50051", wait_for_link_s=30)
 
 
 async def stream(prompt: str) -> None:

@@ -73,7 +73,9 @@ async def _run(link: ProxyLink, upstream: str, outages: list[Outage]) -> None:
         loop.add_signal_handler(number, stopped.set)
     async with link:
         told = _Told(link)
-        console.print(f"{link.address} -> {upstream} through {link.profile.name}, {_summary(link.profile)}")
+        console.print(
+            f"{link.address} -> {upstream} through {link.profile.name}, {_summary(link.profile)}", soft_wrap=True
+        )
         if sys.stdin.isatty():
             console.print("Enter cuts the link and restores it; Ctrl-C ends.")
             loop.add_reader(sys.stdin.fileno(), told.toggle)
