@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from outrider_proto.errors import OutriderError
+from outrider_models.embedded import model_dirs
+from outrider_proto.errors import OutriderError, UsageError
 from outrider_proto.frames import ServerDescription
 from outrider_proto.tree import MAX_NODES
 from outrider_server.config import Limits, ServerConfig
@@ -27,8 +28,13 @@ def root() -> None:
 
 @app.command()
 def serve(
-    target: Annotated[str, typer.Option(help="Directory or hub name of the target, a Hugging Face causal LM.")],
-    drafter: Annotated[list[str] | None, typer.Option(help="Drafter whose features to offer; repeatable.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Directory or hub name of the target, a Hugging Face causal LM; the embedded one."),
+    ] = None,
+    drafter: Annotated[
+        list[str] | None, typer.Option(help="Drafter whose features to offer, repeatable; the embedded target's.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 50051,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
@@ -47,12 +53,24 @@ def serve(
     )
     try:
         limits = Limits(session_ttl_s=session_ttl, max_sessions=max_sessions, max_nodes=max_nodes)
-        config = ServerConfig(target, tuple(drafter or ()), host, port, dtype, device, max_context, limits)
+        models = _models(target, drafter or [])
+        config = ServerConfig(*models, host, port, dtype, device, max_context, limits)
         _limit_threads(threads)
         asyncio.run(_serve(config, ready_file))
     except OutriderError as error:
         typer.echo(f"outrider-server: {error}", err=True)
         raise SystemExit(2) from error
+
+
+def _models(target: str | None, drafters: list[str]) -> tuple[str, tuple[str, ...]]:
+    """The target and its drafters as told, or the embedded ones. Raises UsageError."""
+    if target is not None:
+        return target, tuple(drafters)
+    embedded = model_dirs()
+    if "target" not in embedded:
+        raise UsageError("this installation has no embedded target: name one with --target")
+    home = embedded.pop("target")
+    return str(home), tuple(drafters) or tuple(map(str, embedded.values()))
 
 
 def _limit_threads(threads: int | None) -> None:
