@@ -51,7 +51,7 @@ class ServerProcess:
     def start(self) -> None:
         """Return at once; `wait_ready` waits."""
         self._ready_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "outrider_server.cli", "serve", "--port", str(self._port), *self._options]
+        command = [sys.executable, "-m", "outrider_server", "serve", "--port", str(self._port), *self._options]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen([*command, "--ready-file", str(self._ready_file)], stdout=log, stderr=log)
 

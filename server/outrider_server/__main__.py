@@ -1,0 +1,5 @@
+"""`python -m outrider_server` is `outrider-server`."""
+
+from outrider_server.cli import main
+
+main()
