@@ -18,7 +18,7 @@ import torch
 import typer
 from demonstration.picture import draw
 from demonstration.recording import Recording
-from demonstration.server import server_process
+from demonstration.server import ServerFailed, server_process
 from demonstration.stage import Plan, Stage
 from demonstration.terminal import legend, table
 from rich.console import Console
@@ -28,8 +28,10 @@ from outrider_bench.report import write_report
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_models.embedded import drafter_dir, target_dir
-from outrider_netsim import ProxyLink, profile_named
+from outrider_netsim import ProfileError, ProxyLink, profile_named
+from outrider_proto.errors import OutriderError
 
+THREADS = 1  # of server and client each: these models' passes are too small to share
 console = Console(highlight=False)
 
 
@@ -41,7 +43,7 @@ class Pair(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        return ["--target", str(self.target), "--drafter", str(self.drafter)]
+        return ["--target", str(self.target), "--drafter", str(self.drafter), "--threads", str(THREADS)]
 
 
 def main(
@@ -54,21 +56,33 @@ def main(
     outage_s: Annotated[float, typer.Option(help="How long the link is gone.")] = 3.0,
     out: Annotated[Path, typer.Option(help="Folder for the picture and the figures.")] = Path("out"),
 ) -> None:
-    """Run the demo."""
-    plan = Plan(seed, per_family, profile_named(profile), cut_from, cut_after, outage_s)
-    pair = Pair(target_dir(), Path(drafter) if Path(drafter).is_dir() else drafter_dir(drafter))
-    torch.set_num_threads(1)  # the drafter's passes are too small to share, and the server wants a core too
+    """Run the demo. Ends with 1 when the outage changed the answer, with 2 when the demo cannot be run so."""
     started = time.perf_counter()
-    console.print("Starting the server ...")
-    with server_process(out / "server.log", *pair.options) as port:
-        recording = asyncio.run(perform(plan, port, pair))
+    torch.set_num_threads(THREADS)
+    try:
+        pair = Pair(target_dir(), Path(drafter) if Path(drafter).is_dir() else drafter_dir(drafter))
+        plan = Plan(seed, per_family, profile_named(profile), cut_from, cut_after, outage_s)
+        console.print("Starting the server ...")
+        with server_process(out / "server.log", *pair.options) as port:
+            recording = asyncio.run(perform(plan, port, pair))
+    except (OutriderError, ProfileError, ServerFailed) as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(2) from None
+    report(recording, plan, drafter, out)
+    console.print(f"{out}/demo.png, {out}/demo.json, {out}/server.log; {time.perf_counter() - started:.0f} s in all")
+    if any(answer.as_without_outage is False for answer in recording.answers):
+        raise typer.Exit(1)
+
+
+def report(recording: Recording, plan: Plan, drafter: str, out: Path) -> None:
+    """Figures on the terminal, and picture and figures as files."""
     console.print()
     console.print(table(recording))
     console.print(outage_in_words(recording))
     made = {"link": "emulated (TCP relay)", "drafter": drafter, "plan": asdict(plan)}
     write_report(out / "demo.json", made | asdict(recording))
-    draw(recording, out / "demo.png", f"Outrider through an emulated {profile} link", footnote(plan, drafter))
-    console.print(f"{out}/demo.png, {out}/demo.json, {out}/server.log; {time.perf_counter() - started:.0f} s in all")
+    title = f"Outrider through an emulated {plan.profile.name} link"
+    draw(recording, out / "demo.png", title, footnote(plan, drafter))
 
 
 async def perform(plan: Plan, port: int, pair: Pair) -> Recording:
