@@ -13,9 +13,9 @@ from outrider_proto.tree import ROOT
 
 VOCABULARY = 23
 
-appends = st.tuples(st.just("append"), st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=5))
-features = st.tuples(st.just("features"), st.integers(0, 6), st.integers(0, 4))
-rollbacks = st.tuples(st.just("rollback"), st.integers(0, 6))
+appends = st.tuples(st.just("append"), st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4))
+features = st.tuples(st.just("features"), st.integers(0, 6), st.integers(0, 12))
+rollbacks = st.tuples(st.just("rollback"), st.integers(0, 8))
 drafts = st.tuples(st.just("draft"), st.integers(0, 3))
 scripts = st.lists(st.one_of(appends, features, rollbacks, drafts), max_size=24)
 
@@ -60,7 +60,7 @@ def answers(state: DraftState) -> torch.Tensor:
     return torch.cat((root, children, grandchildren))
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(script=scripts)
 def test_equals_a_fresh_state(tiny_drafters, script):
     for drafter in tiny_drafters.values():
@@ -73,6 +73,19 @@ def test_equals_a_fresh_state(tiny_drafters, script):
         if told.rows:
             fresh.add_features(0, torch.stack(told.rows))
         torch.testing.assert_close(answers(state), answers(fresh), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dropped", range(6))
+@pytest.mark.parametrize("lacking", [1, 3])
+def test_nothing_is_left_of_what_was_rolled_back(drafter, dropped, lacking):
+    """Drafted from, rolled back, and gone on with other tokens and features beyond the old end."""
+    script = [("append", [1, 2, 3, 4, 5, 6]), ("features", 0, 6 - lacking), ("draft", 2)]
+    script += [("rollback", dropped), ("append", [7, 8, 9, 10, 11, 12]), ("features", 2, 9 - lacking)]
+    state, fresh = drafter.new_state(), drafter.new_state()
+    told = play(state, script, drafter.tap.width)
+    fresh.append(told.tokens)
+    fresh.add_features(0, torch.stack(told.rows))
+    torch.testing.assert_close(answers(state), answers(fresh), atol=1e-4, rtol=1e-4)
 
 
 def test_a_long_text_outgrows_every_buffer(drafter):
