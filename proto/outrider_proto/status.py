@@ -10,7 +10,12 @@ from google.rpc.status_pb2 import Status
 from outrider_proto.errors import DOMAIN, LinkError, OutriderError, Reason, Refusal, UsageError
 
 DETAILS_KEY = "grpc-status-details-bin"  # where gRPC's richer error model puts google.rpc.Status
-_LINK_CODES = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+_LINK_CODES = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,  # without our detail: a peer that died while we wrote to it, or a broken HTTP/2 stream
+}
 # What the transport itself says, without our detail.
 _TRANSPORT_REASONS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Reason.FRAME_TOO_LARGE,

@@ -22,6 +22,7 @@ def test_reason_survives(reason):
     [
         (grpc.StatusCode.UNAVAILABLE, LinkError),
         (grpc.StatusCode.DEADLINE_EXCEEDED, LinkError),
+        (grpc.StatusCode.INTERNAL, LinkError),  # how a peer's death shows to one who is writing to it
         (grpc.StatusCode.UNIMPLEMENTED, UsageError),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, Refusal),
         (grpc.StatusCode.UNKNOWN, Refusal),
