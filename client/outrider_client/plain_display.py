@@ -24,7 +24,9 @@ class PlainDisplay:
         self._print(text[self._num_printed : end])
 
     def close(self) -> None:
-        self._print("" if self.written.text.endswith("\n") else "\n")
+        """End the line, if there is one."""
+        if self.written.text and not self.written.text.endswith("\n"):
+            self._print("\n")
 
     def _print(self, text: str) -> None:
         if text:

@@ -64,13 +64,13 @@ async def ride_alone(answer: Answer, error: Exception) -> None:
     try:
         await offline(answer, reconnecting.done)
         await asyncio.wait({reconnecting}, timeout=answer.patience_s)
-        if reconnecting.done():
-            reconnecting.result()
-        else:
-            answer.finish_alone()
     finally:
         reconnecting.cancel()
         await asyncio.gather(reconnecting, return_exceptions=True)
+    if reconnecting.cancelled():
+        answer.finish_alone()
+    else:
+        reconnecting.result()
 
 
 def is_links_fault(error: LinkError | Refusal) -> bool:

@@ -262,7 +262,7 @@ def fake_models(language: Language, drafter: FakeDrafter | None) -> LocalModels:
 FAST = ClientConfig(
     shape=TreeShape(breadth=2, levels=4, budget=6),
     timeouts=Timeouts(connect_s=0.5, reconnect_s=0.05, open_s=0.5, features_s=1.0, verdict_s=5.0),
-    patience=Patience(floor_s=0.02),
+    patience=Patience(floor_s=1.0),  # so that a busy machine is not taken for a lost link
     backoff=Backoff(first_s=0.001, cap_s=0.002),
     max_new_tokens=40,
     wait_for_link_s=5.0,

@@ -9,6 +9,7 @@ import functools
 import pytest
 
 from outrider_client.events import Committed, LinkChanged, RolledBack, Unverified, Verified
+from outrider_client.heartbeat import Patience
 from outrider_client.link_state import LinkState
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 
@@ -136,9 +137,10 @@ async def test_wrong_guesses_are_rolled_back_and_corrected(connect, verifier, la
     assert replayed(events) == list(language.answer(PROMPT, 40))
 
 
-async def test_silence_is_noticed(connect, verifier, language):
+async def test_silence_is_noticed(connect, verifier, language, fast):
     events = []
-    async with contextlib.aclosing(connect().generate(PROMPT)) as stream:
+    client = connect(dataclasses.replace(fast, patience=Patience(floor_s=0.02)))
+    async with contextlib.aclosing(client.generate(PROMPT)) as stream:
         async for event in stream:
             if isinstance(event, Committed) and event.first > 10 and not any(map(is_offline, events)):
                 verifier.flowing.clear()
@@ -147,7 +149,7 @@ async def test_silence_is_noticed(connect, verifier, language):
                 verifier.flowing.set()
             events.append(event)
     assert replayed(events) == list(language.answer(PROMPT, 40))
-    assert events[-1].statistics.outages == 1
+    assert events[-1].statistics.outages >= 1
 
 
 async def test_answer_ends_unverified_when_the_link_stays_away(connect, verifier):

@@ -1,0 +1,46 @@
+"""What a caller can choose, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider_client.config import ClientConfig
+from outrider_client.grpc_transport import GrpcTransport
+from outrider_proto.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"mode": "warp"}, "mode='warp'"),
+        ({"on_reconnect": "panic"}, "keep, verify"),
+        ({"codec": "int1"}, "int8, float32"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"offline_limit": -1}, "offline_limit=-1"),
+        ({"wait_for_link_s": float("nan")}, "wait_for_link_s=nan"),
+        ({"drafter": "none", "mode": "offline"}, "name a drafter"),
+        ({"drafter": "none", "offline_start": True}, "name a drafter"),
+    ],
+)
+def test_refused(choices, message):
+    with pytest.raises(UsageError, match=message):
+        ClientConfig(**choices)
+
+
+def test_an_answer_can_choose_for_itself():
+    config = ClientConfig().for_answer(max_new_tokens=5, temperature=0.5, seed=3)
+    assert config.max_new_tokens == 5
+    assert (config.sampling.temperature, config.sampling.seed, config.sampling.top_p) == (0.5, 3, 1.0)
+    assert ClientConfig().for_answer() == ClientConfig()
+
+
+@pytest.mark.parametrize("choices", [{"server": "x:1"}, {"colour": "red"}, {"temperature": -1.0}, {"top_p": 0.0}])
+def test_an_answer_cannot_choose(choices):
+    with pytest.raises(UsageError, match=next(iter(choices))):
+        ClientConfig().for_answer(**choices)
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":50051", "host:0", "host:65536", "host:http"])
+def test_bad_addresses(address):
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        GrpcTransport(address)

@@ -1,0 +1,132 @@
+"""How an answer looks: on a pipe, on a terminal, to a machine."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+
+from rich.console import Console
+
+from outrider_client.events import (
+    Committed,
+    Cycle,
+    Finished,
+    LinkChanged,
+    RolledBack,
+    Stats,
+    Unverified,
+    Verified,
+)
+from outrider_client.json_display import JsonDisplay
+from outrider_client.link_state import LinkState
+from outrider_client.live_display import LiveDisplay, coloured
+from outrider_client.plain_display import PlainDisplay
+from outrider_client.statistics import Statistics
+from outrider_client.written import Written
+from outrider_proto.frames import Draft, Verdict
+from outrider_proto.tree import DraftTree
+
+STATISTICS = Statistics(new_tokens=6, mean_acceptance_length=2.5, target_calls=3, bytes_up=1500, rolled_back=1)
+ANSWER = [
+    LinkChanged(LinkState.ONLINE),
+    Cycle(Draft(1, 0, (1,), 2, DraftTree.chain((3,))), Verdict(1, (0,), 7)),
+    Committed(0, (1,), "accepted", "one\n"),
+    Committed(1, (2,), "bonus", "two"),
+    LinkChanged(LinkState.OFFLINE, "cut"),
+    Unverified(2, (3,), " three"),
+    Unverified(3, (4,), " for"),
+    Unverified(4, (5,), " fife"),
+    LinkChanged(LinkState.RESUMING),
+    Verified(2, 1),
+    RolledBack(3, 2, " for fife"),
+    Committed(3, (6,), "corrected", " four"),
+    Stats(STATISTICS),
+    Finished("limit", STATISTICS, "!"),
+]
+TEXT = "one\ntwo three four!"
+
+
+def test_plain_text_never_takes_anything_back():
+    out = io.StringIO()
+    display = PlainDisplay(out)
+    seen = []
+    for event in ANSWER:
+        display.show(event)
+        seen.append(out.getvalue())
+    display.close()
+    assert out.getvalue() == TEXT + "\n"
+    assert seen[7] == seen[5] == "one\ntwo"  # unverified text waits
+    assert seen[9] == "one\ntwo three"
+    assert all(after.startswith(before) for before, after in itertools.pairwise(seen))
+
+
+def test_plain_text_that_is_built_on_stands():
+    out = io.StringIO()
+    display = PlainDisplay(out)
+    for event in (Unverified(0, (1,), "a"), Committed(1, (2,), "bonus", "b"), Unverified(2, (3,), "c")):
+        display.show(event)
+    assert out.getvalue() == "ab"
+    display.show(Finished("unverified", STATISTICS))
+    assert out.getvalue() == "abc"
+
+
+def test_one_json_object_an_event_and_one_for_the_answer():
+    out = io.StringIO()
+    display = JsonDisplay(out)
+    for event in ANSWER:
+        display.show(event)
+    display.close()
+    objects = [json.loads(line) for line in out.getvalue().splitlines()]
+    names = [o["event"] for o in objects]
+    assert names[:3] == ["link_changed", "cycle", "committed"]
+    assert names[-2:] == ["finished", "answer"]
+    assert objects[0]["state"] == "online"
+    assert objects[1]["request"]["tree"] == {"tokens": [3], "parents": [-1]}
+    answer = objects[-1]
+    assert answer["text"] == TEXT
+    assert answer["token_ids"] == [1, 2, 3, 6]
+    assert answer["origins"] == ["accepted", "bonus", "accepted", "corrected"]
+    assert answer["statistics"]["mean_acceptance_length"] == 2.5
+
+
+def shown(events, **size) -> str:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, **size)
+    display = LiveDisplay(console)
+    for event in events:
+        display.show(event)
+    display.close()
+    return console.file.getvalue()
+
+
+def test_terminal_ends_with_the_text_and_a_line_of_figures():
+    screen = shown(ANSWER, width=100, height=20)
+    final = screen[screen.rindex("two three four!") :]
+    assert "τ 2.50" in final
+    assert "3 calls" in final
+    assert "↑ 1.5 kB" in final
+    assert "1 rolled back" in final
+
+
+def test_terminal_scrolls_what_can_no_longer_change():
+    lines = [Committed(n, (n,), "accepted", f"line {n}\n") for n in range(50)]
+    screen = shown([*lines, Finished("eos", STATISTICS)], width=40, height=8)
+    for n in range(50):
+        assert f"line {n}" in screen
+    assert screen.count("line 7\n") == 1
+
+
+def test_colours_tell_the_origin():
+    written = Written()
+    for event in ANSWER[:8]:
+        written.take(event)
+    styles = [str(span.style) for span in coloured(written).spans]
+    assert styles == ["green", "cyan", "yellow italic", "yellow italic", "yellow italic"]
+
+
+def test_written_text_is_the_events_sum():
+    written = Written()
+    for event in ANSWER:
+        written.take(event)
+    assert written.text == TEXT
+    assert written.token_ids == (1, 2, 3, 6)

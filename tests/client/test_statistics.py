@@ -1,0 +1,61 @@
+"""Measures of an answer from what happened in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider_client.statistics import Meter, Statistics
+from outrider_proto.frames import Verdict
+
+
+def snapshot(meter: Meter, now: float = 2.0, new_tokens: int = 10, unverified: int = 0) -> Statistics:
+    return meter.snapshot(now, new_tokens=new_tokens, unverified=unverified, bytes_up=1, bytes_down=2, rtt_s=0.05)
+
+
+def test_acceptance():
+    meter = Meter(0.0)
+    for num_nodes, num_accepted in [(10, 3), (10, 0), (10, 3), (5, 1)]:
+        meter.judged(num_nodes, num_accepted)
+    statistics = snapshot(meter)
+    assert statistics.mean_acceptance_length == pytest.approx(1 + 7 / 4)
+    assert statistics.draft_acceptance_rate == pytest.approx(7 / 35)
+    assert statistics.acceptance_histogram == (1, 1, 0, 2)
+
+
+def test_times():
+    meter = Meter(10.0)
+    for now in (10.5, 11.0, 12.5):
+        meter.tokens_came(now)
+    statistics = snapshot(meter, now=13.0, new_tokens=5)
+    assert statistics.time_to_first_token_ms == 500
+    assert statistics.mean_itl_ms == 500
+    assert statistics.tokens_per_second == 2
+
+
+def test_split_is_per_verified_token():
+    meter = Meter(0.0)
+    meter.drafted(0.02)
+    meter.waited(0.01)
+    meter.verdict(Verdict(1, (), 1, queue_us=2000, verify_us=8000), 0.05)
+    split = snapshot(meter, new_tokens=12, unverified=2).split_ms
+    parts = (split.draft, split.wire, split.queue, split.verify, split.wait)
+    assert parts == pytest.approx((2.0, 4.0, 0.2, 0.8, 1.0))
+
+
+def test_outages_count_once_each():
+    meter = Meter(0.0)
+    meter.went_offline(1.0)
+    meter.went_offline(1.5)
+    meter.came_back(3.0)
+    meter.came_back(4.0)
+    meter.went_offline(5.0)
+    statistics = snapshot(meter, now=5.5)
+    assert statistics.outages == 2
+    assert statistics.offline_ms == 2500
+
+
+def test_nothing_happened():
+    statistics = snapshot(Meter(0.0), new_tokens=0)
+    assert statistics.mean_acceptance_length == 0
+    assert statistics.draft_acceptance_rate == 0
+    assert statistics.tokens_per_second == 0
