@@ -31,7 +31,11 @@ proto: $(READY)
 	$(call protoc,proto)
 
 bench: $(READY)
-	$(BIN)/outrider-bench eval
+	mkdir -p out
+	$(BIN)/outrider-bench eval --json out/eval.json --plot out/eval.png
+	$(BIN)/outrider-bench exact --json out/exact.json
+	$(BIN)/outrider-bench overhead --json out/overhead.json
+	$(BIN)/outrider-bench recover --json out/recover.json
 
 # Leaves .venv (delete it by hand) and runs/, which holds checkpoints of trainings.
 clean:
