@@ -18,13 +18,13 @@ import torch
 import typer
 from demonstration.picture import draw
 from demonstration.recording import Recording
-from demonstration.server import ServerFailed, server_process
 from demonstration.stage import Plan, Stage
 from demonstration.terminal import legend, table
 from rich.console import Console
 
 from outrider_bench.provenance import provenance
 from outrider_bench.report import write_report
+from outrider_bench.server_process import ServerProcess
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_models.embedded import drafter_dir, target_dir
@@ -63,13 +63,13 @@ def main(
         pair = Pair(target_dir(), Path(drafter) if Path(drafter).is_dir() else drafter_dir(drafter))
         plan = Plan(seed, per_family, profile_named(profile), cut_from, cut_after, outage_s)
         console.print("Starting the server ...")
-        with server_process(out / "server.log", *pair.options) as port:
-            recording = asyncio.run(perform(plan, port, pair))
-    except (OutriderError, ProfileError, ServerFailed) as error:
+        with ServerProcess(pair.options) as server:
+            recording = asyncio.run(perform(plan, server.address, pair))
+    except (OutriderError, ProfileError) as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(2) from None
     report(recording, plan, drafter, out)
-    console.print(f"{out}/demo.png, {out}/demo.json, {out}/server.log; {time.perf_counter() - started:.0f} s in all")
+    console.print(f"{out}/demo.png, {out}/demo.json; {time.perf_counter() - started:.0f} s in all")
     if any(answer.as_without_outage is False for answer in recording.answers):
         raise typer.Exit(1)
 
@@ -85,13 +85,14 @@ def report(recording: Recording, plan: Plan, drafter: str, out: Path) -> None:
     draw(recording, out / "demo.png", title, footnote(plan, drafter))
 
 
-async def perform(plan: Plan, port: int, pair: Pair) -> Recording:
-    """Link and client for the server at `port`, and the performance."""
-    async with ProxyLink("127.0.0.1", port, plan.profile, plan.seed) as link:
+async def perform(plan: Plan, server: str, pair: Pair) -> Recording:
+    """Link and client for the server at this address, and the performance."""
+    host, _, port = server.rpartition(":")
+    async with ProxyLink(host, int(port), plan.profile, plan.seed) as link:
         config = ClientConfig(server=link.address, target=pair.target, drafter=pair.drafter)
         models = await asyncio.to_thread(ready_models, config)
         async with AsyncClient(config, models=models) as client:
-            console.print(f"server on 127.0.0.1:{port}, client on {link.address}, in between {plan.profile.name}")
+            console.print(f"server on {server}, client on {link.address}, in between {plan.profile.name}")
             console.print(legend())
             return await Stage(plan, link, client, console).perform()
 

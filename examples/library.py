@@ -31,5 +31,5 @@ def complete(prompt: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(stream("List three colours."))
-    complete("List three colours.")
+    asyncio.run(stream("Who am I?"))
+    complete("Who am I?")
