@@ -43,15 +43,15 @@ def train(
     out: Annotated[Path, typer.Option(help="Directory for model, log and checkpoint.")],
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
     minutes: Annotated[float | None, typer.Option(help="Finish, decay included, within this time.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of torch; default: its own choice.", min=1)] = None,
+    processes: Annotated[int, typer.Option(help="Share the work among so many processes of one thread.", min=1)] = 1,
     target: Annotated[Path | None, typer.Option(help="Target of a drafter; default: the embedded one.")] = None,
 ) -> None:
     """Train a target or a drafter from a recipe."""
-    from outrider_models.training.start import start  # torch takes seconds to import: not for --help
+    from outrider_models.training.start import Order, start  # torch takes seconds to import: not for --help
 
     if minutes is not None and minutes <= 0:
         raise UsageError(f"--minutes {minutes}: need more than 0")
-    start(recipe, out, resume=resume, minutes=minutes, threads=threads, target=target)
+    start(Order(recipe, out, target, minutes), resume=resume, processes=processes)
 
 
 @app.command()

@@ -9,24 +9,44 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from outrider_models.corpus.sample import FAMILIES
+from outrider_models.corpus.sample import EXERCISES, FAMILIES
 from outrider_proto.errors import UsageError
 
 _Table = TypeVar("_Table")
 
 
 @dataclass(frozen=True, slots=True)
+class Exercise:
+    """Copying practice mixed into the families: from `begin` on, as a share that falls linearly to nothing at `end`."""
+
+    kind: str
+    share: float  # of samples
+    begin: float  # share of the run, as all below
+    end: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in EXERCISES:
+            raise UsageError(f"exercise {self.kind!r}: choose one of {', '.join(EXERCISES)}")
+        if not (0 <= self.share < 1 and 0 <= self.begin < self.end):
+            raise UsageError(f"{self}: need 0 <= share < 1 and 0 <= begin < end")
+
+    def share_at(self, progress: float) -> float:
+        if not self.begin <= progress < self.end:
+            return 0.0
+        return self.share * (self.end - progress) / (self.end - self.begin)
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
-    """What is read, in which order. Copying exercises fade linearly to nothing."""
+    """What is read, in which order."""
 
     seed: int
     shard_samples: int
     batch_tokens: int
     total_tokens: int
     prompt_weight: float
-    copying_start: float  # share of copying exercises in the first shard
-    copying_until: float  # share of the run at which there are none left
     family_weights: dict[str, float]
+    exercises: tuple[Exercise, ...]
 
     def __post_init__(self) -> None:
         _at_least_one(self, "shard_samples", "batch_tokens", "total_tokens")
@@ -45,11 +65,20 @@ class Rates:
     weight_decay: float
     clip_norm: float
     warmup: float  # share of the run
+    drop_at: float  # share of the run from which on all rates are `drop_to` of the flat ones
+    drop_to: float
     decay: float  # share of the run, at its end
 
     def __post_init__(self) -> None:
         if self.warmup < 0 or self.decay < 0 or self.warmup + self.decay > 1:
             raise UsageError(f"warmup={self.warmup} and decay={self.decay}: need shares that are together at most 1")
+
+    def factor(self, progress: float) -> float:
+        """Share of the flat rates at `progress`: up, flat, a step down, then linearly to zero."""
+        rising = progress / self.warmup + 1e-3 if self.warmup else 1.0
+        level = self.drop_to if progress >= self.drop_at else 1.0
+        falling = (1 - progress) / self.decay if self.decay else 1.0
+        return max(0.0, min(1.0, rising) * level * min(1.0, falling))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +93,7 @@ class TargetShape:
     intermediate_size: int
     max_positions: int
     rope_theta: float
+    embedding_std: float  # at the start; with transformers' 0.02 the layers drown the tokens' identity
     tokenizer_samples: int  # of each family, to train the tokenizer on
 
     def __post_init__(self) -> None:
@@ -184,6 +214,10 @@ def _build(kind: type[_Table], table: Any, where: str) -> _Table:  # Any: whatev
 def _value(kind: Any, value: Any, where: str) -> Any:  # Any: a type, and whatever stood in the file
     if is_dataclass(kind):
         return _build(kind, value, where)  # type: ignore[arg-type]  # a class, not an instance
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise UsageError(f"{where}={value!r}: need a list of tables")
+        return tuple(_value(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if get_origin(kind) is dict:
         if not isinstance(value, dict):
             raise UsageError(f"{where}={value!r}: need a table")

@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from outrider_models.corpus import FAMILIES, Message, Sample, curriculum, generate
+from outrider_models.corpus import FAMILIES, Message, Sample, exercises, generate
 
 BOS, EOS, PAD, USER, ASSISTANT = SPECIALS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
@@ -47,11 +47,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def corpus_texts(seed: int, per_family: int) -> Iterator[str]:
-    """The training text of the tokenizer: the train split of every family, and a little of the curriculum."""
+    """The training text of the tokenizer: the train split of every family, and a little of the exercises."""
     for family in FAMILIES:
         for sample in generate(family, "train", seed, per_family):
             yield from (message.content for message in sample.conversation())
-    for sample in curriculum(seed, per_family // 4):
+    for sample in exercises("short", seed, per_family // 4):
         yield from (message.content for message in sample.conversation())
 
 

@@ -45,6 +45,7 @@ def test_info_lists_what_is_embedded(monkeypatch, capsys):
         (["train", "--recipe", "target", "--out", "OUT", "--resume"], "holds no checkpoint"),
         (["train", "--recipe", "target", "--out", "OUT", "--minutes", "0"], "--minutes 0"),
         (["train", "--recipe", "target", "--out", "FULL"], "not an empty directory"),
+        (["train", "--recipe", "target", "--out", "OUT", "--target", "FULL"], "needs none"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(monkeypatch, capsys, tmp_path, arguments, message):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider_models.corpus import FAMILIES, curriculum, generate, split_of
+from outrider_models.corpus import FAMILIES, exercises, generate, split_of
 from outrider_models.corpus.check import score_all
 from outrider_models.corpus.sample import HiddenTests
 from outrider_proto.errors import UsageError
@@ -37,9 +37,10 @@ def test_samples_depend_on_seed_and_index_only(family):
     assert ten != list(generate(family, "test", 5, 10))
 
 
-def test_curriculum_is_deterministic():
-    assert list(curriculum(1, 20)) == list(curriculum(1, 20))
-    assert list(curriculum(1, 20)) != list(curriculum(2, 20))
+@pytest.mark.parametrize("kind", ["short", "long"])
+def test_exercises_are_deterministic(kind):
+    assert list(exercises(kind, 1, 20)) == list(exercises(kind, 1, 20))
+    assert list(exercises(kind, 1, 20)) != list(exercises(kind, 2, 20))
 
 
 def test_code_has_eight_tests_and_tells_wrong_functions_apart():

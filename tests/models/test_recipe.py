@@ -47,9 +47,11 @@ BAD_LINES = {
     "seed = 1   ": ("seed = true", "seed=True"),
     "num_layers = 8": ("num_layers = 0", "num_layers=0"),
     "num_heads = 8": ("num_heads = 7", "num_heads=7"),
-    "warmup = 0.005": ("warmup = 0.9", "warmup=0.9"),
+    "warmup = 0.01": ("warmup = 0.9", "warmup=0.9"),
     "batch_tokens = 2048": ("batch_tokens = 0", "batch_tokens=0"),
     "code = 1.5": ("poetry = 1.5", "poetry"),
+    'kind = "short"': ('kind = "odd"', "exercise 'odd'"),
+    "end = 0.6": ("end = 0.0", "begin < end"),
     'kind = "target"': ('kind = "hydra"', "kind='hydra'"),
 }
 

@@ -9,11 +9,12 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider_models.corpus import FAMILIES
+from outrider_models.recipe import Exercise, Rates
 from outrider_models.training.data import collate, shard_batches, shard_samples
 from outrider_models.training.probe import answers, probe_samples
 from outrider_models.training.progress import Reporter
 from outrider_models.training.run import Pace, Run
-from outrider_models.training.schedule import progress_of, rate_factor
+from outrider_models.training.schedule import progress_of
 from outrider_models.training.target import TargetTask
 
 QUIET = {"probe_samples": 1, "clock": lambda: 0.0}
@@ -46,7 +47,8 @@ def test_resume_is_bit_identical(tiny_recipe, tmp_path):
 
 def test_the_loss_falls_and_the_export_loads(tiny_recipe, tmp_path):
     stream = replace(tiny_recipe.stream, shard_samples=400, batch_tokens=1024)
-    run = run_of(replace(tiny_recipe, stream=stream), tmp_path)
+    rates = replace(tiny_recipe.rates, muon_lr=0.03, adamw_lr=0.02)
+    run = run_of(replace(tiny_recipe, stream=stream, rates=rates), tmp_path)
     held_out = collate(run.task.tokenizer, probe_samples(2), prompt_weight=0.0)
     before = float(run.task.loss(held_out)[0].detach())
     run.finish()
@@ -79,13 +81,15 @@ def test_batches_hold_what_was_asked(tiny_recipe, tokenizer):
     assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(batches, again, strict=True))
 
 
-def test_the_curriculum_fades(tiny_recipe):
-    share = [
-        sum(sample.family == "copying" for sample in shard_samples(tiny_recipe.stream, shard))
-        / tiny_recipe.stream.shard_samples
-        for shard in (0, 1, 9)
+def test_exercises_come_and_go(tiny_recipe):
+    exercises = (Exercise("short", 0.5, 0.0, 0.5), Exercise("long", 0.25, 0.3, 1.0))
+    stream = replace(tiny_recipe.stream, exercises=exercises, total_tokens=tiny_recipe.stream.shard_samples * 75 * 10)
+    kinds = [
+        {sample.key for sample in shard_samples(stream, shard) if sample.family == "copying"} for shard in (0, 4, 8, 10)
     ]
-    assert share[0] > share[1] > share[2] == 0
+    assert ["copying:long" in kind for kind in kinds] == [False, True, True, False]
+    assert [bool(kind - {"copying:long"}) for kind in kinds] == [True, True, False, False]
+    assert all(len(shard_samples(stream, shard)) == pytest.approx(stream.shard_samples, abs=4) for shard in (0, 4, 10))
 
 
 def test_progress_is_the_further_of_tokens_and_time():
@@ -94,9 +98,12 @@ def test_progress_is_the_further_of_tokens_and_time():
     assert progress_of(500, 100, 80.0, 100.0) == 1.0
 
 
-@pytest.mark.parametrize(("progress", "factor"), [(0.05, 0.501), (0.1, 1.0), (0.4, 1.0), (0.75, 0.5), (1.0, 0.0)])
-def test_trapezoid(progress, factor):
-    assert rate_factor(progress, warmup=0.1, decay=0.5) == pytest.approx(factor)
+@pytest.mark.parametrize(
+    ("progress", "factor"), [(0.05, 0.501), (0.1, 1.0), (0.3, 1.0), (0.4, 0.5), (0.8, 0.5), (0.9, 0.25), (1.0, 0.0)]
+)
+def test_rates_rise_stay_step_down_and_fall(progress, factor):
+    rates = Rates(muon_lr=1, adamw_lr=1, weight_decay=0, clip_norm=1, warmup=0.1, drop_at=0.4, drop_to=0.5, decay=0.2)
+    assert rates.factor(progress) == pytest.approx(factor)
 
 
 def test_a_run_with_a_time_budget_ends_in_time(tiny_recipe, tmp_path):

@@ -10,7 +10,7 @@ from outrider_models.corpus import chat, code, copying, instruct, math, qa, summ
 from outrider_models.corpus.sample import FAMILIES, SPLITS, Family, Message, Sample, Split, split_of
 from outrider_proto.errors import UsageError
 
-__all__ = ["FAMILIES", "SPLITS", "Family", "Message", "Sample", "Split", "curriculum", "generate", "split_of"]
+__all__ = ["FAMILIES", "SPLITS", "Family", "Message", "Sample", "Split", "exercises", "generate", "split_of"]
 
 _MAKERS: dict[Family, Callable[[random.Random], Sample]] = {
     "code": code.make,
@@ -32,10 +32,11 @@ def generate(family: Family, split: Split, seed: int, count: int) -> Iterator[Sa
         yield _draw(family, split, random.Random(f"{family}/{split}/{seed}/{index}"))
 
 
-def curriculum(seed: int, count: int) -> Iterator[Sample]:
-    """Copying exercises, for training only."""
+def exercises(kind: str, seed: int, count: int) -> Iterator[Sample]:
+    """Copying practice, `short` or `long`, for training only."""
+    make, stem = {"short": (copying.make_short, "copying"), "long": (copying.make_long, "repeats")}[kind]
     for index in range(count):
-        yield copying.make(random.Random(f"copying/{seed}/{index}"))
+        yield make(random.Random(f"{stem}/{seed}/{index}"))
 
 
 def _draw(family: Family, split: Split, rng: random.Random) -> Sample:

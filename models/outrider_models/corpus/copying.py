@@ -6,9 +6,18 @@ from outrider_models.corpus import words
 from outrider_models.corpus.sample import Exact, Sample, ask
 
 
-def make(rng: random.Random) -> Sample:
+def make_short(rng: random.Random) -> Sample:
+    """A few words to repeat, or one to look up."""
     key, prompt, answer = rng.choice((_repeat, _numbers, _lookup, _find, _spell))(rng)
     return ask("copying", f"copying:{key}", prompt, answer, Exact(answer))
+
+
+def make_long(rng: random.Random) -> Sample:
+    """A long list to repeat: what teaches a model to follow the text that it copies."""
+    said = [_any_word(rng) for _ in range(rng.randint(6, 24))]
+    wording = rng.choice(("Repeat", "Copy", "Say again", "Write again"))
+    text = rng.choice((" ", ", ", "\n", " - ")).join(said)
+    return ask("copying", "copying:long", f"{wording}: {text}", text, Exact(text))
 
 
 def _repeat(rng: random.Random) -> tuple[str, str, str]:

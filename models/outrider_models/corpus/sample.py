@@ -10,6 +10,7 @@ Split = Literal["train", "test"]
 Role = Literal["user", "assistant"]
 
 FAMILIES: tuple[Family, ...] = ("code", "math", "chat", "summary", "qa", "instruct")
+EXERCISES = ("short", "long")  # of the copying curriculum
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from outrider_models.corpus import FAMILIES, Sample, curriculum, generate
+from outrider_models.corpus import FAMILIES, Sample, exercises, generate
 from outrider_models.recipe import Stream
 from outrider_models.tokenizer import PAD, Encoded, encode_samples, special_id
 
@@ -28,6 +28,7 @@ class Batch:
     weights: Tensor  # [rows, length] float32
     groups: Tensor  # [rows] int64: index into GROUPS
     num_tokens: int  # without padding
+    total_weight: float  # sum of weights: what sums of losses are divided by
 
 
 def shard_batches(stream: Stream, tokenizer: Tokenizer, shard: int) -> list[Batch]:
@@ -51,20 +52,20 @@ def collate(tokenizer: Tokenizer, samples: Sequence[Sample], prompt_weight: floa
 
 
 def shard_samples(stream: Stream, shard: int) -> list[Sample]:
-    """The families by their weights, and copying exercises by the curriculum."""
+    """Copying practice as the recipe has it by then, and the families by their weights."""
     progress = shard * stream.shard_samples * _MEAN_TOKENS / stream.total_tokens
-    copying = stream.copying_start * max(0.0, 1 - progress / stream.copying_until) if stream.copying_until else 0.0
-    num_copying = round(stream.shard_samples * copying)
     seed = stream.seed * 1_000_003 + shard
-    samples = list(curriculum(seed, num_copying))
-    whole = sum(stream.family_weights.values())
+    samples: list[Sample] = []
+    for exercise in stream.exercises:
+        samples += exercises(exercise.kind, seed, round(stream.shard_samples * exercise.share_at(progress)))
+    rest, whole = stream.shard_samples - len(samples), sum(stream.family_weights.values())
     for family in FAMILIES:
         share = stream.family_weights.get(family, 0.0) / whole
-        samples += generate(family, "train", seed, round((stream.shard_samples - num_copying) * share))
+        samples += generate(family, "train", seed, round(rest * share))
     return samples
 
 
-_MEAN_TOKENS = 75  # of a sample: only the curriculum's pace depends on it
+_MEAN_TOKENS = 75  # of a sample: only the pace of the exercises depends on it
 
 
 def _rows(order: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
@@ -92,4 +93,5 @@ def _padded(rows: list[Encoded], families: list[str], prompt_weight: float, pad:
         weights=torch.from_numpy(weights)[:, 1:].contiguous(),
         groups=torch.tensor([GROUPS.index(family) for family in families]),
         num_tokens=sum(len(row.ids) for row in rows),
+        total_weight=float(weights[:, 1:].sum()),
     )

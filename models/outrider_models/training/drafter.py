@@ -57,10 +57,9 @@ class DrafterTask(ABC):
         """The weighted sum of both terms; by group, the divergence."""
         lesson = self.lesson(batch)
         divergence = soft_cross_entropy(F.linear(lesson.drafted, self._lm_head), F.linear(lesson.wanted, self._lm_head))
-        feature = F.smooth_l1_loss(lesson.drafted, lesson.wanted)
-        everywhere = torch.ones_like(divergence)
-        total = self._losses.divergence * divergence.mean() + self._losses.feature * feature
-        return total, by_group(divergence, lesson.groups, everywhere)
+        feature = F.smooth_l1_loss(lesson.drafted, lesson.wanted, reduction="none").mean(-1)
+        total = (self._losses.divergence * divergence + self._losses.feature * feature).sum()
+        return total / batch.total_weight, by_group(divergence, lesson.groups, torch.ones_like(divergence))
 
     @torch.no_grad()
     def probe(self, samples: int) -> Mapping[str, str]:

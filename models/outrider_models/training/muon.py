@@ -29,9 +29,10 @@ class Muon:
             momentum.lerp_(gradients, 1 - self._momentum)
             update = orthogonalised(gradients.lerp(momentum, self._momentum))
             rows, columns = update.shape[1:]
+            matrices: list[Tensor] = [*group]
             if self._weight_decay:
-                torch._foreach_mul_(group, 1 - lr * self._weight_decay)
-            torch._foreach_add_(group, list(update.to(group[0].dtype)), alpha=-lr * max(1, rows / columns) ** 0.5)
+                torch._foreach_mul_(matrices, 1 - lr * self._weight_decay)
+            torch._foreach_add_(matrices, list(update.to(group[0].dtype)), alpha=-lr * max(1, rows / columns) ** 0.5)
 
     def zero_grad(self) -> None:
         for group in self._groups:

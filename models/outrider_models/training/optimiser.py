@@ -3,8 +3,9 @@
 from typing import Any
 
 import torch
-from outrider_models.training.muon import Muon
 from torch import Tensor, nn
+
+from outrider_models.training.muon import Muon
 
 
 class Optimiser:
@@ -15,14 +16,14 @@ class Optimiser:
         hidden = [p for name, p in trained if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
         chosen = {id(p) for p in hidden}
         rest = [p for _, p in trained if id(p) not in chosen]
-        self._parameters = [p for _, p in trained]
+        self.parameters = [p for _, p in trained]
         self._rates = (muon_lr, adamw_lr)
         self._muon = Muon(hidden, weight_decay)
         self._adamw = torch.optim.AdamW(rest, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
     def step(self, factor: float, clip_norm: float) -> Tensor:
         """One update at `factor` of the full rates; returns the gradient's norm before clipping."""
-        norm = nn.utils.clip_grad_norm_(self._parameters, clip_norm)
+        norm = nn.utils.clip_grad_norm_(self.parameters, clip_norm)
         self._muon.step(self._rates[0] * factor)
         for group in self._adamw.param_groups:
             group["lr"] = self._rates[1] * factor

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from outrider_models.corpus import FAMILIES, Sample, curriculum, generate
+from outrider_models.corpus import FAMILIES, Sample, exercises, generate
 from outrider_models.corpus.check import Score, score_by_family
 from outrider_models.tokenizer import ASSISTANT, BOS, EOS, PAD, USER, special_id
 
@@ -18,7 +18,7 @@ MAX_NEW_TOKENS = 130
 def probe_samples(per_family: int, seed: int = 7_777) -> list[Sample]:
     """Held-out samples of every family, and copying exercises of an unused seed."""
     held_out = [sample for family in FAMILIES for sample in generate(family, "test", seed, per_family)]
-    return [*held_out, *curriculum(-seed, per_family)]
+    return [*held_out, *exercises("short", -seed, per_family)]
 
 
 def probe(model: LlamaForCausalLM, tokenizer: Tokenizer, samples: Sequence[Sample]) -> dict[str, Score]:

@@ -14,8 +14,9 @@ from outrider_models.recipe import Rates, Stream
 from outrider_models.training.checkpoint import Position, has_checkpoint, load_checkpoint, save_checkpoint
 from outrider_models.training.data import GROUPS, Batch, shard_batches
 from outrider_models.training.optimiser import Optimiser
+from outrider_models.training.peers import ALONE, Peers
 from outrider_models.training.progress import Reporter
-from outrider_models.training.schedule import progress_of, rate_factor
+from outrider_models.training.schedule import progress_of
 
 _SMOOTHING = 0.98
 
@@ -56,10 +57,17 @@ class Run:
     """One task on its way through the stream. What a checkpoint holds is all that the next step depends on."""
 
     def __init__(
-        self, task: Task, stream: Stream, rates: Rates, directory: Path, reporter: Reporter, pace: Pace = Pace()
+        self,
+        task: Task,
+        stream: Stream,
+        rates: Rates,
+        directory: Path,
+        reporter: Reporter,
+        pace: Pace = Pace(),
+        peers: Peers = ALONE,
     ) -> None:
         self.task, self.stream, self.rates, self.directory, self.pace = task, stream, rates, directory, pace
-        self._reporter = reporter
+        self._reporter, self._peers = reporter, peers
         self.position = Position()
         self._optimiser = Optimiser(task.network, rates.muon_lr, rates.adamw_lr, rates.weight_decay)
         directory.mkdir(parents=True, exist_ok=True)
@@ -74,11 +82,13 @@ class Run:
         """Train to the end and write the model."""
         for batch in self._batches():
             self._step(batch)
-            self._look_up()
-            if self._ended():
+            if self._peers.leads:
+                self._look_up()
+            if self._peers.agree(self._ended()):
                 break
-        self._save()
-        self._probe()
+        if self._peers.leads:
+            self._save()
+            self._probe()
 
     @property
     def progress(self) -> float:
@@ -95,13 +105,20 @@ class Run:
             self.position.shard, self.position.batch = self.position.shard + 1, 0
 
     def _step(self, batch: Batch) -> None:
-        loss, by_group = self.task.loss(batch)
-        loss.backward()  # type: ignore[no-untyped-call]  # unannotated in torch
-        self._optimiser.step(rate_factor(self.progress, self.rates.warmup, self.rates.decay), self.rates.clip_norm)
+        by_group = self._gradients(self._peers.part(batch))
+        self._peers.sum_gradients(self._optimiser.parameters)
+        self._optimiser.step(self._peers.agree(self.rates.factor(self.progress)), self.rates.clip_norm)
         self.position.step += 1
         self.position.tokens += batch.num_tokens
         self.position.elapsed_s = self.pace.clock() - self._began_s
         self._smoothed = [_blend(old, new) for old, new in zip(self._smoothed, by_group.tolist(), strict=True)]
+
+    def _gradients(self, part: Batch) -> Tensor:  # [groups]
+        if not len(part.inputs):  # fewer rows than processes
+            return torch.full((len(GROUPS),), float("nan"))
+        loss, by_group = self.task.loss(part)
+        loss.backward()  # type: ignore[no-untyped-call]  # unannotated in torch
+        return by_group
 
     def _look_up(self) -> None:
         """Show where the run is; save and probe when it is time."""

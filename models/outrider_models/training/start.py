@@ -1,41 +1,51 @@
-"""From a recipe's name and a few options to a training run."""
+"""From a recipe's name and a few options to a training run, in one process or several."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
 import torch
+import torch.multiprocessing
+from rich.console import Console
 
 from outrider_models.embedded import target_dir
 from outrider_models.recipe import EagleRecipe, MoaRecipe, Recipe, TargetRecipe, read_recipe
 from outrider_models.training.checkpoint import has_checkpoint
 from outrider_models.training.drafter import EagleTask, MoaTask
+from outrider_models.training.peers import ALONE, Peers, free_port
 from outrider_models.training.progress import Reporter
 from outrider_models.training.run import Pace, Run, Task
 from outrider_models.training.target import TargetTask
 from outrider_proto.errors import UsageError
 
 
-def start(
-    name: str, out: Path, *, resume: bool, minutes: float | None, threads: int | None, target: Path | None
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to train, where, for which target (of a drafter; None for the embedded one), in which time."""
+
+    recipe: str
+    out: Path
+    target: Path | None = None
+    minutes: float | None = None
+
+
+def start(order: Order, *, resume: bool = False, processes: int = 1) -> None:
     """Run the recipe to its end. Raises UsageError before anything is written."""
-    recipe = read_recipe(name)
-    _check_place(out, resume)
-    if threads:
-        torch.set_num_threads(threads)
-    task = make_task(recipe, out, target)
-    out.mkdir(parents=True, exist_ok=True)
-    pace = Pace(budget_s=minutes * 60 if minutes else None)
-    with Reporter(out, name) as reporter:
-        Run(task, recipe.stream, recipe.rates, out, reporter, pace).finish()
+    recipe = read_recipe(order.recipe)
+    _check_place(order.out, resume)
+    if isinstance(recipe, TargetRecipe) and order.target:
+        raise UsageError(f"--target {order.target}: this recipe makes a target, it needs none")
+    order.out.mkdir(parents=True, exist_ok=True)
+    with _peers(order, processes) as peers, Reporter(order.out, order.recipe) as reporter:
+        _run(order, reporter, peers)
 
 
 def make_task(recipe: Recipe, out: Path, target: Path | None) -> Task:
-    """What the recipe trains; a drafter for `target`, or for the embedded one. Raises UsageError."""
+    """What the recipe trains. Raises UsageError."""
     match recipe:
         case TargetRecipe():
-            if target:
-                raise UsageError(f"--target {target}: this recipe makes a target, it needs none")
             return TargetTask(recipe, out)
         case MoaRecipe():
             return MoaTask(recipe, target or target_dir())
@@ -43,6 +53,38 @@ def make_task(recipe: Recipe, out: Path, target: Path | None) -> Task:
             return EagleTask(recipe, target or target_dir())
         case _:
             assert_never(recipe)
+
+
+def _run(order: Order, reporter: Reporter, peers: Peers) -> None:
+    recipe = read_recipe(order.recipe)
+    task = make_task(recipe, order.out, order.target)
+    pace = Pace(budget_s=order.minutes * 60 if order.minutes else None)
+    Run(task, recipe.stream, recipe.rates, order.out, reporter, pace, peers).finish()
+
+
+@contextmanager
+def _peers(order: Order, processes: int) -> Iterator[Peers]:
+    """Lead the processes that are asked for; they end with the run."""
+    if processes == 1:
+        yield ALONE
+        return
+    torch.set_num_threads(1)
+    port = free_port()
+    spawning = torch.multiprocessing.get_context("spawn")
+    others = [spawning.Process(target=_follow, args=(order, rank, processes, port)) for rank in range(1, processes)]
+    for process in others:
+        process.start()
+    try:
+        yield Peers.join(0, processes, port)
+    finally:
+        for process in others:
+            process.terminate()
+            process.join()
+
+
+def _follow(order: Order, rank: int, size: int, port: int) -> None:
+    torch.set_num_threads(1)
+    _run(order, Reporter(order.out, order.recipe, Console(quiet=True)), Peers.join(rank, size, port))
 
 
 def _check_place(out: Path, resume: bool) -> None:

@@ -23,6 +23,7 @@ class TargetTask:
         self.tokenizer = _tokenizer(recipe, directory)
         torch.manual_seed(recipe.stream.seed)
         self.network = LlamaForCausalLM(target_config(recipe.shape, self.tokenizer))
+        _initialise(self.network, recipe.shape.embedding_std)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Weighted cross-entropy; by group, that of replies alone. Logits are made only where weights are."""
@@ -33,7 +34,7 @@ class TargetTask:
         losses = F.cross_entropy(logits.float(), batch.labels[kept], reduction="none")
         weights = batch.weights[kept]
         groups = batch.groups[:, None].expand_as(batch.weights)[kept]
-        return (losses * weights).sum() / weights.sum(), by_group(losses, groups, weights == 1)
+        return (losses * weights).sum() / batch.total_weight, by_group(losses, groups, weights == 1)
 
     def export(self, directory: Path) -> None:
         """The plain Hugging Face layout: weights in bfloat16, configurations, tokenizer."""
@@ -66,6 +67,20 @@ def target_config(shape: TargetShape, tokenizer: Tokenizer) -> LlamaConfig:
         eos_token_id=special_id(tokenizer, EOS),
         pad_token_id=special_id(tokenizer, PAD),
     )
+
+
+@torch.no_grad()
+def _initialise(network: LlamaForCausalLM, embedding_std: float) -> None:
+    """Start the residual stream as the tokens' embeddings alone, and the logits small all the same.
+
+    Layers add nothing at first. Tied embeddings of transformers' 0.02 are soon drowned by what the first layer adds;
+    copying, which needs to see which token stands where, then hardly forms.
+    """
+    network.model.embed_tokens.weight.normal_(std=embedding_std)
+    network.model.norm.weight.fill_(network.config.initializer_range / embedding_std)
+    for layer in network.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
 
 
 def _tokenizer(recipe: TargetRecipe, directory: Path) -> Tokenizer:

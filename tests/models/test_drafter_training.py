@@ -1,0 +1,147 @@
+"""Drafter training: masks, what counts, equal sizes, resume, and files that the drafters room loads."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+
+from outrider_drafters.frozen import FrozenTarget
+from outrider_drafters.load import load_drafter, load_tap
+from outrider_drafters.tap import Activations
+from outrider_models.embedded import target_dir
+from outrider_models.recipe import Blocks, read_recipe
+from outrider_models.training.data import collate
+from outrider_models.training.drafter import EagleTask, MoaTask, soft_cross_entropy, sync_points
+from outrider_models.training.probe import probe_samples
+from outrider_models.training.progress import Reporter
+from outrider_models.training.run import Pace, Run
+from outrider_models.training.start import make_task
+from outrider_models.training.target import TargetTask
+
+KINDS = ("moa", "eagle2")
+
+
+@pytest.fixture(scope="module")
+def target(tiny_recipe, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("target")
+    TargetTask(tiny_recipe, directory).export(directory)
+    return directory
+
+
+def small(kind):
+    recipe = read_recipe(kind)
+    return replace(recipe, stream=replace(recipe.stream, shard_samples=60, batch_tokens=512, total_tokens=6000))
+
+
+def run_of(kind, target, directory, **pace):
+    recipe = small(kind)
+    directory.mkdir(exist_ok=True)
+    pace = Pace(**{"probe_samples": 1, "clock": lambda: 0.0} | pace)
+    reporter = Reporter(directory, "test", Console(quiet=True))
+    return Run(make_task(recipe, directory, target), recipe.stream, recipe.rates, directory, reporter, pace)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_falls_and_the_probe_tells_each_family(kind, target, tmp_path):
+    run = run_of(kind, target, tmp_path)
+    held_out = collate(run.task.tokenizer, probe_samples(1), prompt_weight=0.0)
+    before = float(run.task.loss(held_out)[0].detach())
+    run.finish()
+    assert float(run.task.loss(held_out)[0].detach()) < before
+    scores = json.loads((tmp_path / "log.jsonl").read_text())["scores"]
+    assert all(0 <= float(share) <= 1 for share in scores.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_is_bit_identical(kind, target, tmp_path):
+    run_of(kind, target, tmp_path / "whole", stop_after_steps=4).finish()
+    run_of(kind, target, tmp_path / "parts", stop_after_steps=2).finish()
+    run_of(kind, target, tmp_path / "parts", stop_after_steps=2).finish()
+    whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts
+
+
+def test_the_target_stays_as_it_is(target, tmp_path):
+    run = run_of("moa", target, tmp_path, stop_after_steps=2)
+    before = [parameter.clone() for parameter in run.task._target.parameters()]
+    run.finish()
+    assert all(torch.equal(a, b) for a, b in zip(before, run.task._target.parameters(), strict=True))
+
+
+def test_the_shipped_recipes_train_equally_many_parameters():
+    sizes = [
+        sum(parameter.numel() for parameter in make_task(read_recipe(kind), target_dir(), None).network.parameters())
+        for kind in KINDS
+    ]
+    assert max(sizes) / min(sizes) < 1.03
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafting_continues_what_training_saw(kind, target, tmp_path):
+    """Root logits of a loaded drafter equal the teacher-forced row that predicts the same token."""
+    task = make_task(small(kind), tmp_path, target)
+    task.export(tmp_path)
+    tokens = collate(task.tokenizer, probe_samples(1)[:1], prompt_weight=0.0).inputs
+    n = tokens.shape[1]
+    state = load_drafter(tmp_path, FrozenTarget.load(target)).new_state()
+    state.append(tokens[0].tolist())
+    state.add_features(0, load_tap(tmp_path, target).rows(activations(task, tokens[:, :-1])))
+    task.network.load_state_dict({k: v.bfloat16().float() for k, v in task.network.state_dict().items()})
+    hidden, packed_kv = task.hidden_and_kv(tokens)
+    with torch.no_grad():
+        if isinstance(task, MoaTask):
+            drafted = task.network.forward_train(task.embed(tokens), packed_kv, torch.full((1, n), n - 2))
+        else:
+            drafted = task.network.forward_train(task.embed(tokens[:, 1:]), hidden[:, :-1])
+        wanted = drafted[0, -1] @ task._lm_head.T
+    torch.testing.assert_close(state.root_logits(), wanted, atol=1e-4, rtol=1e-4)
+
+
+def activations(task, tokens):
+    output = task._target.model(input_ids=tokens, use_cache=True)
+    keys = torch.stack([layer.keys[0] for layer in output.past_key_values.layers])
+    values = torch.stack([layer.values[0] for layer in output.past_key_values.layers])
+    return Activations(keys, values, {-1: output.last_hidden_state[0]})
+
+
+def test_eagle_counts_the_replies_tokens_but_the_first(target, tmp_path):
+    task = make_task(small("eagle2"), tmp_path, target)
+    assert isinstance(task, EagleTask)
+    batch = collate(task.tokenizer, probe_samples(1)[:1], prompt_weight=0.0)
+    assert len(task.lesson(batch).drafted) == int(batch.weights.sum())
+    # Row t predicts token t + 2; a prompt is longer than one token, so no reply token falls off the front.
+
+
+PROMPT, REPLY = 6, 40
+
+
+def predicts_reply(rows):
+    return torch.tensor([[False] * (PROMPT - 1) + [True] * (REPLY + 1)] * rows)
+
+
+def test_prompt_positions_sync_and_replies_do_every_n_tokens():
+    starts = sync_points(predicts_reply(50), Blocks(5, 15, 0.0))
+    positions = torch.arange(PROMPT + REPLY)
+    assert torch.equal(starts[:, :PROMPT], positions[:PROMPT].expand(50, -1))
+    assert (starts <= positions).all()
+    assert (positions - starts).max() == 14  # the last before a sync, at the longest block
+    gaps = {int(n) for row in starts for n in row.unique()[PROMPT + 1 :].diff()}
+    assert gaps == set(range(5, 16))
+
+
+def test_a_blind_row_never_syncs_again():
+    starts = sync_points(predicts_reply(200), Blocks(5, 5, 1.0))
+    last = starts[:, -1]
+    assert (starts == torch.minimum(starts, last[:, None])).all()
+    assert 0.15 < (last < PROMPT + 5).float().mean() < 0.3  # those that die in the first of eight blocks, or just after
+    assert not (sync_points(predicts_reply(200), Blocks(5, 5, 0.0))[:, -1] < PROMPT + REPLY - 5).any()
+
+
+def test_soft_cross_entropy_is_least_at_the_wanted_distribution():
+    wanted = torch.randn(4, 9)
+    other = wanted + torch.randn(4, 9)
+    entropy = torch.distributions.Categorical(logits=wanted).entropy()
+    torch.testing.assert_close(soft_cross_entropy(wanted, wanted), entropy)
+    assert (soft_cross_entropy(other, wanted) > entropy).all()
