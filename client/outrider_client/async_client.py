@@ -16,6 +16,7 @@ from outrider_client.config import ClientConfig
 from outrider_client.drafting import DraftingThread
 from outrider_client.events import Event, Finished
 from outrider_client.grpc_transport import GrpcTransport
+from outrider_client.link_state import LinkState
 from outrider_client.local_models import LocalModels, Prompt
 from outrider_client.riding import ride
 from outrider_client.session import Manners, Session
@@ -68,6 +69,11 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def link_state(self) -> LinkState:
+        """Where the link stands."""
+        return LinkState.CONNECTING if self._equipment is None else self._equipment.session.state
 
     async def describe(self) -> ServerDescription:
         """What the server hosts. Raises LinkError or Refusal."""
@@ -140,6 +146,7 @@ class AsyncClient:
         if self._equipment is None:
             if self._models is None:
                 self._models = await asyncio.to_thread(LocalModels.load, self.config)
+            await asyncio.to_thread(self._models.prepare)
             self._equipment = self._equipped(self._models)
         return self._equipment
 
@@ -155,5 +162,5 @@ class AsyncClient:
         )
         manners = Manners(self.config.timeouts, self.config.patience, self.config.backoff)
         session = Session(self._transport, introduction, transcript, manners, self._clock, random.Random())
-        drafting = None if models.drafter is None else DraftingThread(models.drafter)
+        drafting = None if models.drafter is None else DraftingThread(models.drafter, models.drafter_threads)
         return Equipment(models, session, transcript, drafting, self._clock)

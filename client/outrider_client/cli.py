@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -59,7 +60,7 @@ def generate(
     config = client_config(options, raw=raw)
     with Client(config) as client:
         try:
-            finished = _answer(client, _prompt(prompt, prompt_ids), _display(as_json))
+            finished = _answer(client, _prompt(prompt, prompt_ids), _display(client, as_json))
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
     if finished.reason == "unverified" and config.mode != "offline":
@@ -79,7 +80,7 @@ def chat(
     with Client(client_config(options)) as client:
         for line in _lines():
             messages.append(Message(role="user", content=line))
-            display = _display(as_json)
+            display = _display(client, as_json)
             try:
                 _answer(client, messages, display)
             except KeyboardInterrupt:
@@ -109,6 +110,7 @@ def describe(
 
 def main() -> None:
     """Exit codes: 2 usage, 3 refusal, 4 link, 130 interrupted."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own log says nothing that our errors do not
     try:
         app()
     except OutriderError as error:
@@ -139,15 +141,18 @@ def _prompt(prompt: str | None, prompt_ids: str | None) -> Prompt:
         raise UsageError(f"prompt-ids={prompt_ids!r}: need token ids with commas between them") from None
 
 
-def _display(as_json: bool) -> Display:
+def _display(client: Client, as_json: bool) -> Display:
     if as_json:
         return JsonDisplay(sys.stdout)
     console = Console(highlight=False)
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay(sys.stdout)
+    return LiveDisplay(console, client.link_state) if console.is_terminal else PlainDisplay(sys.stdout)
 
 
 def _lines() -> Iterator[str]:
     """What the user says, until the end of input or Ctrl-C."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 # gives input() its line editing
+
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "").strip()

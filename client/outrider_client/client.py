@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 from outrider_client.async_client import AsyncClient, Completion
 from outrider_client.config import ClientConfig
 from outrider_client.events import Event
+from outrider_client.link_state import LinkState
 from outrider_client.local_models import LocalModels, Prompt
 from outrider_client.transport import Transport
 from outrider_proto.frames import ServerDescription
@@ -42,6 +43,10 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def link_state(self) -> LinkState:
+        return self._client.link_state
 
     def describe(self) -> ServerDescription:
         return self._run(self._client.describe())

@@ -51,6 +51,7 @@ class ClientConfig:
     server: str = "127.0.0.1:50051"
     target: str | Path | None = None
     drafter: str | Path | None = None
+    threads: int | None = None  # CPU threads of the drafter; None: one for a small drafter, else torch's choice
     codec: Codec = "int8"
     offline_start: bool = False  # let the drafter write alone when the server cannot be reached at the start
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -70,6 +71,8 @@ class ClientConfig:
         for name, choices in (("mode", Mode), ("on_reconnect", OnReconnect), ("codec", Codec)):
             if getattr(self, name) not in get_args(choices):
                 raise UsageError(f"{name}={getattr(self, name)!r}: need one of {', '.join(get_args(choices))}")
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"threads={self.threads}: need at least 1")
         if self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens={self.max_new_tokens}: need at least 1")
         if self.offline_limit is not None and self.offline_limit < 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -31,13 +32,14 @@ _Rows = tuple[int, NDArray[np.float32]]
 class DraftingThread:
     """Used from one event loop; the state itself is touched in the thread only."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, num_cpu_threads: int | None = None) -> None:
         self.tap = drafter.tap
         self._state = drafter.new_state()
         self._tokens: list[int] = []  # what the state holds
         self._arrived: list[_Rows] = []
         self._num_features = 0
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outrider-draft")
+        limit = None if num_cpu_threads is None else partial(torch.set_num_threads, num_cpu_threads)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outrider-draft", initializer=limit)
 
     @property
     def num_features(self) -> int:

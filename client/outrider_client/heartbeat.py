@@ -7,8 +7,9 @@ and when neither its Pong nor anything else has come for 1.5 R + 4 deviations, t
      |---------|-------------------------------------|
        <= R/2           1.5 R + 4 deviations
 
-Three things stretch the patience: a floor (schedulers stall), bytes under way that a slow link needs time for, and a
-factor that doubles whenever a link given up for lost turned out to be there.
+What stretches the patience: a floor (schedulers stall), bytes under way that a slow link needs time for, a factor that
+doubles whenever a link given up for lost turned out to be there, and another one until a connection has brought its
+first verdict (servers warm up).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from outrider_client.rtt import RttEstimator
 
 _UNKNOWN_RTT_S = 1.0  # as RFC 6298 starts
 _MAX_FACTOR = 16.0
+_UNPROVED_FACTOR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Heartbeat:
         self._rtt = rtt
         self._patience = patience
         self._factor = min(factor, _MAX_FACTOR)
+        self._unproved_factor = _UNPROVED_FACTOR
         self._allowance_s = 0.0
         self._unanswered: dict[int, float] = {}
         self._next_nonce = 1
@@ -60,6 +63,10 @@ class Heartbeat:
         if sent_at is not None:
             self._rtt.add(now - sent_at)
             self._forget_before(nonce)
+
+    def proved(self) -> None:
+        """A verdict came."""
+        self._unproved_factor = 1.0
 
     def heard(self, now: float) -> None:
         """Any frame came: the link lives."""
@@ -88,7 +95,8 @@ class Heartbeat:
     def deadline_s(self) -> float:
         """How long a Pong may stay away."""
         measured = 1.5 * self._mean_s + 4 * self._rtt.spread_s
-        return max(measured, self._patience.floor_s) * self._factor + self._allowance_s
+        factor = self._factor * self._unproved_factor
+        return max(measured, self._patience.floor_s) * factor + self._allowance_s
 
     @property
     def _mean_s(self) -> float:

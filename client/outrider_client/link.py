@@ -92,8 +92,10 @@ class Link:
                 self._heartbeat.heard(self._clock())
                 if isinstance(frame, Pong):
                     self._heartbeat.pong(frame.nonce, self._clock())
-                else:
-                    self._put(frame)
+                    continue
+                if isinstance(frame, Verdict):
+                    self._heartbeat.proved()
+                self._put(frame)
         except OutriderError as error:
             self._put(error)
         except Exception as error:  # whatever it is, whoever waits for a frame must learn of it

@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from outrider_client.events import Event, Finished, LinkChanged, Stats, Unverified
+from outrider_client.events import Event, Finished, LinkChanged, Stats
 from outrider_client.link_state import LinkState
 from outrider_client.statistics import Statistics
 from outrider_client.transcript import Origin
@@ -51,8 +51,6 @@ class LiveDisplay:
                 self.state = event.state
             case Stats() | Finished():
                 self._statistics = event.statistics
-            case Unverified():
-                pass
         text = coloured(self.written)
         self._scroll(text, len(text) if isinstance(event, Finished) else self.written.num_settled_chars)
         self._live.update(Group(self._visible(text[self._num_scrolled :]), self._status()))

@@ -15,6 +15,7 @@ from outrider_drafters.frozen import FrozenTarget, resolve_dir
 from outrider_drafters.load import load_drafter
 from outrider_proto.errors import UsageError
 
+_SMALL = 4_000_000  # values of lm_head, a drafter's largest matrix; below, threads cost more than they bring
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
@@ -29,6 +30,7 @@ class LocalModels:
     target_fingerprint: str
     tokenizer_fingerprint: str
     load_text: Callable[[], TextCodec] | None = field(default=None, repr=False)
+    drafter_threads: int | None = None  # None: torch's choice
 
     @classmethod
     def load(cls, config: ClientConfig) -> LocalModels:
@@ -42,6 +44,7 @@ class LocalModels:
             eos_token_ids=frozen.eos_token_ids,
             target_fingerprint=target_fingerprint(target),
             tokenizer_fingerprint=tokenizer_fingerprint(target),
+            drafter_threads=config.threads or (1 if frozen.lm_head.numel() < _SMALL else None),
             load_text=(lambda: TargetTokenizer(target)) if (target / "tokenizer.json").is_file() else None,
         )
 
@@ -51,6 +54,11 @@ class LocalModels:
         if self.load_text is None:
             raise UsageError("this target has no tokenizer: give the prompt as token ids")
         return self.load_text()
+
+    def prepare(self) -> None:
+        """Do now what would otherwise hold up the first text: importing and reading a tokenizer takes seconds."""
+        if self.load_text is not None:
+            _ = self.text
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text, or nothing where there is no tokenizer."""

@@ -39,6 +39,7 @@ def _options(
     levels: Annotated[int, Option(help="Levels of the draft tree.")] = _DEFAULT.shape.levels,
     budget: Annotated[int, Option(help="Nodes of the draft tree, root not counted.")] = _DEFAULT.shape.budget,
     wait_for_features: Annotated[bool, Option(help="Draft on only with the newest features.")] = True,
+    threads: Annotated[int | None, Option(help="CPU threads of the drafter; one for a small one.")] = _DEFAULT.threads,
     codec: Annotated[Codec, Option(help="Of the features.")] = _DEFAULT.codec,
     on_reconnect: Annotated[OnReconnect, Option(help="Let unverified tokens stand, or have them verified.")] = (
         _DEFAULT.on_reconnect
@@ -69,5 +70,5 @@ def client_config(options: dict[str, Any], **more: Any) -> ClientConfig:  # Any:
     chosen = {_RENAMED.get(name, name): value for name, value in options.items()} | more
     shape = TreeShape(chosen.pop("breadth"), chosen.pop("levels"), chosen.pop("budget"))
     patience = Patience(floor_s=chosen.pop("link_floor_ms") / 1000)
-    fixed = {name: chosen.pop(name) for name in ("server", "target", "drafter", "codec", "offline_start")}
+    fixed = {name: chosen.pop(name) for name in ("server", "target", "drafter", "threads", "codec", "offline_start")}
     return replace(ClientConfig(shape=shape, patience=patience), **fixed).for_answer(**chosen)

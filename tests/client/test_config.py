@@ -15,6 +15,7 @@ from outrider_proto.errors import UsageError
         ({"mode": "warp"}, "mode='warp'"),
         ({"on_reconnect": "panic"}, "keep, verify"),
         ({"codec": "int1"}, "int8, float32"),
+        ({"threads": 0}, "threads=0"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"offline_limit": -1}, "offline_limit=-1"),
         ({"wait_for_link_s": float("nan")}, "wait_for_link_s=nan"),

@@ -19,7 +19,9 @@ def steady(floor_s: float = 0.0, factor: float = 1.0, rate_bps: float = 8e6) -> 
     rtt = RttEstimator()
     for _ in range(100):
         rtt.add(R)
-    return Heartbeat(rtt, Patience(floor_s, rate_bps), factor)
+    heartbeat = Heartbeat(rtt, Patience(floor_s, rate_bps), factor)
+    heartbeat.proved()
+    return heartbeat
 
 
 def test_estimator_follows_rfc_6298():
@@ -118,6 +120,15 @@ def test_patience_is_stretched_by_floor_bytes_and_false_alarms():
     assert loaded.deadline_s == pytest.approx(1.5)
     loaded.begin(1.0, 0)
     assert loaded.deadline_s == 0.5
+
+
+def test_new_connection_is_given_twice_the_time():
+    rtt = RttEstimator()
+    rtt.add(0.001)
+    heartbeat = Heartbeat(rtt, Patience(floor_s=0.5))
+    assert heartbeat.deadline_s == 1.0
+    heartbeat.proved()
+    assert heartbeat.deadline_s == 0.5
 
 
 def test_standing_still_ourselves_is_forgiven():

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.events import Committed, LinkChanged, RolledBack, Unverified
+from outrider_client.events import Committed, RolledBack, Unverified
 from outrider_client.heartbeat import Patience
-from outrider_client.link_state import LinkState
 from outrider_server.plain import plain_greedy
 from outrider_server.target import Target
 
@@ -92,8 +91,6 @@ async def answer_with_a_kill(client: AsyncClient, server: MortalServer, kill_at:
                     num_unverified += isinstance(event, Unverified)
                 case RolledBack():
                     del tokens[event.first :]
-                case LinkChanged(LinkState.OFFLINE):
-                    assert killed
             if not killed and len(tokens) >= kill_at:
                 server.tell("kill")
                 killed = True
