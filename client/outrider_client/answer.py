@@ -169,6 +169,8 @@ class Answer:
 
     def keep_tail(self) -> None:
         """Let the unverified tokens stand, unverified as they are."""
+        if not self.has_tail:
+            return
         self._transcript.keep_tail()
         if self._ended or self._transcript.room <= 0 or len(self._transcript.tokens) >= self._max_context:
             self.finish("unverified")
@@ -191,6 +193,7 @@ class Answer:
 
     def finish(self, reason: FinishReason) -> None:
         self.finished = True
+        self.session.caught_up()  # if it was coming back, it has: nothing is left to judge
         self._emit(Finished(reason, self.statistics(), self._text.finish()))
 
     def finish_alone(self) -> None:

@@ -209,14 +209,38 @@ def test_server_without_our_drafter(outrider, models, golden):
     assert "must be the same" in err
 
 
-def test_ctrl_c(models, server):
-    command = [sys.executable, "-m", "outrider_client.cli", "generate", "--prompt-ids", "1,2,3", "--json"]
+def started(models, server, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "outrider_client.cli", *arguments, "--json", "--max-new-tokens", "400"]
     command += ["--server", server.address, "--target", str(models[0]), "--drafter", str(models[1])]
-    command += ["--max-new-tokens", "3000", "--mode", "offline"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1)
+
+
+def until(process: subprocess.Popen[str], event: str) -> dict:
+    while (heard := json.loads(process.stdout.readline()))["event"] != event:
+        pass
+    return heard
+
+
+def test_ctrl_c_ends_generate(models, server):
+    with started(models, server, "generate", "--prompt-ids", "1,2,3") as process:
+        until(process, "committed")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Traceback" not in err
+    assert err == ""
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_chat(models, server):
+    with started(models, server, "chat") as process:
+        process.stdin.write("hi\n")
+        until(process, "committed")
+        process.send_signal(signal.SIGINT)
+        process.stdin.write("you\n")
+        requests = iter(lambda: until(process, "cycle")["request"], None)
+        prompt = next(request for request in requests if not request["tree"]["tokens"])
+        assert prompt["base_len"] > 0  # the session goes on
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert err == "outrider: stopped\n" * 2

@@ -8,7 +8,7 @@ import functools
 
 import pytest
 
-from outrider_client.events import Committed, LinkChanged, RolledBack, Unverified, Verified
+from outrider_client.events import Committed, Finished, LinkChanged, RolledBack, Unverified, Verified
 from outrider_client.heartbeat import Patience
 from outrider_client.link_state import LinkState
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
@@ -125,6 +125,35 @@ async def test_kept_tokens_stand_and_stay_marked(connect, verifier, language, mo
     last = unverified[-1].first + 1
     standing = [*PROMPT, *tokens[:last]]
     assert tuple(tokens[last:]) == language.answer(standing, 40 - last)
+
+
+@pytest.mark.parametrize("on_reconnect", ["keep", "verify"])
+async def test_drafter_that_is_done_before_the_link_is_back(connect, verifier, language, on_reconnect):
+    verifier.cut_before = {2}
+    go_down = functools.partial(setattr, verifier, "down_for", 40)
+    events = await collect(connect(), when_offline=go_down, on_reconnect=on_reconnect)
+    assert isinstance(events[-1], Finished)
+    assert not any(isinstance(event, Finished) for event in events[:-1])
+    if on_reconnect == "keep":
+        assert events[-1].reason == "unverified"
+    else:
+        assert replayed(events) == list(language.answer(PROMPT, 40))
+        assert events[-1].reason == "limit"
+    *_, last_change = [event for event in events if isinstance(event, LinkChanged)]
+    assert last_change.state is LinkState.ONLINE
+
+
+async def test_only_an_end_of_text_is_right(connect, verifier, language):
+    """The answer ends with the very verdict that takes the tail back."""
+    first_call = await connect().complete(PROMPT)
+    calls = verifier.num_verdicts
+    language.eos_at = len(PROMPT) + 12
+    verifier.cut_before = set(range(calls, calls + 1))
+    go_down = functools.partial(setattr, verifier, "down_for", 40)
+    events = await collect(connect(), when_offline=go_down, offline_limit=30)
+    assert replayed(events) == list(language.answer(PROMPT, 40)) == [*first_call.token_ids[:12], 0]
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == "eos"
 
 
 async def test_wrong_guesses_are_rolled_back_and_corrected(connect, verifier, language):
