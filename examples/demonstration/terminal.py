@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
@@ -27,6 +29,7 @@ MEANINGS = {
     "corrected": "and corrected",
 }
 PROMPT_LINES = 4
+REFRESH_S = 0.07  # drawing takes milliseconds, and the client needs them
 
 
 def legend() -> Text:
@@ -38,7 +41,8 @@ class AnswerView:
 
     def __init__(self, console: Console, answer: Answer) -> None:
         self._answer = answer
-        self._link = "online"
+        self._link = ""
+        self._drawn_at = 0.0
         console.print(Text.assemble("\n", (f" {answer.family} ", "bold reverse"), " ", (_short(answer.prompt), "dim")))
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
 
@@ -48,17 +52,23 @@ class AnswerView:
 
     def __exit__(self, *_: object) -> None:
         self._link = ""
-        self.refresh()
+        self._draw()
         self._live.stop()
 
     def link_says(self, text: str) -> None:
         self._link = text
-        self.refresh()
+        self._draw()
 
     def refresh(self) -> None:
+        """Show what is new, not too often."""
+        if time.monotonic() - self._drawn_at >= REFRESH_S:
+            self._draw()
+
+    def _draw(self) -> None:
         text = Text.assemble(*((span.text, STYLES[span.kind]) for span in self._answer.spans))
-        below = [Text(f"[{self._link}]", "bold red")] if self._link not in ("", "online") else []
+        below = [Text(f"[{self._link}]", "bold red")] if self._link else []
         self._live.update(Group(text, *below), refresh=True)
+        self._drawn_at = time.monotonic()
 
 
 def table(recording: Recording) -> Table:
