@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from outrider_netsim.cli import app
 
+COMMAND = [sys.executable, "-c", "from outrider_netsim.cli import main; main()", "proxy"]
+
 
 def run(*arguments):
     return CliRunner().invoke(app, arguments)
@@ -52,10 +54,9 @@ def test_the_command_relays_until_it_is_stopped():
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=echo_once, args=(server,), daemon=True).start()
         upstream = f"127.0.0.1:{server.getsockname()[1]}"
-        command = [sys.executable, "-c", "from outrider_netsim.cli import main; main()", "proxy"]
         options = ["--listen", "127.0.0.1:0", "--upstream", upstream, "--profile", "lan", "--outage", "50ms@0s"]
         with subprocess.Popen(
-            command + options, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=os.environ
+            [*COMMAND, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
         ) as process:
             address = process.stdout.readline().split(" ")[0]
             assert "link cut" in process.stdout.readline()
@@ -67,6 +68,24 @@ def test_the_command_relays_until_it_is_stopped():
             process.send_signal(signal.SIGTERM)
             assert "1 connections; up 5 bytes" in process.stdout.read()
         assert process.returncode == 0
+
+
+def test_enter_in_a_terminal_cuts_and_restores():
+    pty = pytest.importorskip("pty", reason="no pseudo-terminals here")
+    ours, theirs = pty.openpty()
+    options = ["--listen", "127.0.0.1:0", "--upstream", "127.0.0.1:1", "--profile", "lan"]
+    with (
+        os.fdopen(ours, "wb", buffering=0) as keyboard,
+        subprocess.Popen([*COMMAND, *options], stdin=theirs, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        os.close(theirs)
+        assert "through lan" in process.stdout.readline()
+        assert "Enter cuts" in process.stdout.readline()
+        for expected in ("link cut", "link restored"):
+            keyboard.write(b"\n")
+            assert expected in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 0
 
 
 def echo_once(server):
