@@ -85,6 +85,7 @@ def test_enter_in_a_terminal_cuts_and_restores():
             keyboard.write(b"\n")
             assert expected in process.stdout.readline()
         process.send_signal(signal.SIGINT)
+        assert "0 connections" in process.stdout.read()
     assert process.returncode == 0
 
 
