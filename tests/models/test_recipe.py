@@ -51,7 +51,7 @@ BAD_LINES = {
     "batch_tokens = 2048": ("batch_tokens = 0", "batch_tokens=0"),
     "code = 1.5": ("poetry = 1.5", "poetry"),
     'kind = "short"': ('kind = "odd"', "exercise 'odd'"),
-    "end = 0.6": ("end = 0.0", "begin < end"),
+    "end = 0.5": ("end = 0.0", "begin < end"),
     'kind = "target"': ('kind = "hydra"', "kind='hydra'"),
 }
 

@@ -9,7 +9,7 @@ from outrider_models.corpus.sample import Entities, Sample, ask
 
 
 @dataclass(frozen=True, slots=True)
-class _Field:
+class Field:
     """One entity: its label in a record, its sentences in an article, its place in the summary."""
 
     key: str
@@ -20,14 +20,14 @@ class _Field:
 
 
 @dataclass(frozen=True, slots=True)
-class _Topic:
+class Topic:
     """What is summarised: the subject and the fields that may be known of it."""
 
     key: str
     label: str
     opening: str
     subject: Callable[[random.Random], str]
-    fields: tuple[_Field, ...]
+    fields: tuple[Field, ...]
 
 
 def _number(low: int, high: int) -> Callable[[random.Random], str]:
@@ -40,44 +40,44 @@ def _from(choices: tuple[str, ...]) -> Callable[[random.Random], str]:
 
 _GATHERINGS = ("Festival", "Market", "Concert", "Parade", "Race", "Exhibition", "Fair", "Gala")
 
-_PERSON = _Topic("person", "Name", "This is about {s}.", words.person, (
-    _Field("job", "Job", ("{s} earns a living as a {a}.", "By trade, {s} is a {a}."), "works as a {a}",
+PERSON = Topic("person", "Name", "This is about {s}.", words.person, (
+    Field("job", "Job", ("{s} earns a living as a {a}.", "By trade, {s} is a {a}."), "works as a {a}",
            _from(words.JOBS)),
-    _Field("city", "City", ("The home of {s} is in {a}.", "Since last year, {s} has been living in {a}."),
+    Field("city", "City", ("The home of {s} is in {a}.", "Since last year, {s} has been living in {a}."),
            "lives in {a}", words.place),
-    _Field("age", "Age", ("Last week {s} turned {a}.", "The age of {s} is {a}."), "is {a} years old", _number(20, 79)),
-    _Field("hobby", "Hobby", ("On free days, {s} likes {a}.", "The hobby of {s} is {a}."), "enjoys {a}",
+    Field("age", "Age", ("Last week {s} turned {a}.", "The age of {s} is {a}."), "is {a} years old", _number(20, 79)),
+    Field("hobby", "Hobby", ("On free days, {s} likes {a}.", "The hobby of {s} is {a}."), "enjoys {a}",
            _from(words.HOBBIES)),
-    _Field("pet", "Pet", ("At home, {s} keeps a {a}.", "A {a} shares the house with {s}."), "keeps a {a}",
+    Field("pet", "Pet", ("At home, {s} keeps a {a}.", "A {a} shares the house with {s}."), "keeps a {a}",
            _from(words.ANIMALS)),
-    _Field("food", "Food", ("For dinner, {s} often cooks {a}.", "The best food for {s} is {a}."), "likes {a}",
+    Field("food", "Food", ("For dinner, {s} often cooks {a}.", "The best food for {s} is {a}."), "likes {a}",
            _from(words.FOODS)),
 ))  # fmt: skip
-_EVENT = _Topic("event", "Event", "News about the {s}.",
+EVENT = Topic("event", "Event", "News about the {s}.",
                 lambda rng: f"{rng.choice(words.COLOURS).capitalize()} {rng.choice(_GATHERINGS)}", (
-    _Field("place", "Place", ("People will meet in {a}.", "It will be held in {a}."), "takes place in {a}",
+    Field("place", "Place", ("People will meet in {a}.", "It will be held in {a}."), "takes place in {a}",
            words.place),
-    _Field("day", "Day", ("The doors open on {a}.", "It is planned for {a}."), "is on {a}", _from(words.DAYS)),
-    _Field("guest", "Guest", ("The guest of honour is {a}.", "A speech will be given by {a}."), "welcomes {a}",
+    Field("day", "Day", ("The doors open on {a}.", "It is planned for {a}."), "is on {a}", _from(words.DAYS)),
+    Field("guest", "Guest", ("The guest of honour is {a}.", "A speech will be given by {a}."), "welcomes {a}",
            words.person),
-    _Field("price", "Price", ("A ticket costs {a} coins.", "Visitors pay {a} coins."), "costs {a} coins",
+    Field("price", "Price", ("A ticket costs {a} coins.", "Visitors pay {a} coins."), "costs {a} coins",
            _number(2, 60)),
-    _Field("month", "Month", ("It happens once a year, in {a}.", "This year it falls in {a}."), "comes every {a}",
+    Field("month", "Month", ("It happens once a year, in {a}.", "This year it falls in {a}."), "comes every {a}",
            _from(words.MONTHS)),
 ))  # fmt: skip
-_SHOP = _Topic("shop", "Shop", "Here is a note on the shop of {s}.", words.person, (
-    _Field("goods", "Goods", ("The shelves are full of {a}.", "Customers come for the {a}."), "sells {a}",
+SHOP = Topic("shop", "Shop", "Here is a note on the shop of {s}.", words.person, (
+    Field("goods", "Goods", ("The shelves are full of {a}.", "Customers come for the {a}."), "sells {a}",
            _from(words.OBJECTS)),
-    _Field("town", "Town", ("You can find it in {a}.", "It stands in the centre of {a}."), "is based in {a}",
+    Field("town", "Town", ("You can find it in {a}.", "It stands in the centre of {a}."), "is based in {a}",
            words.place),
-    _Field("staff", "Staff", ("A team of {a} people works there.", "It employs {a} people."), "employs {a} people",
+    Field("staff", "Staff", ("A team of {a} people works there.", "It employs {a} people."), "employs {a} people",
            _number(2, 40)),
-    _Field("closed", "Closed", ("On {a} nobody works there.", "The doors stay shut on {a}."), "closes on {a}",
+    Field("closed", "Closed", ("On {a} nobody works there.", "The doors stay shut on {a}."), "closes on {a}",
            _from(words.DAYS)),
-    _Field("colour", "Colour", ("The front door is painted {a}.", "Its sign is {a}."), "has a {a} sign",
+    Field("colour", "Colour", ("The front door is painted {a}.", "Its sign is {a}."), "has a {a} sign",
            _from(words.COLOURS)),
 ))  # fmt: skip
-_TOPICS = (_PERSON, _EVENT, _SHOP)
+TOPICS = (PERSON, EVENT, SHOP)
 _REQUESTS = (
     "Summarize:",
     "Summarize this in short:",
@@ -89,7 +89,7 @@ _REQUESTS = (
 
 def make(rng: random.Random) -> Sample:
     """Three to five fields in a drawn order; the summary keeps that order."""
-    topic = rng.choice(_TOPICS)
+    topic = rng.choice(TOPICS)
     subject = topic.subject(rng)
     fields = [(field, field.draw(rng)) for field in rng.sample(topic.fields, rng.randint(3, 5))]
     style = rng.choice(("record", "line", "article"))
@@ -101,20 +101,20 @@ def make(rng: random.Random) -> Sample:
     )
 
 
-def _record(topic: _Topic, subject: str, fields: list[tuple[_Field, str]], rng: random.Random) -> str:
+def _record(topic: Topic, subject: str, fields: list[tuple[Field, str]], rng: random.Random) -> str:
     return "\n".join((f"{topic.label}: {subject}", *(f"{field.label}: {value}" for field, value in fields)))
 
 
-def _line(topic: _Topic, subject: str, fields: list[tuple[_Field, str]], rng: random.Random) -> str:
+def _line(topic: Topic, subject: str, fields: list[tuple[Field, str]], rng: random.Random) -> str:
     return "; ".join((f"{topic.label} = {subject}", *(f"{field.label} = {value}" for field, value in fields)))
 
 
-def _article(topic: _Topic, subject: str, fields: list[tuple[_Field, str]], rng: random.Random) -> str:
+def _article(topic: Topic, subject: str, fields: list[tuple[Field, str]], rng: random.Random) -> str:
     told = [rng.choice(field.told).format(s=subject, a=value) for field, value in fields]
     return " ".join((topic.opening.format(s=subject), *told))
 
 
-def _summary(topic: _Topic, subject: str, fields: list[tuple[_Field, str]]) -> str:
+def _summary(topic: Topic, subject: str, fields: list[tuple[Field, str]]) -> str:
     name = {"person": subject, "event": f"The {subject}", "shop": f"The shop of {subject}"}[topic.key]
     clauses = [field.clause.format(a=value) for field, value in fields]
     return f"In short: {name} {words.listing(clauses)}."

@@ -50,11 +50,6 @@ PLAIN = split(
     planet queen rocket saddle tunnel umbrella valley wagon zebra anchor butter circus dragon eagle flame grape honey
     igloo jungle kite lemon melon night onion pepper quilt ribbon spoon tiger violin whale yacht"""
 )
-SHORT = split(  # upper-cased word by word, so few enough to be learnt by heart
-    """cat dog sun moon tree fish bird star rain snow wind fire lake hill door lamp book ship road milk bread stone
-    river cloud apple table"""
-)
-
 _ONSETS = split("b d f g k l m n p r s t v z br dr gr kr st tr")
 _VOWELS = split("a e i o u")
 _CODAS = (*split("n r l s m k x"), "", "", "")

@@ -47,6 +47,7 @@ class DrafterTask(ABC):
         target = LlamaForCausalLM.from_pretrained(target_dir, dtype=torch.float32)
         self._target: LlamaForCausalLM = target.requires_grad_(False)
         self._lm_head = self._target.lm_head.weight
+        self._unit = self._target.model.norm.weight.pow(2).mean().sqrt()  # about the rms of the hidden states
         torch.manual_seed(seed)
 
     @abstractmethod
@@ -54,10 +55,13 @@ class DrafterTask(ABC):
         """Run target and drafter over a batch."""
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The weighted sum of both terms; by group, the divergence."""
+        """The weighted sum of both terms; by group, the divergence.
+
+        Features are measured in units of their own size, so that a weight means the same for every target.
+        """
         lesson = self.lesson(batch)
         divergence = soft_cross_entropy(F.linear(lesson.drafted, self._lm_head), F.linear(lesson.wanted, self._lm_head))
-        feature = F.smooth_l1_loss(lesson.drafted, lesson.wanted, reduction="none").mean(-1)
+        feature = F.smooth_l1_loss(lesson.drafted / self._unit, lesson.wanted / self._unit, reduction="none").mean(-1)
         total = (self._losses.divergence * divergence + self._losses.feature * feature).sum()
         return total / batch.total_weight, by_group(divergence, lesson.groups, torch.ones_like(divergence))
 
