@@ -39,7 +39,9 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 50051,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
-    threads: Annotated[int | None, typer.Option(help="CPU threads of the target; default: all cores.", min=1)] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads of the target; default: all cores, 1 for a small target.", min=1)
+    ] = None,
     session_ttl: Annotated[float, typer.Option(help="Seconds a session outlives its stream.")] = _DEFAULT.session_ttl_s,
     max_sessions: Annotated[int, typer.Option(help="Sessions held at once.")] = _DEFAULT.max_sessions,
     max_context: Annotated[int | None, typer.Option(help="Tokens a session may hold; default: the target's.")] = None,
@@ -54,8 +56,7 @@ def serve(
     try:
         limits = Limits(session_ttl_s=session_ttl, max_sessions=max_sessions, max_nodes=max_nodes)
         models = _models(target, drafter or [])
-        config = ServerConfig(*models, host, port, dtype, device, max_context, limits)
-        _limit_threads(threads)
+        config = ServerConfig(*models, host, port, dtype, device, max_context, threads, limits)
         asyncio.run(_serve(config, ready_file))
     except OutriderError as error:
         typer.echo(f"outrider-server: {error}", err=True)
@@ -71,13 +72,6 @@ def _models(target: str | None, drafters: list[str]) -> tuple[str, tuple[str, ..
         raise UsageError("this installation has no embedded target: name one with --target")
     home = embedded.pop("target")
     return str(home), tuple(drafters) or tuple(map(str, embedded.values()))
-
-
-def _limit_threads(threads: int | None) -> None:
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
 
 
 async def _serve(config: ServerConfig, ready_file: Path | None) -> None:

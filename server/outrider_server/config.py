@@ -39,6 +39,7 @@ class ServerConfig:
     dtype: str = "float32"
     device: str = "cpu"
     max_context: int | None = None  # None: the target's own
+    threads: int | None = None  # CPU threads of the target; None: one for a small target, else torch's choice
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:

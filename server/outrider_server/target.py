@@ -19,6 +19,7 @@ from outrider_server.attention import IMPLEMENTATION, SlotAttention, register
 from outrider_server.fitness import check_against_eager, probe
 from outrider_server.slots import KVShape
 
+_SMALL = 30_000_000  # parameters
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -43,6 +44,11 @@ class Target:
     hidden_size: int
     max_context: int
     eos_token_ids: tuple[int, ...]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether more CPU threads cost more than they bring."""
+        return sum(parameter.numel() for parameter in self.model.parameters()) < _SMALL
 
     @classmethod
     def load(

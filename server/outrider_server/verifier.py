@@ -10,6 +10,8 @@ from contextlib import aclosing, suppress
 from importlib.metadata import version
 from typing import assert_never
 
+import torch
+
 from outrider_drafters.load import load_tap
 from outrider_drafters.tap import LastHiddenTap, Tap
 from outrider_proto import PROTOCOL_VERSION
@@ -244,6 +246,8 @@ class Verifier:
 def build_verifier(config: ServerConfig) -> Verifier:
     """Load target and taps. Raises UsageError."""
     target = Target.load(config.target, config.dtype, config.device, config.max_context)
+    if (threads := config.threads or (1 if target.is_small else None)) is not None:
+        torch.set_num_threads(threads)
     taps: list[Tap] = [LastHiddenTap(target.hidden_size)]
     for drafter in config.drafters:
         tap = load_tap(drafter, config.target, target.kv.dtype, target.kv.device)
