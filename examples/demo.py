@@ -51,8 +51,8 @@ def main(
     per_family: Annotated[int, typer.Option(min=1, help="Prompts of each of the six families.")] = 2,
     profile: Annotated[str, typer.Option(help="A link from `outrider-netsim list`.")] = "paper-5g",
     drafter: Annotated[str, typer.Option(help="An embedded drafter, moa or eagle2, or a directory.")] = "moa",
-    cut_from: Annotated[int, typer.Option(help="The link goes in this answer, counted from 0, or a later one ...")] = 2,
-    cut_after: Annotated[int, typer.Option(help="... after so many of its tokens.")] = 16,
+    cut_from: Annotated[int, typer.Option(help="The link goes in this answer, counted from 0, or a later one ...")] = 6,
+    cut_after: Annotated[int, typer.Option(help="... after so many of its tokens.")] = 20,
     outage_s: Annotated[float, typer.Option(help="How long the link is gone.")] = 3.0,
     out: Annotated[Path, typer.Option(help="Folder for the picture and the figures.")] = Path("out"),
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -91,7 +92,7 @@ def _draw_outage(axes: Axes, recording: Recording) -> None:
     answer = recording.cut_answer
     cut, restored = recording.outages[0]
     highest = max(mark.position + mark.count for mark in answer.marks)
-    axes.set_xlim(answer.started_s - 0.05, answer.finished_s + 0.15)
+    axes.set_xlim(answer.started_s - 0.1, answer.finished_s + 0.1)
     axes.set_ylim(-0.1 * highest, 1.3 * highest)
     axes.set_ylabel("tokens of the answer")
     axes.set_xlabel("seconds")
@@ -99,25 +100,33 @@ def _draw_outage(axes: Axes, recording: Recording) -> None:
     _shade_outages(axes, recording)
     _scatter_tokens(axes, answer, size=16)
     _strip_of_states(axes, answer, height=0.03)
-    for at_s, text, side in _moments(answer, cut, restored):
-        axes.axvline(at_s, color=INK, lw=0.8, ls=":")
+    for moment in _moments(answer, cut, restored):
+        axes.axvline(moment.at_s, color=INK, lw=0.8, ls=":")
         axes.annotate(
-            text, (at_s, 1.27 * highest), (4 if side == "left" else -4, 0), textcoords="offset points",
-            ha=side, va="top", fontsize=9,
+            moment.text, (moment.at_s, moment.height * highest), (4 if moment.side == "left" else -4, 0),
+            textcoords="offset points", ha=moment.side, va="top", fontsize=9,
         )  # fmt: skip
 
 
-def _moments(answer: Answer, cut: float, restored: float) -> list[tuple[float, str, str]]:
-    """What to write where: time, text, and the side on which the text begins."""
+class _Moment(NamedTuple):
+    """What to write where; `side` is the one on which the text begins at the moment's line."""
+
+    at_s: float
+    text: str
+    side: Literal["left", "right"]
+    height: float = 1.27
+
+
+def _moments(answer: Answer, cut: float, restored: float) -> list[_Moment]:
     offline = [at_s for at_s, state in answer.states if state == "offline" and at_s >= cut]
     online = [at_s for at_s, state in answer.states if state == "online" and at_s >= restored]
-    moments = [(cut, "link cut", "right"), (restored, "link restored", "right")]
+    moments = [_Moment(cut, "link cut", "right"), _Moment(restored, "link restored", "right")]
     if offline:
-        noticed = (offline[0] - cut) * 1000
-        moments.append((offline[0], f"noticed after {noticed:.0f} ms:\nthe drafter writes on alone", "left"))
+        noticed = f"noticed after {(offline[0] - cut) * 1000:.0f} ms:\nthe drafter writes on alone"
+        moments.append(_Moment(offline[0], noticed, "left"))
     if online:
-        caught_up = (online[0] - restored) * 1000
-        moments.append((online[0], f"caught up after {caught_up:.0f} ms", "left"))
+        caught_up = f"caught up {(online[0] - restored) * 1000:.0f} ms later"
+        moments.append(_Moment(online[0], caught_up, "right", height=1.14))
     return moments
 
 

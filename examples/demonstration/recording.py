@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from outrider_client import events
 from outrider_client.statistics import Statistics
@@ -61,6 +63,11 @@ class Answer:
     def text(self) -> str:
         return "".join(span.text for span in self.spans if span.kind != "rolled back")
 
+    def pieces(self) -> Iterator[tuple[str, str]]:
+        """Kind and text of the longest runs of one kind."""
+        for kind, spans in groupby(self.spans, key=lambda span: span.kind):
+            yield kind, "".join(span.text for span in spans)
+
     @property
     def num_committed(self) -> int:
         return sum(mark.count for mark in self.marks if mark.kind in ("accepted", "bonus", "corrected", "verified"))
@@ -78,13 +85,17 @@ class Answer:
                 self._turn(now, first, count, "rolled back")
             case events.LinkChanged(state):
                 self.states.append((now, state.value))
-            case events.Cycle(Draft(tree=tree), verdict) if len(tree):
+            case events.Cycle(Draft(tree=tree), verdict) if len(tree) and not self._has_unverified:
                 self.verdicts.append(Judged(now, len(tree), len(verdict.path)))
             case events.Finished(reason, statistics, text):
                 self.finish, self.statistics, self.finished_s = reason, statistics, now
                 self.spans.append(Span(statistics.new_tokens, text, "bonus"))
             case _:
-                pass  # running statistics and empty drafts leave no trace
+                pass  # running statistics, empty drafts and checks of unverified tokens leave no trace
+
+    @property
+    def _has_unverified(self) -> bool:
+        return any(span.kind == "unverified" for span in self.spans)
 
     def _append(self, now: float, first: int, count: int, kind: str, text: str) -> None:
         self.marks.append(Mark(now, first, count, kind))

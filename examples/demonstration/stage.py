@@ -20,6 +20,7 @@ from outrider_models.corpus.check import score_all
 from outrider_netsim import Profile, ProxyLink
 
 WAIT_FOR_LINK_S = 60
+PAUSE_S = 0.6  # between answers, for those who watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Stage:
         samples = self._plan.samples()
         for number, sample in enumerate(samples):
             await self._ask(sample, may_cut=number >= self._plan.cut_from)
+            await asyncio.sleep(PAUSE_S)
         if self._recording.outages:
             await self._compare(samples[self._recording.answers.index(self._recording.cut_answer)])
         rights = await asyncio.to_thread(score_all, samples, [answer.text for answer in self._recording.answers])

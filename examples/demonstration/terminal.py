@@ -65,10 +65,14 @@ class AnswerView:
             self._draw()
 
     def _draw(self) -> None:
-        text = Text.assemble(*((span.text, STYLES[span.kind]) for span in self._answer.spans))
+        text = Text.assemble(*((self._marked(kind, piece), STYLES[kind]) for kind, piece in self._answer.pieces()))
         below = [Text(f"[{self._link}]", "bold red")] if self._link else []
         self._live.update(Group(text, *below), refresh=True)
         self._drawn_at = time.monotonic()
+
+    def _marked(self, kind: str, text: str) -> str:
+        """Where nothing can be struck out, brackets say what was taken back."""
+        return f"[-{text}-]" if kind == "rolled back" and not self._live.console.is_terminal else text
 
 
 def table(recording: Recording) -> Table:

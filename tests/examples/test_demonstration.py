@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ def disturbed(parts):
         LinkChanged(LinkState.OFFLINE),
         *(Unverified(2 + i, (9 + i,), text) for i, text in enumerate("cde")),
         LinkChanged(LinkState.RESUMING),
+        Cycle(replace(draft, tree=DraftTree.chain((9, 10, 11))), Verdict(seq=2, path=(0,), bonus=20)),
         Verified(2, 1),
         RolledBack(3, 2, "de"),
         Committed(3, (20,), "corrected", "D"),
@@ -79,7 +81,7 @@ def test_the_terminal_shows_every_token_and_a_row_of_figures(parts, disturbed):
         view.refresh()
     console.print(terminal.table(parts("recording").Recording([disturbed])))
     shown = console.export_text()
-    assert "abcdeD!" in shown
+    assert "abc[-de-]D!" in shown
     assert "2.00" in shown
 
 
