@@ -15,7 +15,7 @@ from outrider_models.training.probe import answers, probe_samples
 from outrider_models.training.progress import Reporter
 from outrider_models.training.run import Pace, Run
 from outrider_models.training.schedule import progress_of
-from outrider_models.training.target import TargetTask
+from outrider_models.training.target import TargetTask, in_common_units
 
 QUIET = {"probe_samples": 1, "clock": lambda: 0.0}
 
@@ -57,7 +57,20 @@ def test_the_loss_falls_and_the_export_loads(tiny_recipe, tmp_path):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert model.dtype == torch.bfloat16
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    assert torch.equal(model.model.embed_tokens.weight, run.task.network.model.embed_tokens.weight.bfloat16())
+
+
+def test_common_units_change_no_logit(tiny_recipe, tmp_path):
+    network = run_of(tiny_recipe, tmp_path).task.network
+    tokens = torch.arange(30)[None]
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)  # at the start layers add nothing
+        before = network(tokens)
+        network.load_state_dict(in_common_units(network.state_dict()))
+        after = network(tokens, output_hidden_states=True)
+    torch.testing.assert_close(after.logits, before.logits, atol=1e-2, rtol=0)  # the norms' epsilon
+    size = after.hidden_states[-1].pow(2).mean().sqrt()
+    assert 1 < size < 4
 
 
 def test_greedy_answers_equal_generate_one_by_one(tiny_recipe, tmp_path):

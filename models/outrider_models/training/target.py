@@ -1,5 +1,6 @@
 """Targets: a plain transformers Llama trained on the stream."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class TargetTask:
         """The plain Hugging Face layout: weights in bfloat16, configurations, tokenizer."""
         config = LlamaConfig.from_dict(self.network.config.to_dict())
         half = LlamaForCausalLM(config).bfloat16()
-        half.load_state_dict(self.network.state_dict())
+        half.load_state_dict(in_common_units(self.network.state_dict()))
         half.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]  # unannotated in transformers
             bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
         )
@@ -67,6 +68,20 @@ def target_config(shape: TargetShape, tokenizer: Tokenizer) -> LlamaConfig:
         eos_token_id=special_id(tokenizer, EOS),
         pad_token_id=special_id(tokenizer, PAD),
     )
+
+
+def in_common_units(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same function with features of about size two and small embeddings, as large models have them.
+
+    Dividing embeddings and all that layers add by one number, and giving it back in the final norm, changes no logit
+    (a power of two: not even by rounding, but for the norms' epsilon). Drafters start from embeddings and aim at
+    features, so it does change how well they learn.
+    """
+    size = weights["model.norm.weight"].float().pow(2).mean().sqrt()
+    factor = 2.0 ** round(1 - math.log2(float(size)))
+    shrunk = ("embed_tokens.weight", "lm_head.weight", "o_proj.weight", "down_proj.weight")
+    scaled = {name: tensor / factor if name.endswith(shrunk) else tensor for name, tensor in weights.items()}
+    return scaled | {"model.norm.weight": weights["model.norm.weight"] * factor}
 
 
 @torch.no_grad()
