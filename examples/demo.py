@@ -14,7 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import torch
 import typer
 from demonstration.picture import draw
 from demonstration.recording import Recording
@@ -31,7 +30,6 @@ from outrider_models.embedded import drafter_dir, target_dir
 from outrider_netsim import ProfileError, ProxyLink, profile_named
 from outrider_proto.errors import OutriderError
 
-THREADS = 1  # of server and client each: these models' passes are too small to share
 console = Console(highlight=False)
 
 
@@ -43,7 +41,7 @@ class Pair(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        return ["--target", str(self.target), "--drafter", str(self.drafter), "--threads", str(THREADS)]
+        return ["--target", str(self.target), "--drafter", str(self.drafter)]
 
 
 def main(
@@ -58,7 +56,6 @@ def main(
 ) -> None:
     """Run the demo. Ends with 1 when the outage changed the answer, with 2 when the demo cannot be run so."""
     started = time.perf_counter()
-    torch.set_num_threads(THREADS)
     try:
         pair = Pair(target_dir(), Path(drafter) if Path(drafter).is_dir() else drafter_dir(drafter))
         plan = Plan(seed, per_family, profile_named(profile), cut_from, cut_after, outage_s)
