@@ -43,7 +43,7 @@ async def recoveries(
     done = []
     for question, tokens in zip(asked, expected, strict=True):
         async with AsyncClient(config, models=models) as client:
-            recovery = await _recover(server, client, question, tokens, generator.randrange(1, len(tokens)))
+            recovery = await _recover(server, client, question, tokens, _moment(generator, len(tokens)))
         done.append(recovery)
         step(recovery)
     return done
@@ -78,3 +78,8 @@ async def _recover(
     if restarting is not None:
         await restarting
     return Recovery(kill_after, interrupted, unverified, rolled_back, finish, tuple(tokens) == expected)
+
+
+def _moment(generator: random.Random, num_tokens: int) -> int:
+    """After how many tokens to kill: early enough that verdicts are still to come."""
+    return generator.randrange(1, max(2, num_tokens - 12))
