@@ -65,8 +65,6 @@ class Rates:
     weight_decay: float
     clip_norm: float
     warmup: float  # share of the run
-    drop_at: float  # share of the run from which on all rates are `drop_to` of the flat ones
-    drop_to: float
     decay: float  # share of the run, at its end
 
     def __post_init__(self) -> None:
@@ -74,11 +72,10 @@ class Rates:
             raise UsageError(f"warmup={self.warmup} and decay={self.decay}: need shares that are together at most 1")
 
     def factor(self, progress: float) -> float:
-        """Share of the flat rates at `progress`: up, flat, a step down, then linearly to zero."""
+        """Share of the flat rates at `progress`: a trapezoid, up, flat, and linearly down to zero."""
         rising = progress / self.warmup + 1e-3 if self.warmup else 1.0
-        level = self.drop_to if progress >= self.drop_at else 1.0
         falling = (1 - progress) / self.decay if self.decay else 1.0
-        return max(0.0, min(1.0, rising) * level * min(1.0, falling))
+        return max(0.0, min(1.0, rising, falling))
 
 
 @dataclass(frozen=True, slots=True)

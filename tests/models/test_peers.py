@@ -35,8 +35,6 @@ adamw_lr = 3e-3
 weight_decay = 0.1
 clip_norm = 1.0
 warmup = 0.1
-drop_at = 1.0
-drop_to = 1.0
 decay = 0.5
 """
 
