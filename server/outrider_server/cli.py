@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -108,4 +109,5 @@ def _stop_signal() -> asyncio.Event:
 
 def main() -> None:
     """Entry point of the console command."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core would log what we say in one line ourselves
     app(prog_name="outrider-server")

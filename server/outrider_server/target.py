@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class Target:
         model = _load_model(str(path), _dtype(dtype), _device(device))
         return cls.of(
             model,
-            name=name_or_path,
+            name=_public_name(name_or_path),
             fingerprint=target_fingerprint(path),
             tokenizer_fingerprint=tokenizer_fingerprint(path),
             max_context=max_context,
@@ -138,6 +139,12 @@ def _load_model(path: str, dtype: torch.dtype, device: torch.device) -> PreTrain
         raise UsageError(f"target {path}: {len(missing)} tensors are missing, the first is {missing[0]}")
     model.to(device)  # type: ignore[arg-type] # transformers' annotation of `to` hides nn.Module's
     return model
+
+
+def _public_name(name_or_path: str) -> str:
+    """What clients are told: of a directory its last part, not where it lies on this machine."""
+    path = Path(name_or_path)
+    return path.resolve().name if path.is_dir() else name_or_path
 
 
 def _dtype(name: str) -> torch.dtype:
