@@ -16,7 +16,7 @@ async def stream(prompt: str) -> None:
                 case Committed(text=text) | Unverified(text=text):
                     print(text, end="", flush=True)
                 case RolledBack(text=text):
-                    print("\b" * len(text), end="")
+                    print(f"[taken back: {text}]", end="")
                 case LinkChanged(state=state):
                     print(f"[{state.value}]", end="")
                 case Finished(statistics=s):
