@@ -41,8 +41,8 @@ def _plot_acceptance(axes: Axes, evaluation: Evaluation) -> None:
         axes.set_xticks(range(len(by_family)), list(by_family))
     axes.set_ylabel("tokens per verdict, bonus included")
     axes.set_title("mean acceptance length, held-out prompts")
-    axes.set_ylim(bottom=1)
-    axes.legend(frameon=False)
+    axes.set_ylim(bottom=1, top=axes.get_ylim()[1] + 0.6)  # room for the legend
+    axes.legend(frameon=False, loc="upper center", ncols=len(series), fontsize="small")
 
 
 def _plot_outage(axes: Axes, evaluation: Evaluation) -> None:
