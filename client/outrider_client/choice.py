@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from outrider_proto.frames import Sampling
-
-_BLOCK = 256  # uniforms made at a time, as on the server
-_BELOW_ONE = 1.0 - 2.0**-40
+from outrider_proto.uniform import uniform
 
 
 def choose_token(logits: Tensor, sampling: Sampling, position: int) -> int:
@@ -39,10 +36,3 @@ def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
         unlikely[-1] = False
         scores = scores.masked_fill(unlikely.new_zeros(len(scores)).scatter(0, order, unlikely), -math.inf)
     return scores.double().softmax(0)
-
-
-def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) that decides `position` under `seed`."""
-    block, offset = divmod(position, _BLOCK)
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed, block], dtype=np.uint64)))
-    return float(generator.random(_BLOCK)[offset]) * _BELOW_ONE

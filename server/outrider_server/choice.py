@@ -6,11 +6,7 @@ the choice depends neither on the tree it is tried against, nor on batching, nor
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers.generation.logits_process import (
     LogitsProcessorList,
@@ -20,9 +16,7 @@ from transformers.generation.logits_process import (
 )
 
 from outrider_proto.frames import Sampling
-
-_BLOCK = 256  # uniforms made at a time
-_BELOW_ONE = 1.0 - 2.0**-40  # keeps u * total below total in float64
+from outrider_proto.uniform import uniform
 
 
 class Chooser:
@@ -48,18 +42,6 @@ class Chooser:
         heights = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
         # right=True: the first token whose cumulative probability exceeds u, so never one of probability 0.
         return torch.searchsorted(cumulative, heights, right=True)[:, 0].tolist()
-
-
-def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) that decides position `position` under `seed`."""
-    block, offset = divmod(position, _BLOCK)
-    return float(_uniform_block(seed, block)[offset])
-
-
-@lru_cache(maxsize=1024)
-def _uniform_block(seed: int, block: int) -> NDArray[np.float64]:
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed, block], dtype=np.uint64)))
-    return generator.random(_BLOCK) * _BELOW_ONE
 
 
 def _processors(sampling: Sampling) -> LogitsProcessorList:

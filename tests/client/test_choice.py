@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from outrider_client.choice import choose_token, distribution, uniform
+from outrider_client.choice import choose_token, distribution
 from outrider_proto.frames import Sampling
 from outrider_server import choice as on_server
 
@@ -29,10 +29,6 @@ def test_same_choice_as_the_server_for_the_same_logits(sampling):
     theirs = chooser.choose(LOGITS.expand(len(positions), -1), positions)
     assert [choose_token(LOGITS, sampling, position) for position in positions] == theirs
     assert torch.allclose(distribution(LOGITS, sampling), chooser.distribution(LOGITS[None])[0])
-
-
-def test_same_luck_as_the_server():
-    assert [uniform(7, p) for p in (0, 255, 256, 10_000)] == [on_server.uniform(7, p) for p in (0, 255, 256, 10_000)]
 
 
 def test_greedy_takes_the_likeliest():

@@ -13,7 +13,6 @@ from rich.console import Console
 from outrider_client.events import Committed, Cycle, Finished, LinkChanged, RolledBack, Unverified, Verified
 from outrider_client.link_state import LinkState
 from outrider_client.statistics import Statistics
-from outrider_models.embedded import model_dirs
 from outrider_proto.frames import Draft, Verdict
 from outrider_proto.tree import DraftTree
 
@@ -86,7 +85,6 @@ def test_the_terminal_shows_every_token_and_a_row_of_figures(parts, disturbed):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("moa" not in model_dirs(), reason="the embedded drafter is not there")
 def test_the_demo_ends_by_itself_with_the_undisturbed_answer(tmp_path):
     options = ["--per-family", "1", "--cut-from", "0", "--outage-s", "1", "--out", str(tmp_path)]
     done = subprocess.run(

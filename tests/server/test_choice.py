@@ -7,7 +7,8 @@ from scipy import stats
 from transformers import GenerationConfig
 
 from outrider_proto.frames import Sampling
-from outrider_server.choice import Chooser, uniform
+from outrider_proto.uniform import uniform
+from outrider_server.choice import Chooser
 
 FALSE_ALARM = 1e-4  # a right implementation fails each chi-square test below once in 10 000 seeds; seeds are fixed
 

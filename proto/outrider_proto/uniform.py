@@ -1,0 +1,23 @@
+"""The random number that decides a sampled token. Both sides draw with it, so it is part of the contract."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+_BLOCK = 256  # numbers made at a time
+_BELOW_ONE = 1.0 - 2.0**-40  # keeps u * total below total in float64
+
+
+def uniform(seed: int, position: int) -> float:
+    """The number in [0, 1) that decides `position` under `seed`: Philox keyed by (seed, position's block of 256)."""
+    block, offset = divmod(position, _BLOCK)
+    return float(_uniform_block(seed, block)[offset])
+
+
+@lru_cache(maxsize=1024)
+def _uniform_block(seed: int, block: int) -> NDArray[np.float64]:
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, block], dtype=np.uint64)))
+    return generator.random(_BLOCK) * _BELOW_ONE
