@@ -6,6 +6,7 @@ is left of `draft` (choosing nodes, building the tree, changing threads) counts 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import statistics
 import time
@@ -19,15 +20,19 @@ from outrider_bench.prompts import Question
 from outrider_client.async_client import AsyncClient
 from outrider_client.config import ClientConfig
 from outrider_client.events import Cycle, Stats
+from outrider_client.grpc_transport import GrpcTransport
 from outrider_client.local_models import LocalModels
 from outrider_client.statistics import Statistics
 from outrider_drafters.drafter import Drafter, DraftState
-from outrider_proto.frames import Draft, TapInfo
+from outrider_proto.frames import Draft, Ping, TapInfo
+
+_NUM_PINGS = 100
+_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class CycleTimes:
-    """One cycle, in ms. `draft` includes `draft_forward`; `other` is what no part accounts for."""
+    """One cycle, in ms. `draft` includes `draft_forward`; `tap` goes on during `wire` and `wait`; `other`: the rest."""
 
     total: float
     draft: float
@@ -36,6 +41,7 @@ class CycleTimes:
     queue: float
     verify: float
     wait: float
+    tap: float
 
     @property
     def other(self) -> float:
@@ -43,8 +49,8 @@ class CycleTimes:
 
     @property
     def outside(self) -> float:
-        """Outside the two models' forward passes."""
-        return self.total - self.draft_forward - self.verify
+        """Outside the two models' forward passes; the tap's is the drafter's on the server, and is waited for."""
+        return self.total - self.draft_forward - self.verify - self.tap
 
 
 async def cycle_times(
@@ -62,9 +68,30 @@ async def cycle_times(
     return times
 
 
+async def ping_ms(address: str, models: LocalModels) -> float:
+    """The control: median round trip, in ms, of a frame that reaches no model, each after a pause like a model's pass.
+
+    What gRPC and waking up two processes cost on this machine, so that `wire` can be judged.
+    """
+    connection = await GrpcTransport(address).connect()
+    try:
+        connection.send(models.introduction())
+        await connection.receive()
+        times = []
+        for nonce in range(_NUM_PINGS):
+            await asyncio.sleep(_PAUSE_S)
+            started = time.perf_counter()
+            connection.send(Ping(nonce))
+            await connection.receive()
+            times.append(time.perf_counter() - started)
+    finally:
+        await connection.close()
+    return round(statistics.median(times) * 1e3, 3)
+
+
 def medians(times: Sequence[CycleTimes]) -> dict[str, float]:
     """Median of every part, in ms."""
-    parts = ("total", "draft", "draft_forward", "wire", "queue", "verify", "wait", "other", "outside")
+    parts = ("total", "draft", "draft_forward", "wire", "queue", "verify", "wait", "tap", "other", "outside")
     return {part: round(statistics.median(getattr(t, part) for t in times), 3) for part in parts}
 
 
@@ -79,6 +106,7 @@ class _Mark:
     queue: float
     verify: float
     wait: float
+    tap: float
 
 
 async def _marks(client: AsyncClient, prompt: Sequence[int], timed: _TimedDrafter) -> list[_Mark]:
@@ -99,12 +127,12 @@ async def _marks(client: AsyncClient, prompt: Sequence[int], timed: _TimedDrafte
 def _mark(so_far: Statistics, timed: _TimedDrafter) -> _Mark:
     tokens = max(so_far.new_tokens - so_far.unverified, 1)
     split = so_far.split_ms
-    parts = (split.draft, timed.seconds * 1e3 / tokens, split.wire, split.queue, split.verify, split.wait)
+    parts = (split.draft, timed.seconds * 1e3 / tokens, split.wire, split.queue, split.verify, split.wait, split.tap)
     return _Mark(time.perf_counter() * 1e3, *(part * tokens for part in parts))
 
 
 def _between(earlier: _Mark, later: _Mark) -> CycleTimes:
-    names = ("at", "draft", "draft_forward", "wire", "queue", "verify", "wait")
+    names = ("at", "draft", "draft_forward", "wire", "queue", "verify", "wait", "tap")
     return CycleTimes(*(getattr(later, name) - getattr(earlier, name) for name in names))
 
 
@@ -152,7 +180,7 @@ class _TimedState:
         self._drafter.seconds += time.perf_counter() - started
         return logits
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         started = time.perf_counter()
         logits = self._inner.expand(tokens, parents)
         self._drafter.seconds += time.perf_counter() - started

@@ -266,6 +266,7 @@ class Answer:
         if self._drafting is not None:
             num_rows = self._transcript.num_usable_rows(features)
             self._drafting.add_features(features.first, features.rows[:num_rows])
+        self._meter.tapped(features.tap_us / 1e6)
         if features.last:
             self._rows_complete_for = max(self._rows_complete_for, features.seq)
 

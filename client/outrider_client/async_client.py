@@ -24,9 +24,8 @@ from outrider_client.statistics import Statistics
 from outrider_client.transcript import FinishReason, Origin, Transcript
 from outrider_client.transport import Transport
 from outrider_client.written import Written
-from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import LinkError, UsageError
-from outrider_proto.frames import Open, ServerDescription
+from outrider_proto.frames import ServerDescription
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +151,7 @@ class AsyncClient:
 
     def _equipped(self, models: LocalModels) -> Equipment:
         transcript = Transcript()
-        introduction = Open(
-            protocol_version=PROTOCOL_VERSION,
-            target_fingerprint=models.target_fingerprint,
-            tokenizer_fingerprint=models.tokenizer_fingerprint,
-            tap="" if models.drafter is None else models.drafter.tap.fingerprint,
-            codec=self.config.codec,
-            sampling=self.config.sampling,
-        )
+        introduction = models.introduction(self.config.codec, self.config.sampling)
         manners = Manners(self.config.timeouts, self.config.patience, self.config.backoff)
         session = Session(self._transport, introduction, transcript, manners, self._clock, random.Random())
         drafting = None if models.drafter is None else DraftingThread(models.drafter, models.drafter_threads)

@@ -1,13 +1,14 @@
 """Tokens to text as they come. A byte-level token may end within a character: such text is held back until it is whole.
 
-Each token's text is decoded with the tokens of the last two boundaries before it, since decoders look at neighbours
-(spaces, merged bytes). A frame per token remembers where that stood, so that a rollback only pops frames.
+New text is decoded with the tokens of the last two boundaries before it, since decoders look at neighbours (spaces,
+merged bytes). Tokens that come together are decoded together. A frame remembers where that stood: a rollback pops
+frames and decodes anew what is left of the last one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 REPLACEMENT = "\ufffd"
 Decode = Callable[[Sequence[int]], str]
@@ -15,8 +16,9 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """After some token: text of tokens before `shown` is out, and `context` is where its decoding begins."""
+    """After `num_tokens`: text of tokens before `shown` is out, and `context` is where its decoding begins."""
 
+    num_tokens: int
     context: int
     shown: int
     num_chars: int
@@ -28,7 +30,7 @@ class Detokeniser:
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._tokens: list[int] = []
-        self._frames = [_Frame(0, 0, 0)]
+        self._frames = [_Frame(0, 0, 0, 0)]
         self._text = ""
 
     @property
@@ -39,34 +41,48 @@ class Detokeniser:
     def push(self, tokens: Sequence[int]) -> str:
         """Append tokens; returns the text that this brings out."""
         before = len(self._text)
-        for token in tokens:
-            self._push(token)
+        if tokens and not self._push(tokens):
+            for token in tokens:
+                if not self._push((token,)):
+                    self._hold(token)
         return self._text[before:]
 
     def roll_back(self, num_tokens: int) -> str:
         """Keep the first tokens; returns the text that is taken back."""
-        del self._tokens[num_tokens:], self._frames[num_tokens + 1 :]
-        keep = self._frames[-1].num_chars
-        removed, self._text = self._text[keep:], self._text[:keep]
-        return removed
+        before = self._text
+        while self._frames[-1].num_tokens > num_tokens:
+            self._frames.pop()
+        frame = self._frames[-1]
+        again = self._tokens[frame.num_tokens : num_tokens]
+        del self._tokens[frame.num_tokens :]
+        self._text = before[: frame.num_chars]
+        self.push(again)
+        return before[len(self._text) :]
 
     def finish(self) -> str:
         """What is still held back, with the replacement character where bytes are missing."""
         frame = self._frames[-1]
         held = self._new_text(frame)
         self._text += held
-        self._frames[-1] = _Frame(len(self._tokens), len(self._tokens), len(self._text))
+        end = len(self._tokens)
+        self._frames[-1] = _Frame(end, end, end, len(self._text))
         return held
 
-    def _push(self, token: int) -> None:
+    def _push(self, tokens: Sequence[int]) -> bool:
+        """Append tokens that end where a character ends; False, and nothing happens, if they do not."""
         frame = self._frames[-1]
-        self._tokens.append(token)
-        new = self._new_text(frame)
-        if new and not new.endswith(REPLACEMENT):
-            self._text += new
-            frame = _Frame(frame.shown, len(self._tokens), len(self._text))
-        self._frames.append(frame)
+        new = self._new_text(frame, tokens)
+        if not new or new.endswith(REPLACEMENT):
+            return False
+        self._text += new
+        self._tokens += tokens
+        self._frames.append(_Frame(len(self._tokens), frame.shown, len(self._tokens), len(self._text)))
+        return True
 
-    def _new_text(self, frame: _Frame) -> str:
+    def _hold(self, token: int) -> None:
+        self._tokens.append(token)
+        self._frames.append(replace(self._frames[-1], num_tokens=len(self._tokens)))
+
+    def _new_text(self, frame: _Frame, tokens: Sequence[int] = ()) -> str:
         known = self._decode(self._tokens[frame.context : frame.shown])
-        return self._decode(self._tokens[frame.context :])[len(known) :]
+        return self._decode([*self._tokens[frame.context :], *tokens])[len(known) :]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from outrider_client.choice import choose_token
 from outrider_client.transcript import common_length
+from outrider_client.worker import Worker
 from outrider_drafters.drafter import Drafter
 from outrider_drafters.grow import grow_tree
 from outrider_drafters.shape import TreeShape
@@ -38,8 +38,8 @@ class DraftingThread:
         self._tokens: list[int] = []  # what the state holds
         self._arrived: list[_Rows] = []
         self._num_features = 0
-        limit = None if num_cpu_threads is None else partial(torch.set_num_threads, num_cpu_threads)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outrider-draft", initializer=limit)
+        limit = (lambda: None) if num_cpu_threads is None else partial(torch.set_num_threads, num_cpu_threads)
+        self._worker = Worker("outrider-draft", limit)
 
     @property
     def num_features(self) -> int:
@@ -73,12 +73,11 @@ class DraftingThread:
 
     async def close(self) -> None:
         """Safe to call twice."""
-        await asyncio.to_thread(self._thread.shutdown)
+        await asyncio.to_thread(self._worker.stop)
 
     async def _run(self, tokens: Sequence[int], job: Callable[[], T]) -> T:
         arrived, self._arrived = self._arrived, []
-        loop = asyncio.get_running_loop()
-        result, held = await loop.run_in_executor(self._thread, self._job, list(tokens), arrived, job)
+        result, held = await self._worker.run(partial(self._job, list(tokens), arrived, job))
         self._num_features = max((held, *(first + len(rows) for first, rows in self._arrived)))
         return result
 

@@ -13,7 +13,9 @@ from outrider_drafters.drafter import Drafter
 from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.frozen import FrozenTarget, resolve_dir
 from outrider_drafters.load import load_drafter
+from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import UsageError
+from outrider_proto.frames import Codec, Open, Sampling
 
 _SMALL = 4_000_000  # values of lm_head, a drafter's largest matrix; below, threads cost more than they bring
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -46,6 +48,17 @@ class LocalModels:
             tokenizer_fingerprint=tokenizer_fingerprint(target),
             drafter_threads=config.threads or (1 if frozen.lm_head.numel() < _SMALL else None),
             load_text=(lambda: TargetTokenizer(target)) if (target / "tokenizer.json").is_file() else None,
+        )
+
+    def introduction(self, codec: Codec = "int8", sampling: Sampling | None = None) -> Open:
+        """The first frame of a new session with these models."""
+        return Open(
+            protocol_version=PROTOCOL_VERSION,
+            target_fingerprint=self.target_fingerprint,
+            tokenizer_fingerprint=self.tokenizer_fingerprint,
+            tap="" if self.drafter is None else self.drafter.tap.fingerprint,
+            codec=codec,
+            sampling=sampling or Sampling(),
         )
 
     @cached_property

@@ -10,13 +10,14 @@ from outrider_proto.frames import Verdict
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
     """Where the time of verified tokens went, in ms a token: the drafter, the way there and back, the server's queue,
-    the target's pass, and waiting for features."""
+    the target's pass, waiting for features; and the tap's pass, which goes on while verdict and waiting do."""
 
     draft: float = 0.0
     wire: float = 0.0
     queue: float = 0.0
     verify: float = 0.0
     wait: float = 0.0
+    tap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Meter:
         self._num_drafts = 0
         self._num_draft_tokens = 0
         self._histogram: list[int] = []
-        self._draft_s = self._wire_s = self._queue_s = self._verify_s = self._wait_s = 0.0
+        self._draft_s = self._wire_s = self._queue_s = self._verify_s = self._wait_s = self._tap_s = 0.0
         self._target_calls = 0
         self._outages = 0
         self._offline_s = 0.0
@@ -68,6 +69,9 @@ class Meter:
 
     def waited(self, seconds: float) -> None:
         self._wait_s += seconds
+
+    def tapped(self, seconds: float) -> None:
+        self._tap_s += seconds
 
     def verdict(self, verdict: Verdict, round_trip_s: float) -> None:
         """Any answer of the target, `round_trip_s` after it was asked for."""
@@ -125,5 +129,5 @@ class Meter:
 
     def _split_ms(self, num_tokens: int) -> TimeSplit:
         scale = 1e3 / max(num_tokens, 1)
-        seconds = (self._draft_s, self._wire_s, self._queue_s, self._verify_s, self._wait_s)
+        seconds = (self._draft_s, self._wire_s, self._queue_s, self._verify_s, self._wait_s, self._tap_s)
         return TimeSplit(*(part * scale for part in seconds))

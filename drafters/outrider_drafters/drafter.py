@@ -40,8 +40,8 @@ class DraftState(Protocol):
         """Logits [V] for the root's successor. Ends any earlier drafting: its scratch rows are forgotten."""
         ...
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """Logits [n, V] for the successors of n drafted nodes, int64: their tokens and their parents' scratch rows.
+    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """Logits [n, V] for the successors of n drafted nodes, given as their tokens and their parents' scratch rows.
 
         A node's scratch row is numbered from 0 in order of expansion since root_logits; -1 is the root.
         """

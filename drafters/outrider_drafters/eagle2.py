@@ -198,9 +198,9 @@ class Eagle2State:
         return self._logits(output)[0]
 
     @torch.inference_mode()
-    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         depths, mask = self._scratch.add(parents, self._num_standing)
-        pairs = self._pairs(tokens, self._outputs.all[parents + 1])
+        pairs = self._pairs(tokens, self._outputs.all[[1 + parent for parent in parents]])
         rope = self._drafter.block.shape.rope(depths + (self.num_tokens - 2))
         outputs = self._drafter.block.run(pairs, rope, self._cache, mask)
         self._outputs.append(outputs)
@@ -220,17 +220,17 @@ class Eagle2State:
     def _standing_rows(self, first_token: int, features: Tensor) -> Tensor:
         """Pair as many tokens as there are features [n, E]; the output [1, E] of the last one."""
         self._next_token = first_token + len(features)
-        tokens = torch.tensor(self._record.tokens[first_token : self._next_token], device=self._device)
-        pairs = self._pairs(tokens, features)
+        pairs = self._pairs(self._record.tokens[first_token : self._next_token], features)
         block, last = self._drafter.block, self._next_token - 2
         block.remember(pairs[:-1], self._rope(first_token - 1, last), self._cache)
         output = block.run(pairs[-1:], self._rope(last, last + 1), self._cache)
         self._num_standing = self._cache.length
         return output
 
-    def _pairs(self, tokens: Tensor, features: Tensor) -> Tensor:
-        fc = self._drafter.fc
-        return F.linear(torch.cat((F.embedding(tokens, self._drafter.embed), features), dim=-1), fc.weight, fc.bias)
+    def _pairs(self, tokens: Sequence[int], features: Tensor) -> Tensor:
+        fc, embed = self._drafter.fc, self._drafter.embed
+        embeds = F.embedding(torch.tensor(tokens, dtype=torch.int64, device=self._device), embed)
+        return F.linear(torch.cat((embeds, features), dim=-1), fc.weight, fc.bias)
 
     def _rope(self, first: int, end: int) -> Rope:
         return self._drafter.block.shape.rope(torch.arange(first, end, device=self._device))

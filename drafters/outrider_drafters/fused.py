@@ -1,4 +1,4 @@
-"""A Llama block made for drafting: no batch, no modules, one product for q, k, v and one for gate and up.
+"""A Llama block made for inference: no modules, one product for q, k, v and one for gate and up.
 
 It computes what layers.LlamaBlock computes (the plain form, which is trained), with fewer and larger steps.
 """
@@ -14,7 +14,8 @@ from outrider_drafters.rows import KvCache
 
 
 class FusedBlock:
-    """Rows x [n, width] of one text; the caller says which cache they go to and what they see."""
+    """Rows x [n, width] of one text, the caller says which cache they go to and what they see; or many short rows of
+    rows [b, n, width], each for itself."""
 
     def __init__(self, block: LlamaBlock) -> None:
         attention, mlp = block.self_attn, block.mlp
@@ -40,6 +41,13 @@ class FusedBlock:
         cache.append(turned[self.shape.heads :], heads[split:])
         return self._attend(x, turned[: self.shape.heads], cache.keys, cache.values, mask)
 
+    def self_attend(self, x: Tensor, rope: Rope) -> Tensor:
+        """Every one of b rows of rows [b, n, width] over its own keys and values, all of them."""
+        split = self.shape.heads + self.shape.kv_heads
+        heads = self._heads(x, 0, split + self.shape.kv_heads)
+        turned = rope.turn(heads[:, :split])
+        return self._attend(x, turned[:, : self.shape.heads], turned[:, self.shape.heads :], heads[:, split:], None)
+
     def remember(self, x: Tensor, rope: Rope, cache: KvCache) -> None:
         """Put the rows' keys and values into the cache, and no more."""
         heads = self._heads(x, self.shape.heads, self.shape.heads + 2 * self.shape.kv_heads)
@@ -50,16 +58,18 @@ class FusedBlock:
         return self._attend(x, rope.turn(self._heads(x, 0, self.shape.heads)), keys, values, None)
 
     def _heads(self, x: Tensor, first: int, end: int) -> Tensor:
-        """Of q, k and v heads in this order those from `first` to `end`: [heads, n, head_dim]."""
+        """Of q, k and v heads in this order those from `first` to `end`: [..., heads, n, head_dim]."""
         if self._input_norm is not None:
             x = F.rms_norm(x, self._input_norm.shape, self._input_norm, self.shape.eps)
         rows = slice(first * self.shape.head_dim, end * self.shape.head_dim)
         bias = None if self._qkv_bias is None else self._qkv_bias[rows]
-        return F.linear(x, self._qkv[rows], bias).view(len(x), end - first, self.shape.head_dim).transpose(0, 1)
+        heads = F.linear(x, self._qkv[rows], bias)
+        return heads.view(*x.shape[:-1], end - first, self.shape.head_dim).transpose(-3, -2)
 
     def _attend(self, x: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        mixed = F.scaled_dot_product_attention(queries.unsqueeze(0), keys, values, attn_mask=mask, enable_gqa=True)
-        x = x + F.linear(mixed[0].transpose(0, 1).flatten(1), self._out)
+        queries = queries if queries.ndim == 4 else queries.unsqueeze(0)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+        x = x + F.linear(mixed.transpose(1, 2).flatten(2).view(*x.shape[:-1], self._out.shape[1]), self._out)
         normed = F.rms_norm(x, self._mlp_norm.shape, self._mlp_norm, self.shape.eps)
         gate, up = F.linear(normed, self._gate_up).chunk(2, dim=-1)
         return x + F.linear(F.silu(gate) * up, self._down)

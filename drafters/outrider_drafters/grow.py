@@ -10,8 +10,7 @@ likely, so it is always among them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,53 +27,52 @@ def grow_tree(state: DraftState, shape: TreeShape, cancelled: Callable[[], bool]
     for _ in range(shape.levels - 1):
         if cancelled():
             break
-        growth.offer(state.expand(growth.frontier.tokens, growth.frontier.parents))
+        growth.expand(state)
     return growth.tree()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Frontier:
-    """Nodes to expand next; all [n]."""
-
-    tokens: Tensor
-    scores: Tensor  # log-probability of the whole path
-    parents: Tensor  # scratch row of each one's parent
-    offers: Tensor  # its number among all nodes offered
-
-
 class _Growth:
+    """All nodes on offer, as plain numbers: tensors of sixteen values cost more than sorting them."""
+
     def __init__(self, root_logits: Tensor, shape: TreeShape) -> None:
         self._shape = shape
-        self._tokens: list[Tensor] = []
-        self._scores: list[Tensor] = []
-        self._parents: list[Tensor] = []  # numbers among the offers
-        self._num_offers = 0
-        self._first_row = ROOT  # scratch row of the frontier's first node
-        nobody = torch.full((1,), ROOT, device=root_logits.device)
-        self.frontier = _Frontier(nobody, torch.zeros(1, device=root_logits.device), nobody, nobody)
-        self.offer(root_logits.unsqueeze(0))
+        self._tokens: list[int] = []
+        self._scores: list[float] = []  # log-probability of the whole path
+        self._parents: list[int] = []  # numbers among the offers
+        self._rows = {ROOT: ROOT}  # scratch rows of the offers that were expanded
+        self._frontier: list[int] = []  # offers to expand next
+        self._offer([ROOT], root_logits.unsqueeze(0))
 
-    def offer(self, logits: Tensor) -> None:
-        """Take the frontier's logits [n, V]: its likeliest successors go on offer, the best become the new frontier."""
-        tokens = logits.topk(min(self._shape.breadth, logits.shape[1])).indices
-        scores = logits.float().log_softmax(-1).gather(1, tokens) + self.frontier.scores.unsqueeze(1)
-        fan = tokens.shape[1]
-        parents = self.frontier.offers.repeat_interleave(fan)
-        tokens, scores = tokens.flatten(), scores.flatten()
-        best = scores.topk(min(self._shape.breadth, len(scores))).indices
-        self.frontier = _Frontier(tokens[best], scores[best], self._first_row + best // fan, self._num_offers + best)
-        self._first_row += len(logits)
-        self._tokens.append(tokens)
-        self._scores.append(scores)
-        self._parents.append(parents)
-        self._num_offers += len(tokens)
+    def expand(self, state: DraftState) -> None:
+        """One level more."""
+        nodes = self._frontier
+        logits = state.expand(
+            [self._tokens[node] for node in nodes], [self._rows[self._parents[node]] for node in nodes]
+        )
+        for node in nodes:
+            self._rows[node] = len(self._rows) - 1
+        self._offer(nodes, logits)
 
     def tree(self) -> DraftTree:
         """The best nodes of all on offer."""
-        # A sure child scores exactly as its parent: the stable sort then keeps the parent, which came first.
-        ranked = torch.cat(self._scores).sort(descending=True, stable=True).indices
-        kept = ranked[: self._shape.budget].sort().values
-        columns = torch.stack((kept, torch.cat(self._tokens)[kept], torch.cat(self._parents)[kept]))
-        offers, tokens, parents = columns.tolist()
-        number = {offer: node for node, offer in enumerate(offers)} | {ROOT: ROOT}
-        return DraftTree(tuple(tokens), tuple(number[parent] for parent in parents))
+        kept = sorted(self._best(range(len(self._tokens)), self._shape.budget))
+        number = {offer: node for node, offer in enumerate(kept)} | {ROOT: ROOT}
+        return DraftTree(
+            tuple(self._tokens[offer] for offer in kept), tuple(number[self._parents[offer]] for offer in kept)
+        )
+
+    def _offer(self, nodes: Sequence[int], logits: Tensor) -> None:
+        """Put the likeliest successors of the nodes on offer, logits [nodes, V]; the best are the new frontier."""
+        first = len(self._tokens)
+        tokens = logits.topk(min(self._shape.breadth, logits.shape[1])).indices
+        gains = logits.float().log_softmax(-1).gather(1, tokens)
+        for node, successors, scores in zip(nodes, tokens.tolist(), gains.tolist(), strict=True):
+            so_far = 0.0 if node == ROOT else self._scores[node]
+            self._tokens += successors
+            self._scores += [so_far + score for score in scores]
+            self._parents += [node] * len(successors)
+        self._frontier = self._best(range(first, len(self._tokens)), self._shape.breadth)
+
+    def _best(self, offers: Sequence[int], count: int) -> list[int]:
+        """The likeliest first; of equals the earlier: a sure child scores exactly as its parent, which must stay."""
+        return sorted(offers, key=lambda offer: -self._scores[offer])[:count]

@@ -57,21 +57,21 @@ class BlockShape:
     def rope(self, positions: Tensor) -> Rope:
         """Angles for integer positions [n]; negative ones are legal."""
         angles = positions.unsqueeze(-1) * _inverse_frequencies(self.head_dim, self.rope_theta, positions.device)
-        return Rope(angles.cos(), angles.sin())
+        cos, sin = angles.cos(), angles.sin()
+        return Rope(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
-    """Cosines and sines of a row of positions."""
+    """Cosines and sines of a row of positions, for both halves of a head; the left half's sines are negative."""
 
-    cos: Tensor  # [n, head_dim / 2] float32
+    cos: Tensor  # [n, head_dim] float32
     sin: Tensor
 
     def turn(self, x: Tensor) -> Tensor:
         """Rotate x [..., n, head_dim], whose halves (not neighbours) form the pairs."""
-        cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
-        left, right = x.chunk(2, dim=-1)
-        return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+        swapped = x.roll(x.shape[-1] // 2, dims=-1)
+        return torch.addcmul(x * self.cos.to(x.dtype), swapped, self.sin.to(x.dtype))
 
 
 class RMSNorm(nn.Module):

@@ -144,7 +144,7 @@ def pack_kv(keys: Tensor, values: Tensor) -> Tensor:
     return both.movedim(-2, -4).flatten(-2)
 
 
-def layer_mean(lsa: LlamaBlock, packed_kv: Tensor) -> Tensor:
+def layer_mean(lsa: LlamaBlock | FusedBlock, packed_kv: Tensor) -> Tensor:
     """Packed K/V [n, L, 2 E_kv] -> what goes over the wire [n, 2 E_kv]: LSA over the layers, then their mean.
 
     Each token for itself, no mask, RoPE over the layer's number.
@@ -167,13 +167,12 @@ class MoATap:
 
     def __init__(self, moa: MoA, info: TapInfo | None = None) -> None:
         self.info = tap_info(moa) if info is None else info
-        self._lsa = moa.layer_self_attention
+        self._lsa = FusedBlock(moa.layer_self_attention)
+        self._like = moa.Ekv2E.weight
 
     @torch.inference_mode()
     def rows(self, acts: Activations) -> Tensor:
-        weight = next(self._lsa.parameters())
-        packed_kv = pack_kv(acts.keys, acts.values).to(weight.device, weight.dtype)
-        return layer_mean(self._lsa, packed_kv).float()
+        return layer_mean(self._lsa, pack_kv(acts.keys, acts.values).to(self._like)).float()
 
 
 class MoADrafter:
@@ -240,10 +239,10 @@ class MoAState:
         return self._logits(self._embeds([root]), self._rope(self.num_tokens - 1, 1))[0]
 
     @torch.inference_mode()
-    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         depths, mask = self._scratch.add(parents, self._num_standing)
         rope = self._drafter.sa.shape.rope(depths + (self.num_tokens - 1))
-        return self._logits(F.embedding(tokens, self._drafter.frozen.embed), rope, mask)
+        return self._logits(self._embeds(tokens), rope, mask)
 
     def _logits(self, embeds: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
         """Logits [n, V] of rows that go into SA's cache; mask [n, rows of it] bool, None: they see all."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-INITIAL_ROWS = 64
+from outrider_proto.tree import ROOT
 
 
 class Scratch:
@@ -18,29 +20,22 @@ class Scratch:
 
     def clear(self) -> None:
         """Forget all rows."""
-        self._num_rows = 0
-        # Row and entry 0 are the root's; columns are scratch rows. A root has no ancestor among these.
-        self._sees = torch.zeros(1 + INITIAL_ROWS, INITIAL_ROWS, dtype=torch.bool, device=self._device)
-        self._depths = torch.zeros(1 + INITIAL_ROWS, dtype=torch.int64, device=self._device)
+        self._lines: list[list[int]] = []  # of each row: its ancestors' rows and its own
 
-    def add(self, parents: Tensor, num_standing: int) -> tuple[Tensor, Tensor]:
-        """Enter one level of nodes under their parents [n].
+    def add(self, parents: Sequence[int], num_standing: int) -> tuple[Tensor, Tensor]:
+        """Enter one level of nodes under their parents.
 
         Returns their depths [n] (1 for the root's children) and their mask [n, num_standing + rows]: they see all
         standing rows, their ancestors and themselves.
         """
-        first, end = self._num_rows, self._num_rows + len(parents)
-        self._make_room(end)
-        sees = self._sees[parents + 1, :end]
-        sees[:, first:].fill_diagonal_(True)
-        self._sees[first + 1 : end + 1, :end] = sees
-        depths = self._depths[parents + 1] + 1
-        self._depths[first + 1 : end + 1] = depths
-        self._num_rows = end
-        return depths, F.pad(sees, (num_standing, 0), value=True)
-
-    def _make_room(self, num_rows: int) -> None:
-        while num_rows > self._sees.shape[1]:
-            room = self._sees.shape[1]
-            self._sees = F.pad(self._sees, (0, room, 0, room))
-            self._depths = F.pad(self._depths, (0, room))
+        first = len(self._lines)
+        for i, parent in enumerate(parents):
+            above = [] if parent == ROOT else self._lines[parent]
+            self._lines.append([*above, first + i])
+        lines = self._lines[first:]
+        sees = np.zeros((len(lines), num_standing + len(self._lines)), dtype=np.bool_)
+        sees[:, :num_standing] = True
+        for row, line in zip(sees[:, num_standing:], lines, strict=True):
+            row[line] = True
+        depths = torch.tensor([len(line) for line in lines], device=self._device)
+        return depths, torch.from_numpy(sees).to(self._device)

@@ -191,12 +191,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """Feature rows of positions first, first + 1, ...; `last` ends the rows that belong to `seq`."""
+    """Feature rows of positions first, first + 1, ...; `last` ends the rows that belong to `seq`, whose tap took
+    `tap_us` microseconds."""
 
     seq: int
     first: int
     rows: NDArray[np.float32]  # [n, width]
     last: bool
+    tap_us: int = 0
 
 
 ClientFrame = Open | Draft | Decode | Cancel | Ping | Close

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
-
-import numpy as np
 
 from outrider_proto.errors import Reason, Violation
 
@@ -15,19 +14,24 @@ MAX_TOKEN = 2**24 - 1
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Little-endian, 3 bytes a token. Raises Violation for an id outside [0, 2**24)."""
-    ids = np.asarray(tokens, dtype=np.int64)
-    if ids.size and not 0 <= ids.min() <= ids.max() <= MAX_TOKEN:
+    if tokens and not 0 <= min(tokens) <= max(tokens) <= MAX_TOKEN:
         raise Violation(Reason.TOKEN_OUT_OF_VOCABULARY, f"a token id is outside 0..{MAX_TOKEN}")
-    return ids.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :TOKEN_BYTES].tobytes()
+    wide = struct.pack(f"<{len(tokens)}I", *tokens)
+    packed = bytearray(TOKEN_BYTES * len(tokens))
+    for i in range(TOKEN_BYTES):
+        packed[i::TOKEN_BYTES] = wide[i::4]
+    return bytes(packed)
 
 
 def unpack_tokens(data: bytes) -> tuple[int, ...]:
     """Inverse of pack_tokens. Raises Violation when the length is no multiple of 3."""
     if len(data) % TOKEN_BYTES:
         raise Violation(Reason.MALFORMED_FRAME, f"{len(data)} bytes of tokens: need a multiple of {TOKEN_BYTES}")
-    padded = np.zeros((len(data) // TOKEN_BYTES, 4), dtype=np.uint8)
-    padded[:, :TOKEN_BYTES] = np.frombuffer(data, dtype=np.uint8).reshape(-1, TOKEN_BYTES)
-    return tuple(padded.view("<u4").ravel().tolist())
+    count = len(data) // TOKEN_BYTES
+    wide = bytearray(4 * count)
+    for i in range(TOKEN_BYTES):
+        wide[i::4] = data[i::TOKEN_BYTES]
+    return struct.unpack(f"<{count}I", wide)
 
 
 def pack_parents(parents: Sequence[int]) -> bytes:

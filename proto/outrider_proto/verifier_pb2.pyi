@@ -216,7 +216,7 @@ class Verdict(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., path: _Optional[bytes] = ..., bonus: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ...) -> None: ...
 
 class Features(_message.Message):
-    __slots__ = ("seq", "first", "num_rows", "width", "codec", "payload", "last")
+    __slots__ = ("seq", "first", "num_rows", "width", "codec", "payload", "last", "tap_us")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +224,7 @@ class Features(_message.Message):
     CODEC_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    TAP_US_FIELD_NUMBER: _ClassVar[int]
     seq: int
     first: int
     num_rows: int
@@ -231,4 +232,5 @@ class Features(_message.Message):
     codec: FeatureCodec
     payload: bytes
     last: bool
-    def __init__(self, seq: _Optional[int] = ..., first: _Optional[int] = ..., num_rows: _Optional[int] = ..., width: _Optional[int] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ..., payload: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
+    tap_us: int
+    def __init__(self, seq: _Optional[int] = ..., first: _Optional[int] = ..., num_rows: _Optional[int] = ..., width: _Optional[int] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ..., payload: _Optional[bytes] = ..., last: _Optional[bool] = ..., tap_us: _Optional[int] = ...) -> None: ...

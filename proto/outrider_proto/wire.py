@@ -266,13 +266,14 @@ def _features_to_proto(frame: f.Features, codec: f.Codec) -> Iterator[pb.Feature
             width=width,
             codec=_CODEC_TO_PB[codec],
             payload=encode_rows(rows, codec),
-            last=frame.last and start + step >= total,
+            last=(last := frame.last and start + step >= total),
+            tap_us=frame.tap_us if last else 0,
         )
 
 
 def _features_from_proto(message: pb.Features) -> f.Features:
     rows = decode_rows(message.payload, _codec(message.codec), message.num_rows, message.width)
-    return f.Features(message.seq, message.first, rows, message.last)
+    return f.Features(message.seq, message.first, rows, message.last, message.tap_us)
 
 
 def _codec(number: int) -> f.Codec:

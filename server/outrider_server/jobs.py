@@ -42,6 +42,7 @@ class Job:
         self._waiting_since = now
         self._queue_s = 0.0
         self._verify_s = 0.0
+        self._tap_s = 0.0
 
     @property
     def over(self) -> bool:
@@ -96,14 +97,16 @@ class Job:
         self._queue_s = self._verify_s = 0.0
         self.post(Verdict(self._frame.seq, outcome.walk.path, outcome.walk.bonus, finish, queue_us, verify_us))
 
-    def settle(self) -> None:
-        """After commit and tap: post the features the client lacks, and the end."""
+    def settle(self, tap_s: float) -> None:
+        """After commit and a tap of `tap_s`: post the features the client lacks, and the end."""
+        self._tap_s += tap_s
         if not self.over:
             return
         if self.held.tap is not None and isinstance(self._frame, Draft):
             rows = self.held.features(self._frame.features_from)
             if len(rows):
-                self.post(Features(self._frame.seq, self._frame.features_from, rows, last=True))
+                tap_us = round(self._tap_s * 1e6)
+                self.post(Features(self._frame.seq, self._frame.features_from, rows, last=True, tap_us=tap_us))
         self.post(Done())
 
     def fail(self, refusal: Refusal) -> None:

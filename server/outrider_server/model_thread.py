@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -145,8 +146,9 @@ class ModelThread:
     def _settle(self, job: Job, outcome: Outcome) -> None:
         try:
             self._engine.commit(outcome)
+            started = time.monotonic()
             self._engine.tap(outcome)
-            job.settle()
+            job.settle(time.monotonic() - started)
         except Exception as error:
             _fail(job, error)
 

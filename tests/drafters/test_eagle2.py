@@ -102,8 +102,8 @@ def test_generation_is_identical(eagle_case, target_l4, generate):
 def test_stale_rows_run_on_the_drafters_own_output(state, eagle_case):
     """A missing feature is replaced by the row before's output: the same as expanding that token as a draft."""
     state.root_logits()
-    drafted = state.expand(torch.tensor([5]), torch.tensor([ROOT]))
-    deeper = state.expand(torch.tensor([9]), torch.tensor([0]))
+    drafted = state.expand([5], [ROOT])
+    deeper = state.expand([9], [0])
     state.append([5])
     close(state.root_logits(), drafted[0])
     state.append([9])

@@ -35,11 +35,11 @@ class Lookup:
         self.rows = []
         return self.logits(())
 
-    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         self.num_levels += 1
         paths = [
             ((*self.rows[parent], token) if parent != ROOT else (token,))
-            for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True)
+            for token, parent in zip(tokens, parents, strict=True)
         ]
         self.rows += paths
         return torch.stack([self.logits(path) for path in paths])

@@ -107,7 +107,7 @@ class Recorded:
 
     def expand(self, tokens, parents):
         logits = self._state.expand(tokens, parents)
-        self.levels[-1].append((tokens.tolist(), logits))
+        self.levels[-1].append((tokens, logits))
         return logits
 
 

@@ -55,8 +55,8 @@ def play(state: DraftState, script: list, width: int) -> Told:
 def answers(state: DraftState) -> torch.Tensor:
     """Logits at the root, of two children and of a grandchild."""
     root = state.root_logits()[None]
-    children = state.expand(torch.tensor([2, 5]), torch.tensor([ROOT, ROOT]))
-    grandchildren = state.expand(torch.tensor([7, 1, 4]), torch.tensor([1, 0, ROOT]))
+    children = state.expand([2, 5], [ROOT, ROOT])
+    grandchildren = state.expand([7, 1, 4], [1, 0, ROOT])
     return torch.cat((root, children, grandchildren))
 
 
@@ -127,7 +127,7 @@ def test_features_that_come_while_drafting_wait_for_the_next_root(drafter):
         each.append([1, 2, 3])
         each.root_logits()
     state.add_features(0, torch.ones(2, drafter.tap.width))
-    level = torch.tensor([4, 5]), torch.tensor([ROOT, ROOT])
+    level = [4, 5], [ROOT, ROOT]
     torch.testing.assert_close(state.expand(*level), twin.expand(*level))
 
 
@@ -136,11 +136,11 @@ def test_nodes_see_ancestors_only(drafter):
     state = drafter.new_state()
     state.append([1, 2, 3])
     state.root_logits()
-    state.expand(torch.tensor([4]), torch.tensor([ROOT]))
-    alone = state.expand(torch.tensor([6]), torch.tensor([0]))
+    state.expand([4], [ROOT])
+    alone = state.expand([6], [0])
     state.root_logits()
-    state.expand(torch.tensor([9, 4, 8]), torch.tensor([ROOT, ROOT, ROOT]))
-    among = state.expand(torch.tensor([5, 6, 6]), torch.tensor([0, 1, 2]))
+    state.expand([9, 4, 8], [ROOT, ROOT, ROOT])
+    among = state.expand([5, 6, 6], [0, 1, 2])
     torch.testing.assert_close(among[1], alone[0], atol=1e-4, rtol=1e-4)
     assert not torch.allclose(among[2], alone[0])
 
@@ -153,8 +153,8 @@ def test_drafting_equals_appending(drafter):
     state.add_features(0, rows)
     state.root_logits()
     drafted = [
-        state.expand(torch.tensor([5]), torch.tensor([ROOT])),
-        state.expand(torch.tensor([6]), torch.tensor([0])),
+        state.expand([5], [ROOT]),
+        state.expand([6], [0]),
     ]
     state.append([5])
     standing = [state.root_logits()]

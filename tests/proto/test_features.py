@@ -31,18 +31,41 @@ def test_values_beyond_float16_scales_and_non_finite_ones_stay_finite():
     assert np.isfinite(decode_rows(encode_rows(values, "int8"), "int8", 2, 3)).all()
 
 
+def liar(size: int, says: int) -> bytes:
+    """A frame of `size` zero bytes whose header says something else."""
+    frame = zstandard.compress(bytes(size))
+    head, length = (5, 1) if size < 256 else (6, 4)  # magic and descriptor, then a large frame's window; then the size
+    lie = frame[:head] + says.to_bytes(length, "little") + frame[head + length :]
+    assert zstandard.get_frame_parameters(lie).content_size == says
+    return lie
+
+
 @pytest.mark.parametrize(
     ("payload", "rows_and_width", "message"),
     [
-        (b"", (1, 4), "hold 0 bytes"),
+        (b"", (1, 4), "do not decompress"),
         (b"no zstd", (1, 4), "do not decompress"),
         (zstandard.compress(bytes(100))[:-3], (25, 1), "hold|do not decompress"),
         (zstandard.compress(bytes(5)), (1, 4), "hold 5 bytes: 6 declared"),
-        (zstandard.compress(bytes(2**26)), (1, 4), "more than 6"),
+        (zstandard.compress(bytes(2**26)), (1, 4), "hold 67108864 bytes: 6 declared"),
+        (liar(2**26, 6), (1, 4), "do not decompress"),
+        (liar(2, 6), (1, 4), "do not decompress"),
+        (zstandard.ZstdCompressor(write_content_size=False).compress(bytes(6)), (1, 4), "an unknown number of bytes"),
         (zstandard.compress(bytes(6)), (0, 4), "0 rows of 4"),
         (zstandard.compress(bytes(6)), (2**31, 2**31), "need 1 to"),
     ],
-    ids=["empty", "garbage", "truncated", "short", "bomb", "no rows", "absurd size"],
+    ids=[
+        "empty",
+        "garbage",
+        "truncated",
+        "short",
+        "bomb",
+        "bomb that says 6",
+        "short that says 6",
+        "silent",
+        "no rows",
+        "absurd size",
+    ],
 )
 def test_refuses_what_does_not_decode(payload, rows_and_width, message):
     with pytest.raises(Violation, match=message) as caught:

@@ -49,12 +49,13 @@ def test_server_frames_round_trip(frame):
 
 def test_long_features_travel_in_frames_below_the_limit():
     rows = np.random.default_rng(0).standard_normal((700, 2048)).astype(np.float32)
-    messages = list(wire.server_frame_to_proto(f.Features(7, 11, rows, last=True), "float32"))
+    messages = list(wire.server_frame_to_proto(f.Features(7, 11, rows, last=True, tap_us=5), "float32"))
     assert len(messages) > 1
     assert all(m.ByteSize() < wire.MAX_FRAME_BYTES for m in messages)
     back = [wire.server_frame_from_proto(m) for m in messages]
     assert np.array_equal(np.concatenate([b.rows for b in back]), rows)
     assert [b.last for b in back] == [False] * (len(back) - 1) + [True]
+    assert [b.tap_us for b in back] == [0] * (len(back) - 1) + [5]
     assert [b.first for b in back] == [11 + sum(len(p.rows) for p in back[:i]) for i in range(len(back))]
 
 
