@@ -27,10 +27,16 @@ from outrider_bench.server_process import ServerProcess
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_models.embedded import drafter_dir, target_dir
-from outrider_netsim import ProfileError, ProxyLink, profile_named
+from outrider_netsim import EngineChoice, EngineError, Link, ProfileError, profile_named
 from outrider_proto.errors import OutriderError
 
 console = Console(highlight=False)
+
+LINKS = {
+    "kernel": "emulated (netem in network namespaces)",
+    "tun": "emulated (TUN devices in network namespaces)",
+    "proxy": "emulated (TCP relay)",
+}
 
 
 class Pair(NamedTuple):
@@ -48,6 +54,9 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of the prompts and of the link.")] = 1,
     per_family: Annotated[int, typer.Option(min=1, help="Prompts of each of the six families.")] = 2,
     profile: Annotated[str, typer.Option(help="A link from `outrider-netsim list`.")] = "paper-5g",
+    engine: Annotated[
+        EngineChoice, typer.Option(help="What makes the link; auto takes the best that this machine allows.")
+    ] = "auto",
     drafter: Annotated[str, typer.Option(help="An embedded drafter, moa or eagle2, or a directory.")] = "moa",
     cut_from: Annotated[int, typer.Option(help="The link goes in this answer, counted from 0, or a later one ...")] = 6,
     cut_after: Annotated[int, typer.Option(help="... after so many of its tokens.")] = 20,
@@ -61,37 +70,37 @@ def main(
         plan = Plan(seed, per_family, profile_named(profile), cut_from, cut_after, outage_s)
         console.print("Starting the server ...")
         with ServerProcess(pair.options) as server:
-            recording = asyncio.run(perform(plan, server.address, pair))
-    except (OutriderError, ProfileError) as error:
+            recording, made_by = asyncio.run(perform(plan, server.address, pair, engine))
+    except (OutriderError, ProfileError, EngineError) as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(2) from None
-    report(recording, plan, drafter, out)
+    report(recording, plan, made_by, drafter, out)
     console.print(f"{out}/demo.png, {out}/demo.json; {time.perf_counter() - started:.0f} s in all")
     if any(answer.as_without_outage is False for answer in recording.answers):
         raise typer.Exit(1)
 
 
-def report(recording: Recording, plan: Plan, drafter: str, out: Path) -> None:
+def report(recording: Recording, plan: Plan, engine: str, drafter: str, out: Path) -> None:
     """Figures on the terminal, and picture and figures as files."""
     console.print()
     console.print(table(recording))
     console.print(outage_in_words(recording))
-    made = {"link": "emulated (TCP relay)", "drafter": drafter, "plan": asdict(plan)}
+    made = {"link": LINKS[engine], "drafter": drafter, "plan": asdict(plan)}
     write_report(out / "demo.json", made | asdict(recording))
     title = f"Outrider through an emulated {plan.profile.name} link"
-    draw(recording, out / "demo.png", title, footnote(plan, drafter))
+    draw(recording, out / "demo.png", title, footnote(plan, engine, drafter))
 
 
-async def perform(plan: Plan, server: str, pair: Pair) -> Recording:
-    """Link and client for the server at this address, and the performance."""
-    host, _, port = server.rpartition(":")
-    async with ProxyLink(host, int(port), plan.profile, plan.seed) as link:
+async def perform(plan: Plan, server: str, pair: Pair, engine: EngineChoice) -> tuple[Recording, str]:
+    """Link and client for the server at this address, and the performance. With the name of the engine."""
+    async with Link(plan.profile, server, engine, plan.seed) as link:
         config = ClientConfig(server=link.address, target=pair.target, drafter=pair.drafter)
         models = await asyncio.to_thread(ready_models, config)
         async with AsyncClient(config, models=models) as client:
             console.print(f"server on {server}, client on {link.address}, in between {plan.profile.name}")
+            console.print(f"link: {LINKS[link.engine]}; {link.why}", markup=False)
             console.print(legend())
-            return await Stage(plan, link, client, console).perform()
+            return await Stage(plan, link, client, console).perform(), link.engine
 
 
 def ready_models(config: ClientConfig) -> LocalModels:
@@ -115,12 +124,12 @@ def outage_in_words(recording: Recording) -> str:
     )
 
 
-def footnote(plan: Plan, drafter: str) -> str:
+def footnote(plan: Plan, engine: str, drafter: str) -> str:
     """How the picture was made."""
     made = provenance()
     return (
         f"{made['command']} | outrider {version('outrider')}, {drafter} drafter, seed {plan.seed} | "
-        f"{made['processor']}, {made['cores']} cores | link emulated by a TCP relay, mean round trip "
+        f"{made['processor']}, {made['cores']} cores | link: {LINKS[engine]}, mean round trip "
         f"{plan.profile.round_trip_ms:.1f} ms"
     )
 

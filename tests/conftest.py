@@ -6,11 +6,15 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, w
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import asyncio
+import functools
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+from outrider_netsim import EngineError, Link, profile_named
 
 torch.set_num_threads(1)  # tiny models; more threads only get in each other's way
 
@@ -22,6 +26,31 @@ settings.load_profile("outrider")
 def data() -> Path:
     """Folder of checked-in test data."""
     return Path(__file__).parent / "data"
+
+
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param("kernel", marks=pytest.mark.root), pytest.param("tun", marks=pytest.mark.root), "proxy"],
+)
+def engine(request: pytest.FixtureRequest) -> str:
+    """Every engine of a link that this machine allows, in turn."""
+    if refusal := refused(request.param):
+        pytest.skip(refusal)
+    return request.param
+
+
+@functools.cache
+def refused(engine: str) -> str:
+    """Why this machine does not allow an engine; empty where it does."""
+
+    async def tried() -> str:
+        try:
+            async with Link(profile_named("lan"), engine=engine):
+                return ""
+        except EngineError as error:
+            return str(error)
+
+    return asyncio.run(tried())
 
 
 @pytest.fixture(scope="session")

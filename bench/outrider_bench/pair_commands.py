@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from outrider_bench.cores import own_cores
 from outrider_bench.evaluation import Plan, evaluate
 from outrider_bench.exact import exactness, generated
-from outrider_bench.overhead import cycle_times, medians
+from outrider_bench.overhead import cycle_times, medians, ping_ms
 from outrider_bench.pair import in_process
 from outrider_bench.progress import Counter, Step, progress_line
 from outrider_bench.prompts import Question, questions
@@ -134,7 +135,11 @@ async def _overhead(target: Path, drafters: dict[str, Path], count: int, step: S
         with ServerProcess(_server_options(target, directory)) as server:
             config = ClientConfig(server=server.address, target=target, drafter=directory)
             models = LocalModels.load(config)
-            report[name] = medians(await cycle_times(config, models, asked, Counter(step, name, count)))
+            with own_cores(server.pid) as pinned:
+                if not pinned:
+                    console.print("server and client share their cores: this machine gives them none of their own")
+                times = await cycle_times(config, models, asked, Counter(step, name, count))
+                report[name] = medians(times) | {"ping": await ping_ms(server.address, models)}
     return report
 
 

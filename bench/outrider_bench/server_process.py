@@ -32,6 +32,11 @@ class ServerProcess:
         """host:port, the same after a restart."""
         return f"127.0.0.1:{self._port}"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def __enter__(self) -> Self:
         self.start()
         self.wait_ready()

@@ -17,7 +17,7 @@ from outrider_client.events import Event
 from outrider_client.tokenizer import Message
 from outrider_models.corpus import FAMILIES, Sample, generate
 from outrider_models.corpus.check import score_all
-from outrider_netsim import Profile, ProxyLink
+from outrider_netsim import Link, Profile
 
 WAIT_FOR_LINK_S = 60
 PAUSE_S = 0.6  # between answers, for those who watch
@@ -43,7 +43,7 @@ class Plan:
 class Stage:
     """Link, client and record of one performance."""
 
-    def __init__(self, plan: Plan, link: ProxyLink, client: AsyncClient, console: Console) -> None:
+    def __init__(self, plan: Plan, link: Link, client: AsyncClient, console: Console) -> None:
         self._plan = plan
         self._link = link
         self._client = client

@@ -216,9 +216,9 @@ class FakeDraftState:
         self._paths = []
         return self._logits(())
 
-    def expand(self, tokens: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
         known = list(self._paths)
-        for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
+        for token, parent in zip(tokens, parents, strict=True):
             self._paths.append((*(() if parent == ROOT else known[parent]), token))
         return torch.stack([self._logits(path) for path in self._paths[len(known) :]])
 

@@ -14,7 +14,7 @@ from outrider_client.heartbeat import Patience
 from outrider_client.link_state import LinkState
 from outrider_drafters.load import load_tap
 from outrider_drafters.shape import TreeShape
-from outrider_netsim import ProxyLink, profile_named
+from outrider_netsim import Link, profile_named
 from outrider_proto.errors import LinkError, Reason, Refusal
 from outrider_server.plain import plain_greedy
 from outrider_server.server import Server
@@ -110,10 +110,10 @@ async def test_sampled_answers_do_not_depend_on_the_mode(base_config):
 
 @pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
 @pytest.mark.parametrize("cut_at", [1, 10, 35])
-async def test_verified_answer_survives_a_cut_link(moa_config, mode, cut_at):
+async def test_verified_answer_survives_a_cut_link(moa_config, mode, cut_at, engine):
     async with (
         server_for(moa_config) as server,
-        ProxyLink(server.host, server.port, profile_named("paper-5g"), seed=1) as link,
+        Link(profile_named("paper-5g"), server.address, engine, seed=1) as link,
         AsyncClient(at(moa_config, link.address)) as client,
     ):
         events, outage = await through_an_outage(client, link, cut_at, mode=mode)
@@ -129,7 +129,7 @@ async def test_verified_answer_survives_a_cut_link(moa_config, mode, cut_at):
 async def test_kept_tokens_stand(moa_config, mode):
     async with (
         server_for(moa_config) as server,
-        ProxyLink(server.host, server.port, profile_named("paper-5g"), seed=1) as link,
+        Link(profile_named("paper-5g"), server.address, "proxy", seed=1) as link,
         AsyncClient(at(moa_config, link.address)) as client,
     ):
         events, _ = await through_an_outage(client, link, 10, mode=mode, on_reconnect="keep", offline_limit=12)
@@ -186,11 +186,11 @@ async def test_refusals_name_the_cause(golden, moa_config):
             assert (await client.complete(PROMPTS[0])).token_ids == plain(moa_config, PROMPTS[0])
 
 
-async def test_silence_is_noticed_in_about_two_round_trips(moa_config):
+async def test_silence_is_noticed_in_about_two_round_trips(moa_config, engine):
     patient = dataclasses.replace(moa_config, patience=Patience(floor_s=0.05))
     async with (
         server_for(moa_config) as server,
-        ProxyLink(server.host, server.port, profile_named("paper-5g"), seed=1) as link,
+        Link(profile_named("paper-5g"), server.address, engine, seed=1) as link,
         AsyncClient(at(patient, link.address)) as client,
     ):
         await client.complete(PROMPTS[0])  # measures the round trip
@@ -211,7 +211,7 @@ def is_offline(event) -> bool:
     return isinstance(event, LinkChanged) and event.state is LinkState.OFFLINE
 
 
-async def through_an_outage(client: AsyncClient, link: ProxyLink, cut_at: int, **overrides):
+async def through_an_outage(client: AsyncClient, link: Link, cut_at: int, **overrides):
     """All events of an answer whose link is cut after `cut_at` tokens, until the drafter has written ten."""
     events, num_outages = [], 0
     async with contextlib.aclosing(client.generate(PROMPTS[0], **overrides)) as stream:

@@ -10,9 +10,9 @@ import threading
 import pytest
 from typer.testing import CliRunner
 
-from outrider_netsim.cli import app
+from outrider_netsim.cli.app import app
 
-COMMAND = [sys.executable, "-c", "from outrider_netsim.cli import main; main()", "proxy"]
+COMMAND = [sys.executable, "-c", "from outrider_netsim.cli.app import main; main()", "proxy"]
 
 
 def run(*arguments):
@@ -31,7 +31,7 @@ def test_list_shows_every_profile():
         ({"--profile": "6g"}, "choose one of paper-5g"),
         ({"--listen": "7402"}, "--listen '7402': need HOST:PORT"),
         ({"--upstream": "host:http"}, "--upstream 'host:http': need HOST:PORT"),
-        ({"--upstream": "127.0.0.1:99999"}, "upstream_port=99999"),
+        ({"--upstream": "127.0.0.1:99999"}, "upstream port=99999"),
         ({"--outage": "3"}, "need DURATION@START"),
     ],
 )

@@ -1,24 +1,32 @@
 """Planned outages: how they are written, and that they happen."""
 
 import asyncio
+from itertools import islice
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from outrider_netsim.outages import Outage, in_order, parse_outage, run_outages
-from outrider_netsim.profile import ProfileError
+from outrider_netsim.profiles.outages import Outage, in_order, occurrences, outage_text, parse_outage, run_outages
+from outrider_netsim.profiles.profile import ProfileError
 
 
 @pytest.mark.parametrize(
     ("text", "outage"),
-    [("3s@10s", Outage(3, 10)), ("500ms@2m", Outage(0.5, 120)), (" 1.5s@0s ", Outage(1.5, 0))],
+    [
+        ("3s@10s", Outage(3, 10)),
+        ("500ms@2m", Outage(0.5, 120)),
+        (" 1.5s@0s ", Outage(1.5, 0)),
+        ("1s@5s/30s", Outage(1, 5, 30)),
+    ],
 )
 def test_outages_are_written_as_duration_at_start(text, outage):
     assert parse_outage(text) == outage
 
 
-@pytest.mark.parametrize("text", ["", "3@10", "3s", "s@10s", "-3s@1s", "3h@1s", "0s@1s"])
+@pytest.mark.parametrize("text", ["", "3@10", "3s", "s@10s", "-3s@1s", "3h@1s", "0s@1s", "1s@2s/", "2s@0s/2s"])
 def test_what_is_no_outage_is_refused(text):
-    with pytest.raises(ProfileError, match="outage"):
+    with pytest.raises(ProfileError, match=r"outage|every_s"):
         parse_outage(text)
 
 
@@ -26,6 +34,27 @@ def test_overlapping_outages_are_refused():
     assert in_order([Outage(1, 5), Outage(1, 2)]) == [Outage(1, 2), Outage(1, 5)]
     with pytest.raises(ProfileError, match="starts before the one at 2 s ends"):
         in_order([Outage(4, 2), Outage(1, 5)])
+
+
+@given(st.floats(1e-6, 1e6), st.floats(0, 1e6), st.none() | st.floats(1e-6, 1e6))
+def test_outages_are_read_as_they_are_written(duration, start, gap):
+    outage = Outage(duration, start, None if gap is None else duration + gap)
+    assert parse_outage(outage_text(outage)) == outage
+
+
+@pytest.mark.parametrize(
+    "numbers", [(0, 1), (float("inf"), 1), (1, -1), (1, float("nan")), (1, 0, 1), (1, 0, float("inf"))]
+)
+def test_impossible_outages_are_refused(numbers):
+    with pytest.raises(ProfileError, match=r"needs?"):
+        Outage(*numbers)
+
+
+def test_recurring_outages_come_in_order_and_apart():
+    assert list(occurrences([])) == []
+    assert list(occurrences([Outage(1, 5), Outage(2, 0)])) == [(0, 2), (5, 6)]
+    several = [Outage(1, 0, every_s=10), Outage(2, 4.5, every_s=5), Outage(3, 15)]
+    assert list(islice(occurrences(several), 5)) == [(0, 1), (4.5, 6.5), (9.5, 11.5), (14.5, 18), (19.5, 21.5)]
 
 
 async def test_outages_cut_and_restore_in_turn():
@@ -41,3 +70,27 @@ async def test_outages_cut_and_restore_in_turn():
     async with asyncio.timeout(5):
         await run_outages(Link(), [Outage(0.001, 0.01), Outage(0.001, 0)])
     assert said == ["cut", "restore"] * 2
+
+
+async def test_a_recurring_outage_recurs_until_it_is_cancelled():
+    cuts = asyncio.Semaphore(0)
+
+    class Link:
+        def cut(self):
+            cuts.release()
+
+        def restore(self):
+            pass
+
+    task = asyncio.create_task(run_outages(Link(), [Outage(0.001, 0, every_s=0.002)]))
+    async with asyncio.timeout(5):
+        for _ in range(3):
+            await cuts.acquire()
+    assert not task.done()
+    task.cancel()
+
+
+def test_recurring_outages_that_leave_no_link_are_refused():
+    covering = [Outage(6.0, 0.0, 10.0), Outage(4.0, 6.0, 10.0)]
+    with pytest.raises(ProfileError, match="leave no time with a link"):
+        in_order(covering)

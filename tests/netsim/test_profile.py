@@ -1,29 +1,13 @@
-"""Profiles: the paper's round trips, and what is refused."""
+"""Profiles as data: what follows from their numbers, and what is refused."""
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
-from outrider_netsim.profile import PROFILES, Direction, Profile, ProfileError, profile_named
-
-
-@pytest.mark.parametrize(("name", "round_trip_ms"), [("paper-5g", 30.7), ("paper-4g", 53.6)])
-def test_round_trips_are_those_of_the_paper(name, round_trip_ms):
-    assert profile_named(name).round_trip_ms == pytest.approx(round_trip_ms, abs=0.05)
-
-
-def test_mean_delay_is_that_of_the_truncated_normal():
-    rng = random.Random(5)
-    draws = [max(0.0, rng.gauss(21, 19)) for _ in range(200_000)]
-    mean = Direction(21, 19, "normal", base_ms=4.5).mean_delay_ms - 4.5
-    assert mean == pytest.approx(sum(draws) / len(draws), abs=4 * 19 / math.sqrt(len(draws)))
-
-
-def test_both_directions_of_the_built_in_profiles_are_shaped():
-    for profile in PROFILES.values():
-        assert profile.up == profile.down
-        assert profile.up.rate_bps > 0
+from outrider_netsim.errors import ProfileError
+from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
 
 
 @pytest.mark.parametrize(
@@ -34,8 +18,10 @@ def test_both_directions_of_the_built_in_profiles_are_shaped():
         ({"base_ms": 1e9}, "base_ms=1e[+]09"),
         ({"rate_bps": 10}, "rate_bps=10: need 0 [(]unlimited[)] or at least 1000"),
         ({"loss": 1.5}, "loss=1.5: need 0 to 1"),
-        ({"distribution": "pareto"}, "distribution='pareto': need 'normal' or 'constant'"),
+        ({"distribution": "cauchy"}, "distribution='cauchy': need one of normal, pareto, uniform, constant"),
         ({"jitter_ms": 3}, "jitter_ms=3 with distribution='constant'"),
+        ({"queue_packets": 0}, "queue_packets=0: need 1 to"),
+        ({"loss": 0.1, "bursts": Bursts(0.1, 0.1)}, "loss=0.1 beside bursts"),
     ],
 )
 def test_absurd_values_are_refused_by_name(arguments, message):
@@ -43,11 +29,46 @@ def test_absurd_values_are_refused_by_name(arguments, message):
         Direction(**arguments)
 
 
-def test_an_unknown_profile_names_the_known_ones():
-    with pytest.raises(ProfileError, match="'6g' is unknown: choose one of paper-5g, paper-4g, lan"):
-        profile_named("6g")
-
-
 def test_a_profile_needs_a_name():
     with pytest.raises(ProfileError, match="needs a name"):
         Profile("", Direction(), Direction())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1.5, 0.1), "bursts.p=1.5: need 0 to 1"),
+        ((0.1, 0), "bursts.r=0: the link would stay bad"),
+        ((0.1, 0.1, -1), "bursts.bad=-1"),
+    ],
+)
+def test_absurd_bursts_are_refused_by_name(arguments, message):
+    with pytest.raises(ProfileError, match=message):
+        Bursts(*arguments)
+
+
+def test_mean_loss_of_bursts_is_that_of_their_chain():
+    bursts = Bursts(0.02, 0.3, bad=0.8, good=0.001)
+    rng = random.Random(3)
+    bad, lost, n = False, 0, 400_000
+    for _ in range(n):
+        bad = rng.random() >= bursts.r if bad else rng.random() < bursts.p
+        lost += rng.random() < (bursts.bad if bad else bursts.good)
+    # packets of one burst are lost together: about 6.7 times the variance of independent ones; 5 deviations
+    assert lost / n == pytest.approx(bursts.mean_loss, abs=5 * math.sqrt(6.7 * bursts.mean_loss / n))
+    assert Direction(bursts=bursts).mean_loss == bursts.mean_loss
+    assert Direction(loss=0.25).mean_loss == 0.25
+
+
+def test_the_in_order_variant_differs_in_order_alone():
+    profile = Profile.symmetric("x", Direction(delay_ms=5), outages=(Outage(1, 2),))
+    variant = profile.in_order_variant()
+    assert variant.name == "x-inorder"
+    assert variant.up.in_order
+    assert variant.down.in_order
+    assert replace(variant, name="x", up=profile.up, down=profile.down) == profile
+
+
+def test_outages_that_overlap_are_refused():
+    with pytest.raises(ProfileError, match="make them one"):
+        Profile("x", Direction(), Direction(), outages=(Outage(2, 0), Outage(1, 1)))

@@ -1,0 +1,1 @@
+"""The command `outrider-netsim`, a file a group."""

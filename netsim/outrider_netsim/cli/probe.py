@@ -1,0 +1,104 @@
+"""`outrider-netsim probe`: measure a profile through an engine and hold it to what it claims."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from outrider_netsim.cli.terminal import console, errors, said_errors
+from outrider_netsim.errors import ProfileError
+from outrider_netsim.probe.crossings import WAYS
+from outrider_netsim.probe.figure_text import HEADINGS, figure_note, figure_row
+from outrider_netsim.probe.plot import check_plot_file, save_probe_plot
+from outrider_netsim.probe.report import DirectionReport
+from outrider_netsim.probe.run import LOSS_PACKETS, PACKETS, ProbeEngine, ProbeRun, probe_profile
+from outrider_netsim.profiles.builtin import profile_named
+
+OFF_EXIT = 1
+COLOURS = {"ok": "green", "unclear": "yellow", "off": "bold red", "n/a": "dim"}
+
+app = typer.Typer()
+
+
+@app.command()
+def probe(
+    profile: Annotated[str, typer.Option(help="A built-in name, FILE.toml, or FILE.toml:NAME.")],
+    engine: Annotated[ProbeEngine, typer.Option(help="What makes the link; auto takes the best there is.")] = "auto",
+    packets: Annotated[int, typer.Option(help="For delays, each way.")] = PACKETS,
+    loss_packets: Annotated[int, typer.Option(help="For loss and order, each way.")] = LOSS_PACKETS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON, the table on stderr.")] = False,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures here, as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the delays, as PNG, SVG or PDF.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of delays and losses, in place of the profile's.")] = None,
+    check: Annotated[bool, typer.Option(help="End with status 1 if a figure is off.")] = True,
+) -> None:
+    """Measure delay, jitter, loss, order and throughput through an engine, both ways, beside the profile.
+
+    Takes half a minute; in-order profiles minutes, since packets must not wait for each other. Planned outages are left
+    out. A figure is off when chance does not explain it (99.99 %), unclear when more packets would tell.
+    """
+    with said_errors():
+        shaped = profile_named(profile)
+        if plot is not None:
+            check_plot_file(plot)
+        run = asyncio.run(
+            probe_profile(shaped, engine, packets=packets, loss_packets=loss_packets, seed=seed, say=_say)
+        )
+        text = json.dumps(run.as_json(), indent=1) + "\n"
+        if as_json:
+            sys.stdout.write(text)
+        if output is not None:
+            _write(text, output)
+        if plot is not None:
+            save_probe_plot(run, plot)
+    _show(run, errors if as_json else console)
+    if check and run.report.verdict == "off":
+        raise typer.Exit(OFF_EXIT)
+
+
+def _say(text: str) -> None:
+    errors.print(text, soft_wrap=True, markup=False, style="dim")
+
+
+def _show(run: ProbeRun, out: Console) -> None:
+    for way in WAYS:
+        out.print(_table(f"{run.profile.name} {way}, {run.engine}", run.report.ways[way]))
+    costs = [delay for crossing in run.seen.control.values() for delay in crossing.delays_ms]
+    if costs:
+        out.print(f"control: over bare sockets a packet took {fmean(costs):.3f} ms, at most {max(costs):.3f} ms")
+    if run.profile.outages:
+        out.print("planned outages were left out")
+    if run.report.verdict == "unclear":
+        out.print("unclear: chance may explain it; probe again with more --packets and --loss-packets")
+
+
+def _table(title: str, found: DirectionReport) -> Table:
+    notes = [note for note in map(figure_note, found.figures) if note]
+    table = Table(title=title, title_justify="left", caption="\n".join(notes), box=SIMPLE_HEAD, pad_edge=False)
+    table.caption_justify = "left"
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for figure in found.figures:
+        *cells, verdict = figure_row(figure)
+        table.add_row(*cells, f"[{COLOURS[figure.verdict]}]{verdict}[/]")
+    return table
+
+
+def _write(text: str, file: Path) -> None:
+    """Whole or not at all. Raises ProfileError where it cannot write."""
+    partial = file.with_name(file.name + ".partial")
+    try:
+        partial.write_text(text)
+        os.replace(partial, file)
+    except OSError as error:
+        raise ProfileError(f"{file}: cannot be written: {error.strerror or error}") from None

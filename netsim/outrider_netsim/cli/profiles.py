@@ -1,0 +1,126 @@
+"""`outrider-netsim list` and `show`: the profiles there are, and what one is like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from outrider_netsim.cli.terminal import console, said_errors
+from outrider_netsim.profiles.builtin import PROFILES, profile_named
+from outrider_netsim.profiles.files import profile_text
+from outrider_netsim.profiles.outages import outage_text
+from outrider_netsim.profiles.profile import Direction, Profile
+
+QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
+SYMBOLS = {"normal": "N", "uniform": "U", "pareto": "P"}
+
+app = typer.Typer()
+
+
+@app.command("list")
+def list_profiles() -> None:
+    """Show the built-in profiles."""
+    table = Table("profile", "one-way\ndelay, ms", "Mbit/s\nup, down", "loss", "order", "round\ntrip")
+    for profile in PROFILES.values():
+        table.add_row(*_cells(profile))
+    console.print(table)
+    for source in dict.fromkeys(profile.source for profile in PROFILES.values()):
+        names = ", ".join(name for name, profile in PROFILES.items() if profile.source == source)
+        console.print(f"{names}: {source}", markup=False, soft_wrap=True)
+    console.print(
+        "N, U, P(mean, deviation): normal, uniform, Pareto, drawn for each packet, cut off at 0.\n"
+        "Round trip: mean of small messages. More: outrider-netsim show PROFILE.",
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def show(
+    profile: Annotated[str, typer.Argument(help="A built-in name, FILE.toml, or FILE.toml:NAME.")],
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw its delays, as PNG, SVG or PDF.")] = None,
+    toml: Annotated[bool, typer.Option("--toml", help="Print it as a file to start one's own from.")] = False,
+) -> None:
+    """Show what a profile is like, each way."""
+    with said_errors():
+        shown = profile_named(profile)
+        if plot is not None:
+            from outrider_netsim.cli.delay_plot import save_plot  # matplotlib takes a second to import
+
+            save_plot(shown, plot)
+    if toml:
+        console.print(profile_text(shown), end="", markup=False, soft_wrap=True)
+        return
+    console.print(_table(shown))
+    for line in _notes(shown):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _cells(profile: Profile) -> tuple[str, ...]:
+    up, down = _law(profile.up), _law(profile.down)
+    return (
+        profile.name,
+        up if up == down else f"{up}\n{down}",
+        f"{profile.up.rate_bps / 1e6:g}, {profile.down.rate_bps / 1e6:g}",
+        f"{max(profile.up.mean_loss, profile.down.mean_loss):.1%}",
+        "kept" if profile.up.in_order else "",
+        f"{profile.round_trip_ms:.1f} ms",
+    )
+
+
+def _law(direction: Direction) -> str:
+    if not direction.jitter_ms:
+        return f"{direction.mean_delay_ms:g}"
+    return f"{direction.base_ms:g} + {SYMBOLS[direction.distribution]}({direction.delay_ms:g}, {direction.jitter_ms:g})"
+
+
+def _table(profile: Profile) -> Table:
+    table = Table(profile.name, "up", "down")
+    for name, up, down in zip(_NAMES, _rows(profile.up), _rows(profile.down), strict=True):
+        table.add_row(name, up, down)
+    return table
+
+
+_NAMES = (
+    "one-way delay",
+    "mean, deviation",
+    *(f"{q:.1%} stay below" for q in QUANTILES),
+    "rate",
+    "loss",
+    "queue",
+    "order",
+    "trace",
+)
+
+
+def _rows(direction: Direction) -> tuple[str, ...]:
+    return (
+        f"{_law(direction)} ms",
+        f"{direction.mean_delay_ms:.2f}, {direction.delay_deviation_ms:.2f} ms",
+        *(f"{1000 * direction.quantile_s(q):.2f} ms" for q in QUANTILES),
+        f"{direction.rate_bps / 1e6:g} Mbit/s" if direction.rate_bps else "no limit",
+        _loss(direction),
+        f"{direction.queue_packets} packets",
+        "kept" if direction.in_order else "jitter reorders",
+        direction.trace.name if direction.trace else "none",
+    )
+
+
+def _loss(direction: Direction) -> str:
+    bursts = direction.bursts
+    if bursts is None:
+        return f"{direction.loss:.2%}"
+    return f"{bursts.mean_loss:.2%}, in spells of {1 / bursts.r:.0f} packets"
+
+
+def _notes(profile: Profile) -> list[str]:
+    notes = [f"round trip {profile.round_trip_ms:.1f} ms in the mean, of small messages"]
+    if profile.outages:
+        notes.append(f"outages: {', '.join(map(outage_text, profile.outages))} (duration@start/every)")
+    if profile.up.trace or profile.down.trace:
+        notes.append("a trace replaces what it says of delay, rate and loss: see outrider-netsim trace check")
+    if profile.source:
+        notes.append(f"source: {profile.source}")
+    return notes

@@ -1,0 +1,75 @@
+"""`outrider-netsim proxy`: one TCP relay, until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from outrider_netsim.addresses import parse_address
+from outrider_netsim.cli.terminal import console, fail, said_errors
+from outrider_netsim.cli.told import Told
+from outrider_netsim.engines.proxy import ProxyLink
+from outrider_netsim.profiles.builtin import profile_named
+from outrider_netsim.profiles.outages import Outage, in_order, parse_outage, run_outages
+from outrider_netsim.profiles.profile import Profile
+
+app = typer.Typer()
+
+
+@app.command()
+def proxy(
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients connect; port 0 picks a free one.")],
+    upstream: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server behind the link.")],
+    profile: Annotated[str, typer.Option(help="A name from `outrider-netsim list`, or a .toml file.")],
+    seed: Annotated[int, typer.Option(help="Seed of delays and losses.")] = 0,
+    outage: Annotated[
+        list[str] | None, typer.Option(metavar="DURATION@START", help="Such as 3s@10s; may be given again.")
+    ] = None,
+) -> None:
+    """Relay TCP through an emulated link until Ctrl-C; in a terminal, Enter cuts and restores it."""
+    with said_errors():
+        at, server = parse_address("--listen", listen), parse_address("--upstream", upstream)
+        link = ProxyLink(profile_named(profile), server, seed, listen=at)
+        outages = in_order([parse_outage(text) for text in outage or []])
+    try:
+        asyncio.run(_run(link, upstream, outages))
+    except OSError as error:
+        fail(f"cannot listen on {listen}: {error.strerror or error}. Choose another port, or 0 for a free one.")
+
+
+async def _run(link: ProxyLink, upstream: str, outages: list[Outage]) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    async with link:
+        told = Told(link, console)
+        console.print(
+            f"{link.address} -> {upstream} through {link.profile.name}, {_summary(link.profile)}", soft_wrap=True
+        )
+        if sys.stdin.isatty():
+            console.print("Enter cuts the link and restores it; Ctrl-C ends.")
+            loop.add_reader(sys.stdin.fileno(), told.toggle)
+        planned = loop.create_task(run_outages(told, outages))
+        await stopped.wait()
+        planned.cancel()
+        await asyncio.gather(planned, return_exceptions=True)
+    console.print(_totals(link))
+
+
+def _summary(profile: Profile) -> str:
+    lossy = max(profile.up.mean_loss, profile.down.mean_loss)
+    note = f"; its {lossy:.1%} loss stalls a connection for a while, as this is a TCP relay" if lossy else ""
+    return f"mean round trip {profile.round_trip_ms:.1f} ms{note}"
+
+
+def _totals(link: ProxyLink) -> str:
+    lanes = ", ".join(
+        f"{name} {lane.bytes:,} bytes in {lane.chunks:,} chunks"
+        for name, lane in zip(("up", "down"), link.payload, strict=True)
+    )
+    return f"{link.stats.connections} connections; {lanes}"

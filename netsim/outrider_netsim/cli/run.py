@@ -1,0 +1,171 @@
+"""`outrider-netsim run -- COMMAND`: a command behind an emulated link."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from outrider_netsim.addresses import Address, check_port, parse_address
+from outrider_netsim.cli.terminal import errors, said_errors
+from outrider_netsim.cli.told import Told
+from outrider_netsim.errors import EngineError
+from outrider_netsim.link import (
+    DEFAULT_UPSTREAM,
+    PLACEHOLDER,
+    WITH_NETWORK,
+    EngineChoice,
+    EngineName,
+    Link,
+    candidates,
+)
+from outrider_netsim.path import LinkStats, PathStats
+from outrider_netsim.profiles.builtin import profile_named
+from outrider_netsim.profiles.outages import in_order, parse_outage, run_outages
+from outrider_netsim.profiles.profile import Profile
+
+NOT_EXECUTABLE_EXIT, NOT_FOUND_EXIT = 126, 127  # as shells have it
+
+app = typer.Typer()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to run, behind what."""
+
+    profile: Profile
+    engines: tuple[EngineName, ...]
+    upstreams: tuple[Address, ...]
+    seed: int | None
+    command: tuple[str, ...]
+
+
+@app.command(no_args_is_help=True, context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What to run, with its arguments.")],
+    profile: Annotated[str, typer.Option(help="A name from `outrider-netsim list`, or a .toml file.")],
+    engine: Annotated[EngineChoice, typer.Option(help="What makes the link; auto takes the best there is.")] = "auto",
+    upstream: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help=f"A server behind the link; may be given again.  [default: {DEFAULT_UPSTREAM}]",
+            show_default=False,
+        ),
+    ] = None,
+    outage: Annotated[
+        list[str] | None, typer.Option(metavar="DURATION@START", help="Such as 3s@10s; may be given again.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of delays and losses, in place of the profile's.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing about the link.")] = False,
+) -> None:
+    """Run COMMAND behind an emulated link and end with its exit status.
+
+    With the engines kernel and tun it has a network of its own, where 127.0.0.1 and the port of each --upstream lead
+    through the link to that server. The proxy has none to give: write {link} where COMMAND takes the server's address.
+    """
+    with said_errors():
+        shaped = profile_named(profile)
+        planned = in_order([*shaped.outages, *map(parse_outage, outage or [])])
+        request = Request(
+            replace(shaped, outages=tuple(planned)),
+            _engines(engine, command),
+            tuple(_server(text) for text in upstream or [DEFAULT_UPSTREAM]),
+            seed,
+            tuple(command),
+        )
+        status = asyncio.run(_run(request, Console(quiet=True) if quiet else errors))
+    raise typer.Exit(status)
+
+
+async def _run(request: Request, console: Console) -> int:
+    unplanned = replace(request.profile, outages=())  # this file says when the link goes, so it cuts it
+    link = Link(unplanned, str(request.upstreams[0]), request.engines, request.seed)
+    try:
+        await link.start()
+    except EngineError as error:
+        raise _with_remedy(error, request) from None
+    try:
+        _introduce(link, request, console)
+        async with _outages(link, request, console):
+            status = await link.run(request.command, request.upstreams)
+        _say(console, totals(link.stats))
+    except OSError as error:
+        status = _not_executed(request.command[0], error)
+    finally:
+        await link.aclose()
+    return status
+
+
+@contextlib.asynccontextmanager
+async def _outages(link: Link, request: Request, console: Console) -> AsyncIterator[None]:
+    """The planned outages, said as they come, for as long as the command runs."""
+    planned = asyncio.create_task(run_outages(Told(link, console), request.profile.outages))
+    try:
+        yield
+    finally:
+        planned.cancel()
+        await asyncio.gather(planned, return_exceptions=True)
+
+
+def _introduce(link: Link, request: Request, console: Console) -> None:
+    shown = f"{link.profile.name}, mean round trip {link.profile.round_trip_ms:.1f} ms"
+    _say(console, f"{shown}; engine {link.engine}: {link.why}")
+    if link.engine == "proxy" and not _names_link(request.command):
+        _say(console, f"only what connects to {link.address} (OUTRIDER_LINK_ADDRESS) goes through the link")
+
+
+def totals(stats: LinkStats) -> str:
+    """What went through a link, in words."""
+    return f"{stats.connections} connections; up {_counted(stats.up)}; down {_counted(stats.down)}"
+
+
+def _counted(path: PathStats) -> str:
+    gone = {"lost": path.lost, "in outages": path.dropped_by_outage, "by the full queue": path.dropped_by_queue}
+    losses = "".join(f", {number:,} {how}" for how, number in gone.items() if number)
+    return f"{path.bytes_out:,} bytes in {path.packets_out:,} packets{losses}"
+
+
+def _engines(engine: EngineChoice, command: Sequence[str]) -> tuple[EngineName, ...]:
+    """`auto` never takes an engine past which the command would go unnoticed."""
+    return WITH_NETWORK if engine == "auto" and not _names_link(command) else candidates(engine)
+
+
+def _names_link(command: Sequence[str]) -> bool:
+    return any(PLACEHOLDER in word for word in command)
+
+
+def _server(text: str) -> Address:
+    server = parse_address("--upstream", text)
+    check_port("--upstream port", server.port)
+    return server
+
+
+def _with_remedy(error: EngineError, request: Request) -> EngineError:
+    if request.engines != WITH_NETWORK:
+        return error
+    return EngineError(
+        f"{error}. Or write {PLACEHOLDER} where COMMAND takes the server's address: then a relay will do"
+    )
+
+
+def _not_executed(command: str, error: OSError) -> int:
+    """Exit status for a command that cannot be. Raises EngineError for what is not its fault."""
+    match error:
+        case FileNotFoundError():
+            status = NOT_FOUND_EXIT
+        case PermissionError():
+            status = NOT_EXECUTABLE_EXIT
+        case _:
+            raise EngineError(str(error)) from None
+    errors.print(f"{command}: {error.strerror}", soft_wrap=True, markup=False)
+    return status
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(f"outrider-netsim: {text}", soft_wrap=True, markup=False)

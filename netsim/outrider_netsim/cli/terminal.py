@@ -1,0 +1,40 @@
+"""What the commands share: where they write, how they read addresses, and how they end.
+
+Standard output carries what was asked for, standard error everything else. 2 means that the request cannot be, 1 that
+this machine cannot do it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+from outrider_netsim.errors import EngineError, ProfileError
+
+USAGE_EXIT = 2
+ENGINE_EXIT = 1
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+
+@contextlib.contextmanager
+def said_errors() -> Iterator[None]:
+    """Turn ProfileError and EngineError into a message and an exit status."""
+    try:
+        yield
+    except ProfileError as error:
+        fail(str(error))
+    except EngineError as error:
+        fail(str(error), ENGINE_EXIT)
+
+
+def fail(message: str, status: int = USAGE_EXIT) -> NoReturn:
+    """End the command. Raises typer.Exit."""
+    errors.print("[bold red]error:[/]", end=" ")
+    errors.print(message, soft_wrap=True, markup=False)
+    raise typer.Exit(status)

@@ -1,0 +1,176 @@
+"""What pyroute2's classes lack to configure netem and tbf: attributes after TCA_NETEM_RATE and TCA_TBF_PTAB, the delay
+table and burst losses. The layouts are the kernel's (include/uapi/linux/pkt_sched.h); docs/pyroute2-netem.md says what
+is missing upstream. Nothing of pyroute2 is patched. Nor are its classes subclassed: with the first use of a class
+pyroute2 stores a compiled map of attributes in it, which a subclass would inherit in place of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pyroute2.netlink import NLA_F_NESTED, nla, nlmsg
+from pyroute2.netlink.rtnl.tcmsg import sched_netem, sched_tbf, tcmsg
+
+from outrider_netsim.engines.netem import BurstLoss, Netem, Tbf
+
+TC_H_ROOT = 0xFFFF_FFFF
+TBF_HANDLE, NETEM_PARENT, NETEM_HANDLE = 0x1_0000, 0x1_0001, 0x10_0000  # 1:, 1:1 and 10:
+LINKLAYER_ETHERNET = 1
+U32_MAX = 2**32 - 1
+NS_PER_TICK = 64  # PSCHED_SHIFT 6
+
+Fields = tuple[tuple[str, str], ...]
+NlaMap = tuple[tuple[str, str], ...]
+
+
+class NetemOptions(nla):  # type: ignore[misc]  # pyroute2 ships no types
+    """struct tc_netem_qopt and the attributes 1 to 14 behind it."""
+
+    fields: ClassVar[Fields] = sched_netem.options.fields
+    netem_corr = sched_netem.options.netem_corr
+    netem_reorder = sched_netem.options.netem_reorder
+    netem_corrupt = sched_netem.options.netem_corrupt
+    netem_rate = sched_netem.options.netem_rate
+    nla_map: ClassVar[NlaMap] = (
+        ("TCA_NETEM_UNSPEC", "none"),
+        ("TCA_NETEM_CORR", "netem_corr"),
+        ("TCA_NETEM_DELAY_DIST", "array(int16)"),
+        ("TCA_NETEM_REORDER", "netem_reorder"),
+        ("TCA_NETEM_CORRUPT", "netem_corrupt"),
+        ("TCA_NETEM_LOSS", "netem_loss"),
+        ("TCA_NETEM_RATE", "netem_rate"),
+        ("TCA_NETEM_ECN", "uint32"),
+        ("TCA_NETEM_RATE64", "uint64"),
+        ("TCA_NETEM_PAD", "hex"),
+        ("TCA_NETEM_LATENCY64", "int64"),
+        ("TCA_NETEM_JITTER64", "int64"),
+        ("TCA_NETEM_SLOT", "hex"),
+        ("TCA_NETEM_SLOT_DIST", "hex"),
+        ("TCA_NETEM_PRNG_SEED", "uint64"),
+    )
+
+    class int16(nla):  # type: ignore[misc]  # pyroute2 finds the element of an array by this name
+        fields: ClassVar[Fields] = (("value", "h"),)
+
+    class netem_loss(nla):  # type: ignore[misc]
+        """One of the two models; without the attribute losses are independent."""
+
+        nla_flags: ClassVar[int] = NLA_F_NESTED
+        nla_map: ClassVar[NlaMap] = (
+            ("NETEM_LOSS_UNSPEC", "none"),
+            ("NETEM_LOSS_GI", "gimodel"),
+            ("NETEM_LOSS_GE", "gemodel"),
+        )
+
+        class gimodel(nla):  # type: ignore[misc]
+            fields: ClassVar[Fields] = (("p13", "I"), ("p31", "I"), ("p32", "I"), ("p14", "I"), ("p23", "I"))
+
+        class gemodel(nla):  # type: ignore[misc]
+            fields: ClassVar[Fields] = (("p", "I"), ("r", "I"), ("h", "I"), ("k1", "I"))
+
+
+class TbfOptions(nla):  # type: ignore[misc]
+    """Without rate tables: for a link layer that it knows the kernel computes times itself (since 3.8)."""
+
+    nla_map: ClassVar[NlaMap] = (
+        ("TCA_TBF_UNSPEC", "none"),
+        ("TCA_TBF_PARMS", "tbf_parms"),
+        ("TCA_TBF_RTAB", "hex"),
+        ("TCA_TBF_PTAB", "hex"),
+        ("TCA_TBF_RATE64", "uint64"),
+        ("TCA_TBF_PRATE64", "uint64"),
+        ("TCA_TBF_BURST", "uint32"),
+        ("TCA_TBF_PBURST", "uint32"),
+        ("TCA_TBF_PAD", "hex"),
+    )
+
+    class tbf_parms(nla):  # type: ignore[misc]
+        """struct tc_tbf_qopt; pyroute2's `rate___reserved` is the link layer today."""
+
+        fields: ClassVar[Fields] = sched_tbf.options.tbf_parms.fields
+
+
+class QdiscMessage(nlmsg):  # type: ignore[misc]
+    """struct tcmsg: an RTM_*QDISC message with our options for netem and tbf, and pyroute2's for every other kind."""
+
+    prefix = tcmsg.prefix
+    fields: ClassVar[Fields] = tcmsg.fields
+    nla_map: ClassVar[NlaMap] = tcmsg.nla_map
+    stats = tcmsg.stats
+    get_plugin = tcmsg.get_plugin
+    get_xstats = staticmethod(tcmsg.get_xstats)
+    get_stats2 = staticmethod(tcmsg.get_stats2)
+
+    @staticmethod
+    def get_options(message: Any, *args: Any, **kwargs: Any) -> Any:  # as pyroute2 calls it
+        match message.get_attr("TCA_KIND"):
+            case "netem":
+                return NetemOptions
+            case "tbf":
+                return TbfOptions
+            case _:
+                return tcmsg.get_options(message, *args, **kwargs)
+
+
+def netem_message(index: int, netem: Netem) -> QdiscMessage:
+    """netem as the child of our tbf on interface `index`, with every value, as a change keeps what it is not told."""
+    delay = netem.delay
+    fields = {
+        "delay": min(delay.latency_ns // NS_PER_TICK, U32_MAX),  # LATENCY64 and JITTER64 override these two
+        "jitter": min(delay.jitter_ns // NS_PER_TICK, U32_MAX),
+        "limit": netem.limit,
+        "loss": netem.loss,
+        "gap": 0,
+        "duplicate": 0,
+    }
+    attributes: list[tuple[str, object]] = [
+        ("TCA_NETEM_LATENCY64", delay.latency_ns),
+        ("TCA_NETEM_JITTER64", delay.jitter_ns),
+        ("TCA_NETEM_RATE", _netem_rate(netem.rate_bytes)),
+        ("TCA_NETEM_PRNG_SEED", netem.seed),  # kernels before 6.6 skip it
+    ]
+    if netem.rate_bytes > U32_MAX:
+        attributes.append(("TCA_NETEM_RATE64", netem.rate_bytes))
+    if delay.entries:
+        attributes.append(("TCA_NETEM_DELAY_DIST", delay.entries))
+    if netem.bursts:
+        attributes.append(("TCA_NETEM_LOSS", {"attrs": [("NETEM_LOSS_GE", _gemodel(netem.bursts))]}))
+    return _message("netem", index, NETEM_HANDLE, NETEM_PARENT, fields | {"attrs": attributes})
+
+
+def tbf_message(index: int, tbf: Tbf) -> QdiscMessage:
+    """tbf as the root of interface `index`."""
+    parameters = {
+        "rate___reserved": LINKLAYER_ETHERNET,
+        "rate": min(tbf.rate_bytes, U32_MAX),
+        "limit": tbf.limit_bytes,
+    }
+    attributes: list[tuple[str, object]] = [("TCA_TBF_PARMS", parameters), ("TCA_TBF_BURST", tbf.burst_bytes)]
+    if tbf.rate_bytes > U32_MAX:
+        attributes.append(("TCA_TBF_RATE64", tbf.rate_bytes))
+    return _message("tbf", index, TBF_HANDLE, TC_H_ROOT, {"attrs": attributes})
+
+
+def root_message(index: int) -> QdiscMessage:
+    """Whatever is the root of interface `index`, for deleting it."""
+    return _addressed(index, 0, TC_H_ROOT)
+
+
+def _netem_rate(rate_bytes: int) -> dict[str, int]:
+    return {"rate": min(rate_bytes, U32_MAX), "packet_overhead": 0, "cell_size": 0, "cell_overhead": 0}
+
+
+def _gemodel(bursts: BurstLoss) -> dict[str, int]:
+    return {"p": bursts.p, "r": bursts.r, "h": bursts.h, "k1": bursts.k1}
+
+
+def _message(kind: str, index: int, handle: int, parent: int, options: dict[str, object]) -> QdiscMessage:
+    message = _addressed(index, handle, parent)
+    message["attrs"] = [("TCA_KIND", kind), ("TCA_OPTIONS", options)]
+    return message
+
+
+def _addressed(index: int, handle: int, parent: int) -> QdiscMessage:
+    message = QdiscMessage()
+    message["index"], message["handle"], message["parent"] = index, handle, parent
+    return message

@@ -1,0 +1,150 @@
+"""One TCP connection carried through the link: bytes, end of stream and resets all take the link's time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from asyncio import StreamReader, StreamWriter
+from dataclasses import dataclass
+
+from outrider_netsim.engines.clock import HALF_TICK_S, LinkClock
+from outrider_netsim.engines.shaping import HANDSHAKE_TIMEOUT_S, Flow, Shaper
+
+READ_BYTES = 1 << 16
+BUFFER_BYTES = 1 << 20  # a flow's bytes under way; three times rate x round trip of the built-in profiles
+CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(slots=True)
+class LaneStats:
+    """Payload that came out of one direction so far."""
+
+    bytes: int = 0
+    chunks: int = 0
+
+
+@dataclass(slots=True)
+class Lane:
+    """One direction of the link, shared by its connections."""
+
+    shaper: Shaper
+    stats: LaneStats
+
+
+class Pipe:
+    """One direction of one connection: reads here, delivers there, later."""
+
+    def __init__(self, lane: Lane, clock: LinkClock, source: StreamReader, sink: StreamWriter) -> None:
+        self._lane = lane
+        self._clock = clock
+        self._source = source
+        self._sink = sink
+        self._flow = Flow(lane.shaper)
+        self._pushed = asyncio.Event()
+        self._popped = asyncio.Event()
+        self._reset = False
+
+    async def run(self) -> None:
+        """Carry bytes until the source's end or reset has arrived at the sink."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._feed())
+            group.create_task(self._deliver())
+
+    async def _feed(self) -> None:
+        data = b"-"
+        while data:
+            data = await self._read()
+            self._flow.push(data, self._clock.now())
+            self._pushed.set()
+            while self._flow.pending_bytes > BUFFER_BYTES:
+                self._popped.clear()
+                await self._popped.wait()
+
+    async def _read(self) -> bytes:
+        try:
+            return await self._source.read(READ_BYTES)
+        except OSError:
+            self._reset = True
+            return b""
+
+    async def _deliver(self) -> None:
+        while True:
+            await self._clock.sleep_until(await self._next_arrival())
+            for data in self._flow.pop_ready(self._clock.now() + HALF_TICK_S):
+                if not data:
+                    self._end()
+                    return
+                self._write(data)
+            self._popped.set()
+            with contextlib.suppress(OSError):  # a dead sink is the other pipe's news; this one drains its source
+                await self._sink.drain()
+
+    async def _next_arrival(self) -> float:
+        while (when := self._flow.next_event()) is None:
+            self._pushed.clear()
+            await self._pushed.wait()
+        return when
+
+    def _write(self, data: bytes) -> None:
+        if not self._sink.is_closing():
+            self._sink.write(data)
+            self._lane.stats.bytes += len(data)
+            self._lane.stats.chunks += 1
+
+    def _end(self) -> None:
+        if self._reset:
+            reset(self._sink)
+        elif not self._sink.is_closing():
+            with contextlib.suppress(OSError):
+                self._sink.write_eof()
+
+
+async def relay(
+    client: tuple[StreamReader, StreamWriter], upstream: tuple[str, int], up: Lane, down: Lane, clock: LinkClock
+) -> None:
+    """Carry one accepted connection to `upstream` and back, until both sides are done.
+
+    The kernel has shaken hands with the client already, at once. What the handshake would have taken on the link is
+    spent here, before the first byte.
+    """
+    reader, writer = client
+    await _cross(up.shaper, clock)
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            server_reader, server_writer = await asyncio.open_connection(*upstream)
+    except (OSError, TimeoutError):
+        await _cross(down.shaper, clock)
+        reset(writer)
+        return
+    try:
+        await _cross(down.shaper, clock)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(Pipe(up, clock, reader, server_writer).run())
+            group.create_task(Pipe(down, clock, server_reader, writer).run())
+    finally:
+        await _close(server_writer)
+        await _close(writer)
+
+
+async def _cross(shaper: Shaper, clock: LinkClock) -> None:
+    """Return when a packet of the handshake, sent now, has arrived."""
+    flow = Flow(shaper, HANDSHAKE_TIMEOUT_S)
+    flow.push(b"", clock.now())
+    while (when := flow.next_event()) is not None and not flow.pop_ready(clock.now() + HALF_TICK_S):
+        await clock.sleep_until(when)
+
+
+def reset(writer: StreamWriter) -> None:
+    """Drop the connection with RST, as a dead process's kernel would."""
+    sock: socket.socket = writer.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def _close(writer: StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        writer.close()
+        await writer.wait_closed()

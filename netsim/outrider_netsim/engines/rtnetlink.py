@@ -1,0 +1,131 @@
+"""One netlink conversation on a given socket: send a message of pyroute2's classes, wait for the kernel's verdict.
+
+The socket decides about the namespace: it belongs to the one it was made in, whoever uses it. pyroute2's own sockets
+want an event loop of their own and make their sockets themselves, so we speak the dozen lines of protocol here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from outrider_netsim.errors import EngineError
+from outrider_netsim.namespaces.interfaces import Handover
+
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x001, 0x004, 0x300  # linux/netlink.h
+NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x100, 0x200, 0x400
+NLM_F_CAPPED, NLM_F_ACK_TLVS = 0x100, 0x200
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+NLMSGERR_ATTR_MSG = 1
+SOL_NETLINK, NETLINK_CAP_ACK, NETLINK_EXT_ACK = 270, 10, 11
+HEADER = struct.Struct("=IHHII")  # struct nlmsghdr: length, type, flags, sequence number, port
+ATTRIBUTE = struct.Struct("=HH")  # struct nlattr: length, type
+SIOCGSKNS = 0x894C  # linux/sockios.h: a socket's namespace, as a descriptor
+SIOCGIFINDEX = 0x8933
+ANSWER_TIMEOUT_S = 10.0
+ANSWER_BYTES = 1 << 18
+SEND_BYTES = 1 << 18
+
+
+def open_netlink() -> socket.socket:
+    """A socket to the routing part of the kernel, in this process's namespace."""
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+
+
+def hand_over_netlink() -> Handover:
+    """The same for another process. Two users' rights count in it: those of who opened it and of who sends."""
+    return Handover(open_netlink().detach())
+
+
+class NetlinkError(OSError):
+    """The kernel's refusal: errno, and its own words where it has some."""
+
+
+class Conversation:
+    """Requests to the kernel and its answers, one after the other; never takes more than milliseconds."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(ANSWER_TIMEOUT_S)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+        sock.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)  # refusals need not repeat our 8 KB of delay table
+        sock.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
+        self._socket = sock
+        self._sequence = 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def namespace(self) -> int:
+        """A descriptor of the namespace that the socket belongs to; the caller closes it."""
+        return fcntl.ioctl(self._socket, SIOCGSKNS)
+
+    def interface_index(self, name: str) -> int:
+        """The number of an interface there. Raises OSError (ENODEV)."""
+        answer = fcntl.ioctl(self._socket, SIOCGIFINDEX, struct.pack("=16si20x", name.encode(), 0))
+        return int(struct.unpack_from("=i", answer, 16)[0])
+
+    def request(self, message: Any, kind: int, flags: int = 0) -> None:  # Any: pyroute2 ships no types
+        """Send and wait for the acknowledgement. Raises NetlinkError with the kernel's reason."""
+        self._send(message, kind, flags | NLM_F_ACK)
+        for _ in self._answers():
+            pass
+
+    def dump(self, message: Any, kind: int) -> list[bytes]:
+        """All objects of a kind, undecoded."""
+        self._send(message, kind, NLM_F_DUMP)
+        return list(self._answers())
+
+    def _send(self, message: Any, kind: int, flags: int) -> None:
+        self._sequence += 1
+        message["header"] = {
+            "type": kind,
+            "flags": flags | NLM_F_REQUEST,
+            "sequence_number": self._sequence,
+            "pid": 0,
+        }
+        message.reset()
+        message.encode()
+        self._socket.send(message.data)
+
+    def _answers(self) -> Iterator[bytes]:
+        """What comes until the acknowledgement or the end of the dump."""
+        while True:
+            try:
+                data = self._socket.recv(ANSWER_BYTES)
+            except TimeoutError:
+                raise EngineError(f"the kernel did not answer within {ANSWER_TIMEOUT_S:g} s: try again") from None
+            while data:
+                length, kind, flags, sequence, _ = HEADER.unpack_from(data)
+                message, data = data[:length], data[(length + 3) & ~3 :]
+                if sequence != self._sequence:  # an answer to a request that timed out
+                    continue
+                if kind == NLMSG_ERROR:
+                    _check(message, flags)
+                    return
+                if kind == NLMSG_DONE:
+                    return
+                yield message
+
+
+def _check(message: bytes, flags: int) -> None:
+    (code,) = struct.unpack_from("=i", message, HEADER.size)
+    if not code:
+        return
+    said = _reason(message, flags) if flags & NLM_F_ACK_TLVS else ""
+    raise NetlinkError(-code, said or os.strerror(-code))
+
+
+def _reason(message: bytes, flags: int) -> str:
+    """The text among the attributes behind an error; struct nlmsgerr holds the code and the request or its header."""
+    (length,) = struct.unpack_from("=I", message, HEADER.size + 4)
+    at = HEADER.size + 4 + (HEADER.size if flags & NLM_F_CAPPED else (length + 3) & ~3)
+    while at + ATTRIBUTE.size <= len(message):
+        size, kind = ATTRIBUTE.unpack_from(message, at)
+        if kind == NLMSGERR_ATTR_MSG:
+            return message[at + ATTRIBUTE.size : at + size].rstrip(b"\0").decode(errors="replace")
+        at += max(ATTRIBUTE.size, (size + 3) & ~3)
+    return ""

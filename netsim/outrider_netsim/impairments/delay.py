@@ -1,0 +1,53 @@
+"""Delay and jitter: every packet draws how long it takes."""
+
+from __future__ import annotations
+
+import heapq
+import random
+
+from outrider_netsim.impairments.impairment import InOrder
+from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.profiles.profile import Direction
+
+
+class Delay:
+    """Sends each packet on after a draw of `direction.delay_s`.
+
+    Without `in_order` a packet with a short draw overtakes (netem's jitter); with it, it waits for the one before it (a
+    radio bearer). Packets that are due at the same moment keep their order.
+    """
+
+    def __init__(self, behind: InOrder, direction: Direction, rng: random.Random) -> None:
+        self._behind = behind
+        self._direction = direction
+        self._rng = rng
+        self._under_way: list[tuple[float, int, Packet]] = []  # a heap by time, then by order of entering
+        self._entered = 0
+        self._latest = 0.0
+
+    def set(self, direction: Direction) -> None:
+        """Holds for what is pushed from now on."""
+        self._direction = direction
+
+    def push(self, packet: Packet, now: float) -> None:
+        due = now + self._direction.delay_s(self._rng)
+        if due > self._latest:
+            self._latest = due
+        elif self._direction.in_order:
+            due = self._latest
+        self._entered += 1
+        heapq.heappush(self._under_way, (due, self._entered, packet))
+
+    def pop_ready(self, now: float) -> list[Packet]:
+        under_way = self._under_way
+        while under_way and under_way[0][0] <= now:
+            due, _, packet = heapq.heappop(under_way)
+            self._behind.push(packet, due)
+        return self._behind.pop_ready(now)
+
+    def next_event(self) -> float | None:
+        later = self._behind.next_event()
+        if later is not None or not self._under_way:
+            return later  # nothing that is still delayed overtakes it
+        due, _, packet = self._under_way[0]
+        return self._behind.least_exit(packet, due)

@@ -1,0 +1,47 @@
+"""Loss of packets: independent of each other, or in bursts."""
+
+from __future__ import annotations
+
+import random
+
+from outrider_netsim.impairments.impairment import Impairment
+from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.profiles.profile import Bursts
+
+
+class Loss:
+    """Loses packets as they enter; the others go on at once.
+
+    Independent: each with probability `loss`. Bursts: a chain of two states that starts good and may change before each
+    packet, which is then lost with its state's share (Gilbert 1960, Elliott 1963; netem's `gemodel` looks at the state
+    before the change, which is the same law one packet later). Every packet takes one draw, or two with bursts.
+    """
+
+    def __init__(self, behind: Impairment, loss: float, bursts: Bursts | None, rng: random.Random) -> None:
+        self.dropped = 0
+        self._behind = behind
+        self.pop_ready = behind.pop_ready  # nothing waits here, so who asks is sent on
+        self.next_event = behind.next_event
+        self._draw = rng.random
+        self._loss = loss
+        self._bursts = bursts
+        self._is_bad = False
+
+    def set(self, loss: float, bursts: Bursts | None) -> None:
+        """Holds for what is pushed from now on."""
+        self._loss, self._bursts = loss, bursts
+
+    def push(self, packet: Packet, now: float) -> None:
+        if self._bursts is None:
+            lost = self._draw() < self._loss
+        else:
+            lost = self._draw() < self._share_of_next_state(self._bursts)
+        if lost:
+            self.dropped += 1
+        else:
+            self._behind.push(packet, now)
+
+    def _share_of_next_state(self, bursts: Bursts) -> float:
+        changes = self._draw() < (bursts.r if self._is_bad else bursts.p)
+        self._is_bad ^= changes
+        return bursts.bad if self._is_bad else bursts.good

@@ -1,0 +1,59 @@
+"""Rate: one server that sends a packet's bits one after the other, and one queue before it, served in order."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from outrider_netsim.impairments.impairment import InOrder, earlier
+from outrider_netsim.impairments.packet import Packet
+
+
+class Rate:
+    """Sends packets on when their last bit is out: size_bytes * 8 / rate_bps after the one before, or after entering.
+
+    A rate of 0 is unlimited. The queue has no end here; queue.py has one.
+    """
+
+    def __init__(self, behind: InOrder, rate_bps: float) -> None:
+        self._behind = behind
+        self._s_per_byte = _s_per_byte(rate_bps)
+        self._waiting: deque[Packet] = deque()  # the first one is being sent
+        self._sent_at = 0.0  # its last bit
+
+    def set(self, rate_bps: float, now: float) -> None:
+        """From `now` on, also for the bits that wait. What is due by `now` must have been popped."""
+        before, self._s_per_byte = self._s_per_byte, _s_per_byte(rate_bps)
+        if self._waiting and before:
+            self._sent_at = now + (self._sent_at - now) * (self._s_per_byte / before)
+
+    def lead_to(self, behind: InOrder) -> None:
+        """Packets that are sent from now on go there; what lies beyond it must be the same."""
+        self._behind = behind
+
+    def push(self, packet: Packet, now: float) -> None:
+        self._serve(now)
+        if not self._waiting:
+            self._sent_at = now + packet.size_bytes * self._s_per_byte
+        self._waiting.append(packet)
+
+    def pop_ready(self, now: float) -> list[Packet]:
+        self._serve(now)
+        return self._behind.pop_ready(now)
+
+    def next_event(self) -> float | None:
+        later = self._behind.next_event()
+        return earlier(self._sent_at, later) if self._waiting else later
+
+    def least_exit(self, packet: Packet, now: float) -> float:
+        return self._behind.least_exit(packet, now + packet.size_bytes * self._s_per_byte)
+
+    def _serve(self, now: float) -> None:
+        waiting = self._waiting
+        while waiting and self._sent_at <= now:
+            self._behind.push(waiting.popleft(), self._sent_at)
+            if waiting:
+                self._sent_at += waiting[0].size_bytes * self._s_per_byte
+
+
+def _s_per_byte(rate_bps: float) -> float:
+    return 8 / rate_bps if rate_bps else 0.0

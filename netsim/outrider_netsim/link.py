@@ -1,0 +1,239 @@
+"""One front for the engines that put a profile under real TCP connections, and the choice between them.
+
+`auto` takes the first of kernel, tun and proxy that this machine allows: the nearer to a real link, the earlier. What
+an engine needs is found out by starting it: it runs, or raises EngineError and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, Self, assert_never, cast
+
+from outrider_netsim.addresses import Address, check_port, parse_address
+from outrider_netsim.errors import EngineError, ProfileError
+from outrider_netsim.lifetime import Lifetime
+from outrider_netsim.path import LinkStats
+from outrider_netsim.profiles.profile import Profile
+
+if TYPE_CHECKING:
+    from outrider_netsim.namespaces.namespaces import Namespaces  # Linux only
+
+DEFAULT_UPSTREAM = "127.0.0.1:50051"
+LOOPBACK = "127.0.0.1"
+PLACEHOLDER = "{link}"  # in a command: the address that leads through the link
+
+EngineName = Literal["kernel", "tun", "proxy"]
+EngineChoice = Literal["auto", "kernel", "tun", "proxy"]
+BEST_FIRST: tuple[EngineName, ...] = ("kernel", "tun", "proxy")
+WITH_NETWORK: tuple[EngineName, ...] = ("kernel", "tun")  # a command of any kind runs behind these
+
+
+class EngineLink(Protocol):
+    """What every engine gives; `start` raises EngineError, or OSError when the address to listen at cannot be had."""
+
+    profile: Profile
+
+    @property
+    def engine(self) -> str: ...
+    @property
+    def address(self) -> str:
+        """host:port where a client of this process's network reaches the upstream through the link."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it was cut by hand."""
+
+    @property
+    def stats(self) -> LinkStats: ...
+    def cut(self) -> None: ...
+    def restore(self) -> None: ...
+    def set(self, profile: Profile) -> None: ...
+    async def start(self) -> object: ...
+    async def aclose(self) -> None: ...
+
+    async def run(self, argv: Sequence[str], upstreams: Sequence[Address], env: Mapping[str, str]) -> int:
+        """Run a command behind the link and return its exit status, 128 + n if signal n ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPlan:
+    """What an engine is built from."""
+
+    profile: Profile
+    upstream: Address
+    seed: int
+    listen: Address
+
+
+class Link(Lifetime):
+    """A link to the server at `upstream`; clients connect to `address` instead.
+
+        async with Link(profile_named("paper-4g"), "127.0.0.1:50051") as link:
+            print(link.engine, link.why)
+            ...                     # connect to link.address
+            link.cut()              # nothing passes
+            link.restore()
+
+    `engine` may also be names in an order of your own. `seed` (default: the profile's) fixes what becomes of the n-th
+    packet of each direction. The profile's planned outages count from the start. Raises ProfileError for what cannot
+    be, and on start EngineError for what this machine cannot.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        upstream: str = DEFAULT_UPSTREAM,
+        engine: EngineChoice | Sequence[EngineName] = "auto",
+        seed: int | None = None,
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+    ) -> None:
+        server = parse_address("upstream", upstream)
+        check_port("upstream port", server.port)
+        check_port("port", port, least=0)
+        self._candidates = candidates(engine)
+        self._plan = LinkPlan(profile, server, profile.seed if seed is None else seed, Address(host, port))
+        self._engine: EngineLink | None = None
+        self._why = ""
+
+    async def start(self) -> Self:
+        """Raises EngineError when no engine can be had, OSError when the address to listen at cannot be had."""
+        refusals: dict[str, list[str]] = {}  # what was lacking: the engines that lacked it
+        for name in self._candidates:
+            try:
+                engine = built(name, self._plan)
+                await engine.start()
+            except EngineError as error:
+                refusals.setdefault(str(error), []).append(name)
+            else:
+                self._engine, self._why = engine, _why(self._candidates, refusals)
+                return self
+        raise EngineError(_in_words(refusals))
+
+    async def aclose(self) -> None:
+        """Take everything away again; safe to call twice."""
+        if self._engine is not None:
+            await self._engine.aclose()
+
+    @property
+    def engine(self) -> str:
+        return self._started.engine
+
+    @property
+    def why(self) -> str:
+        """Why this engine and no better one."""
+        return self._why
+
+    @property
+    def profile(self) -> Profile:
+        return self._plan.profile if self._engine is None else self._engine.profile
+
+    @property
+    def address(self) -> str:
+        """host:port for clients."""
+        return self._started.address
+
+    @property
+    def namespaces(self) -> Namespaces | None:
+        """Where the link's two ends are; None with an engine that gives them no network of their own."""
+        return getattr(self._started, "namespaces", None)
+
+    @property
+    def is_cut(self) -> bool:
+        return self._started.is_cut
+
+    @property
+    def stats(self) -> LinkStats:
+        return self._started.stats
+
+    def cut(self) -> None:
+        """The radio is gone: nothing passes either way, and new connections hang."""
+        self._started.cut()
+
+    def restore(self) -> None:
+        """The radio is back."""
+        self._started.restore()
+
+    def set(self, profile: Profile) -> None:
+        """Change the link for what enters it from now on; planned outages stay those of the start."""
+        self._started.set(profile)
+
+    async def run(
+        self, argv: Sequence[str], upstreams: Sequence[Address] = (), env: Mapping[str, str] | None = None
+    ) -> int:
+        """Run a command behind the link and return its exit status, 128 + n if signal n ended it.
+
+        With kernel and tun it has a network of its own, in which 127.0.0.1 and the port of each upstream (default: the
+        link's) lead through the link. {link} in its arguments is replaced by the first one's address there, and
+        OUTRIDER_LINK_ADDRESS holds the same. Raises OSError when the command cannot be executed.
+        """
+        behind = tuple(upstreams) or (self._plan.upstream,)
+        inside = self.address if self.engine == "proxy" else str(Address(LOOPBACK, behind[0].port))
+        return await self._started.run([word.replace(PLACEHOLDER, inside) for word in argv], behind, env or {})
+
+    @property
+    def _started(self) -> EngineLink:
+        if self._engine is None:
+            raise RuntimeError("the link is not started: use `async with`")
+        return self._engine
+
+
+def candidates(engine: EngineChoice | Sequence[EngineName]) -> tuple[EngineName, ...]:
+    """The engines to try, in order. Raises ProfileError for one that does not exist."""
+    if engine == "auto":
+        return BEST_FIRST
+    wanted = (engine,) if isinstance(engine, str) else tuple(engine)
+    if "virtual" in map(str, wanted):
+        raise ProfileError("engine 'virtual' has no address for real programs: use VirtualLink (docs/links.md)")
+    for name in wanted:
+        if name not in BEST_FIRST:
+            raise ProfileError(f"engine {name!r} is unknown: choose auto, {', '.join(BEST_FIRST)}")
+    return cast(tuple[EngineName, ...], wanted)
+
+
+def built(name: EngineName, plan: LinkPlan) -> EngineLink:
+    """An engine, not started. Raises EngineError where what it is made of is not installed."""
+    if name != "proxy" and sys.platform != "linux":
+        raise EngineError(f"needs Linux, this is {sys.platform}: use --engine proxy")
+    try:
+        kind = _class_of(name)
+    except ModuleNotFoundError as error:
+        raise EngineError(f"{error.name} is not installed: pip install 'outrider[netsim]'") from None
+    return kind(plan.profile, plan.upstream, plan.seed, listen=plan.listen)
+
+
+class _Engine(Protocol):
+    """The engines' constructor."""
+
+    def __call__(self, profile: Profile, upstream: Address, seed: int, *, listen: Address) -> EngineLink: ...
+
+
+def _class_of(name: EngineName) -> _Engine:
+    match name:
+        case "kernel":
+            from outrider_netsim.engines.kernel import KernelLink
+
+            return KernelLink
+        case "tun":
+            from outrider_netsim.engines.tun import TunLink
+
+            return TunLink
+        case "proxy":
+            from outrider_netsim.engines.proxy import ProxyLink
+
+            return ProxyLink
+        case _:
+            assert_never(name)
+
+
+def _why(wanted: Sequence[EngineName], refusals: Mapping[str, Sequence[str]]) -> str:
+    if len(wanted) == 1:
+        return "as asked"
+    return f"the best that this machine allows ({_in_words(refusals)})" if refusals else "the best there is"
+
+
+def _in_words(refusals: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{', '.join(engines)}: {reason}" for reason, engines in refusals.items())

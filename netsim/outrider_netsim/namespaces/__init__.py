@@ -1,0 +1,1 @@
+"""Two network namespaces, what can be had from them, and the ways in and out."""

@@ -1,0 +1,93 @@
+"""A command in this process's own network, for the engine that gives it no other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # where the kernel does not tell who sent a signal
+
+
+async def run_here(argv: Sequence[str], env: Mapping[str, str]) -> int:
+    """Its exit status, 128 + n if signal n ended it. Our input, output and folder are its own.
+
+    Signals sent to us meanwhile go to it; on Linux it ends when we do, whatever ends us. Raises OSError when it cannot
+    be executed.
+    """
+    running: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(number: int) -> None:
+        for process in running:
+            process.send_signal(number)
+
+    with _signals_to(pass_on):
+        process = _started(argv, os.environ | dict(env))
+        running.append(process)
+        try:
+            await _ended(process)
+        finally:
+            process.kill()  # nothing to an ended one
+            status = process.wait()
+    return 128 - status if status < 0 else status
+
+
+def _started(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Executed, at the return."""
+    return subprocess.Popen(argv, env=env, preexec_fn=_preparation())  # noqa: PLW1509 - it only makes system calls
+
+
+def _signals_to(pass_on: Callable[[int], None]) -> contextlib.AbstractContextManager[None]:
+    if sys.platform != "linux":
+        return _handlers(pass_on)
+    from outrider_netsim.namespaces.forwarding import forwarded
+
+    return forwarded(pass_on)
+
+
+@contextlib.contextmanager
+def _handlers(pass_on: Callable[[int], None]) -> Iterator[None]:
+    """Ctrl-C reaches the command by itself, from the terminal."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
+    for number in PASSED_ON:
+        loop.add_signal_handler(number, pass_on, number)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, *PASSED_ON):
+            loop.remove_signal_handler(number)
+
+
+def _preparation() -> Callable[[], None] | None:
+    """What the command's process does before it becomes the command: hear signals again, and die with us."""
+    if sys.platform != "linux":
+        return None
+    from outrider_netsim.namespaces.forwarding import FORWARDED
+    from outrider_netsim.namespaces.processes import die_with_parent
+
+    parent = os.getpid()
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        die_with_parent(signal.SIGKILL, parent)
+
+    return prepare
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> None:
+    if sys.platform != "linux":
+        await asyncio.to_thread(process.wait)
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    handle = os.pidfd_open(process.pid)
+    loop.add_reader(handle, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)

@@ -1,0 +1,56 @@
+"""Signals sent to us that are meant for the command we run: passed on, once.
+
+A terminal's Ctrl-C reaches every process of its foreground group, the command too, so only what some process sent to us
+alone (kill, a supervisor) is passed on. Which it was, the kernel says in the signal's code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+from outrider_netsim.namespaces import syscalls
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@contextlib.contextmanager
+def forwarded(pass_on: Callable[[int], None]) -> Iterator[None]:
+    """While inside, `pass_on` is called from the event loop for each signal; none has its usual effect on us.
+
+    A signal that another thread of ours takes is passed on in any case, as its code is lost on the way: a program that
+    has such threads may give its command Ctrl-C twice. Outside the main thread nothing is passed on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    handlers = {number: signal.getsignal(number) for number in FORWARDED}
+    for number in FORWARDED:
+        loop.add_signal_handler(number, pass_on, number)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    source = syscalls.signal_file(FORWARDED)
+    loop.add_reader(source, _pass_on_pending, source, pass_on)
+    try:
+        yield
+    finally:
+        loop.remove_reader(source)
+        _pass_on_pending(source, lambda _: None)  # too late for the command, and not meant for us
+        os.close(source)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+def _pass_on_pending(source: int, pass_on: Callable[[int], None]) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while record := os.read(source, syscalls.SIGNALFD_RECORD_BYTES):
+            number, _, code = struct.unpack_from("Iii", record)
+            if code != syscalls.SI_KERNEL:
+                pass_on(number)

@@ -1,0 +1,139 @@
+"""Network interfaces and sockets of the namespace that this process is in, by ioctl; needs no library.
+
+The keeper runs these on one side or the other. Addresses are those of the link: 10.77.0.1 on A, 10.77.0.2 on B.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Literal
+
+from outrider_netsim.errors import EngineError, ProfileError
+
+Side = Literal["A", "B"]
+SocketKind = Literal["tcp", "udp"]
+
+LINK_ADDRESSES: dict[Side, str] = {"A": "10.77.0.1", "B": "10.77.0.2"}
+LINK_NETMASK = "255.255.255.252"
+LINK_INTERFACE = "outrider0"  # its name in both namespaces, where no other engine's can be
+MTU_BYTES = 1500
+TUN_QUEUE_PACKETS = 10_000  # the kernel's, ahead of the link's own queue: large enough that only the link's drops
+
+NAME_BYTES = 15  # IFNAMSIZ, less the byte that ends it
+TUN_DEVICE = "/dev/net/tun"
+TUNSETIFF = 0x4004_54CA  # linux/if_tun.h
+IFF_TUN = 0x0001
+IFF_NO_PI = 0x1000  # bare packets
+IFF_UP = 0x0001  # linux/if.h
+SIOCGIFFLAGS, SIOCSIFFLAGS = 0x8913, 0x8914  # linux/sockios.h
+SIOCSIFADDR, SIOCSIFNETMASK = 0x8916, 0x891C
+SIOCSIFMTU = 0x8922
+RTM_NEWLINK, RTM_DELLINK, IFLA_TXQLEN = 16, 17, 13  # linux/rtnetlink.h, linux/if_link.h
+NLM_F_REQUEST, NLM_F_ACK = 1, 4  # linux/netlink.h
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What a function returns in the keeper for its parent to have: an open file descriptor, closed here afterwards."""
+
+    descriptor: int
+
+
+def interface_name(name: str) -> str:
+    """`name`, if the kernel takes it for an interface. Raises ProfileError."""
+    if len(name.encode()) > NAME_BYTES:
+        raise ProfileError(
+            f"interface name {name!r}: {len(name.encode())} bytes, the kernel takes {NAME_BYTES} at most"
+        )
+    if name in ("", ".", "..") or any(letter in "/:%" or letter.isspace() for letter in name):
+        raise ProfileError(f"interface name {name!r}: need a name without blanks, '/', ':' and '%'")
+    return name
+
+
+def open_socket(kind: SocketKind) -> Handover:
+    """A new socket, neither bound nor connected; it stays in this namespace for life."""
+    return Handover(socket.socket(socket.AF_INET, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM).detach())
+
+
+def open_listener(host: str, port: int) -> Handover:
+    """A TCP socket that listens there; also at ports that only root may have, which the keeper is here."""
+    with socket.create_server((host, port)) as listener:
+        return Handover(os.dup(listener.fileno()))
+
+
+def open_tun(name: str, address: str) -> Handover:
+    """A TUN device with the link's address, up; the descriptor reads and writes one IPv4 packet a time.
+
+    Raises EngineError when the machine has none for us.
+    """
+    device = _tun_device()
+    try:
+        flags = struct.pack("16sH22x", interface_name(name).encode(), IFF_TUN | IFF_NO_PI)
+        fcntl.ioctl(device, TUNSETIFF, flags)
+        set_mtu(name, MTU_BYTES)
+        set_queue(name, TUN_QUEUE_PACKETS)
+        set_address(name, address)
+        set_up(name)
+    except BaseException:
+        os.close(device)
+        raise
+    return Handover(device)
+
+
+def set_up(name: str) -> None:
+    """Switch an interface on."""
+    answer = _request(name, SIOCGIFFLAGS, b"")
+    (flags,) = struct.unpack_from("H", answer, 16)
+    _request(name, SIOCSIFFLAGS, struct.pack("H", flags | IFF_UP))
+
+
+def set_address(name: str, address: str, netmask: str = LINK_NETMASK) -> None:
+    """Give an interface its IPv4 address."""
+    for code, value in ((SIOCSIFADDR, address), (SIOCSIFNETMASK, netmask)):
+        _request(name, code, struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton(value)))
+
+
+def set_mtu(name: str, size_bytes: int) -> None:
+    _request(name, SIOCSIFMTU, struct.pack("i", size_bytes))
+
+
+def set_queue(name: str, packets: int) -> None:
+    """How many packets wait for the interface's driver. By netlink: the ioctl is refused in a user namespace."""
+    _route_request(name, RTM_NEWLINK, struct.pack("HHI", 8, IFLA_TXQLEN, packets))
+
+
+def remove_interface(name: str) -> None:
+    """Delete an interface. Raises OSError: PermissionError without the right to, ENODEV where there is none."""
+    _route_request(name, RTM_DELLINK)
+
+
+def _tun_device() -> int:
+    try:
+        return os.open(TUN_DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise EngineError(f"no {TUN_DEVICE}: load its module (modprobe tun), or use --engine proxy") from None
+    except PermissionError:
+        raise EngineError(
+            f"{TUN_DEVICE} is closed to this user: open it (chmod 666 {TUN_DEVICE}; it gives no rights outside "
+            "the user's own namespaces), run as root, or use --engine kernel or proxy"
+        ) from None
+
+
+def _request(name: str, code: int, value: bytes) -> bytes:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        return fcntl.ioctl(control, code, interface_name(name).encode().ljust(16, b"\0") + value.ljust(24, b"\0"))
+
+
+def _route_request(name: str, kind: int, attributes: bytes = b"") -> None:
+    """Ask the kernel by netlink (struct nlmsghdr, struct ifinfomsg) to change or delete an interface."""
+    body = struct.pack("BxHiII", socket.AF_UNSPEC, 0, socket.if_nametoindex(name), 0, 0) + attributes
+    header = struct.pack("IHHII", 16 + len(body), kind, NLM_F_REQUEST | NLM_F_ACK, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
+        route.send(header + body)
+        (failure,) = struct.unpack_from("i", route.recv(4096), 16)
+    if failure:
+        raise OSError(-failure, f"interface {name}: {os.strerror(-failure)}")

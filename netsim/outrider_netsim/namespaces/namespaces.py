@@ -1,0 +1,238 @@
+"""Two network namespaces, A (the client's side) and B (the server's), and what can be had from them.
+
+    namespaces = Namespaces()
+    await namespaces.start()                                   # EngineError with the remedy where the machine refuses
+    server = await namespaces.socket("B")                      # a TCP socket that lives in B, usable from here
+    tun = await namespaces.tun("A", "outrider0")               # a descriptor that reads and writes packets
+    await namespaces.call("A", "outrider_netsim.namespaces.interfaces:set_mtu", name="outrider0", size_bytes=1400)
+    status = await namespaces.run(["curl", "http://127.0.0.1:8000"])    # in A
+    await namespaces.aclose()
+
+`call` runs a function of this package inside the keeper, in the namespace of that side; arguments and result are JSON,
+or the result a Handover of a descriptor. All of it ends with this process, whatever ends it (keeper.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from socket import AF_UNIX, SOCK_SEQPACKET, recv_fds, socketpair
+from socket import socket as Socket
+from typing import Any, Self
+
+from outrider_netsim.errors import EngineError, ProfileError
+from outrider_netsim.lifetime import Lifetime
+from outrider_netsim.namespaces.forwarding import forwarded
+from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, LINK_INTERFACE, Side, SocketKind
+from outrider_netsim.namespaces.processes import MARK, own_mark
+
+MESSAGE_BYTES = 1 << 17
+START_TIMEOUT_S = 30.0  # a new Python on a busy machine
+ANSWER_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 5.0
+
+
+class Namespaces(Lifetime):
+    """The parent's end of a keeper. Use from one event loop; `call_now` from that loop's thread."""
+
+    def __init__(self) -> None:
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._channel: Socket | None = None
+        self._waiting: dict[int, asyncio.Future[Any]] = {}  # Any: JSON or a descriptor
+        self._next_id = 0
+
+    async def start(self) -> Self:
+        """Make the namespaces. Raises EngineError when this machine gives none; nothing is left then."""
+        if sys.platform != "linux":
+            raise EngineError(f"{sys.platform} has no network namespaces: use --engine proxy")
+        self._channel, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        with theirs:
+            self._keeper = start_module("outrider_netsim.namespaces.keeper", theirs)
+        self._channel.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._channel, self._receive)
+        ready = self._expect()
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await ready
+        except BaseException as error:
+            await self.aclose()
+            if isinstance(error, TimeoutError):
+                raise EngineError(f"the keeper did not start within {START_TIMEOUT_S:g} s: try again") from None
+            raise
+        return self
+
+    async def aclose(self) -> None:
+        """End the commands, the keeper and with it both namespaces; safe to call twice."""
+        keeper, self._keeper = self._keeper, None
+        self._hang_up()
+        if keeper is not None:
+            await _ended(keeper)
+
+    async def socket(self, side: Side, kind: SocketKind = "tcp") -> Socket:
+        """A non-blocking IPv4 socket of that side, neither bound nor connected."""
+        descriptor = await self.call(side, "outrider_netsim.namespaces.interfaces:open_socket", kind=kind)
+        found = Socket(fileno=descriptor)
+        found.setblocking(False)
+        return found
+
+    async def listener(self, side: Side, host: str, port: int = 0) -> Socket:
+        """A non-blocking TCP socket of that side that listens at an address there. Raises OSError when it cannot."""
+        descriptor = await self.call(side, "outrider_netsim.namespaces.interfaces:open_listener", host=host, port=port)
+        found = Socket(fileno=descriptor)
+        found.setblocking(False)
+        return found
+
+    async def tun(self, side: Side, name: str = LINK_INTERFACE) -> int:
+        """A new TUN device of that side with the link's address there, up. Its descriptor does not block; close it."""
+        descriptor = await self.call(
+            side, "outrider_netsim.namespaces.interfaces:open_tun", name=name, address=LINK_ADDRESSES[side]
+        )
+        return int(descriptor)
+
+    async def call(self, side: Side, function: str, **arguments: object) -> Any:  # Any: JSON, or a descriptor
+        """Run `package.module:function` of this package on that side and return its result.
+
+        What it raises comes back: EngineError, ProfileError and OSError as they are, anything else as EngineError.
+        """
+        return await self._ask(op="call", side=side, function=function, arguments=arguments)
+
+    def call_now(self, side: Side, function: str, **arguments: object) -> Any:  # Any: as call
+        """The same without awaiting, for what takes a millisecond or less; the event loop waits meanwhile."""
+        answer = self._ask(op="call", side=side, function=function, arguments=arguments)
+        while not answer.done():
+            if not select.select([self._open_channel], [], [], ANSWER_TIMEOUT_S)[0]:
+                raise EngineError(f"{function}: no answer from the keeper within {ANSWER_TIMEOUT_S:g} s")
+            self._receive()
+        return answer.result()
+
+    async def run(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
+        """Run a command in A with our input, output and folder, and return its exit status (128 + n for signal n).
+
+        `env` is added to the environment that we had at the start. Signals sent to us meanwhile go to the command.
+        Raises OSError (FileNotFoundError, PermissionError) when it cannot be executed.
+        """
+        command = self._next_id + 1
+        ended = self._ask(op="run", argv=list(argv), env=dict(env or {}), cwd=os.getcwd())
+        with forwarded(lambda number: self._send(op="signal", run=command, number=number)):
+            status = int(await ended)
+        return 128 - status if status < 0 else status
+
+    def _ask(self, **request: object) -> asyncio.Future[Any]:
+        self._next_id += 1
+        answer = self._expect()
+        try:
+            self._send(id=self._next_id, **request)
+        except BaseException:
+            del self._waiting[self._next_id]
+            raise
+        return answer
+
+    def _expect(self) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[self._next_id] = answer
+        return answer
+
+    def _send(self, **message: object) -> None:
+        text = json.dumps({"id": self._next_id, **message}).encode()
+        if len(text) > MESSAGE_BYTES:
+            raise EngineError(f"{message.get('op')}: {len(text)} bytes, more than the {MESSAGE_BYTES} of a message")
+        while True:
+            try:
+                self._open_channel.send(text)
+                return
+            except BlockingIOError:  # the keeper is at work; it takes milliseconds
+                select.select([], [self._open_channel], [], ANSWER_TIMEOUT_S)
+            except (BrokenPipeError, ConnectionResetError):
+                raise EngineError("the keeper of the namespaces has ended: start the link again") from None
+
+    def _receive(self) -> None:
+        try:
+            text, descriptors, _, _ = recv_fds(self._open_channel, MESSAGE_BYTES, 1)
+        except (BlockingIOError, ConnectionResetError):
+            return
+        if not text:
+            self._hang_up()
+            return
+        message = json.loads(text)
+        answer = self._waiting.pop(message["id"], None)
+        if answer is None or answer.done():  # whoever asked has gone
+            _close(descriptors)
+        elif "error" in message:
+            answer.set_exception(_error(message["error"]))
+        else:
+            answer.set_result(descriptors[0] if descriptors else message["value"])
+
+    def _hang_up(self) -> None:
+        if self._channel is None:
+            return
+        channel, self._channel = self._channel, None
+        asyncio.get_running_loop().remove_reader(channel)
+        channel.close()
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting.values():
+            if not answer.done():
+                answer.set_exception(EngineError("the keeper of the namespaces has ended: start the link again"))
+                answer.exception()  # whoever waits still gets it; nobody else need be told
+
+    @property
+    def _open_channel(self) -> Socket:
+        if self._channel is None:
+            raise EngineError("the namespaces are not started, or have ended: use `async with`")
+        return self._channel
+
+
+def start_module(module: str, *channels: Socket | int) -> subprocess.Popen[bytes]:
+    """Start a module of ours as a process: its arguments are the descriptors it inherits, and our own id.
+
+    It carries our mark, by which leftovers.py tells what was left by whom.
+    """
+    numbers = [channel if isinstance(channel, int) else channel.fileno() for channel in channels]
+    arguments = [sys.executable, "-P", "-m", module, *map(str, numbers), str(os.getpid())]
+    return subprocess.Popen(arguments, pass_fds=numbers, env=os.environ | {MARK: own_mark()})
+
+
+async def readable(descriptor: int) -> None:
+    """Wait for a descriptor without a thread: threads would take the signals that `run` passes on."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
+async def _ended(keeper: subprocess.Popen[bytes]) -> None:
+    handle = os.pidfd_open(keeper.pid)
+    try:
+        async with asyncio.timeout(END_TIMEOUT_S):
+            await readable(handle)
+    except TimeoutError:
+        pass  # it is stuck in a call
+    finally:
+        os.close(handle)
+        keeper.kill()
+        keeper.wait()
+
+
+def _error(description: dict[str, Any]) -> Exception:  # Any: JSON
+    message = description["message"]
+    match description["kind"]:
+        case "EngineError":
+            return EngineError(message)
+        case "ProfileError":
+            return ProfileError(message)
+        case "OSError":
+            return OSError(description["errno"], message, description["file"])
+        case kind:
+            return EngineError(f"{kind}: {message}")
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

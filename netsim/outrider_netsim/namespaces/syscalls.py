@@ -1,0 +1,59 @@
+"""The Linux calls that Python 3.11 has no words for: namespaces, the signal at a parent's death, signals as a file.
+
+Each raises OSError with the kernel's errno.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Collection
+
+CLONE_NEWNET = 0x4000_0000  # linux/sched.h
+CLONE_NEWUSER = 0x1000_0000
+MNT_DETACH = 2  # sys/mount.h
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_TIMERSLACK = 29
+PR_SET_CHILD_SUBREAPER = 36
+SFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
+SIGSET_BYTES = 128  # sigset_t of both C libraries
+SIGNALFD_RECORD_BYTES = 128  # struct signalfd_siginfo; begins with the number, errno and code, 4 bytes each
+SI_KERNEL = 0x80  # the code of a signal that nobody's kill() sent: the terminal's keys, for one
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by `flags` for new ones."""
+    _checked("unshare", _libc().unshare(flags))
+
+
+def setns(namespace: int, flags: int) -> None:
+    """Enter the namespace that the file descriptor stands for."""
+    _checked("setns", _libc().setns(namespace, flags))
+
+
+def prctl(option: int, value: int) -> None:
+    _checked("prctl", _libc().prctl(option, ctypes.c_ulong(value), 0, 0, 0))
+
+
+def unmount(path: str) -> None:
+    """Take a mount away at once, in use or not."""
+    _checked("umount2", _libc().umount2(os.fsencode(path), MNT_DETACH))
+
+
+def signal_file(signals: Collection[signal.Signals]) -> int:
+    """A file descriptor that reads one record for each of `signals` that is pending; block them first."""
+    mask = sum(1 << number - 1 for number in set(signals)).to_bytes(SIGSET_BYTES, sys.byteorder)
+    return _checked("signalfd", _libc().signalfd(-1, mask, SFD_CLOEXEC_NONBLOCK))
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(name: str, result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result

@@ -1,0 +1,1 @@
+"""Measuring a link through any engine, and judging it by its profile."""

@@ -1,0 +1,215 @@
+"""Measured figures, each with its interval and judged against the profile. Pure: no clock, no sockets.
+
+A figure with a tolerance is `ok` within it; beyond, it is `unclear` while its 99.99 % interval still reaches into the
+tolerance (chance explains it: take more packets) and `off` otherwise. A figure that only chance blurs (loss, bursts) is
+`ok` when its 99 % interval holds the profile's value, `unclear` when only its 99.99 % interval does, else `off`.
+
+    delay        TOLERANCE, or TIMER_MS where that is more: the timers of user-space engines are as coarse
+    shape        mean distance between measured and claimed quantiles (Wasserstein): a uniform jitter in place of a
+                 normal one has the right mean and deviation and is 0.14 deviations away; chance gives 1.1 / sqrt(n)
+    loss         Clopper-Pearson; where losses come in bursts n packets are worth n / design_effect independent ones
+    loss burst   losses in a row; each is followed by another with q = 1 - 1/burst, so a share again
+    overtaken    share of packets that arrive after one sent later, beside the profile's own draws at the same times
+    throughput   bytes over time while more is offered than passes
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, pstdev
+from typing import Literal
+
+from outrider_netsim.probe.crossings import Crossing, Flood
+from outrider_netsim.probe.expectations import (
+    design_effect,
+    expected_overtaken,
+    in_a_row,
+    mean_burst,
+    overtaken,
+    serialisation_ms,
+    waiting_share,
+)
+from outrider_netsim.probe.intervals import Interval, deviation_interval, mean_interval, share_interval
+from outrider_netsim.profiles.profile import Direction
+
+Verdict = Literal["ok", "unclear", "off", "n/a"]
+Name = Literal["mean_delay_ms", "deviation_ms", "shape_gap_ms", "loss", "loss_burst", "overtaken", "throughput_bps"]
+
+TOLERANCE = 0.05  # of delay, deviation and rate
+TIMER_MS = 0.3  # deviation of a wake-up that is even over a millisecond
+OVERTAKEN_TOLERANCE = 0.03
+SHAPE_TOLERANCE, SHAPE_CHANCE = 0.05, 2.2  # of the deviation; the second over sqrt(n), twice its median
+SHOWN, CERTAIN = 0.99, 0.9999  # confidences
+SLICES = 20
+EDGE_S = 0.8
+LEAST_ARRIVALS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured value beside the profile's, in the unit of its name (ms, bit/s, packets, or a share)."""
+
+    name: Name
+    measured: float | None
+    interval: Interval | None  # of 99 %
+    expected: float | None
+    tolerance: float
+    verdict: Verdict
+    note: str = ""
+
+
+def mean_figure(crossing: Crossing, direction: Direction, link_bytes: int, seed: int) -> Figure:
+    """Mean one-way delay of lone packets, with the time that the rate takes for one of them."""
+    delays_ms = crossing.delays_ms
+    if not delays_ms:
+        return missing("mean_delay_ms", "nothing came through", "off")
+    expected = direction.mean_delay_ms + serialisation_ms(direction, link_bytes)
+    intervals = mean_interval(delays_ms, SHOWN), mean_interval(delays_ms, CERTAIN)
+    tolerance = max(TOLERANCE * expected, TIMER_MS)
+    waiting = waiting_share(crossing.sent_s, direction, seed)
+    note = f"{waiting:.2%} of it from waiting for earlier packets at this spacing" if waiting else ""
+    return _within("mean_delay_ms", fmean(delays_ms), intervals, _untraced(direction, expected), tolerance, note)
+
+
+def deviation_figure(crossing: Crossing, direction: Direction) -> Figure:
+    """Standard deviation of one-way delays of lone packets."""
+    delays_ms = crossing.delays_ms
+    if not delays_ms:
+        return missing("deviation_ms", "nothing came through", "off")
+    expected = direction.delay_deviation_ms
+    intervals = deviation_interval(delays_ms, SHOWN), deviation_interval(delays_ms, CERTAIN)
+    tolerance = max(TOLERANCE * expected, TIMER_MS)
+    return _within("deviation_ms", pstdev(delays_ms), intervals, _untraced(direction, expected), tolerance)
+
+
+def shape_figure(crossing: Crossing, direction: Direction, link_bytes: int) -> Figure:
+    """How far the measured quantiles lie from the profile's, on average."""
+    ordered = sorted(crossing.delays_ms)
+    if not ordered:
+        return missing("shape_gap_ms", "nothing came through", "off")
+    if direction.trace:
+        return missing("shape_gap_ms", "the trace decides")
+    extra, count = serialisation_ms(direction, link_bytes), len(ordered)
+    claimed = (direction.quantile_s((rank + 0.5) / count) * 1000 + extra for rank in range(count))
+    gap = fmean(abs(mine - theirs) for mine, theirs in zip(ordered, claimed, strict=True))
+    share = SHAPE_TOLERANCE + SHAPE_CHANCE / math.sqrt(count)
+    tolerance = max(TIMER_MS, share * direction.delay_deviation_ms)
+    return Figure("shape_gap_ms", gap, None, 0.0, tolerance, "ok" if gap <= tolerance else "off")
+
+
+def loss_figure(crossing: Crossing, direction: Direction) -> Figure:
+    """Share of packets that never came."""
+    sent, lost = len(crossing.sent_s), sum(crossing.lost)
+    effect = design_effect(direction)
+    shown, certain = (share_interval(lost / effect, sent / effect, level) for level in (SHOWN, CERTAIN))
+    expected = _untraced(direction, direction.mean_loss)
+    return _holding("loss", lost / sent, (shown, certain), expected, f"{lost} of {sent:,}")
+
+
+def burst_figure(crossing: Crossing, direction: Direction) -> Figure:
+    """Mean number of packets lost in a row."""
+    lost = crossing.lost
+    losses, followed = sum(lost), sum(before and after for before, after in pairwise(lost))
+    if not losses:
+        return missing("loss_burst", "no packet was lost")
+    shares = (share_interval(followed, losses, level) for level in (SHOWN, CERTAIN))
+    shown, certain = (Interval(in_a_row(share.low), in_a_row(share.high)) for share in shares)
+    bursts, expected = losses - followed, _untraced(direction, mean_burst(direction))
+    return _holding("loss_burst", losses / bursts, (shown, certain), expected, f"{bursts} bursts")
+
+
+def overtaken_figure(crossing: Crossing, direction: Direction, seed: int) -> Figure:
+    """Share of packets that arrive after one that was sent later."""
+    came = [(s, r) for s, r in zip(crossing.sent_s, crossing.received_s, strict=True) if r is not None]
+    if len(came) < 2 * SLICES:
+        return missing("overtaken", f"{len(came)} packets came: too few")
+    flags = overtaken([received for _, received in came])
+    slices = [fmean(flags[start:end]) for start, end in _slices(len(flags))]
+    intervals = mean_interval(slices, SHOWN), mean_interval(slices, CERTAIN)
+    expected = _untraced(direction, expected_overtaken([sent for sent, _ in came], direction, seed))
+    tolerance = 0.0 if direction.in_order else OVERTAKEN_TOLERANCE
+    return _within("overtaken", fmean(flags), intervals, expected, tolerance)
+
+
+def throughput_figure(flood: Flood, direction: Direction) -> Figure:
+    """Link bytes over time while more was offered than passes. No interval: a rate leaves nothing to chance."""
+    measured_bps = passed_bps(flood)
+    if measured_bps is None:
+        return missing("throughput_bps", f"{len(flood.arrivals)} arrivals: too few", "off")
+    if direction.trace:
+        return Figure("throughput_bps", measured_bps, None, None, 0.0, "n/a", "the trace decides")
+    tolerance = TOLERANCE * direction.rate_bps
+    if abs(measured_bps - direction.rate_bps) <= tolerance:
+        return Figure("throughput_bps", measured_bps, None, direction.rate_bps, tolerance, "ok")
+    enough = flood.held_back or flood.offered_bps * (1 - direction.mean_loss) >= 1.02 * direction.rate_bps
+    note = "" if enough else f"the probe itself offered no more than {flood.offered_bps / 1e6:.0f} Mbit/s"
+    return Figure(
+        "throughput_bps", measured_bps, None, direction.rate_bps, tolerance, "off" if enough else "unclear", note
+    )
+
+
+def passed_bps(flood: Flood) -> float | None:
+    """Bytes over time between two moments, EDGE_S after the first arrival and before sending ended; None if too few.
+
+    A stream shows a loss as a stall, after which all that waited comes at once: an edge amid a stall would lack bytes.
+    So each edge is the moment, within EDGE_S, when most had arrived for its time. Jitter shifts both edges alike.
+    """
+    counted, arrived = [], 0.0
+    for when, size in flood.arrivals:
+        arrived += size
+        if when <= flood.ended_s:
+            counted.append((when, arrived))
+    if len(counted) < LEAST_ARRIVALS or counted[-1][0] - counted[0][0] < 3 * EDGE_S:
+        return None
+    (first_s, first), (last_s, last) = counted[0], counted[-1]
+    slope = (last - first) / (last_s - first_s)
+    early = [point for point in counted if first_s + EDGE_S <= point[0] <= first_s + 2 * EDGE_S] or counted[:1]
+    late = [point for point in counted if point[0] >= last_s - EDGE_S]
+    (start_s, start), (end_s, end) = (max(edge, key=lambda p: p[1] - slope * p[0]) for edge in (early, late))
+    return (end - start) * 8 / (end_s - start_s)
+
+
+def missing(name: Name, note: str, verdict: Verdict = "n/a") -> Figure:
+    """A figure that could not be measured, and why."""
+    return Figure(name, None, None, None, 0.0, verdict, note)
+
+
+def _untraced(direction: Direction, expected: float) -> float | None:
+    """A trace decides from moment to moment, so that there is no one value to hold a figure against."""
+    return None if direction.trace else expected
+
+
+def _slices(count: int) -> Iterator[tuple[int, int]]:
+    return ((slice_idx * count // SLICES, (slice_idx + 1) * count // SLICES) for slice_idx in range(SLICES))
+
+
+def _within(
+    name: Name,
+    measured: float,
+    intervals: tuple[Interval, Interval],
+    expected: float | None,
+    tolerance: float,
+    note: str = "",
+) -> Figure:
+    shown, certain = intervals
+    if expected is None:
+        return Figure(name, measured, shown, None, 0.0, "n/a", "the trace decides")
+    verdict: Verdict = "unclear" if certain.meets(expected - tolerance, expected + tolerance) else "off"
+    if abs(measured - expected) <= tolerance:
+        verdict = "ok"
+    return Figure(name, measured, shown, expected, tolerance, verdict, note)
+
+
+def _holding(
+    name: Name, measured: float, intervals: tuple[Interval, Interval], expected: float | None, note: str
+) -> Figure:
+    shown, certain = intervals
+    if expected is None:
+        return Figure(name, measured, shown, None, 0.0, "n/a", "the trace decides")
+    verdict: Verdict = "unclear" if certain.meets(expected, expected) else "off"
+    if shown.meets(expected, expected):
+        verdict = "ok"
+    return Figure(name, measured, shown, expected, 0.0, verdict, note)

@@ -1,0 +1,130 @@
+"""From what a probe saw to a report of both directions, in plain data. Pure; the figures are figures.py's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from outrider_netsim.probe.crossings import WAYS, Crossing, Samples, Way
+from outrider_netsim.probe.expectations import serialisation_ms
+from outrider_netsim.probe.figures import (
+    Figure,
+    Verdict,
+    burst_figure,
+    deviation_figure,
+    loss_figure,
+    mean_figure,
+    missing,
+    overtaken_figure,
+    shape_figure,
+    throughput_figure,
+)
+from outrider_netsim.profiles.profile import Direction, Profile
+
+QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantile:
+    """The delay that a share of packets does not exceed."""
+
+    share: float
+    measured_ms: float
+    expected_ms: float | None  # None: a trace decides
+
+
+@dataclass(frozen=True, slots=True)
+class DirectionReport:
+    """What one direction did; delays are those of lone packets, in the order of sending."""
+
+    figures: tuple[Figure, ...]
+    quantiles: tuple[Quantile, ...]
+    delays_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """Both directions, judged."""
+
+    ways: dict[Way, DirectionReport]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all figures."""
+        seen = {figure.verdict for way in self.ways.values() for figure in way.figures}
+        return "off" if "off" in seen else "unclear" if "unclear" in seen else "ok"
+
+    def as_json(self) -> dict[str, object]:
+        """Everything but the single delays."""
+        return {"verdict": self.verdict} | {way: _as_json(found) for way, found in self.ways.items()}
+
+
+def report(samples: Samples, profile: Profile, seed: int = 0) -> ProbeReport:
+    """Judge `samples` against `profile`. `seed` is for the profile's own draws that the order of packets is held
+    against."""
+    directions = {"up": profile.up, "down": profile.down}
+    return ProbeReport({way: _judged(samples, way, directions[way], seed) for way in WAYS})
+
+
+def _judged(samples: Samples, way: Way, direction: Direction, seed: int) -> DirectionReport:
+    lone = samples.delay[way]
+    flood = samples.flood.get(way)
+    figures = [
+        mean_figure(lone, direction, samples.link_bytes, seed),
+        deviation_figure(lone, direction),
+        shape_figure(lone, direction, samples.link_bytes),
+        *_loss_figures(samples, way, direction, seed),
+        throughput_figure(flood, direction) if flood else missing("throughput_bps", "the profile has no rate"),
+    ]
+    return DirectionReport(tuple(figures), _quantiles(lone, direction, samples.link_bytes), tuple(lone.delays_ms))
+
+
+def _loss_figures(samples: Samples, way: Way, direction: Direction, seed: int) -> Sequence[Figure]:
+    crossing = samples.loss[way]
+    loss, burst = loss_figure(crossing, direction), burst_figure(crossing, direction)
+    if samples.transport == "datagrams":
+        return loss, burst, overtaken_figure(crossing, direction, seed)
+    loss = replace(loss, note=f"{loss.note}, seen as stalls")
+    return loss, burst, missing("overtaken", "a TCP stream is always in order")
+
+
+def _quantiles(crossing: Crossing, direction: Direction, link_bytes: int) -> tuple[Quantile, ...]:
+    ordered, extra = sorted(crossing.delays_ms), serialisation_ms(direction, link_bytes)
+    return tuple(
+        Quantile(
+            share,
+            ordered[int(share * len(ordered))],
+            None if direction.trace else direction.quantile_s(share) * 1000 + extra,
+        )
+        for share in QUANTILES
+        if ordered
+    )
+
+
+def _as_json(found: DirectionReport) -> dict[str, object]:
+    return {
+        "figures": {figure.name: _figure_as_json(figure) for figure in found.figures},
+        "quantiles": [
+            {"share": quantile.share, "measured_ms": quantile.measured_ms, "profile_ms": quantile.expected_ms}
+            for quantile in found.quantiles
+        ],
+        "packets": len(found.delays_ms),
+    }
+
+
+def _figure_as_json(figure: Figure) -> dict[str, object]:
+    interval = figure.interval
+    return {
+        "measured": figure.measured,
+        "interval_99": [_finite(interval.low), _finite(interval.high)] if interval else None,
+        "profile": figure.expected,
+        "tolerance": figure.tolerance,
+        "verdict": figure.verdict,
+        "note": figure.note,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None

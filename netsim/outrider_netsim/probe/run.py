@@ -1,0 +1,176 @@
+"""One probe from profile to JSON: opens the engine, plans, measures, judges, and says how it was made.
+
+Standard library only (and what the engine needs), so that a bare guest runs it as well as the command does:
+
+    probed = asyncio.run(probe_profile(profile_named("paper-4g"), "kernel"))
+    print(json.dumps(probed.as_json()))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shlex
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Literal
+
+from outrider_netsim.addresses import parse_address
+from outrider_netsim.engines.shaping import timeout_s
+from outrider_netsim.link import Link
+from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side
+from outrider_netsim.namespaces.namespaces import Namespaces
+from outrider_netsim.probe.crossings import Crossing
+from outrider_netsim.probe.probe import Probed, ProbeTarget, check_counts, measure, plan
+from outrider_netsim.probe.report import ProbeReport, report
+from outrider_netsim.probe.sockets import DatagramPair, Streams, listening_socket
+from outrider_netsim.probe.virtual_pair import VirtualPair
+from outrider_netsim.profiles.profile import Direction, Profile
+
+ProbeEngine = Literal["auto", "kernel", "tun", "proxy", "virtual"]
+
+PACKETS = 2_000
+LOSS_PACKETS = 20_000
+PACKAGES = ("outrider", "pyroute2")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A target, the engine that it goes through, and why that one."""
+
+    target: ProbeTarget
+    engine: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRun:
+    """A finished probe."""
+
+    profile: Profile
+    engine: str
+    why: str
+    seed: int
+    started: datetime
+    ended: datetime
+    seen: Probed
+    report: ProbeReport
+
+    def as_json(self) -> dict[str, object]:
+        """Everything but the single packets."""
+        return {
+            "profile": _profile_as_json(self.profile),
+            "engine": self.engine,
+            "why": self.why,
+            "transport": self.seen.samples.transport,
+            **self.report.as_json(),
+            "control": {way: _control_as_json(crossing) for way, crossing in self.seen.control.items()},
+            "sent": {
+                "link_bytes": self.seen.samples.link_bytes,
+                "delay": asdict(self.seen.plan.delay),
+                "loss": asdict(self.seen.plan.loss),
+                "loads": [asdict(load) for load in self.seen.plan.loads],
+            },
+            "made_by": self._made_by(),
+        }
+
+    def _made_by(self) -> dict[str, object]:
+        return {
+            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "seed": self.seed,
+            "started": self.started.isoformat(timespec="seconds"),
+            "seconds": round((self.ended - self.started).total_seconds(), 1),
+            "kernel": f"{platform.system()} {platform.release()}",
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "load_average": [round(load, 2) for load in os.getloadavg()],
+            "python": platform.python_version(),
+            "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        }
+
+
+async def probe_profile(
+    profile: Profile,
+    engine: ProbeEngine = "auto",
+    *,
+    packets: int = PACKETS,
+    loss_packets: int = LOSS_PACKETS,
+    seed: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> ProbeRun:
+    """Measure `profile` through an engine and judge it; planned outages are left out, they would count as loss.
+
+    Raises ProfileError for what cannot be, EngineError where this machine cannot or measuring failed.
+    """
+    check_counts(packets, loss_packets)
+    seed = profile.seed if seed is None else seed
+    probed = replace(profile, outages=())
+    started = datetime.now(UTC)
+    async with _opened(probed, engine, seed) as opened:
+        say(f"{profile.name} through {opened.engine} ({opened.why})")
+        planned = plan(opened.target, probed, packets, loss_packets)
+        seen = await measure(opened.target, planned, say)
+    judged = report(seen.samples, probed, seed)
+    return ProbeRun(profile, opened.engine, opened.why, seed, started, datetime.now(UTC), seen, judged)
+
+
+@contextlib.asynccontextmanager
+async def _opened(profile: Profile, engine: ProbeEngine, seed: int) -> AsyncIterator[Opened]:
+    if engine == "virtual":
+        yield Opened(VirtualPair(profile, seed), "virtual", "as asked")
+        return
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(listening_socket())
+        async with Link(profile, f"127.0.0.1:{listener.getsockname()[1]}", engine, seed) as link:
+            if link.namespaces is None:
+                quick_s = max(_slowest_s(profile.up), _slowest_s(profile.down))
+                stall_s = timeout_s(profile)
+                target: ProbeTarget = Streams(parse_address("link", link.address), listener, stall_s, stall_s + quick_s)
+            else:
+                ends = [sockets.enter_context(await _end(link.namespaces, side)) for side in ("A", "B")]
+                target = DatagramPair(ends[0], ends[1])
+            yield Opened(target, link.engine, link.why)
+
+
+async def _end(namespaces: Namespaces, side: Side) -> socket.socket:
+    end = await namespaces.socket(side, "udp")
+    end.bind((LINK_ADDRESSES[side], 0))
+    return end
+
+
+def _slowest_s(direction: Direction) -> float:
+    return (direction.mean_delay_ms + 6 * direction.delay_deviation_ms) / 1000
+
+
+def _profile_as_json(profile: Profile) -> dict[str, object]:
+    return {"name": profile.name, "up": _direction_as_json(profile.up), "down": _direction_as_json(profile.down)}
+
+
+def _direction_as_json(direction: Direction) -> dict[str, object]:
+    trace = direction.trace.name if direction.trace else None
+    return asdict(replace(direction, trace=None)) | {"trace": trace}
+
+
+def _control_as_json(crossing: Crossing) -> dict[str, object]:
+    delays_ms = sorted(crossing.delays_ms)
+    return {
+        "packets": len(crossing.sent_s),
+        "lost": sum(crossing.lost),
+        "mean_delay_ms": fmean(delays_ms) if delays_ms else None,
+        "deviation_ms": pstdev(delays_ms) if delays_ms else None,
+        "p99_ms": delays_ms[int(0.99 * len(delays_ms))] if delays_ms else None,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

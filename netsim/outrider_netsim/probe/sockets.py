@@ -1,0 +1,204 @@
+"""Probe targets that are real sockets: a pair for datagrams, or streams through a relay. The work is the worker's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from outrider_netsim.errors import EngineError
+from outrider_netsim.probe.crossings import Crossing, Flood, Load, Transport, Volley, Way
+
+Json = dict[str, Any]  # what json.loads gives
+
+PAYLOAD_BYTES = 64
+CLOCK_STEP_S = 0.002
+MAX_CONNECTIONS = 200
+BACKLOG = 256
+
+
+class DatagramPair:
+    """Two connected UDP sockets, the client's end and the server's, with the link between them."""
+
+    transport: Transport = "datagrams"
+    full_payload_bytes = 1472  # fills 1500 bytes of IP
+    overhead_bytes = 42  # UDP 8, IPv4 20, and 14 of Ethernet, which the rate counts too
+    link_bytes = PAYLOAD_BYTES + overhead_bytes
+    least_spacing_s = 0.0
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        client.connect(server.getsockname())
+        server.connect(client.getsockname())
+        self._sockets = client, server
+        self._number = 0
+
+    async def volley(self, volley: Volley) -> dict[Way, Crossing]:
+        """Raises EngineError when the measurement itself failed."""
+        seen = await self._send(volley, ["up", "down"], PAYLOAD_BYTES, None)
+        return {way: _crossing(seen[way]) for way in ("up", "down")}
+
+    async def load(self, load: Load) -> Flood:
+        """Raises EngineError when the measurement itself failed."""
+        packet_bytes = self.full_payload_bytes + self.overhead_bytes
+        spacing_s = packet_bytes * 8 / load.offered_bps
+        volley = Volley(int(2 * load.duration_s / spacing_s), spacing_s, load.settle_s)
+        seen = (await self._send(volley, [load.way], self.full_payload_bytes, load.duration_s))[load.way]
+        crossing = _crossing(seen)
+        arrivals = sorted((when, float(packet_bytes)) for when in crossing.received_s if when is not None)
+        started_s, ended_s = crossing.sent_s[0], crossing.sent_s[-1]
+        offered_bps = (len(crossing.sent_s) - 1) * packet_bytes * 8 / (ended_s - started_s)
+        return Flood(started_s, ended_s, tuple(arrivals), offered_bps, bool(seen["blocked"]))
+
+    async def control(self, volley: Volley) -> dict[Way, Crossing]:
+        """The same volley over bare loopback: what measuring itself costs on this machine."""
+        with _loopback_socket() as client, _loopback_socket() as server:
+            return await DatagramPair(client, server).volley(volley)
+
+    async def _send(self, volley: Volley, ways: Sequence[Way], payload_bytes: int, duration_s: float | None) -> Json:
+        self._number += 1
+        return await work(
+            {
+                "kind": "datagrams",
+                "number": self._number,
+                "ways": list(ways),
+                "payload_bytes": payload_bytes,
+                **_timing(volley, duration_s),
+            },
+            self._sockets,
+        )
+
+
+class Streams:
+    """TCP connections to `address`, which arrive at `listener`: many in turn for messages, one for the rate.
+
+    A stream shows a lost packet as a stall: what takes `stall_s` or longer counts as lost. A message must not wait for
+    the one before it on its connection, stalled and sent again (within `quiet_s`) or not.
+    """
+
+    transport: Transport = "streams"
+    segment_bytes = 1448  # payload of a full segment on Ethernet, with timestamps
+    overhead_bytes = 66  # Ethernet, IPv4 and TCP headers with timestamps
+    link_bytes = PAYLOAD_BYTES + overhead_bytes
+
+    def __init__(self, address: tuple[str, int], listener: socket.socket, stall_s: float, quiet_s: float) -> None:
+        self._address = address
+        self._listener = listener
+        self._stall_s = stall_s
+        self._quiet_s = quiet_s
+
+    @property
+    def least_spacing_s(self) -> float:
+        return self._quiet_s / MAX_CONNECTIONS
+
+    async def volley(self, volley: Volley) -> dict[Way, Crossing]:
+        """Raises EngineError when the measurement itself failed."""
+        task = {
+            "kind": "streams",
+            "ways": ["up", "down"],
+            "payload_bytes": PAYLOAD_BYTES,
+            "connections": min(MAX_CONNECTIONS, volley.packets, math.ceil(self._quiet_s / volley.spacing_s)),
+        }
+        seen = await self._work(task | _timing(volley, None))
+        return {way: _stalls_as_lost(_crossing(seen[way]), self._stall_s) for way in ("up", "down")}
+
+    async def load(self, load: Load) -> Flood:
+        """Goodput of one connection; its bytes count with the headers of the full segments that they take."""
+        inflation = (self.segment_bytes + self.overhead_bytes) / self.segment_bytes
+        task = {
+            "kind": "pour",
+            "ways": [load.way],
+            "connections": 1,
+            "offered_bps": 4 * load.offered_bps,  # a stream is held back by what it may have under way
+            "duration_s": load.duration_s,
+        }
+        seen = (await self._work(task))[load.way]
+        started_s, ended_s = seen["started_ns"] / 1e9, seen["ended_ns"] / 1e9
+        arrivals = tuple((when / 1e9, size * inflation) for when, size in seen["arrivals"])
+        offered_bps = seen["written"] * inflation * 8 / (ended_s - started_s)
+        return Flood(started_s, ended_s, arrivals, offered_bps, held_back=True)
+
+    async def control(self, volley: Volley) -> dict[Way, Crossing]:
+        """The same volley over bare loopback: what measuring itself costs on this machine."""
+        with listening_socket() as listener:
+            return await Streams(listener.getsockname(), listener, self._stall_s, self._quiet_s).volley(volley)
+
+    async def _work(self, task: Json) -> Json:
+        host, port = self._address
+        return await work({**task, "host": host, "port": port}, [self._listener])
+
+
+async def work(task: Json, sockets: Sequence[socket.socket]) -> Json:
+    """Have a worker process do `task` on `sockets`; what it saw in each way.
+
+    Raises EngineError when it failed, its sockets could not hold what came, or the wall clock was set meanwhile.
+    """
+    descriptors = [each.fileno() for each in sockets]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "outrider_netsim.probe.worker"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        pass_fds=descriptors,
+    )
+    try:
+        output, complaint = await process.communicate(json.dumps({**task, "sockets": descriptors}).encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        last = complaint.decode().strip().splitlines()[-1:] or ["no message"]
+        raise EngineError(f"the probe's worker failed: {last[0]}. Is the link up? Try again, or another --engine.")
+    return _checked(json.loads(output))
+
+
+def listening_socket() -> socket.socket:
+    """On loopback, for `Streams`."""
+    return socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+
+
+def _checked(seen: Json) -> Json:
+    if abs(seen["clock_step_ns"]) > CLOCK_STEP_S * 1e9:
+        step_ms = seen["clock_step_ns"] / 1e6
+        raise EngineError(f"the wall clock was set by {step_ms:.1f} ms while probing: probe again when it is quiet")
+    overflows = max(way.get("overflows", 0) for way in seen["ways"].values())
+    if overflows:
+        raise EngineError(
+            f"the probe's own socket had no room for {overflows} packets: give it some, "
+            "with sysctl net.core.rmem_max=16777216"
+        )
+    ways: Json = seen["ways"]
+    return ways
+
+
+def _timing(volley: Volley, duration_s: float | None) -> Json:
+    return {
+        "packets": volley.packets,
+        "spacing_s": volley.spacing_s,
+        "settle_s": volley.settle_s,
+        "duration_s": 1e9 if duration_s is None else duration_s,
+    }
+
+
+def _crossing(seen: Json) -> Crossing:
+    sent = tuple(when / 1e9 for when in seen["sent_ns"])
+    received = tuple(None if when is None else when / 1e9 for when in seen["received_ns"])
+    return Crossing(sent, received)
+
+
+def _stalls_as_lost(crossing: Crossing, stall_s: float) -> Crossing:
+    pairs = zip(crossing.sent_s, crossing.received_s, strict=True)
+    prompt = (None if received is None or received - sent >= stall_s else received for sent, received in pairs)
+    return Crossing(crossing.sent_s, tuple(prompt))
+
+
+@contextlib.contextmanager
+def _loopback_socket() -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield sock

@@ -1,0 +1,146 @@
+"""The probe's hands: sends and receives on sockets it was given, in a process of its own.
+
+    python -m outrider_netsim.probe.worker < task.json > seen.json       (sockets come as inherited descriptors)
+
+Its own process, because an engine in user space shares the caller's interpreter lock and would be measured waiting for
+the probe. One thread: between two sends it waits for arrivals. On Linux the kernel stamps what it receives
+(SO_TIMESTAMPNS), so nothing depends on how soon this process wakes up to read; a send is stamped right before its
+system call. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider_netsim.probe.wires import CHUNK_BYTES, NUMBER, DatagramWire, Json, StreamWire, Wire, stamp_arrivals
+
+CATCH_UP_S = 0.005  # a sender that was not scheduled makes up for this much, never with a longer burst
+CONNECT_TIMEOUT_S = 30.0
+
+
+def volley(wires: Sequence[Wire], packets: int, spacing_s: float, settle_s: float, duration_s: float) -> None:
+    """Send up to `packets` on each wire, one every `spacing_s` and for at most `duration_s`, taking what arrives; wait
+    for the last ones at most `settle_s`."""
+    started = due = time.monotonic()
+    for number in range(packets):
+        _receive_until(wires, due)
+        for wire in wires:
+            wire.send(number)
+        due = max(due + spacing_s, time.monotonic() - CATCH_UP_S)
+        if due > started + duration_s:
+            break
+    ended = time.monotonic()
+    while time.monotonic() < ended + settle_s and any(wire.seen.missing for wire in wires):
+        _receive_until(wires, min(time.monotonic() + 0.02, ended + settle_s))
+
+
+def pour(source: socket.socket, sink: socket.socket, offered_bps: float, duration_s: float) -> tuple[int, list[Any]]:
+    """Write to a stream for `duration_s` as fast as it takes it (at most `offered_bps` of payload); what arrived until
+    then, as [wall ns, bytes], and how many were written."""
+    source.setblocking(False)
+    written, arrivals, chunk = 0, [], bytes(CHUNK_BYTES)
+    started = time.monotonic()
+    while (elapsed := time.monotonic() - started) < duration_s:
+        may_write = written * 8 <= offered_bps * elapsed
+        readable, writable, _ = select.select([sink], [source] if may_write else [], [], 0.001)
+        if writable:
+            written += source.send(chunk)
+        if readable:
+            size = len(sink.recv(CHUNK_BYTES))
+            arrivals.append([time.time_ns(), size])
+    return written, arrivals
+
+
+def open_streams(address: tuple[str, int], listener: socket.socket, count: int) -> list[list[socket.socket]]:
+    """`count` connections through the link: our ends, and the other ends in the same order."""
+    near = [socket.create_connection(address, CONNECT_TIMEOUT_S) for _ in range(count)]
+    for number, connection in enumerate(near):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(NUMBER.pack(0, number))
+    listener.settimeout(CONNECT_TIMEOUT_S)
+    far: dict[int, socket.socket] = {}
+    for _ in range(count):
+        connection, _peer = listener.accept()
+        connection.settimeout(CONNECT_TIMEOUT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _, number = NUMBER.unpack(connection.recv(NUMBER.size, socket.MSG_WAITALL))
+        far[number] = connection
+    return [near, [far[number] for number in range(count)]]
+
+
+def carry_out(task: Json) -> Json:
+    """Do one task (its keys are written by sockets.py) and say what was seen in each way."""
+    clock_offset = time.time_ns() - time.monotonic_ns()
+    match task["kind"]:
+        case "datagrams":
+            seen = _datagrams(task)
+        case "streams":
+            seen = _streams(task)
+        case "pour":
+            seen = _pour(task)
+        case kind:
+            raise ValueError(f"kind={kind!r}: need datagrams, streams or pour")
+    step_ns = time.time_ns() - time.monotonic_ns() - clock_offset
+    return {"ways": seen, "clock_step_ns": step_ns}
+
+
+def _datagrams(task: Json) -> Json:
+    ends = [socket.socket(fileno=number) for number in task["sockets"]]
+    pairs = {"up": (ends[0], ends[1]), "down": (ends[1], ends[0])}
+    wires = {way: DatagramWire(*pairs[way], task["number"], task["payload_bytes"]) for way in task["ways"]}
+    return _fire(wires, ends, task)
+
+
+def _streams(task: Json) -> Json:
+    near, far = _open(task)
+    ends = {"up": (near, far), "down": (far, near)}
+    wires = {way: StreamWire(*ends[way], task["payload_bytes"]) for way in task["ways"]}
+    return _fire(wires, near + far, task)
+
+
+def _fire(wires: Mapping[str, Wire], ends: Sequence[socket.socket], task: Json) -> Json:
+    for end in ends:
+        stamp_arrivals(end)
+    time.sleep(0.05)  # the kernel turns stamping on a moment later
+    volley(list(wires.values()), task["packets"], task["spacing_s"], task["settle_s"], task["duration_s"])
+    return {way: wire.seen.as_json() for way, wire in wires.items()}
+
+
+def _pour(task: Json) -> Json:
+    near, far = _open(task)
+    (way,) = task["ways"]
+    source, sink = (near[0], far[0]) if way == "up" else (far[0], near[0])
+    started_ns = time.time_ns()
+    written, arrivals = pour(source, sink, task["offered_bps"], task["duration_s"])
+    ended_ns = time.time_ns()
+    for connection in (source, sink):  # drop what is still under way
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    return {way: {"started_ns": started_ns, "ended_ns": ended_ns, "written": written, "arrivals": arrivals}}
+
+
+def _open(task: Json) -> list[list[socket.socket]]:
+    listener = socket.socket(fileno=task["sockets"][0])
+    return open_streams((task["host"], task["port"]), listener, task["connections"])
+
+
+def _receive_until(wires: Sequence[Wire], when: float) -> None:
+    owners = {sink: wire for wire in wires for sink in wire.sinks()}
+    while True:
+        left = max(0.0, when - time.monotonic())
+        readable, _, _ = select.select(list(owners), [], [], left)
+        for sink in readable:
+            owners[sink].take(sink)
+        if time.monotonic() >= when:
+            return
+
+
+if __name__ == "__main__":
+    json.dump(carry_out(json.load(sys.stdin)), sys.stdout)

@@ -1,0 +1,110 @@
+"""The built-in profiles, each with where its numbers come from, and how a profile is found by name or in a file."""
+
+from __future__ import annotations
+
+from outrider_netsim.errors import ProfileError
+from outrider_netsim.profiles.files import SUFFIX, load_profile
+from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
+
+
+def _paper(name: str, delay_ms: float, jitter_ms: float, rate_bps: float) -> Profile:
+    """The base ping of 9 ms is a round trip, so each way has half of it; delay and jitter are shaped both ways."""
+    direction = Direction(delay_ms, jitter_ms, "normal", rate_bps, base_ms=4.5, loss=0.001)
+    return Profile.symmetric(name, direction, "Mixture of Attentions (arXiv 2410.03804), section 4.2")
+
+
+PAPER_5G = _paper("paper-5g", 10, 10, 50e6)
+PAPER_4G = _paper("paper-4g", 21, 19, 20e6)
+
+LAN = Profile.symmetric(
+    "lan",
+    Direction(delay_ms=0.1, rate_bps=1e9),
+    "Gigabit Ethernet (IEEE 802.3ab) through one switch; a ping of 0.2 ms is our judgement",
+)
+
+WIFI = Profile.symmetric(
+    "wifi",
+    Direction(1.5, 7.8, "pareto", 100e6, base_ms=0.5, loss=0.001, in_order=True),
+    "median and 90th percentile of the round trip (3 and 20 ms): Sui et al., Characterizing and Improving WiFi Latency "
+    "in Large-Scale Operational Networks, MobiSys 2016, whose 99th (250 ms) this distribution does not reach (42 ms); "
+    "rate and what loss retransmission leaves are our judgement; the receiver's block-ack window restores order",
+)
+
+
+def _lte_edge(rate_bps: float) -> Direction:
+    return Direction(15, 15, "pareto", rate_bps, base_ms=20, bursts=Bursts(0.001, 0.2), in_order=True)
+
+
+LTE_EDGE = Profile(
+    "lte-edge",
+    up=_lte_edge(0.6e6),
+    down=_lte_edge(1.2e6),
+    source="rates: cell-edge spectral efficiency of Report ITU-R M.2134 (urban: 0.06 bit/s/Hz down, 0.03 up) over "
+    "20 MHz; round trip of 70 ms: WebPageTest's LTE; jitter (HARQ repeats in steps of 8 ms, RLC beyond that) and loss "
+    "(0.5 % in bursts of 5 packets) are our judgement",
+)
+
+
+def _3g(rate_bps: float) -> Direction:
+    return Direction(40, 15, "normal", rate_bps, base_ms=110, loss=0.002, in_order=True)
+
+
+THREE_G = Profile(
+    "3g",
+    up=_3g(768e3),
+    down=_3g(1.6e6),
+    source="WebPageTest's 3G (1.6 Mbit/s down, 768 kbit/s up, 300 ms round trip); jitter and loss are our judgement",
+)
+
+SATELLITE = Profile(
+    "satellite",
+    up=Direction(20, 10, "uniform", 3e6, base_ms=279, loss=0.002, queue_packets=2000, in_order=True),
+    down=Direction(5, 2, "uniform", 25e6, base_ms=279, loss=0.002, queue_packets=2000, in_order=True),
+    source="geostationary: 279.0 ms a hop between stations at the edge of the satellite's view, RFC 2488, section 2; "
+    "25 and 3 Mbit/s: broadband as the FCC defined it in 2015; the wait for an uplink slot, jitter and loss are our "
+    "judgement",
+)
+
+
+def _train(rate_bps: float) -> Direction:
+    return Direction(15, 20, "pareto", rate_bps, base_ms=20, bursts=Bursts(0.001, 0.1), in_order=True)
+
+
+TRAIN = Profile(
+    "train",
+    up=_train(5e6),
+    down=_train(12e6),
+    source="outages by handovers, and by those that fail: Li et al., Beyond 5G: Reliable Extreme Mobility Management, "
+    "SIGCOMM 2020; 50 ms a handover: 3GPP TR 36.881; one in 20 s: cells 1.7 km apart at 300 km/h; 2.5 s for one that "
+    "fails: timer T310 of 3GPP TS 36.331 (1 s) and a new connection; that one in 90 s fails, and all else, is our "
+    "judgement, with rate and round trip near WebPageTest's LTE",
+    outages=(Outage(0.05, 7, every_s=20), Outage(2.5, 30, every_s=90)),
+)
+
+PROFILES: dict[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        PAPER_5G,
+        PAPER_4G,
+        PAPER_5G.in_order_variant(),
+        PAPER_4G.in_order_variant(),
+        LAN,
+        WIFI,
+        LTE_EDGE,
+        THREE_G,
+        SATELLITE,
+        TRAIN,
+    )
+}
+
+
+def profile_named(name: str) -> Profile:
+    """A built-in profile, the one in FILE.toml, or FILE.toml:NAME where a file has several. Raises ProfileError."""
+    if name in PROFILES:
+        return PROFILES[name]
+    path, suffix, rest = name.rpartition(SUFFIX)
+    if suffix and (not rest or rest.startswith(":")):
+        return load_profile(path + suffix, rest[1:] or None)
+    raise ProfileError(
+        f"profile {name!r} is unknown: choose one of {', '.join(PROFILES)}, or give a file of your own, FILE{SUFFIX}"
+    )

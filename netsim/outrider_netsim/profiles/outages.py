@@ -1,0 +1,121 @@
+"""Planned outages of a link: "3s@10s" is three seconds without it, ten seconds after the start.
+
+"1s@5s/30s" comes again every thirty seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import count, pairwise
+from typing import Protocol
+
+from outrider_netsim.errors import ProfileError
+
+_TIME = r"(\d+(?:\.\d+)?)(ms|s|m)"
+_OUTAGE = re.compile(f"{_TIME}@{_TIME}(?:/{_TIME})?")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0}
+
+
+class Cuttable(Protocol):
+    """Any engine's link."""
+
+    def cut(self) -> None: ...
+    def restore(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """No link from `start_s` on, for `duration_s`; again after every `every_s`, if that is given."""
+
+    duration_s: float
+    start_s: float
+    every_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.duration_s < float("inf"):
+            raise ProfileError(f"duration_s={self.duration_s:g}: an outage needs more than 0 seconds")
+        if not 0 <= self.start_s < float("inf"):
+            raise ProfileError(f"start_s={self.start_s:g}: need 0 or more seconds")
+        if self.every_s is not None and not self.duration_s < self.every_s < float("inf"):
+            raise ProfileError(f"every_s={self.every_s:g}: need more than the outage's {self.duration_s:g} seconds")
+
+    @property
+    def end_s(self) -> float:
+        """When the link is back, the first time."""
+        return self.start_s + self.duration_s
+
+    def times(self) -> Iterator[tuple[float, float]]:
+        """Start and end of each occurrence, in seconds; without end when it recurs."""
+        if self.every_s is None:
+            yield self.start_s, self.end_s
+            return
+        for n in count():
+            start = self.start_s + n * self.every_s
+            yield start, start + self.duration_s
+
+
+def parse_outage(text: str) -> Outage:
+    """`3s@10s`, or `1s@5s/30s` for one that recurs; also in ms and m. Raises ProfileError."""
+    match = _OUTAGE.fullmatch(text.strip())
+    if match is None:
+        raise ProfileError(f"outage {text!r}: need DURATION@START or DURATION@START/EVERY, such as 3s@10s or 1s@5s/30s")
+    duration, duration_unit, start, start_unit, every, every_unit = match.groups()
+    return Outage(
+        float(duration) * _SECONDS[duration_unit],
+        float(start) * _SECONDS[start_unit],
+        float(every) * _SECONDS[every_unit] if every else None,
+    )
+
+
+def outage_text(outage: Outage) -> str:
+    """What parse_outage reads."""
+    every = f"/{_seconds_text(outage.every_s)}" if outage.every_s is not None else ""
+    return f"{_seconds_text(outage.duration_s)}@{_seconds_text(outage.start_s)}{every}"
+
+
+def _seconds_text(seconds: float) -> str:
+    return f"{Decimal(repr(seconds)).normalize():f}s"
+
+
+def in_order(outages: Sequence[Outage]) -> list[Outage]:
+    """Sorted by start. Raises ProfileError when the first two occurrences overlap, or recurring ones leave no link."""
+    if sum(outage.duration_s / outage.every_s for outage in outages if outage.every_s) >= 1:
+        raise ProfileError("the recurring outages together leave no time with a link: make one shorter or rarer")
+    ordered = sorted(outages, key=lambda outage: outage.start_s)
+    for first, second in pairwise(ordered):
+        if second.start_s < first.end_s:
+            raise ProfileError(
+                f"the outage at {second.start_s:g} s starts before the one at {first.start_s:g} s ends "
+                f"({first.end_s:g} s): make them one"
+            )
+    return ordered
+
+
+def occurrences(outages: Sequence[Outage]) -> Iterator[tuple[float, float]]:
+    """Start and end of every time without a link, in order and apart: occurrences that meet or overlap are one."""
+    start = end = None
+    for next_start, next_end in heapq.merge(*(outage.times() for outage in in_order(outages))):
+        if end is not None and start is not None and next_start <= end:
+            end = max(end, next_end)
+            continue
+        if start is not None and end is not None:
+            yield start, end
+        start, end = next_start, next_end
+    if start is not None and end is not None:
+        yield start, end
+
+
+async def run_outages(link: Cuttable, outages: Sequence[Outage]) -> None:
+    """Cut and restore `link` as planned, counting from now; never returns when one recurs."""
+    loop = asyncio.get_running_loop()
+    started_at = loop.time()
+    for start, end in occurrences(outages):
+        await asyncio.sleep(started_at + start - loop.time())
+        link.cut()
+        await asyncio.sleep(started_at + end - loop.time())
+        link.restore()

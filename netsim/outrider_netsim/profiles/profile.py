@@ -1,0 +1,141 @@
+"""What a link is like, as frozen data, each direction with its own delay, jitter, loss and rate. Knows of no engine."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from outrider_netsim.errors import ProfileError
+from outrider_netsim.profiles import delays
+from outrider_netsim.profiles.delays import DISTRIBUTIONS, Distribution
+from outrider_netsim.profiles.outages import Outage, in_order
+from outrider_netsim.profiles.traces import Trace
+
+__all__ = ["Bursts", "Direction", "Distribution", "Outage", "Profile", "ProfileError"]
+
+MAX_MS = 60_000.0
+MAX_QUEUE_PACKETS = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """Loss in bursts (Gilbert and Elliott): a packet finds the link good or bad, and is lost with that state's share.
+
+    Before each packet the state changes, from good to bad with probability `p`, from bad to good with `r`. A burst of
+    bad packets is 1/r long on average, and comes once in 1/p good ones.
+    """
+
+    p: float
+    r: float
+    bad: float = 1.0
+    good: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("p", "r", "bad", "good"):
+            _check(f"bursts.{name}", getattr(self, name), 1.0)
+        if not self.r:
+            raise ProfileError("bursts.r=0: the link would stay bad for ever; need more than 0")
+
+    @property
+    def mean_loss(self) -> float:
+        """Share of packets lost in the long run."""
+        return (self.p * self.bad + self.r * self.good) / (self.p + self.r)
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """One way through a link. A packet takes base_ms + max(0, X), then waits for the rate.
+
+    X has mean `delay_ms`, standard deviation `jitter_ms` and the shape of `distribution` (delays.py), drawn anew for
+    every packet; `constant` needs jitter_ms=0. A trace replaces what it has columns for: its delay `delay_ms`, its rate
+    or deliveries `rate_bps`, its loss `loss` and `bursts`.
+    """
+
+    delay_ms: float = 0.0
+    jitter_ms: float = 0.0
+    distribution: Distribution = "constant"
+    rate_bps: float = 0.0  # 0: unlimited; counts whole IP packets and 14 bytes of Ethernet header each, as netem does
+    base_ms: float = 0.0
+    loss: float = 0.0  # independent, share of packets
+    bursts: Bursts | None = None  # instead of `loss`
+    queue_packets: int = 1000  # waiting for rate and delay together; more is dropped at the tail (netem's limit)
+    in_order: bool = False  # no packet overtakes the one before it, as on a radio bearer; else jitter reorders (netem)
+    trace: Trace | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("delay_ms", "jitter_ms", "base_ms"):
+            _check(name, getattr(self, name), MAX_MS)
+        _check("rate_bps", self.rate_bps, 1e12)
+        _check("loss", self.loss, 1.0)
+        if 0 < self.rate_bps < 1000:
+            raise ProfileError(f"rate_bps={self.rate_bps:g}: need 0 (unlimited) or at least 1000 bit/s")
+        if self.distribution not in DISTRIBUTIONS:
+            raise ProfileError(f"distribution={self.distribution!r}: need one of {', '.join(DISTRIBUTIONS)}")
+        if self.distribution == "constant" and self.jitter_ms:
+            raise ProfileError(
+                f"jitter_ms={self.jitter_ms:g} with distribution='constant': need another distribution or no jitter"
+            )
+        if self.loss and self.bursts:
+            raise ProfileError(f"loss={self.loss:g} beside bursts: bursts replace it, so give one of them")
+        if not 1 <= self.queue_packets <= MAX_QUEUE_PACKETS:
+            raise ProfileError(f"queue_packets={self.queue_packets}: need 1 to {MAX_QUEUE_PACKETS}")
+
+    @property
+    def mean_delay_ms(self) -> float:
+        """Exact expected one-way delay of a lone small packet, without a trace."""
+        return self.base_ms + delays.moments(self.distribution, self.delay_ms, self.jitter_ms)[0]
+
+    @property
+    def delay_deviation_ms(self) -> float:
+        """Exact standard deviation of that delay: less than `jitter_ms` where the cut at 0 bites."""
+        return delays.moments(self.distribution, self.delay_ms, self.jitter_ms)[1]
+
+    @property
+    def mean_loss(self) -> float:
+        """Share of packets lost in the long run, without a trace."""
+        return self.bursts.mean_loss if self.bursts else self.loss
+
+    def delay_s(self, rng: random.Random) -> float:
+        """One draw, in seconds. Takes one number from `rng`, or none where there is no jitter."""
+        return self.quantile_s(1 - rng.random()) if self.jitter_ms else (self.base_ms + self.delay_ms) / 1000
+
+    def quantile_s(self, u: float) -> float:
+        """The delay in seconds that a share `u` (0 to 1) of packets does not exceed."""
+        u = min(max(u, 2**-53), 1 - 2**-53)  # a normal variable has no least and no largest value
+        return (self.base_ms + delays.quantile(self.distribution, self.delay_ms, self.jitter_ms, u)) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A named link, seen from the client: `up` leads to the server, `down` back."""
+
+    name: str
+    up: Direction
+    down: Direction
+    source: str = ""
+    outages: tuple[Outage, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ProfileError("name='': a profile needs a name")
+        in_order(self.outages)
+
+    @classmethod
+    def symmetric(cls, name: str, direction: Direction, source: str = "", outages: tuple[Outage, ...] = ()) -> Profile:
+        return cls(name, direction, direction, source, outages)
+
+    @property
+    def round_trip_ms(self) -> float:
+        """Expected round trip of small packets, jitter included."""
+        return self.up.mean_delay_ms + self.down.mean_delay_ms
+
+    def in_order_variant(self) -> Profile:
+        """The same link as a radio bearer has it: packets wait for the one before them."""
+        up, down = replace(self.up, in_order=True), replace(self.down, in_order=True)
+        return replace(self, name=f"{self.name}-inorder", up=up, down=down)
+
+
+def _check(name: str, value: float, most: float) -> None:
+    if not 0 <= value <= most:  # also refuses NaN
+        raise ProfileError(f"{name}={value:g}: need 0 to {most:g}")

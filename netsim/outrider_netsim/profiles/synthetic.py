@@ -1,0 +1,130 @@
+"""Made-up cellular links as traces: a rate that wanders between levels, fades and handovers. A seed fixes all of it.
+
+                 4 s          3 s        2 s        0.5 s         mean time in a level, exponential
+    levels      strong  <->   fair  <->  weak  <->  fade          neighbours only, either way alike
+    rate          2            1          0.4        0.02         shares, scaled so that the mean rate is the asked one
+    delay        + 0          + 5        + 15       + 60 ms       the radio repeats more where it is weak
+
+On top each step of 20 ms has a lognormal factor of mean 1 (fast fading). Handovers come at exponential intervals, let
+nothing through for `handover_s`, and land in a level drawn anew. The numbers are our judgement, after what is reported
+of cellular traces: rates that change by an order of magnitude within seconds (Winstein et al., Sprout, NSDI 2013).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_netsim.errors import ProfileError
+from outrider_netsim.profiles.traces import MAX_TRACE_S, OPPORTUNITY_BYTES, Conditions, Deliveries
+
+STEP_S = 0.02
+LEAST_BPS = 1000.0  # of a row of conditions: stands for nothing
+FAST_FADING = 0.3  # deviation of the factor's logarithm
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    share: float
+    mean_s: float
+    more_delay_ms: float
+    loss: float
+
+
+_LEVELS = (
+    _Level(2.0, 4.0, 0, 0.0005),
+    _Level(1.0, 3.0, 5, 0.001),
+    _Level(0.4, 2.0, 15, 0.005),
+    _Level(0.02, 0.5, 60, 0.03),
+)
+# Share of time: visits (a walk with reflecting ends visits inner levels twice as often) times the time of a visit.
+_WEIGHTS = tuple(level.mean_s * (1 if i in (0, len(_LEVELS) - 1) else 2) for i, level in enumerate(_LEVELS))
+_MEAN_SHARE = sum(w * level.share for w, level in zip(_WEIGHTS, _LEVELS, strict=True)) / sum(_WEIGHTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Cellular:
+    """One direction of a made-up cellular link. Raises ProfileError for what cannot be."""
+
+    rate_bps: float = 20e6  # in the mean, handovers left out
+    delay_ms: float = 20.0  # one way, where the radio is strong
+    handover_every_s: float = 30.0  # in the mean; 0: none
+    handover_s: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check("rate_bps", self.rate_bps, 10_000, 10e9)
+        _check("delay_ms", self.delay_ms, 0, 50_000)
+        _check("handover_s", self.handover_s, 0, 10)
+        if self.handover_every_s:
+            _check("handover_every_s", self.handover_every_s, 2 * self.handover_s, MAX_TRACE_S)
+
+    def deliveries(self, duration_s: float, seed: int) -> Deliveries:
+        """As a Mahimahi trace; its last opportunity is at `duration_s`, so that it repeats then."""
+        sent_bytes = np.cumsum([step.rate_bps * STEP_S / 8 for step in self._steps(duration_s, seed)])
+        end_ms = round(duration_s * 1000)
+        at_ms = _times_ms(sent_bytes)
+        return Deliveries("synthetic", (*at_ms[at_ms < end_ms].tolist(), end_ms))
+
+    def conditions(self, duration_s: float, seed: int) -> Conditions:
+        """As columns of delay, rate and loss, a row every 20 ms."""
+        steps = list(self._steps(duration_s, seed))
+        return Conditions(
+            "synthetic",
+            tuple(round(i * STEP_S, 6) for i in range(len(steps))),
+            round(len(steps) * STEP_S, 6),
+            tuple(self.delay_ms + step.level.more_delay_ms for step in steps),
+            tuple(float(round(max(LEAST_BPS, step.rate_bps))) for step in steps),
+            tuple(step.level.loss for step in steps),
+        )
+
+    def _steps(self, duration_s: float, seed: int) -> Iterator[_Step]:
+        _check("duration_s", duration_s, 1, MAX_TRACE_S)
+        rng = random.Random(f"cellular/{seed}")
+        level = _any_level(rng)
+        handover_s = self._until_handover_s(rng)
+        for i in range(round(duration_s / STEP_S)):
+            now = i * STEP_S
+            if now >= handover_s + self.handover_s:
+                level = _any_level(rng)
+                handover_s = now + self._until_handover_s(rng)
+            elif rng.random() < STEP_S / _LEVELS[level].mean_s:
+                level = _neighbour(level, rng)
+            fading = rng.lognormvariate(-(FAST_FADING**2) / 2, FAST_FADING)
+            share = 0.0 if now >= handover_s else _LEVELS[level].share / _MEAN_SHARE * fading
+            yield _Step(_LEVELS[level], self.rate_bps * share)
+
+    def _until_handover_s(self, rng: random.Random) -> float:
+        return rng.expovariate(1 / self.handover_every_s) if self.handover_every_s else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    level: _Level
+    rate_bps: float
+
+
+def _any_level(rng: random.Random) -> int:
+    return rng.choices(range(len(_LEVELS)), _WEIGHTS)[0]
+
+
+def _neighbour(level: int, rng: random.Random) -> int:
+    if level in (0, len(_LEVELS) - 1):
+        return 1 if level == 0 else level - 1
+    return level + rng.choice((-1, 1))
+
+
+def _times_ms(sent_bytes: NDArray[np.float64]) -> NDArray[np.int64]:
+    """When each full opportunity is through, if `sent_bytes` are at the ends of the steps, evenly within each."""
+    targets = np.arange(1, sent_bytes[-1] // OPPORTUNITY_BYTES + 1) * OPPORTUNITY_BYTES
+    steps = np.searchsorted(sent_bytes, targets)
+    before = np.concatenate(([0.0], sent_bytes))[steps]
+    return (1000 * STEP_S * (steps + (targets - before) / (sent_bytes[steps] - before))).astype(np.int64)
+
+
+def _check(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:  # also refuses NaN
+        raise ProfileError(f"{name}={value:g}: need {least:g} to {most:g}")

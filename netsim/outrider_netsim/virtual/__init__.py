@@ -1,0 +1,1 @@
+"""The virtual engine: links, flows and asyncio programs in virtual time."""

@@ -1,0 +1,194 @@
+"""The virtual engine: a link in virtual time, for sweeps and for testing programs. Nothing sleeps.
+
+    link.send("up", 1514, arrived)              datagrams, straight through the path: may be lost, may be reordered
+    flow = link.flow("up"); flow.send(...)      messages, whole and in order (flow.py has the rule)
+    pipe = await link.connect()                 asyncio programs that talk with each other (pipe.py)
+
+The same profile, seed and program give the same events, to the byte of their log. There is no address to connect to: no
+real program can use this link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+from outrider_netsim.impairments import Packet
+from outrider_netsim.path import LinkStats, Path
+from outrider_netsim.profiles.profile import Direction, Profile
+from outrider_netsim.virtual.clock import VirtualClock
+from outrider_netsim.virtual.flow import Flow
+from outrider_netsim.virtual.loop import VirtualLoop
+from outrider_netsim.virtual.pipe import Pipe, open_pipe
+
+Way = Literal["up", "down"]
+Happening = Literal["sent", "arrived", "dropped", "cut", "restored", "set"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEvent:
+    """One line of the link's log; a packet that is dropped was sent just before."""
+
+    time_s: float
+    what: Happening
+    way: Way | None = None
+    size_bytes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.time_s!r} {self.what} {self.way or '-'} {self.size_bytes}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Carried(Packet):
+    arrived: Callable[[], None]
+
+
+class VirtualLink:
+    """A link of `profile` on `clock`, from its present time on, where planned outages and traces begin.
+
+    `on_event` is told of every packet and every change. The seed (default: the profile's) fixes what becomes of the
+    n-th packet of each direction.
+    """
+
+    engine = "virtual"
+
+    def __init__(
+        self,
+        profile: Profile,
+        seed: int | str | None = None,
+        clock: VirtualClock | None = None,
+        *,
+        on_event: Callable[[LinkEvent], None] | None = None,
+    ) -> None:
+        self.profile = profile
+        self.clock = clock or VirtualClock()
+        seed = profile.seed if seed is None else seed
+        self._on_event = on_event
+        self._up = _Lane("up", self._path(profile.up, f"{seed}/up"), self)
+        self._down = _Lane("down", self._path(profile.down, f"{seed}/down"), self)
+        self._connections = 0
+        self._accepted: asyncio.Queue[Pipe] = asyncio.Queue()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it was cut by hand."""
+        return self._up.path.is_cut
+
+    @property
+    def stats(self) -> LinkStats:
+        return LinkStats(self._up.path.stats, self._down.path.stats, self._connections)
+
+    def cut(self) -> None:
+        """What is sent from now on is dropped; what is under way arrives."""
+        self._up.path.cut(self.clock.now)
+        self._down.path.cut(self.clock.now)
+        self.tell("cut")
+
+    def restore(self) -> None:
+        self._up.path.restore(self.clock.now)
+        self._down.path.restore(self.clock.now)
+        self.tell("restored")
+
+    def set(self, profile: Profile) -> None:
+        """Change the link from now on; planned outages stay those of the first profile."""
+        self.profile = profile
+        self._up.set(profile)
+        self._down.set(profile)
+        self.tell("set")
+
+    def send(self, way: Way, size_bytes: int, arrived: Callable[[], None]) -> None:
+        """Send one packet of that size on Ethernet now; `arrived` is called when it arrives, if it does."""
+        self._lane(way).send(size_bytes, arrived)
+
+    def flow(self, way: Way, broken: Callable[[], None] = lambda: None) -> Flow:
+        """A new flow of messages in that direction; its acknowledgements take the other."""
+        data, acks = (self._up, self._down) if way == "up" else (self._down, self._up)
+        return Flow(self.clock, data.send, acks.send, broken)
+
+    async def connect(self) -> Pipe:
+        """Open a connection, as a client: a round trip later, its end of it. The other end is for `accept`.
+
+        Raises TimeoutError when the link stays dead for too long.
+        """
+        self._check_loop()
+        self._connections += 1
+        return await open_pipe(self.flow, self._accepted.put_nowait)
+
+    async def accept(self) -> Pipe:
+        """The server's end of the next connection that reaches it."""
+        self._check_loop()
+        return await self._accepted.get()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody wants to be told."""
+        return self._on_event is not None
+
+    def tell(self, what: Happening, way: Way | None = None, size_bytes: int = 0) -> None:
+        if self._on_event is not None:
+            self._on_event(LinkEvent(self.clock.now, what, way, size_bytes))
+
+    def _path(self, direction: Direction, seed: str) -> Path:
+        return Path(direction, seed, self.profile.outages, started_at=self.clock.now)
+
+    def _lane(self, way: Way) -> _Lane:
+        match way:
+            case "up":
+                return self._up
+            case "down":
+                return self._down
+            case _:
+                assert_never(way)
+
+    def _check_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, VirtualLoop) or loop.clock is not self.clock:
+            raise RuntimeError("this link is on another clock than the event loop: run the program with clock.run(...)")
+
+
+class _Lane:
+    """One direction: its path, asked at its events."""
+
+    def __init__(self, way: Way, path: Path, link: VirtualLink) -> None:
+        self.path = path
+        self._way = way
+        self._link = link
+        self._clock = link.clock
+        self._asked_at = float("inf")  # when it is planned to ask next
+
+    def send(self, size_bytes: int, arrived: Callable[[], None]) -> None:
+        packet = _Carried(b"", size_bytes, arrived)
+        if self._link.is_watched:
+            self._push_and_tell(packet)
+        else:
+            self.path.push(packet, self._clock.now)
+        self._plan()
+
+    def _push_and_tell(self, packet: _Carried) -> None:
+        dropped = self.path.dropped
+        self._link.tell("sent", self._way, packet.size_bytes)
+        self.path.push(packet, self._clock.now)
+        if self.path.dropped > dropped:
+            self._link.tell("dropped", self._way, packet.size_bytes)
+
+    def set(self, profile: Profile) -> None:
+        self.path.set(profile.up if self._way == "up" else profile.down, self._clock.now)
+        self._plan()
+
+    def _plan(self) -> None:
+        when = self.path.next_event()
+        if when is not None and when < self._asked_at:
+            self._asked_at = max(when, self._clock.now)
+            self._clock.call_at(self._asked_at, self._ask)
+
+    def _ask(self) -> None:
+        if self._clock.now < self._asked_at:
+            return  # asked for earlier, and answered
+        self._asked_at = float("inf")
+        for packet in self.path.pop_ready(self._clock.now):
+            assert isinstance(packet, _Carried)
+            self._link.tell("arrived", self._way, packet.size_bytes)
+            packet.arrived()
+        self._plan()

@@ -1,0 +1,74 @@
+"""Delay: the law of the draws, and the order in which packets come out."""
+
+import random
+
+import pytest
+from driving import numbered, pushed_at
+from scipy import stats
+
+from outrider_netsim.impairments import Delay, Exit, Rate
+from outrider_netsim.profiles.profile import Direction
+
+FALSE_ALARM = 1e-3  # of each statistical test, were its seed not fixed
+JITTERY = Direction(delay_ms=10, jitter_ms=10, distribution="normal", base_ms=2)
+
+
+def delay(direction, seed=1):
+    return Delay(Exit(), direction, random.Random(seed))
+
+
+@pytest.mark.parametrize("distribution", ["normal", "pareto", "uniform"])
+def test_delays_follow_the_law_of_the_profile(distribution):
+    direction = Direction(delay_ms=40, jitter_ms=10, distribution=distribution, base_ms=5)  # the cut at 0 does not bite
+    out = pushed_at(delay(direction), [float(n) for n in range(4000)])
+    drawn_ms = [(when - n) * 1000 for when, n in out]
+    shapes = {"normal": stats.norm(45, 10).cdf, "uniform": stats.uniform(45 - 300**0.5, 1200**0.5).cdf}
+    if distribution in shapes:
+        assert stats.kstest(drawn_ms, shapes[distribution]).pvalue > FALSE_ALARM
+    z = (sum(drawn_ms) / 4000 - direction.mean_delay_ms) / (direction.delay_deviation_ms / 4000**0.5)
+    assert 2 * stats.norm.sf(abs(z)) > FALSE_ALARM
+
+
+def test_the_cut_at_zero_collects_its_share():
+    out = pushed_at(delay(JITTERY), [float(n) for n in range(4000)])
+    at_zero = sum(when - n < 0.002 + 1e-9 for when, n in out)
+    assert stats.binomtest(at_zero, 4000, stats.norm.cdf(-1)).pvalue > FALSE_ALARM
+
+
+def test_the_nth_packet_takes_the_nth_draw():
+    sparse = pushed_at(delay(JITTERY), [float(n) for n in range(50)])
+    dense = pushed_at(delay(JITTERY), [n / 1000 for n in range(50)])
+    by_number = {n: when - n / 1000 for when, n in dense}
+    assert [when - n for when, n in sparse] == pytest.approx([by_number[n] for n in range(50)])
+
+
+def test_jitter_reorders_and_in_order_does_not():
+    times = [n / 1000 for n in range(200)]
+    reordered = pushed_at(delay(JITTERY), times)
+    assert [n for _, n in reordered] != list(range(200))
+    bearer = pushed_at(delay(Direction(10, 10, "normal", base_ms=2, in_order=True)), times)
+    assert [n for _, n in bearer] == list(range(200))
+    own = {n: when for when, n in reordered}
+    assert [when for when, _ in bearer] == [max(own[m] for m in range(n + 1)) for n in range(200)]
+
+
+def test_ties_keep_their_order():
+    assert pushed_at(delay(Direction(delay_ms=250)), [0.5] * 20) == [(0.75, n) for n in range(20)]
+
+
+def test_a_change_to_in_order_holds_packets_behind_those_under_way():
+    link = delay(Direction(delay_ms=250))
+    link.push(numbered(0), 0.0)
+    link.set(Direction(in_order=True))
+    link.push(numbered(1), 0.125)
+    assert [p.data for p in link.pop_ready(0.125)] == []
+    assert [p.data for p in link.pop_ready(0.25)] == [b"0", b"1"]
+
+
+def test_one_is_called_when_a_packet_can_come_out_not_when_its_delay_ends():
+    link = Delay(Rate(Exit(), 8000), Direction(delay_ms=250), random.Random(1))
+    link.push(numbered(0), 0.0)
+    link.push(numbered(1), 0.125)
+    assert link.next_event() == 1.25
+    assert link.pop_ready(1.25) == [numbered(0)]
+    assert link.next_event() == 2.25

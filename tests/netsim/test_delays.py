@@ -1,0 +1,89 @@
+"""The law of a delay: closed forms against draws, against quadrature, and against netem's table."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider_netsim.profiles import delays
+from outrider_netsim.profiles.profile import Direction
+
+JITTERY = ["normal", "uniform", "pareto"]
+DRAWS = 1_000_000
+SIGMAS = 4.9  # one false alarm in a million for each comparison, if the seed changes
+
+
+@pytest.mark.parametrize("distribution", JITTERY)
+@pytest.mark.parametrize(("delay_ms", "jitter_ms"), [(21, 19), (40, 12)])
+def test_moments_are_those_of_a_million_draws(distribution, delay_ms, jitter_ms):
+    direction = Direction(delay_ms, jitter_ms, distribution, base_ms=4.5)
+    rng = random.Random(f"{distribution}/{delay_ms}")
+    drawn = 1000 * np.fromiter((direction.delay_s(rng) for _ in range(DRAWS)), float, DRAWS)
+    deviation = drawn.std()
+    mean_error = deviation / math.sqrt(DRAWS)
+    fourth = ((drawn - drawn.mean()) ** 4).mean()
+    deviation_error = math.sqrt((fourth - deviation**4) / DRAWS) / (2 * deviation)
+    assert abs(drawn.mean() - direction.mean_delay_ms) < SIGMAS * mean_error
+    assert abs(deviation - direction.delay_deviation_ms) < SIGMAS * deviation_error
+    assert drawn.min() >= 4.5
+
+
+@given(
+    distribution=st.sampled_from(JITTERY),
+    mean=st.floats(0, 1000),
+    deviation=st.floats(0.01, 1000),
+)
+def test_moments_agree_with_the_quantiles(distribution, mean, deviation):
+    n = 20_000
+    values = [delays.quantile(distribution, mean, deviation, (i + 0.5) / n) for i in range(0, n)]
+    first, second = delays.moments(distribution, mean, deviation)
+    assert np.mean(values) == pytest.approx(first, abs=2e-3 * deviation)
+    assert np.std(values) == pytest.approx(second, abs=5e-3 * deviation)
+
+
+@pytest.mark.parametrize("distribution", JITTERY)
+def test_far_from_zero_mean_and_deviation_are_the_given_ones(distribution):
+    assert delays.moments(distribution, 1000, 10) == pytest.approx((1000, 10))
+
+
+@given(
+    distribution=st.sampled_from(delays.DISTRIBUTIONS),
+    delay_ms=st.floats(0, 60_000),
+    jitter_ms=st.floats(0, 60_000),
+    u=st.floats(0, 1),
+    v=st.floats(0, 1),
+)
+def test_quantiles_rise_and_never_fall_below_the_base(distribution, delay_ms, jitter_ms, u, v):
+    jitter_ms = 0 if distribution == "constant" else jitter_ms
+    direction = Direction(delay_ms, jitter_ms, distribution, base_ms=3)
+    low, high = sorted((u, v))
+    assert 0.003 <= direction.quantile_s(low) <= direction.quantile_s(high) < math.inf
+
+
+def test_constant_is_constant_and_draws_nothing():
+    direction = Direction(delay_ms=5, base_ms=2)
+    assert direction.quantile_s(0.01) == direction.quantile_s(0.99) == 0.007
+    assert direction.delay_s(None) == 0.007
+    assert (direction.mean_delay_ms, direction.delay_deviation_ms) == (7, 0)
+
+
+def test_one_draw_takes_one_number():
+    one, other = random.Random(4), random.Random(4)
+    for distribution in JITTERY:
+        Direction(10, 5, distribution).delay_s(one)
+        other.random()
+    assert one.random() == other.random()
+
+
+def test_pareto_is_netems_table_standardised():
+    """4096 entries, from the generator's formula as documented in delays.py: a straight line takes one to the other."""
+    shares = np.arange(65536, 0, -16) / 65536
+    table = np.minimum((shares ** (-1 / 3) - 1.5) * 4 / 3 * 8192, 32767) / 8192
+    ours = [delays.quantile("pareto", 100, 1, 1 - share) - 100 for share in shares]
+    slope, start = np.polyfit(ours, table, 1)
+    assert np.max(np.abs(slope * np.array(ours) + start - table)) < 2 / 8192
+    assert slope == pytest.approx(0.82, abs=0.005)  # the deviation that netem really has for each one asked for
+    assert start == pytest.approx(-0.033, abs=0.002)

@@ -1,0 +1,177 @@
+"""The front of the engines: what `auto` takes and says, and one behaviour whatever the engine."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from outrider_netsim import link as link_module
+from outrider_netsim.engines.proxy import ProxyLink
+from outrider_netsim.errors import EngineError, ProfileError
+from outrider_netsim.link import BEST_FIRST, Link, candidates
+from outrider_netsim.path import LinkStats
+from outrider_netsim.profiles.profile import Direction, Profile
+
+FAST = Profile.symmetric("fast", Direction(delay_ms=2))
+ENGINES = [pytest.param("kernel", marks=pytest.mark.root), pytest.param("tun", marks=pytest.mark.root), "proxy"]
+
+
+class Refusing:
+    """An engine that this machine does not allow."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __call__(self, *_, **__) -> "Refusing":
+        return self
+
+    async def start(self) -> None:
+        raise EngineError(self._reason)
+
+
+@pytest.fixture
+def only_proxy(monkeypatch):
+    engines = {"kernel": Refusing("no sch_netem"), "tun": Refusing("no namespaces"), "proxy": ProxyLink}
+    monkeypatch.setattr(link_module, "_class_of", engines.__getitem__)
+
+
+async def echo(reader, writer):
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(65536):
+            writer.write(data)
+    writer.close()
+
+
+@contextlib.asynccontextmanager
+async def linked(engine, profile=FAST):
+    """An echo server behind a link of this engine; skips where the machine does not allow it."""
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    link = Link(profile, "{}:{}".format(*server.sockets[0].getsockname()), engine, seed=1)
+    try:
+        await link.start()
+    except EngineError as error:
+        server.close()
+        pytest.skip(str(error))
+    try:
+        async with asyncio.timeout(30):
+            yield link
+    finally:
+        await link.aclose()
+        server.close()
+
+
+async def echoed(link, data=b"x"):
+    host, port = link.address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(data)
+        return await reader.readexactly(len(data))
+    finally:
+        writer.close()
+
+
+def test_auto_prefers_what_is_nearer_to_a_real_link():
+    assert candidates("auto") == BEST_FIRST == ("kernel", "tun", "proxy")
+    assert candidates("tun") == ("tun",)
+    assert candidates(["proxy", "tun"]) == ("proxy", "tun")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"engine": "netem"}, "engine 'netem' is unknown: choose auto, kernel, tun, proxy"),
+        ({"engine": "virtual"}, "has no address for real programs: use VirtualLink"),
+        ({"engine": ["tun", "ns3"]}, "engine 'ns3' is unknown"),
+        ({"upstream": "50051"}, "upstream '50051': need HOST:PORT"),
+        ({"upstream": "127.0.0.1:0"}, "upstream port=0: need 1 to 65535"),
+        ({"port": 70_000}, "port=70000: need 0 to 65535"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(arguments, message):
+    with pytest.raises(ProfileError, match=message):
+        Link(FAST, **arguments)
+
+
+async def test_auto_says_what_it_took_and_why(only_proxy):
+    async with linked("auto") as link:
+        assert link.engine == "proxy"
+        assert link.why == "the best that this machine allows (kernel: no sch_netem; tun: no namespaces)"
+        assert await echoed(link) == b"x"
+    async with linked("proxy") as link:
+        assert link.why == "as asked"
+
+
+async def test_an_engine_that_cannot_be_had_says_why(only_proxy):
+    with pytest.raises(EngineError, match=r"^tun: no namespaces$"):
+        await Link(FAST, engine="tun").start()
+    with pytest.raises(EngineError, match="kernel: no sch_netem; tun: no namespaces"):
+        await Link(FAST, engine=("kernel", "tun")).start()
+
+
+async def test_what_is_not_installed_is_named(monkeypatch):
+    def missing(_):
+        raise ModuleNotFoundError("No module named 'pyroute2'", name="pyroute2")
+
+    monkeypatch.setattr(link_module, "_class_of", missing)
+    with pytest.raises(EngineError, match=r"pyroute2 is not installed: pip install 'outrider\[netsim\]'"):
+        await Link(FAST, engine="kernel").start()
+
+
+async def test_elsewhere_than_on_linux_only_the_relay_is_there(monkeypatch):
+    monkeypatch.setattr(link_module.sys, "platform", "darwin")
+    with pytest.raises(EngineError, match="tun: needs Linux, this is darwin: use --engine proxy"):
+        await Link(FAST, engine="tun").start()
+
+
+async def test_a_link_that_was_not_started_says_so():
+    link = Link(FAST)
+    with pytest.raises(RuntimeError, match="not started"):
+        link.cut()
+    assert link.profile is FAST
+    await link.aclose()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_every_engine_carries_cuts_restores_and_counts(engine):
+    async with linked(engine) as link:
+        assert link.engine == engine
+        assert await echoed(link, bytes(5000)) == bytes(5000)
+        counted = link.stats
+        assert isinstance(counted, LinkStats)
+        assert counted.connections == 1
+        assert counted.up.packets_out >= 4
+        assert counted.down.bytes_out > 5000
+        link.cut()
+        assert link.is_cut
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await echoed(link)
+        link.restore()
+        assert not link.is_cut
+        assert await echoed(link) == b"x"
+        link.set(Profile.symmetric("slower", Direction(delay_ms=50)))
+        assert link.profile.name == "slower"
+        started_at = asyncio.get_running_loop().time()
+        await echoed(link)
+        assert asyncio.get_running_loop().time() - started_at >= 0.1
+    await link.aclose()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_command_runs_behind_every_engine(engine, capfd):
+    async with linked(engine) as link:
+        assert await link.run(["sh", "-c", "echo $OUTRIDER_LINK_ADDRESS {link} $MORE; exit 3"], env={"MORE": "m"}) == 3
+        told, replaced, more = capfd.readouterr().out.split()
+        assert told == replaced
+        assert more == "m"
+    async with linked(engine) as link:
+        assert await link.run(["sh", "-c", "kill -TERM $$"]) == 143
+    async with linked(engine) as link:
+        with pytest.raises(FileNotFoundError):
+            await link.run(["no-such-command-of-ours"])
+
+
+async def test_a_relay_has_one_server_behind_it():
+    async with linked("proxy") as link:
+        with pytest.raises(ProfileError, match="a relay has one server behind it"):
+            await link.run(["true"], [("127.0.0.1", 1), ("127.0.0.1", 2)])

@@ -1,0 +1,172 @@
+"""The virtual link: the same bytes for a seed, outages in time, and programs that talk over it."""
+
+import asyncio
+import statistics
+
+import pytest
+from scipy import stats
+
+from outrider_netsim.profiles.builtin import profile_named
+from outrider_netsim.profiles.outages import Outage
+from outrider_netsim.profiles.profile import Direction, Profile
+from outrider_netsim.virtual.clock import StandstillError, VirtualClock
+from outrider_netsim.virtual.exchange import Exchange, main, round_trips_s
+from outrider_netsim.virtual.link import VirtualLink
+
+FALSE_ALARM = 1e-3  # of each statistical test, were its seed not fixed
+STEADY = Profile.symmetric("steady", Direction(delay_ms=50))
+
+
+def log_of_a_run(seed):
+    lines = []
+    link = VirtualLink(profile_named("paper-4g"), seed, on_event=lambda event: lines.append(f"{event}\n"))
+    link.clock.call_at(5.0, link.cut)
+    link.clock.call_at(8.0, link.restore)
+    link.clock.call_at(12.0, lambda: link.set(profile_named("paper-5g")))
+    round_trips_s(link, 20)
+    return "".join(lines).encode()
+
+
+def test_the_same_seed_gives_the_same_bytes():
+    first = log_of_a_run(1)
+    assert first == log_of_a_run(1)
+    assert first != log_of_a_run(2)
+    assert all(what in first for what in (b" sent up 166\n", b" dropped ", b" cut ", b" restored ", b" set "))
+
+
+def test_datagrams_are_lost_with_the_profiles_share():
+    link = VirtualLink(Profile.symmetric("lossy", Direction(delay_ms=5, loss=0.05)), 3)
+    arrived = []
+    for n in range(5000):
+        link.clock.run_until(n / 1000)
+        link.send("down", 100, lambda n=n: arrived.append((n, link.clock.now)))
+    link.clock.run_until(10)
+    assert stats.binomtest(5000 - len(arrived), 5000, 0.05).pvalue > FALSE_ALARM
+    assert all(when == pytest.approx(n / 1000 + 0.005) for n, when in arrived)
+    assert link.stats.down.lost == 5000 - len(arrived)
+    assert link.stats.up.packets_in == 0
+
+
+def test_planned_outages_and_cuts_are_in_virtual_time():
+    link = VirtualLink(Profile("cut", STEADY.up, STEADY.down, outages=(Outage(1, 2, every_s=10),)))
+    seen = []
+    for second in range(15):
+        link.clock.run_until(second + 0.5)
+        link.send("up", 100, lambda second=second: seen.append(second))
+        if second == 5:
+            link.cut()
+        if second == 7:
+            link.restore()
+    link.clock.run_until(20)
+    assert seen == [n for n in range(15) if n not in (2, 6, 7, 12)]
+
+
+def test_a_change_holds_from_its_time_on():
+    link = VirtualLink(STEADY)
+    seen = []
+    link.send("up", 100, lambda: seen.append(link.clock.now))
+    link.set(Profile.symmetric("slow", Direction(delay_ms=500)))
+    link.send("up", 100, lambda: seen.append(link.clock.now))
+    link.clock.run_until(1)
+    assert seen == pytest.approx([0.05, 0.5])
+    assert link.profile.name == "slow"
+
+
+@pytest.mark.parametrize("name", ["paper-5g", "paper-4g"])
+def test_round_trips_of_programs_follow_the_profile(name):
+    """Small messages, so that each way is one packet; some round trips hold a retransmission, which losses explain."""
+    profile = profile_named(name)
+    link = VirtualLink(profile, 4)
+    taken = round_trips_s(link, 300, Exchange(request_bytes=34, answer_bytes=34, think_s=0.2))
+    wire_s = 2 * 100 * 8 / profile.up.rate_bps
+    alone = [t - wire_s for t in taken if t < 0.2]  # the least time in which a packet is sent again
+    assert 0.98 * len(taken) < len(alone) <= len(taken)
+    deviation_s = (profile.up.delay_deviation_ms**2 + profile.down.delay_deviation_ms**2) ** 0.5 / 1000
+    z = (statistics.mean(alone) - profile.round_trip_ms / 1000) / (deviation_s / len(alone) ** 0.5)
+    assert 2 * stats.norm.sf(abs(z)) > FALSE_ALARM
+    assert statistics.stdev(alone) == pytest.approx(deviation_s, rel=0.1)
+
+
+def test_messages_go_whole_and_in_order_both_ways_and_end():
+    link = VirtualLink(profile_named("paper-4g"), 7)
+
+    async def server():
+        pipe = await link.accept()
+        try:
+            while True:
+                payload = await pipe.receive()
+                pipe.send(("echo", payload), 5000)
+        except EOFError:
+            pipe.close()
+
+    async def client():
+        pipe = await link.connect()
+        for n in range(50):
+            pipe.send(n, 100)
+        pipe.close()
+        pipe.close()
+        with pytest.raises(BrokenPipeError, match="connect anew"):
+            pipe.send(50, 100)
+        got = [await pipe.receive() for _ in range(50)]
+        for _ in range(2):
+            with pytest.raises(EOFError, match="closed the connection"):
+                await pipe.receive()
+        return got
+
+    async def both():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server())
+            return await client()
+
+    assert link.clock.run(both()) == [("echo", n) for n in range(50)]
+    assert link.stats.connections == 1
+
+
+def test_connecting_takes_a_round_trip():
+    link = VirtualLink(STEADY)
+    link.clock.run(link.connect())
+    assert link.clock.now == pytest.approx(0.1)
+
+
+def test_connecting_over_a_cut_link_waits_for_it_and_in_the_end_gives_up():
+    link = VirtualLink(STEADY)
+    link.cut()
+    link.clock.call_at(2.0, link.restore)
+    link.clock.run(link.connect())
+    assert link.clock.now == pytest.approx(3.1)  # tried at 0, 1 and 3
+    link.cut()
+    with pytest.raises(TimeoutError, match="restore it, connect anew"):
+        link.clock.run(link.connect())
+
+
+def test_an_outage_in_the_middle_stalls_and_loses_nothing():
+    link = VirtualLink(STEADY)
+
+    async def both():
+        client = await link.connect()
+        server = await link.accept()
+        link.cut()
+        client.send("kept", 100)
+        await asyncio.sleep(3)
+        link.restore()
+        return await server.receive(), clock.now
+
+    clock = link.clock
+    payload, when = clock.run(both())
+    assert payload == "kept"
+    assert 3.1 < when < 7
+
+
+def test_another_loop_is_refused():
+    link = VirtualLink(STEADY)
+    with pytest.raises(RuntimeError, match="run the program with clock"):
+        VirtualClock().run(link.connect())
+    with pytest.raises(StandstillError):
+        link.clock.run(link.accept())
+
+
+def test_the_exchange_as_a_command_says_what_it_saw(capsys):
+    main("paper-4g", "10")
+    first, second, _ = capsys.readouterr().out.splitlines()
+    assert " exchanges in 10 s of virtual time" in first
+    assert "deciles" in second
