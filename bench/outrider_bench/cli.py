@@ -49,7 +49,7 @@ def trace_command(
     """One answer without network, cycle by cycle."""
     request = TraceRequest(
         target=resolve_dir(target),
-        drafter=resolve_dir(drafter),
+        drafter=drafter,
         prompt_ids=_token_ids(prompt_ids),
         max_new_tokens=max_new_tokens,
         shape=TreeShape(breadth, levels, budget),

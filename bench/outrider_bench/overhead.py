@@ -24,6 +24,7 @@ from outrider_client.grpc_transport import GrpcTransport
 from outrider_client.local_models import LocalModels
 from outrider_client.statistics import Statistics
 from outrider_drafters.drafter import Drafter, DraftState
+from outrider_drafters.shape import TreePlan
 from outrider_proto.frames import Draft, Ping, TapInfo
 
 _NUM_PINGS = 100
@@ -144,6 +145,7 @@ class _TimedDrafter:
         self.family = inner.family
         self.vocab_size = inner.vocab_size
         self.tap: TapInfo = inner.tap
+        self.plan: TreePlan | None = inner.plan
         self.seconds = 0.0
 
     def new_state(self) -> DraftState:
@@ -162,6 +164,10 @@ class _TimedState:
     @property
     def num_features(self) -> int:
         return self._inner.num_features
+
+    @property
+    def reach(self) -> int:
+        return self._inner.reach
 
     def append(self, tokens: Sequence[int]) -> None:
         self._inner.append(tokens)

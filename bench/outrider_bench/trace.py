@@ -19,7 +19,7 @@ class TraceRequest:
     """What to trace; `baseline` also runs the target alone."""
 
     target: Path
-    drafter: Path
+    drafter: str
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
     shape: TreeShape

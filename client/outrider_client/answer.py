@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from outrider_client.config import ClientConfig
 from outrider_client.detokeniser import Detokeniser
@@ -26,7 +26,7 @@ from outrider_client.local_models import LocalModels
 from outrider_client.session import Session
 from outrider_client.statistics import Meter, Statistics
 from outrider_client.transcript import FinishReason, Origin, Outcome, Transcript
-from outrider_drafters.shape import TreeShape
+from outrider_drafters.shape import TreePlan, TreeShape
 from outrider_proto.errors import LinkError, Reason, Refusal
 from outrider_proto.frames import Cancel, Decode, Draft, Features, Verdict
 from outrider_proto.packing import TOKEN_BYTES
@@ -61,6 +61,7 @@ class Answer:
         self._bytes_before = self.session.num_bytes
         self._request: Draft | Decode | None = None
         self._asked_at = 0.0
+        self._speechless = False  # the drafter has nothing to say before it hears from the target again
         self._rows_complete_for = 0  # seq of the newest draft whose features have all come
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -80,11 +81,11 @@ class Answer:
 
     async def grow_tree(self) -> DraftTree:
         """The drafter's guess at what follows; empty for the prompt, or without a drafter."""
-        shape = self._shape()
-        if self._drafting is None or shape is None or self._transcript.num_new_tokens == 0:
+        plan = self._plan()
+        if self._drafting is None or plan is None or self._transcript.num_new_tokens == 0:
             return DraftTree()
         started = self._clock()
-        tree = await self._drafting.grow(self._transcript.tokens, shape)
+        tree = await self._drafting.grow(self._transcript.tokens, plan)
         self._meter.drafted(self._clock() - started)
         return tree
 
@@ -117,6 +118,7 @@ class Answer:
         assert self._request is not None
         had_tail = self._transcript.tail_len > 0
         outcome = self._transcript.apply(verdict, self._models.vocab_size)
+        self._speechless = False
         if isinstance(self._request, Draft) and self._request.tree.tokens and not had_tail:
             self._meter.judged(len(self._request.tree), len(verdict.path))
         self._emit(Cycle(self._request, verdict))
@@ -152,12 +154,16 @@ class Answer:
             and self._transcript.room > 0
             and len(self._transcript.tokens) < self._max_context
             and not self._ended
+            and not self._speechless
         )
 
     async def write_alone(self) -> None:
-        """One token by the drafter, unverified."""
+        """One token by the drafter, unverified, if it can tell."""
         assert self._drafting is not None
         token = await self._drafting.write(self._transcript.tokens, self.config.sampling)
+        if token is None:
+            self._speechless = True
+            return
         first = self._transcript.num_new_tokens
         self._transcript.write_unverified(token)
         self._meter.tokens_came(self._clock())
@@ -241,12 +247,12 @@ class Answer:
         """Whether the last token ends the answer."""
         return self._transcript.last_new_token in self._models.eos_token_ids
 
-    def _shape(self) -> TreeShape | None:
-        """The shape asked for, as far as the context and the server's limit have room for it."""
-        shape = self.config.shape
-        levels = min(shape.levels, self._max_context - len(self._transcript.tokens) - 1)  # the bonus needs room too
-        budget = min(shape.budget, self._max_nodes)
-        return replace(shape, levels=levels, budget=budget) if levels > 0 and budget > 0 else None
+    def _plan(self) -> TreePlan | None:
+        """The tree asked for, or the drafter's own, as far as the context and the server's limit have room for it."""
+        own = None if self._models.drafter is None else self._models.drafter.plan
+        plan = self.config.shape or own or TreeShape()
+        levels = self._max_context - len(self._transcript.tokens) - 1  # the bonus needs room too
+        return plan.fitted(levels, self._max_nodes)
 
     def _ask(self, request: Draft | Decode) -> None:
         num_rows = request.base_len + len(request.context) + 1 - getattr(request, "features_from", 0)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, get_args
 
 from outrider_client.backoff import Backoff
 from outrider_client.heartbeat import Patience
-from outrider_drafters.shape import TreeShape
+from outrider_drafters.shape import TreePlan
 from outrider_proto.errors import UsageError, Violation
 from outrider_proto.frames import Codec, Sampling
 
@@ -50,7 +50,7 @@ class ClientConfig:
 
     server: str = "127.0.0.1:50051"
     target: str | Path | None = None
-    drafter: str | Path | None = None
+    drafter: str | Path | None = None  # with options where files leave something open: see drafters/source.py
     threads: int | None = None  # CPU threads of the drafter; None: one for a small drafter, else torch's choice
     codec: Codec = "int8"
     offline_start: bool = False  # let the drafter write alone when the server cannot be reached at the start
@@ -58,7 +58,7 @@ class ClientConfig:
     patience: Patience = field(default_factory=Patience)
     backoff: Backoff = field(default_factory=Backoff)
     mode: Mode = "stop-and-wait"
-    shape: TreeShape = field(default_factory=TreeShape)
+    shape: TreePlan | None = None  # of the draft trees; None: what the drafter was made for, else TreeShape()
     sampling: Sampling = field(default_factory=Sampling)
     max_new_tokens: int = 256
     on_reconnect: OnReconnect = "verify"

@@ -20,7 +20,7 @@ from outrider_client.transcript import common_length
 from outrider_client.worker import Worker
 from outrider_drafters.drafter import Drafter
 from outrider_drafters.grow import grow_tree
-from outrider_drafters.shape import TreeShape
+from outrider_drafters.shape import TreePlan
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
@@ -55,17 +55,17 @@ class DraftingThread:
         """Rows for the next job; a gap before them makes them useless. Raises Violation for another width."""
         if rows.shape[1] != self.tap.width:
             raise Violation(Reason.MALFORMED_FEATURES, f"features of width {rows.shape[1]}: need {self.tap.width}")
-        if len(rows) and first <= self._num_features:
+        if len(rows) and (first <= self._num_features or self.tap.newest_only):
             self._arrived.append((first, rows))
             self._num_features = max(self._num_features, first + len(rows))
 
-    async def grow(self, tokens: Sequence[int], shape: TreeShape) -> DraftTree:
-        """A draft tree on `tokens`, whose last one is the root."""
-        return await self._run(tokens, lambda: grow_tree(self._state, shape))
+    async def grow(self, tokens: Sequence[int], plan: TreePlan) -> DraftTree:
+        """A draft tree on `tokens`, whose last one is the root; empty where the drafter cannot tell."""
+        return await self._run(tokens, lambda: grow_tree(self._state, plan))
 
-    async def write(self, tokens: Sequence[int], sampling: Sampling) -> int:
-        """The drafter's own next token."""
-        return await self._run(tokens, lambda: choose_token(self._state.root_logits(), sampling, len(tokens)))
+    async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
+        """The drafter's own next token; None where its heads end."""
+        return await self._run(tokens, lambda: self._write(sampling))
 
     async def follow(self, tokens: Sequence[int]) -> None:
         """Only bring the state up to date."""
@@ -81,6 +81,11 @@ class DraftingThread:
         self._num_features = max((held, *(first + len(rows) for first, rows in self._arrived)))
         return result
 
+    def _write(self, sampling: Sampling) -> int | None:
+        if not self._state.reach:
+            return None
+        return choose_token(self._state.root_logits(), sampling, len(self._tokens))
+
     @torch.inference_mode()
     def _job(self, tokens: list[int], arrived: list[_Rows], job: Callable[[], T]) -> tuple[T, int]:
         common = common_length(self._tokens, tokens)
@@ -89,6 +94,6 @@ class DraftingThread:
         self._state.append(tokens[common:])
         self._tokens = tokens
         for first, rows in arrived:
-            if len(rows) and first <= self._state.num_features:
+            if len(rows) and (first <= self._state.num_features or self.tap.newest_only):
                 self._state.add_features(first, torch.from_numpy(rows))
         return job(), self._state.num_features

@@ -109,7 +109,7 @@ def _load_drafter(config: ClientConfig, frozen: FrozenTarget) -> Drafter | None:
     if config.drafter == NO_DRAFTER:
         return None
     if config.drafter is not None:
-        return load_drafter(resolve_dir(config.drafter), frozen)
+        return load_drafter(config.drafter, frozen)
     if config.target is not None:
         raise UsageError("drafter is not given: name one for this target, or none")
     from outrider_models.embedded import drafter_dir

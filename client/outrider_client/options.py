@@ -11,10 +11,13 @@ from typer import Option
 
 from outrider_client.config import ClientConfig, Mode, OnReconnect
 from outrider_client.heartbeat import Patience
-from outrider_drafters.shape import TreeShape
+from outrider_drafters.choices import Choices
+from outrider_drafters.shape import TreePlan, TreeShape
+from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec
 
 _DEFAULT = ClientConfig()
+_TREE = TreeShape()
 _RENAMED = {"wait_for_link": "wait_for_link_s"}
 
 
@@ -35,9 +38,13 @@ def _options(
     top_k: Annotated[int, Option(help="Choose among so many; 0 is off.")] = _DEFAULT.sampling.top_k,
     top_p: Annotated[float, Option(help="Choose among so much probability; 1 is off.")] = _DEFAULT.sampling.top_p,
     seed: Annotated[int, Option(help="Of the choice.")] = _DEFAULT.sampling.seed,
-    breadth: Annotated[int, Option(help="Nodes of the draft tree expanded a level.")] = _DEFAULT.shape.breadth,
-    levels: Annotated[int, Option(help="Levels of the draft tree.")] = _DEFAULT.shape.levels,
-    budget: Annotated[int, Option(help="Nodes of the draft tree, root not counted.")] = _DEFAULT.shape.budget,
+    breadth: Annotated[int | None, Option(help=f"Nodes of the draft tree expanded a level; {_TREE.breadth}.")] = None,
+    levels: Annotated[int | None, Option(help=f"Levels of the draft tree; {_TREE.levels}.")] = None,
+    budget: Annotated[int | None, Option(help=f"Nodes of the draft tree, root not counted; {_TREE.budget}.")] = None,
+    min_probability: Annotated[float | None, Option(help="Draft only what is at least so likely; 0.")] = None,
+    choices: Annotated[
+        str | None, Option(help="Fixed draft tree: a shipped set's name or a JSON list of paths of child ranks.")
+    ] = None,
     wait_for_features: Annotated[bool, Option(help="Draft on only with the newest features.")] = True,
     threads: Annotated[int | None, Option(help="CPU threads of the drafter; one for a small one.")] = _DEFAULT.threads,
     codec: Annotated[Codec, Option(help="Of the features.")] = _DEFAULT.codec,
@@ -68,7 +75,22 @@ def with_client_options(command: Callable[..., None]) -> Callable[..., None]:
 def client_config(options: dict[str, Any], **more: Any) -> ClientConfig:  # Any: each option has its own type
     """The configuration that the shared options make. Raises UsageError."""
     chosen = {_RENAMED.get(name, name): value for name, value in options.items()} | more
-    shape = TreeShape(chosen.pop("breadth"), chosen.pop("levels"), chosen.pop("budget"))
+    shape = tree_plan(
+        chosen.pop("choices"), **{name: chosen.pop(name) for name in ("breadth", "levels", "budget", "min_probability")}
+    )
     patience = Patience(floor_s=chosen.pop("link_floor_ms") / 1000)
     fixed = {name: chosen.pop(name) for name in ("server", "target", "drafter", "threads", "codec", "offline_start")}
     return replace(ClientConfig(shape=shape, patience=patience), **fixed).for_answer(**chosen)
+
+
+def tree_plan(choices: str | None, **limits: float | None) -> TreePlan | None:
+    """The draft trees that were asked for: fixed, or within the limits that are not None; None when neither was.
+
+    Raises UsageError for both.
+    """
+    given = {name: value for name, value in limits.items() if value is not None}
+    if choices is None:
+        return TreeShape(**given) if given else None  # type: ignore[arg-type] # each limit has the type of its option
+    if given:
+        raise UsageError(f"choices={choices} fixes the tree: leave out {', '.join(given)}")
+    return Choices.load(choices)

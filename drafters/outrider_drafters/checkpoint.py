@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,6 +39,32 @@ class Checkpoint:
         self.directory = directory
         self._loaded: dict[str, Tensor] = {}
         self._files = self._find()
+        self._stored = {name: name for name in self._files}  # what a name is called in its file
+
+    @classmethod
+    def holding(cls, directory: Path, tensors: Mapping[str, Tensor]) -> Self:
+        """Tensors that were read otherwise; messages name `directory`."""
+        checkpoint = cls.__new__(cls)
+        checkpoint.directory = directory
+        checkpoint._loaded = dict(tensors)
+        checkpoint._files = dict.fromkeys(tensors, directory)
+        checkpoint._stored = {name: name for name in tensors}
+        return checkpoint
+
+    def renamed(self, rename: Callable[[str], str | None]) -> Self:
+        """The same tensors under other names; those renamed to None are left out. Raises UsageError for two of one
+        name."""
+        checkpoint = type(self).__new__(type(self))
+        checkpoint.directory, checkpoint._loaded = self.directory, self._loaded
+        checkpoint._files, checkpoint._stored = {}, {}
+        for name in sorted(self._files):
+            new = rename(name)
+            if new is None:
+                continue
+            if new in checkpoint._files:
+                raise UsageError(f"{self.directory}: tensors {checkpoint._stored[new]} and {name} are the same one")
+            checkpoint._files[new], checkpoint._stored[new] = self._files[name], self._stored[name]
+        return checkpoint
 
     @property
     def names(self) -> frozenset[str]:
@@ -48,10 +74,11 @@ class Checkpoint:
         """Sizes of a tensor, without reading it. Raises UsageError for one it does not hold."""
         if name not in self._files:
             raise UsageError(f"{self.directory}: lacks tensor {name}")
-        if name in self._loaded:
-            return tuple(self._loaded[name].shape)
+        stored = self._stored[name]
+        if stored in self._loaded:
+            return tuple(self._loaded[stored].shape)
         with _opened(self._files[name]) as file:
-            return tuple(file.get_slice(name).get_shape())
+            return tuple(file.get_slice(stored).get_shape())
 
     def matrix(self, name: str) -> tuple[int, int]:
         """Rows and columns of a tensor. Raises UsageError for one of other dimensions."""
@@ -62,10 +89,11 @@ class Checkpoint:
 
     def read(self, name: str) -> Tensor:
         """A tensor as stored."""
-        if name in self._loaded:
-            return self._loaded[name]
+        stored = self._stored[name]
+        if stored in self._loaded:
+            return self._loaded[stored]
         with _opened(self._files[name]) as file:
-            tensor: Tensor = file.get_tensor(name)
+            tensor: Tensor = file.get_tensor(stored)
         return tensor
 
     def _find(self) -> dict[str, Path]:

@@ -7,7 +7,10 @@ from typing import Protocol
 
 from torch import Tensor
 
+from outrider_drafters.shape import TreePlan
 from outrider_proto.frames import TapInfo
+
+ENDLESS = 2**31  # what `reach` answers where a drafter can go on from its own guesses
 
 
 class DraftState(Protocol):
@@ -21,7 +24,13 @@ class DraftState(Protocol):
 
     @property
     def num_features(self) -> int:
-        """Positions 0 .. num_features - 1 have theirs; the newest tokens may lack them."""
+        """Positions 0 .. num_features - 1 have theirs; the newest tokens may lack them. A drafter that eats the newest
+        feature alone (TapInfo.newest_only) counts as having all before it."""
+        ...
+
+    @property
+    def reach(self) -> int:
+        """Levels it can draft from here: ENDLESS, or as many as its heads reach past the newest feature, maybe 0."""
         ...
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -29,7 +38,8 @@ class DraftState(Protocol):
         ...
 
     def add_features(self, first: int, rows: Tensor) -> None:  # [n, width] float32
-        """Feature rows of positions first, first + 1, ...; those it has are ignored, a gap raises UsageError."""
+        """Feature rows of positions first, first + 1, ...; those it has are ignored, a gap raises UsageError unless it
+        only wants the newest."""
         ...
 
     def rollback(self, num_tokens: int) -> None:
@@ -37,13 +47,15 @@ class DraftState(Protocol):
         ...
 
     def root_logits(self) -> Tensor:
-        """Logits [V] for the root's successor. Ends any earlier drafting: its scratch rows are forgotten."""
+        """Logits [V] for the root's successor; -inf for one it would never draft. Ends any earlier drafting: its
+        scratch rows are forgotten. Raises UsageError where `reach` is 0."""
         ...
 
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         """Logits [n, V] for the successors of n drafted nodes, given as their tokens and their parents' scratch rows.
 
-        A node's scratch row is numbered from 0 in order of expansion since root_logits; -1 is the root.
+        A node's scratch row is numbered from 0 in order of expansion since root_logits; -1 is the root. A call's nodes
+        are of one level, and levels come in order, at most `reach` of them (the root's counts).
         """
         ...
 
@@ -59,5 +71,10 @@ class Drafter(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def plan(self) -> TreePlan | None:
+        """The trees it was made for, where that is a fixed set of choices; None: any."""
+        ...
 
     def new_state(self) -> DraftState: ...

@@ -17,15 +17,19 @@ from torch import Tensor, nn
 
 from outrider_drafters.checkpoint import Checkpoint, write_model
 from outrider_drafters.config import Config
+from outrider_drafters.drafter import ENDLESS
+from outrider_drafters.family import Family
+from outrider_drafters.files import DrafterFiles
 from outrider_drafters.frozen import FrozenTarget, TargetSizes
 from outrider_drafters.fused import FusedBlock
 from outrider_drafters.layers import WEIGHTS, BlockShape, LlamaBlock, Rope, causal_mask, stored_shape
 from outrider_drafters.record import Record
 from outrider_drafters.rows import Rows
 from outrider_drafters.scratch import Scratch
-from outrider_drafters.tap import last_hidden_info
+from outrider_drafters.shape import TreePlan
+from outrider_drafters.tap import LastHiddenTap, last_hidden_info
 
-FAMILY = "eagle2"
+NAME = "eagle2"
 BLOCK = "layers.0."
 EMBEDDING = "embed_tokens.weight"  # a copy of the target's, which a file may have or not
 PARTS = ("fc.", BLOCK)
@@ -126,7 +130,7 @@ def sizes_of(checkpoint: Checkpoint, config: Config) -> Eagle2Sizes:
 class Eagle2Drafter:
     """Client half; the server half is tap.LastHiddenTap."""
 
-    family = FAMILY
+    family = NAME
 
     def __init__(self, eagle: Eagle2, frozen: FrozenTarget, embed: Tensor | None = None) -> None:
         self.fc = eagle.fc
@@ -135,6 +139,7 @@ class Eagle2Drafter:
         self.embed = frozen.embed if embed is None else embed
         self.tap = last_hidden_info(eagle.sizes.hidden)
         self.vocab_size = frozen.sizes.vocab
+        self.plan: TreePlan | None = None
 
     def new_state(self) -> Eagle2State:
         return Eagle2State(self)
@@ -168,6 +173,10 @@ class Eagle2State:
     @property
     def num_features(self) -> int:
         return self._record.num_features
+
+    @property
+    def reach(self) -> int:
+        return ENDLESS
 
     def append(self, tokens: Sequence[int]) -> None:
         self._record.append(tokens)
@@ -237,3 +246,44 @@ class Eagle2State:
 
     def _logits(self, outputs: Tensor) -> Tensor:
         return F.linear(outputs, self._drafter.frozen.lm_head).float()
+
+
+def _load(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Eagle2:
+    files.need_vocabulary(target)
+    if EMBEDDING in files.names:
+        rows, width = files.checkpoint.matrix(EMBEDDING)
+        files.need_equal(f"rows of {EMBEDDING}", rows, target.vocab)
+        files.need_equal(f"width of {EMBEDDING}", width, target.hidden)
+    files.need(REQUIRED)
+    sizes = sizes_of(files.checkpoint, files.config)
+    files.need_equal("hidden size", sizes.hidden, target.hidden)
+    with torch.device("meta"):
+        network = Eagle2(sizes)
+    return files.fill(network, like, also_known=frozenset({EMBEDDING}))
+
+
+def _load_drafter(files: DrafterFiles, frozen: FrozenTarget) -> Eagle2Drafter:
+    return Eagle2Drafter(_load(files, frozen.sizes, frozen.embed), frozen, _own_embedding(files, frozen))
+
+
+def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> LastHiddenTap:
+    return LastHiddenTap(_load(files, target, like).sizes.hidden)
+
+
+def _own_embedding(files: DrafterFiles, frozen: FrozenTarget) -> Tensor | None:
+    """The drafter's embedding, unless it has none or it is the copy of the target's that it should be."""
+    if EMBEDDING not in files.names:
+        return None
+    own = files.checkpoint.read(EMBEDDING).to(frozen.embed)
+    return None if torch.equal(own, frozen.embed) else own
+
+
+FAMILY = Family(
+    name=NAME,
+    eats="the target's last hidden state",
+    offline="goes on",
+    trees="dynamic",
+    recognises=lambda files: any(name.startswith(PARTS) for name in files.names),
+    drafter=_load_drafter,
+    tap=_load_tap,
+)

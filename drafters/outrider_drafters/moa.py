@@ -17,17 +17,21 @@ from torch import Tensor, nn
 
 from outrider_drafters.checkpoint import Checkpoint, write_model
 from outrider_drafters.config import Config
+from outrider_drafters.drafter import ENDLESS
+from outrider_drafters.family import Family
+from outrider_drafters.files import DrafterFiles
 from outrider_drafters.fingerprint import tensors_fingerprint
 from outrider_drafters.frozen import FrozenTarget, TargetSizes
 from outrider_drafters.fused import FusedBlock
 from outrider_drafters.layers import WEIGHTS, BlockShape, LlamaBlock, Rope, causal_mask, stored_shape
 from outrider_drafters.record import Record
 from outrider_drafters.scratch import Scratch
-from outrider_drafters.tap import Activations
+from outrider_drafters.shape import TreePlan
+from outrider_drafters.tap import Activations, Memoryless
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
 
-FAMILY = "moa"
+NAME = "moa"
 BLOCKS = ("layer_self_attention.", "self_attention.", "cross_attention.")
 PARTS = (*BLOCKS, "Ekv2E.")
 REQUIRED = frozenset({"Ekv2E.weight", "Ekv2E.bias"} | {block + name for block in BLOCKS for name in WEIGHTS})
@@ -156,10 +160,10 @@ def layer_mean(lsa: LlamaBlock | FusedBlock, packed_kv: Tensor) -> Tensor:
 def tap_info(moa: MoA) -> TapInfo:
     """The features of this drafter: named after the weights of its LSA."""
     digest = tensors_fingerprint(moa.layer_self_attention.state_dict())
-    return TapInfo(fingerprint=f"moa:{digest}", family=FAMILY, width=moa.sizes.packed_kv)
+    return TapInfo(fingerprint=f"moa:{digest}", family=NAME, width=moa.sizes.packed_kv)
 
 
-class MoATap:
+class MoATap(Memoryless):
     """Server half: the target's K/V of all layers, mixed to one row a token."""
 
     needs_kv = True
@@ -178,12 +182,13 @@ class MoATap:
 class MoADrafter:
     """Client half: Ekv2E, SA and CA between the target's embedding and its lm_head."""
 
-    family = FAMILY
+    family = NAME
 
     def __init__(self, moa: MoA, frozen: FrozenTarget, tap: TapInfo | None = None) -> None:
         self.frozen = frozen
         self.tap = tap_info(moa) if tap is None else tap
         self.vocab_size = frozen.sizes.vocab
+        self.plan: TreePlan | None = None
         self.ekv2e = moa.Ekv2E
         self.sa, self.ca = FusedBlock(moa.self_attention), FusedBlock(moa.cross_attention)
 
@@ -211,6 +216,10 @@ class MoAState:
     @property
     def num_features(self) -> int:
         return self._record.num_features
+
+    @property
+    def reach(self) -> int:
+        return ENDLESS
 
     def append(self, tokens: Sequence[int]) -> None:
         self._record.append(tokens)
@@ -256,3 +265,37 @@ class MoAState:
     def _rope(self, first: int, count: int) -> Rope:
         """Of consecutive positions; SA's and CA's are the same."""
         return self._drafter.sa.shape.rope(torch.arange(first, first + count, device=self._device))
+
+
+def _load(files: DrafterFiles, target: TargetSizes) -> MoA:
+    files.need_vocabulary(target)
+    files.need(REQUIRED)
+    sizes = sizes_of(files.checkpoint, files.config)
+    files.need_equal("hidden size", sizes.hidden, target.hidden)
+    files.need_equal("width of packed K/V", sizes.packed_kv, target.packed_kv)
+    with torch.device("meta"):
+        network = MoA(sizes)
+    return files.fill(network)
+
+
+def _load_drafter(files: DrafterFiles, frozen: FrozenTarget) -> MoADrafter:
+    moa = _load(files, frozen.sizes)
+    info = tap_info(moa)  # of the values as stored
+    return MoADrafter(moa.to(frozen.embed.device, frozen.embed.dtype), frozen, info)
+
+
+def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> MoATap:
+    moa = _load(files, target)
+    info = tap_info(moa)
+    return MoATap(moa.to(like.device, like.dtype), info)
+
+
+FAMILY = Family(
+    name=NAME,
+    eats="K/V of all target layers, mixed to one row a token",
+    offline="goes on",
+    trees="dynamic",
+    recognises=lambda files: any(name.startswith(PARTS) for name in files.names),
+    drafter=_load_drafter,
+    tap=_load_tap,
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -22,6 +22,18 @@ class Activations:
     hidden: Mapping[int, Tensor]  # by Hugging Face's hidden_states index (-1: after the final norm), each [n, E]
 
 
+class TapState(Protocol):
+    """A tap at work on one session: what it computes may depend on all that the session has shown it."""
+
+    def rows(self, acts: Activations) -> Tensor:
+        """Features [n, width] float32 of the n positions that follow those before."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Only the first `length` positions stand."""
+        ...
+
+
 class Tap(Protocol):
     @property
     def info(self) -> TapInfo: ...
@@ -34,12 +46,20 @@ class Tap(Protocol):
         """Indices of the hidden states it reads."""
         ...
 
-    def rows(self, acts: Activations) -> Tensor:
-        """Features [n, width] float32."""
-        ...
+    def new_state(self) -> TapState: ...
 
 
-class LastHiddenTap:
+class Memoryless:
+    """A tap whose rows depend on their own position alone: it is its own state, shared by all sessions."""
+
+    def new_state(self) -> Self:
+        return self
+
+    def truncate(self, length: int) -> None:
+        """Nothing to forget."""
+
+
+class LastHiddenTap(Memoryless):
     """The target's last hidden state after its final norm, as EAGLE wants it. Needs no weights."""
 
     needs_kv = False

@@ -73,11 +73,13 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class TapInfo:
-    """One kind of features a server can send: `fingerprint` names it, `width` is values a token."""
+    """One kind of features a server can send: `fingerprint` names it, `width` is values a token. Of one that is
+    `newest_only` the server sends the last row of what it was asked for, which is all such a drafter reads."""
 
     fingerprint: str
     family: str
     width: int
+    newest_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,14 +58,16 @@ class Description(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., target_name: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., taps: _Optional[_Iterable[_Union[Tap, _Mapping]]] = ...) -> None: ...
 
 class Tap(_message.Message):
-    __slots__ = ("fingerprint", "family", "width")
+    __slots__ = ("fingerprint", "family", "width", "newest_only")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_ONLY_FIELD_NUMBER: _ClassVar[int]
     fingerprint: str
     family: str
     width: int
-    def __init__(self, fingerprint: _Optional[str] = ..., family: _Optional[str] = ..., width: _Optional[int] = ...) -> None: ...
+    newest_only: bool
+    def __init__(self, fingerprint: _Optional[str] = ..., family: _Optional[str] = ..., width: _Optional[int] = ..., newest_only: _Optional[bool] = ...) -> None: ...
 
 class ClientFrame(_message.Message):
     __slots__ = ("open", "draft", "decode", "cancel", "ping", "close")

@@ -100,7 +100,10 @@ def server_frame_from_proto(message: pb.ServerFrame) -> f.ServerFrame:
 
 
 def description_to_proto(description: f.ServerDescription) -> pb.Description:
-    taps = [pb.Tap(fingerprint=t.fingerprint, family=t.family, width=t.width) for t in description.taps]
+    taps = [
+        pb.Tap(fingerprint=t.fingerprint, family=t.family, width=t.width, newest_only=t.newest_only)
+        for t in description.taps
+    ]
     return pb.Description(
         protocol_version=description.protocol_version,
         server_version=description.server_version,
@@ -126,7 +129,7 @@ def description_from_proto(message: pb.Description) -> f.ServerDescription:
         max_context=message.max_context,
         max_nodes=message.max_nodes,
         eos_token_ids=tuple(message.eos_token_ids),
-        taps=tuple(f.TapInfo(t.fingerprint, t.family, t.width) for t in message.taps),
+        taps=tuple(f.TapInfo(t.fingerprint, t.family, t.width, t.newest_only) for t in message.taps),
     )
 
 

@@ -20,6 +20,7 @@ class Held:
     def __init__(self, kv: KVShape, tap: Tap | None) -> None:
         self.slot = Slot(kv)
         self.tap = tap
+        self._tap_state = tap.new_state() if tap else None
         self.tokens: list[int] = []
         self._features = np.empty((_FIRST_CAPACITY if tap else 0, tap.info.width if tap else 0), dtype=np.float32)
         self._num_features = 0
@@ -28,6 +29,8 @@ class Held:
         """Keep the first `length` tokens."""
         self.slot.truncate(length)
         del self.tokens[length:]
+        if self._tap_state is not None:
+            self._tap_state.truncate(length)
         self._num_features = min(self._num_features, length)
 
     def commit(self, chain: Sequence[int], path: Sequence[int], path_tokens: Sequence[int]) -> None:
@@ -38,17 +41,19 @@ class Held:
 
     def add_features(self, hidden: dict[int, Tensor]) -> None:
         """Run the tap over the positions that have no features yet; `hidden` holds their hidden states."""
-        assert self.tap is not None
+        assert self._tap_state is not None
         first, stop = self._num_features, len(self.tokens)
         keys, values = self.slot.rows(first, stop)
-        rows = self.tap.rows(Activations(keys=keys, values=values, hidden=hidden)).float().cpu().numpy()
+        rows = self._tap_state.rows(Activations(keys=keys, values=values, hidden=hidden)).float().cpu().numpy()
         self._reserve(stop)
         self._features[first:stop] = rows
         self._num_features = stop
 
-    def features(self, first: int) -> NDArray[np.float32]:
-        """A copy of the rows of positions first, first + 1, ..."""
-        return self._features[first : self._num_features].copy()
+    def features(self, first: int) -> tuple[int, NDArray[np.float32]]:
+        """A copy of the rows of positions first, first + 1, ... that its drafter reads, and where they begin."""
+        if self.tap is not None and self.tap.info.newest_only:
+            first = max(first, self._num_features - 1)
+        return first, self._features[first : self._num_features].copy()
 
     def _reserve(self, num_rows: int) -> None:
         if num_rows > len(self._features):

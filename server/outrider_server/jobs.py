@@ -103,10 +103,10 @@ class Job:
         if not self.over:
             return
         if self.held.tap is not None and isinstance(self._frame, Draft):
-            rows = self.held.features(self._frame.features_from)
+            first, rows = self.held.features(self._frame.features_from)
             if len(rows):
                 tap_us = round(self._tap_s * 1e6)
-                self.post(Features(self._frame.seq, self._frame.features_from, rows, last=True, tap_us=tap_us))
+                self.post(Features(self._frame.seq, first, rows, last=True, tap_us=tap_us))
         self.post(Done())
 
     def fail(self, refusal: Refusal) -> None:

@@ -17,7 +17,8 @@ from outrider_client.config import ClientConfig, Timeouts
 from outrider_client.heartbeat import Patience
 from outrider_client.local_models import LocalModels
 from outrider_client.local_transport import LocalTransport
-from outrider_drafters.shape import TreeShape
+from outrider_drafters.drafter import ENDLESS
+from outrider_drafters.shape import TreePlan, TreeShape
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import LinkError, Refusal
 from outrider_proto.frames import (
@@ -193,6 +194,7 @@ class FakeDraftState:
         self.tokens: list[int] = []
         self.num_features = 0
         self._paths: list[tuple[int, ...]] = []
+        self.reach = ENDLESS
 
     @property
     def num_tokens(self) -> int:
@@ -237,6 +239,7 @@ class FakeDrafter:
     family: str = "fake"
     tap: TapInfo = TAP
     vocab_size: int = VOCAB
+    plan: TreePlan | None = None
 
     def new_state(self) -> FakeDraftState:
         return FakeDraftState(self.language)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider_drafters import TreeShape, grow_tree
+from outrider_drafters.drafter import ENDLESS
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -18,6 +19,8 @@ class Lookup:
     """A state whose logits are a function of the path alone; notes how often it is asked."""
 
     num_tokens = num_features = 1
+
+    reach = ENDLESS
 
     def __init__(self, vocabulary: int, seed: int, sure: bool = False) -> None:
         self.vocabulary, self.seed, self.sure = vocabulary, seed, sure

@@ -152,9 +152,13 @@ def test_a_target_is_not_a_drafter(golden):
         load_drafter(golden / "target_l4", frozen)
 
 
-def test_eagle3_is_named_as_such(eagle):
-    eagle.tensors["midlayer.hidden_norm.weight"] = torch.zeros(64)
-    eagle.refused("an EAGLE-3 drafter; need one of moa, eagle2")
+def test_another_family_than_was_asked_for_is_refused(golden):
+    frozen = FrozenTarget.load(golden / "target_l4")
+    assert load_drafter(f"{golden}/eagle2_llama/drafter,family=eagle2", frozen).family == "eagle2"
+    with pytest.raises(UsageError, match="family eagle2, not moa"):
+        load_drafter(f"{golden}/eagle2_llama/drafter,family=moa", frozen)
+    with pytest.raises(UsageError, match="family=nobody: need one of"):
+        load_drafter(f"{golden}/eagle2_llama/drafter,family=nobody", frozen)
 
 
 def test_empty_directory_is_refused(tmp_path, golden):

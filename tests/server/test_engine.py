@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny_targets import CONFIGS, build, random_tokens, random_tree, target, tree_around
 
-from outrider_drafters.tap import Activations, LastHiddenTap
+from outrider_drafters.tap import Activations, LastHiddenTap, Memoryless
 from outrider_proto.frames import Finish, Sampling, TapInfo
 from outrider_proto.tree import DraftTree
 from outrider_server.choice import Chooser
@@ -158,7 +158,7 @@ def test_a_text_of_one_token_and_a_draft_of_nothing():
     assert held.tokens == [5]
 
 
-class KVTap:
+class KVTap(Memoryless):
     """Every K and V value of a token: the strictest of taps."""
 
     needs_kv = True
@@ -188,6 +188,6 @@ def test_features_are_those_of_a_fresh_prefill_at_every_position(tap):
     cycle(engine, held, random_tokens(rng, 3), DraftTree())
     fresh = Held(target().kv, tap)
     cycle(engine, fresh, held.tokens, DraftTree())
-    np.testing.assert_allclose(held.features(0), fresh.features(0), atol=2e-5)
-    assert len(held.features(0)) == len(held.tokens) == 33
-    assert len(held.features(31)) == 2
+    np.testing.assert_allclose(held.features(0)[1], fresh.features(0)[1], atol=2e-5)
+    assert len(held.features(0)[1]) == len(held.tokens) == 33
+    assert len(held.features(31)[1]) == 2

@@ -22,7 +22,7 @@ def features(target: Target, tap, tokens: list[int]) -> torch.Tensor:
         (outcome,) = engine.verify([Work(held, part, DraftTree(), Chooser(Sampling()))])
         engine.commit(outcome)
         engine.tap(outcome)
-    return torch.from_numpy(held.features(0))
+    return torch.from_numpy(held.features(0)[1])
 
 
 def test_moa_features(golden):

@@ -1,0 +1,8 @@
+"""All families, in the order in which a directory is offered to them: the first that recognises it takes it."""
+
+from __future__ import annotations
+
+from outrider_drafters import eagle2, moa
+from outrider_drafters.family import Family
+
+FAMILIES: tuple[Family, ...] = (moa.FAMILY, eagle2.FAMILY)

@@ -1,0 +1,94 @@
+"""Where a drafter comes from, and what its files leave open: `DIR,tli=1,embedding=own`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from outrider_proto.errors import UsageError
+
+Embedding = Literal["own", "target"]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterOptions:
+    """What published files leave open or get wrong; None: what the file says, else its family's rule.
+
+    family: refuse any other. tli: target layers that MoA runs on the client (paper 3.2). rope_theta: RoPE's base.
+    norm_output: feed back EAGLE-3's output after its norm. embedding: the drafter's own, or the target's.
+    target_layers: whose input EAGLE-3 taps, as indices of Hugging Face's hidden_states. tie_to_target: an independent
+    drafter uses the target's embedding and lm_head. ngram: longest match that lookup searches for.
+    """
+
+    family: str | None = None
+    tli: int | None = None
+    rope_theta: float | None = None
+    norm_output: bool | None = None
+    embedding: Embedding | None = None
+    target_layers: tuple[int, ...] | None = None
+    tie_to_target: bool | None = None
+    ngram: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSource:
+    """A directory, file or hub name, or the name of a drafter without files, and its options."""
+
+    name: str
+    options: DrafterOptions = field(default_factory=DrafterOptions)
+
+    @classmethod
+    def parse(cls, text: str | Path | DrafterSource) -> DrafterSource:
+        """`NAME[,KEY=VALUE...]`; a path that exists as it stands is taken whole. Raises UsageError."""
+        if isinstance(text, DrafterSource):
+            return text
+        name, *pairs = str(text).split(",")
+        if not pairs or Path(text).expanduser().exists():
+            return cls(str(text))
+        return cls(name, _options(pairs))
+
+
+def _options(pairs: list[str]) -> DrafterOptions:
+    values: dict[str, Any] = {}  # Any: each option has its own type
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if key not in _READERS or not equals:
+            raise UsageError(f"drafter option {pair!r}: need KEY=VALUE with one of {', '.join(_READERS)}")
+        try:
+            values[key] = _READERS[key](text)
+        except ValueError:
+            raise UsageError(f"drafter option {pair!r}: {text!r} is no value of {key}") from None
+    return DrafterOptions(**values)
+
+
+def _switch(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(text)
+    return text == "true"
+
+
+def _embedding(text: str) -> str:
+    if text not in get_args(Embedding):
+        raise ValueError(text)
+    return text
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+_READERS: Mapping[str, Callable[[str], object]] = {
+    "family": str,
+    "tli": _count,
+    "rope_theta": float,
+    "norm_output": _switch,
+    "embedding": _embedding,
+    "target_layers": lambda text: tuple(_count(part) for part in text.split("-")),
+    "tie_to_target": _switch,
+    "ngram": _count,
+}

@@ -1,0 +1,30 @@
+"""`DIR,key=value`: where a drafter comes from and what its files leave open."""
+
+import pytest
+
+from outrider_drafters.source import DrafterOptions, DrafterSource
+from outrider_proto.errors import UsageError
+
+
+def test_a_name_alone_has_no_options():
+    assert DrafterSource.parse("owner/model") == DrafterSource("owner/model")
+
+
+def test_options_follow_the_name():
+    options = DrafterOptions(tli=1, embedding="own", norm_output=False, target_layers=(2, 4, 5), rope_theta=1e4)
+    text = "some/dir,tli=1,embedding=own,norm_output=false,target_layers=2-4-5,rope_theta=1e4"
+    assert DrafterSource.parse(text) == DrafterSource("some/dir", options)
+
+
+def test_a_path_that_exists_is_taken_whole(tmp_path):
+    odd = tmp_path / "a,tli=1"
+    odd.mkdir()
+    assert DrafterSource.parse(odd) == DrafterSource(str(odd))
+
+
+@pytest.mark.parametrize(
+    "text", ["d,tli", "d,tli=", "d,tli=-1", "d,who=1", "d,embedding=mine", "d,norm_output=yes", "d,target_layers=2-x"]
+)
+def test_an_option_that_is_none_is_refused(text):
+    with pytest.raises(UsageError, match="drafter option"):
+        DrafterSource.parse(text)
