@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PROTO := outrider_proto/verifier.proto
-VM_PACKAGES := qemu-system-x86 busybox-static
+VM_PACKAGES := qemu-system-x86 busybox-static cpio
 STUBS := $(addprefix proto/outrider_proto/,verifier_pb2.py verifier_pb2.pyi verifier_pb2_grpc.py)
 protoc = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) proto/$(PROTO)
 
@@ -22,7 +22,7 @@ test: $(READY) vm-tools
 APT := timeout 300 apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=10 -o DPkg::Lock::Timeout=30
 vm-tools:
 	@if [ -n "$(VM_PACKAGES)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	    ! { command -v qemu-system-x86_64 && command -v busybox; } >/dev/null; then \
+	    ! { command -v qemu-system-x86_64 && command -v busybox && command -v cpio; } >/dev/null; then \
 	    echo "installing $(VM_PACKAGES) for the tests marked kernel"; \
 	    { $(APT) update; DEBIAN_FRONTEND=noninteractive $(APT) install -y --no-install-recommends $(VM_PACKAGES); } \
 	    </dev/null >/dev/null 2>&1 || true; \
