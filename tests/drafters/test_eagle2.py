@@ -8,14 +8,15 @@ import torch
 from safetensors.torch import load_file
 
 from outrider_drafters import Eagle2, Eagle2Sizes, FrozenTarget, TargetSizes, TreeShape, grow_tree, load_drafter
-from outrider_drafters.eagle2 import Eagle2Drafter, Eagle2State
+from outrider_drafters.eagle2 import Eagle2Drafter
+from outrider_drafters.pairs import PairState
 from outrider_proto.tree import ROOT
 
 SETTINGS = [(24, 4, 6), (60, 7, 10), (5, 3, 1)]  # total_token, depth, top_k
 
 
 @pytest.fixture
-def state(eagle_case) -> Eagle2State:
+def state(eagle_case) -> PairState:
     """The prompt and the first token after it, with the prompt's features."""
     arrays = eagle_case.arrays
     state = eagle_case.drafter.new_state()
