@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from outrider_bench.comparison_commands import depth_sweep_command, drafters_command
 from outrider_bench.pair_commands import eval_command, exact_command, overhead_command, recover_command
 from outrider_bench.report import write_report
 from outrider_bench.trace import TraceRequest, trace
@@ -21,6 +22,8 @@ app.command("eval")(eval_command)
 app.command("exact")(exact_command)
 app.command("overhead")(overhead_command)
 app.command("recover")(recover_command)
+app.command("drafters")(drafters_command)
+app.command("depth-sweep")(depth_sweep_command)
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the report here; - for standard output.")]
 
 

@@ -14,18 +14,15 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from outrider_bench.prompts import Question
+from outrider_bench.timed_drafter import TimedDrafter
 from outrider_client.async_client import AsyncClient
 from outrider_client.config import ClientConfig
 from outrider_client.events import Cycle, Stats
 from outrider_client.grpc_transport import GrpcTransport
 from outrider_client.local_models import LocalModels
 from outrider_client.statistics import Statistics
-from outrider_drafters.drafter import Drafter, DraftState
-from outrider_drafters.shape import TreePlan
-from outrider_proto.frames import Draft, Ping, TapInfo
+from outrider_proto.frames import Draft, Ping
 
 _NUM_PINGS = 100
 _PAUSE_S = 0.01
@@ -59,7 +56,7 @@ async def cycle_times(
 ) -> list[CycleTimes]:
     """Times of all cycles that drafted, but each answer's first, which follows the prompt."""
     assert models.drafter is not None
-    timed = _TimedDrafter(models.drafter)
+    timed = TimedDrafter(models.drafter)
     times: list[CycleTimes] = []
     async with AsyncClient(config, models=replace(models, drafter=timed)) as client:
         for question in asked:
@@ -110,7 +107,7 @@ class _Mark:
     tap: float
 
 
-async def _marks(client: AsyncClient, prompt: Sequence[int], timed: _TimedDrafter) -> list[_Mark]:
+async def _marks(client: AsyncClient, prompt: Sequence[int], timed: TimedDrafter) -> list[_Mark]:
     marks: list[_Mark] = []
     judged = False
     async with aclosing(client.generate(prompt)) as events:
@@ -125,7 +122,7 @@ async def _marks(client: AsyncClient, prompt: Sequence[int], timed: _TimedDrafte
     return marks
 
 
-def _mark(so_far: Statistics, timed: _TimedDrafter) -> _Mark:
+def _mark(so_far: Statistics, timed: TimedDrafter) -> _Mark:
     tokens = max(so_far.new_tokens - so_far.unverified, 1)
     split = so_far.split_ms
     parts = (split.draft, timed.seconds * 1e3 / tokens, split.wire, split.queue, split.verify, split.wait, split.tap)
@@ -135,59 +132,3 @@ def _mark(so_far: Statistics, timed: _TimedDrafter) -> _Mark:
 def _between(earlier: _Mark, later: _Mark) -> CycleTimes:
     names = ("at", "draft", "draft_forward", "wire", "queue", "verify", "wait", "tap")
     return CycleTimes(*(getattr(later, name) - getattr(earlier, name) for name in names))
-
-
-class _TimedDrafter:
-    """A drafter whose states add up the time of their forward passes."""
-
-    def __init__(self, inner: Drafter) -> None:
-        self._inner = inner
-        self.family = inner.family
-        self.vocab_size = inner.vocab_size
-        self.tap: TapInfo = inner.tap
-        self.plan: TreePlan | None = inner.plan
-        self.seconds = 0.0
-
-    def new_state(self) -> DraftState:
-        return _TimedState(self._inner.new_state(), self)
-
-
-class _TimedState:
-    def __init__(self, inner: DraftState, drafter: _TimedDrafter) -> None:
-        self._inner = inner
-        self._drafter = drafter
-
-    @property
-    def num_tokens(self) -> int:
-        return self._inner.num_tokens
-
-    @property
-    def num_features(self) -> int:
-        return self._inner.num_features
-
-    @property
-    def reach(self) -> int:
-        return self._inner.reach
-
-    def append(self, tokens: Sequence[int]) -> None:
-        self._inner.append(tokens)
-
-    def rollback(self, num_tokens: int) -> None:
-        self._inner.rollback(num_tokens)
-
-    def add_features(self, first: int, rows: Tensor) -> None:
-        started = time.perf_counter()
-        self._inner.add_features(first, rows)
-        self._drafter.seconds += time.perf_counter() - started
-
-    def root_logits(self) -> Tensor:
-        started = time.perf_counter()
-        logits = self._inner.root_logits()
-        self._drafter.seconds += time.perf_counter() - started
-        return logits
-
-    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        started = time.perf_counter()
-        logits = self._inner.expand(tokens, parents)
-        self._drafter.seconds += time.perf_counter() - started
-        return logits
