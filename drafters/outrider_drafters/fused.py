@@ -23,6 +23,7 @@ class FusedBlock:
         self.shape = block.shape
         self._qkv = torch.cat([projection.weight for projection in projections]).detach()
         self._qkv_bias = torch.cat([p.bias for p in projections]).detach() if block.shape.qkv_bias else None
+        self._head_norms = _head_norms(block)
         self._out = attention.o_proj.weight.detach()
         self._gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach()
         self._down = mlp.down_proj.weight.detach()
@@ -64,7 +65,14 @@ class FusedBlock:
         rows = slice(first * self.shape.head_dim, end * self.shape.head_dim)
         bias = None if self._qkv_bias is None else self._qkv_bias[rows]
         heads = F.linear(x, self._qkv[rows], bias)
-        return heads.view(*x.shape[:-1], end - first, self.shape.head_dim).transpose(-3, -2)
+        heads = heads.view(*x.shape[:-1], end - first, self.shape.head_dim).transpose(-3, -2)
+        return heads if self._head_norms is None else self._normed(heads, self._head_norms[first:end])
+
+    def _normed(self, heads: Tensor, weights: Tensor) -> Tensor:
+        """The first heads with their own norms [k, 1, head_dim]; the v heads that follow have none."""
+        split = len(weights)
+        normed = F.rms_norm(heads[..., :split, :, :], (self.shape.head_dim,), eps=self.shape.eps) * weights
+        return torch.cat((normed, heads[..., split:, :, :]), dim=-3)
 
     def _attend(self, x: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         queries = queries if queries.ndim == 4 else queries.unsqueeze(0)
@@ -73,3 +81,12 @@ class FusedBlock:
         normed = F.rms_norm(x, self._mlp_norm.shape, self._mlp_norm, self.shape.eps)
         gate, up = F.linear(normed, self._gate_up).chunk(2, dim=-1)
         return x + F.linear(F.silu(gate) * up, self._down)
+
+
+def _head_norms(block: LlamaBlock) -> Tensor | None:
+    """Norm weights of all q and k heads [heads + kv_heads, 1, head_dim]; None for a block without."""
+    q_norm, k_norm = block.self_attn.q_norm, block.self_attn.k_norm
+    if not isinstance(q_norm, RMSNorm) or not isinstance(k_norm, RMSNorm):
+        return None
+    weights = q_norm.weight.expand(block.shape.heads, 1, -1), k_norm.weight.expand(block.shape.kv_heads, 1, -1)
+    return torch.cat(weights).detach()

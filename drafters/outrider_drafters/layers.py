@@ -7,7 +7,6 @@ cross-attention and attention over a target's layers. Submodules carry the names
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from outrider_drafters.checkpoint import Checkpoint
 from outrider_drafters.config import Config, config_int, rms_norm_eps, unscaled_rope_theta
+from outrider_drafters.rope import RopeScaling, inverse_frequencies
 from outrider_proto.errors import UsageError
 
 WEIGHTS = (
@@ -29,6 +29,7 @@ WEIGHTS = (
     "mlp.down_proj.weight",
 )
 QKV_BIASES = ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")  # Qwen2 targets
+QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # Qwen3 targets: over each head, before RoPE
 
 INIT_STD = 0.02
 
@@ -45,6 +46,8 @@ class BlockShape:
     rope_theta: float = 10000.0
     eps: float = 1e-5
     qkv_bias: bool = False
+    qk_norm: bool = False
+    rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
         if min(self.width, self.heads, self.kv_heads, self.head_dim, self.mlp) < 1:
@@ -56,8 +59,12 @@ class BlockShape:
 
     def rope(self, positions: Tensor) -> Rope:
         """Angles for integer positions [n]; negative ones are legal."""
-        angles = positions.unsqueeze(-1) * _inverse_frequencies(self.head_dim, self.rope_theta, positions.device)
+        angles = positions.unsqueeze(-1) * inverse_frequencies(
+            self.head_dim, self.rope_theta, self.rope_scaling, positions.device
+        )
         cos, sin = angles.cos(), angles.sin()
+        if self.rope_scaling is not None:
+            cos, sin = cos * self.rope_scaling.magnitude, sin * self.rope_scaling.magnitude
         return Rope(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 
 
@@ -94,13 +101,15 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(shape.width, kv_width, bias=shape.qkv_bias)
         self.v_proj = nn.Linear(shape.width, kv_width, bias=shape.qkv_bias)
         self.o_proj = nn.Linear(q_width, shape.width, bias=False)
+        self.q_norm = RMSNorm(shape.head_dim, shape.eps) if shape.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(shape.head_dim, shape.eps) if shape.qk_norm else nn.Identity()
 
     def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
         """Keys (turned) and values of x [b, n, width]: twice [b, kv_heads, n, head_dim]."""
-        return rope.turn(self._heads(self.k_proj(x))), self._heads(self.v_proj(x))
+        return rope.turn(self.k_norm(self._heads(self.k_proj(x)))), self._heads(self.v_proj(x))
 
     def forward(self, x: Tensor, rope: Rope, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        queries = rope.turn(self._heads(self.q_proj(x)))
+        queries = rope.turn(self.q_norm(self._heads(self.q_proj(x))))
         mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
 
@@ -170,19 +179,13 @@ def stored_shape(checkpoint: Checkpoint, prefix: str, config: Config) -> BlockSh
         rope_theta=unscaled_rope_theta(config),
         eps=rms_norm_eps(config),
         qkv_bias=prefix + QKV_BIASES[0] in checkpoint.names,
+        qk_norm=prefix + QK_NORMS[0] in checkpoint.names,
     )
 
 
 def causal_mask(length: int, device: torch.device) -> Tensor:
     """[length, length] bool, true at and below the diagonal."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
-
-
-@lru_cache(maxsize=32)
-def _inverse_frequencies(head_dim: int, theta: float, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # the cached tensor also serves training
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
-        return 1.0 / theta**exponents  # in this order to the last bit, as transformers does
 
 
 def _initialise(module: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
+from transformers import LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model, Qwen3Config, Qwen3Model
 
 from outrider_drafters.fused import FusedBlock
 from outrider_drafters.layers import BlockShape, LlamaBlock, causal_mask
@@ -11,14 +11,17 @@ SIZES = {"vocab_size": 20, "hidden_size": 32, "intermediate_size": 44, "num_hidd
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
 
 
-@pytest.mark.parametrize(("model", "config"), [(LlamaModel, LlamaConfig), (Qwen2Model, Qwen2Config)])
+KINDS = [(LlamaModel, LlamaConfig), (Qwen2Model, Qwen2Config), (Qwen3Model, Qwen3Config)]
+
+
+@pytest.mark.parametrize(("model", "config"), KINDS)
 @torch.no_grad()
 def test_block_is_the_layer_of_transformers(model, config):
     torch.manual_seed(0)
-    theirs = model(config(**SIZES, rope_parameters={"rope_type": "default", "rope_theta": 5000.0})).eval()
+    theirs = model(config(**SIZES, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 5000.0})).eval()
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    shape = BlockShape(32, 4, 2, 8, 44, rope_theta=5000.0, qkv_bias=model is Qwen2Model)
+    shape = BlockShape(32, 4, 2, 8, 44, rope_theta=5000.0, qkv_bias=model is Qwen2Model, qk_norm=model is Qwen3Model)
     block = LlamaBlock(shape)
     block.load_state_dict(theirs.layers[0].state_dict())
     embeds = torch.randn(2, 7, 32)
@@ -28,11 +31,11 @@ def test_block_is_the_layer_of_transformers(model, config):
 
 
 @pytest.mark.parametrize("input_norm", [True, False])
-@pytest.mark.parametrize("qkv_bias", [True, False])
+@pytest.mark.parametrize(("qkv_bias", "qk_norm"), [(True, False), (False, True), (False, False)])
 @torch.no_grad()
-def test_fused_block_is_the_block(input_norm, qkv_bias):
+def test_fused_block_is_the_block(input_norm, qkv_bias, qk_norm):
     torch.manual_seed(1)
-    shape = BlockShape(32, 4, 2, 8, 44, qkv_bias=qkv_bias)
+    shape = BlockShape(32, 4, 2, 8, 44, qkv_bias=qkv_bias, qk_norm=qk_norm)
     block = LlamaBlock(shape, input_norm=input_norm)
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.3)

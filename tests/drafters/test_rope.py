@@ -1,0 +1,75 @@
+"""Scaled RoPE against transformers' own tables."""
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from outrider_drafters.layers import BlockShape
+from outrider_drafters.rope import inverse_frequencies, rope_scaling, unscaled
+from outrider_proto.errors import UsageError
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+SCALINGS = [
+    {"rope_type": "linear", "factor": 3.0},
+    LLAMA3,
+    YARN,
+    YARN | {"beta_fast": 8, "beta_slow": 2, "attention_factor": 1.5, "truncate": False},
+    YARN | {"mscale": 0.7, "mscale_all_dim": 0.4},
+]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+def test_tables_are_those_of_transformers(scaling, theta):
+    theirs = LlamaConfig(head_dim=32, max_position_embeddings=256, rope_parameters=scaling | {"rope_theta": theta})
+    expected, magnitude = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, torch.device("cpu"))
+    ours = rope_scaling({"rope_scaling": scaling, "max_position_embeddings": 256})
+    assert ours.magnitude == pytest.approx(magnitude)
+    torch.testing.assert_close(inverse_frequencies(32, theta, ours, torch.device("cpu")), expected)
+    assert not torch.allclose(expected, inverse_frequencies(32, theta, None, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_both_spellings_and_the_written_one_read_the_same(scaling):
+    old = {("type" if key == "rope_type" else key): value for key, value in scaling.items()}
+    ours = rope_scaling({"rope_scaling": old})
+    assert rope_scaling({"rope_parameters": scaling | {"rope_theta": 7.0}}) == ours
+    assert rope_scaling({"rope_scaling": ours.as_config()}) == ours
+
+
+def test_magnitude_multiplies_both_sides_of_a_turn():
+    scaling = rope_scaling({"rope_scaling": YARN | {"attention_factor": 2.0}})
+    scaled = BlockShape(8, 1, 1, 8, 8, rope_scaling=scaling).rope(torch.tensor([0, 3]))
+    assert torch.equal(scaled.cos[0], torch.full((8,), 2.0))
+    torch.testing.assert_close(scaled.cos**2 + scaled.sin**2, torch.full((2, 8), 4.0))
+
+
+def test_context_defaults_to_the_models():
+    del (scaling := dict(LLAMA3))["original_max_position_embeddings"]
+    assert rope_scaling({"rope_scaling": scaling, "max_position_embeddings": 77}).original_context == 77
+
+
+def test_no_scaling():
+    for config in ({}, {"rope_scaling": None}, {"rope_parameters": {"rope_type": "default", "rope_theta": 3.0}}):
+        assert rope_scaling(config) is None
+    plain = unscaled({"rope_parameters": LLAMA3 | {"rope_theta": 3.0}, "other": 1})
+    assert rope_scaling(plain) is None
+    assert (plain["rope_theta"], plain["other"]) == (3.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"rope_type": "longrope"}, "rope_scaling of type longrope: need one of linear, llama3, yarn"),
+        ({"rope_type": "linear"}, "factor=None: need a positive number"),
+        (LLAMA3 | {"low_freq_factor": "x"}, "low_freq_factor=x: need a positive number"),
+        (YARN | {"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5: need 1"),
+        (["linear"], "need an object"),
+    ],
+)
+def test_what_is_not_known_is_refused(scaling, message):
+    with pytest.raises(UsageError, match=message):
+        rope_scaling({"rope_scaling": scaling})
