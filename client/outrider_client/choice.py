@@ -17,7 +17,7 @@ from outrider_proto.uniform import uniform
 
 def choose_token(logits: Tensor, sampling: Sampling, position: int) -> int:
     """logits [V] for the token at `position`."""
-    if sampling.greedy:
+    if not sampling.draws:
         return int(logits.argmax())
     cumulative = distribution(logits, sampling).cumsum(0)
     height = cumulative.new_tensor([uniform(sampling.seed, position)]) * cumulative[-1]

@@ -14,7 +14,7 @@ from outrider_client.heartbeat import Patience
 from outrider_drafters.choices import Choices
 from outrider_drafters.shape import TreePlan, TreeShape
 from outrider_proto.errors import UsageError
-from outrider_proto.frames import Codec
+from outrider_proto.frames import Acceptance, Codec
 
 _DEFAULT = ClientConfig()
 _TREE = TreeShape()
@@ -38,6 +38,11 @@ def _options(
     top_k: Annotated[int, Option(help="Choose among so many; 0 is off.")] = _DEFAULT.sampling.top_k,
     top_p: Annotated[float, Option(help="Choose among so much probability; 1 is off.")] = _DEFAULT.sampling.top_p,
     seed: Annotated[int, Option(help="Of the choice.")] = _DEFAULT.sampling.seed,
+    acceptance: Annotated[
+        Acceptance, Option(help="Of drafted tokens. typical: any that is likely enough. Lossy, not the target's text.")
+    ] = _DEFAULT.sampling.acceptance,
+    epsilon: Annotated[float, Option(help="Of typical: probability always enough.")] = _DEFAULT.sampling.epsilon,
+    alpha: Annotated[float, Option(help="Of typical: share of exp(-entropy) enough.")] = _DEFAULT.sampling.alpha,
     breadth: Annotated[int | None, Option(help=f"Nodes of the draft tree expanded a level; {_TREE.breadth}.")] = None,
     levels: Annotated[int | None, Option(help=f"Levels of the draft tree; {_TREE.levels}.")] = None,
     budget: Annotated[int | None, Option(help=f"Nodes of the draft tree, root not counted; {_TREE.budget}.")] = None,

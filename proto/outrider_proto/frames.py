@@ -32,6 +32,8 @@ from outrider_proto.tree import DraftTree
 
 Codec = Literal["int8", "float32"]
 CODECS: tuple[Codec, ...] = ("int8", "float32")
+Acceptance = Literal["exact", "typical"]
+ACCEPTANCES: tuple[Acceptance, ...] = ("exact", "typical")
 
 
 class Finish(Enum):
@@ -48,6 +50,8 @@ class Finish(Enum):
 class Sampling:
     """How the target chooses a token; temperature 0 is greedy. top_k 0 and top_p 1 switch the filter off.
 
+    acceptance: which drafted tokens stand. `exact`: those the target chooses itself. `typical`: those of probability
+    above min(epsilon, alpha * exp(-entropy)), and the target's own are argmaxes. Lossy: the text is not the target's.
     Raises Violation (BAD_SAMPLING) for values out of range.
     """
 
@@ -55,6 +59,9 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    acceptance: Acceptance = "exact"
+    epsilon: float = 0.09
+    alpha: float = 0.3
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= 100.0:
@@ -65,10 +72,23 @@ class Sampling:
             raise _bad(f"top_p={self.top_p}: need more than 0 and at most 1 (off)")
         if not 0 <= self.seed < 2**63:
             raise _bad(f"seed={self.seed}: need 0 to 2**63 - 1")
+        if self.acceptance not in ACCEPTANCES:
+            raise _bad(f"acceptance={self.acceptance!r}: need one of {', '.join(ACCEPTANCES)}")
+        if self.acceptance == "typical" and self.greedy:
+            raise _bad("temperature=0.0: typical acceptance needs more; greedy is exact acceptance at temperature 0")
+        if not 0.0 <= self.epsilon <= 1.0:
+            raise _bad(f"epsilon={self.epsilon}: need 0 to 1")
+        if not 0.0 <= self.alpha <= 100.0:
+            raise _bad(f"alpha={self.alpha}: need 0 to 100")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def draws(self) -> bool:
+        """Whether the target's tokens are drawn at random; else they are argmaxes."""
+        return self.acceptance == "exact" and not self.greedy
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,11 @@ class FeatureCodec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FEATURE_CODEC_INT8: _ClassVar[FeatureCodec]
     FEATURE_CODEC_FLOAT32: _ClassVar[FeatureCodec]
 
+class Acceptance(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACCEPTANCE_EXACT: _ClassVar[Acceptance]
+    ACCEPTANCE_TYPICAL: _ClassVar[Acceptance]
+
 class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_NOT_YET: _ClassVar[Finish]
@@ -23,6 +28,8 @@ class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 FEATURE_CODEC_UNSPECIFIED: FeatureCodec
 FEATURE_CODEC_INT8: FeatureCodec
 FEATURE_CODEC_FLOAT32: FeatureCodec
+ACCEPTANCE_EXACT: Acceptance
+ACCEPTANCE_TYPICAL: Acceptance
 FINISH_NOT_YET: Finish
 FINISH_EOS: Finish
 FINISH_CONTEXT_FULL: Finish
@@ -118,16 +125,22 @@ class Open(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., tap: _Optional[str] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., session_id: _Optional[str] = ..., committed_len: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "seed")
+    __slots__ = ("temperature", "top_k", "top_p", "seed", "acceptance", "epsilon", "alpha")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
     seed: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+    acceptance: Acceptance
+    epsilon: float
+    alpha: float
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[Acceptance, str]] = ..., epsilon: _Optional[float] = ..., alpha: _Optional[float] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session_id", "resumed", "kept_len", "kept_hash", "max_context", "max_nodes", "eos_token_ids")

@@ -28,6 +28,11 @@ _FINISH_TO_PB: dict[f.Finish, pb.Finish] = {
     f.Finish.CANCELLED: pb.FINISH_CANCELLED,
 }
 _FINISH_FROM_PB: dict[int, f.Finish] = {number: finish for finish, number in _FINISH_TO_PB.items()}
+_ACCEPTANCE_TO_PB: dict[f.Acceptance, pb.Acceptance] = {
+    "exact": pb.ACCEPTANCE_EXACT,
+    "typical": pb.ACCEPTANCE_TYPICAL,
+}
+_ACCEPTANCE_FROM_PB: dict[int, f.Acceptance] = {number: acceptance for acceptance, number in _ACCEPTANCE_TO_PB.items()}
 
 
 def client_frame_to_proto(frame: f.ClientFrame) -> pb.ClientFrame:
@@ -139,6 +144,9 @@ def _open_to_proto(frame: f.Open) -> pb.Open:
         top_k=frame.sampling.top_k,
         top_p=frame.sampling.top_p,
         seed=frame.sampling.seed,
+        acceptance=_ACCEPTANCE_TO_PB[frame.sampling.acceptance],
+        epsilon=frame.sampling.epsilon,
+        alpha=frame.sampling.alpha,
     )
     return pb.Open(
         protocol_version=frame.protocol_version,
@@ -169,7 +177,17 @@ def _open_from_proto(message: pb.Open) -> f.Open:
 
 
 def _sampling_from_proto(message: pb.Sampling) -> f.Sampling:
-    return f.Sampling(message.temperature, message.top_k, message.top_p, message.seed)
+    if message.acceptance not in _ACCEPTANCE_FROM_PB:
+        raise Violation(Reason.BAD_SAMPLING, f"acceptance={message.acceptance}: unknown")
+    return f.Sampling(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        seed=message.seed,
+        acceptance=_ACCEPTANCE_FROM_PB[message.acceptance],
+        epsilon=message.epsilon,
+        alpha=message.alpha,
+    )
 
 
 def _draft_to_proto(frame: f.Draft) -> pb.Draft:

@@ -6,15 +6,16 @@ verify() runs the pass and walks the trees but changes no session; commit() then
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from outrider_proto.tree import DraftTree
-from outrider_server.acceptance import Walk, walk
+from outrider_server.acceptance import Walk, walk, walk_typical
 from outrider_server.attention import FlatBatch, Piece
 from outrider_server.choice import Chooser
 from outrider_server.held import Held
@@ -95,21 +96,33 @@ class Engine:
             work.held.add_features({layer: _standing(outcome, outcome.hidden[layer]) for layer in layers})
 
     def _walks(self, works: Sequence[Work], pieces: Sequence[Piece], logits: Tensor) -> list[Walk | None]:
-        # One argmax and one transfer for all greedy sessions; drawing is dearer, and done for rows on the path alone.
-        greedy = _likeliest(logits) if any(w.chooser and w.chooser.sampling.greedy for w in works) else []
+        # One argmax and one transfer for all sessions that take it; drawing is dearer, and done on the path alone.
+        likeliest = _likeliest(logits) if any(w.chooser and not w.chooser.sampling.draws for w in works) else []
         walks: list[Walk | None] = []
         root_row = 0  # of logits
         for work, piece in zip(works, pieces, strict=True):
             if work.chooser is None:
                 walks.append(None)
                 continue
-            if work.chooser.sampling.greedy:
-                choose = partial(_look_up, greedy, root_row)
+            rows = logits[root_row : root_row + 1 + len(work.tree)]
+            if work.chooser.sampling.draws:
+                choose = partial(_draw, work.chooser, rows, piece.positions[len(work.chain) - 1 :])
             else:
-                choose = partial(_draw, work.chooser, logits[root_row:], piece.positions[len(work.chain) - 1 :])
-            walks.append(walk(work.tree, choose, self._eos, self._max_depth(work)))
+                choose = partial(_look_up, likeliest, root_row)
+            walks.append(self._walk(work, work.chooser, choose, rows))
             root_row += 1 + len(work.tree)
         return walks
+
+    def _walk(self, work: Work, chooser: Chooser, choose: Callable[[int], int], logits: Tensor) -> Walk:
+        """`logits` are those of root and nodes."""
+        max_depth = self._max_depth(work)
+        match chooser.sampling.acceptance:
+            case "exact":
+                return walk(work.tree, choose, self._eos, max_depth)
+            case "typical":
+                return walk_typical(work.tree, chooser.gains(logits, work.tree), choose, self._eos, max_depth)
+            case _:
+                assert_never(chooser.sampling.acceptance)
 
     def _max_depth(self, work: Work) -> int:
         """Nodes that fit below the root, leaving one position for the bonus."""

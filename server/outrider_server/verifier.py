@@ -251,7 +251,7 @@ def build_verifier(config: ServerConfig) -> Verifier:
     taps: list[Tap] = [LastHiddenTap(target.hidden_size)]
     for drafter in config.drafters:
         tap = load_tap(drafter, config.target, target.kv.dtype, target.kv.device)
-        if tap.info.fingerprint not in [known.info.fingerprint for known in taps]:
+        if tap is not None and tap.info.fingerprint not in [known.info.fingerprint for known in taps]:
             taps.append(tap)
     return Verifier(target, taps, config.limits)
 

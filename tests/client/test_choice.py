@@ -35,6 +35,10 @@ def test_greedy_takes_the_likeliest():
     assert choose_token(LOGITS, Sampling(), 9) == 3
 
 
+def test_typical_takes_the_likeliest_as_the_target_alone_would():
+    assert {choose_token(LOGITS, Sampling(2.0, seed=seed, acceptance="typical"), 9) for seed in range(20)} == {3}
+
+
 def test_frequencies_are_the_distributions():
     """False alarm in one of a thousand seeds; this seed is fixed."""
     sampling = Sampling(temperature=1.0, seed=11)

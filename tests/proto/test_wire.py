@@ -16,7 +16,16 @@ from outrider_proto.tree import DraftTree
 
 u32 = st.integers(0, 2**32 - 1)
 ids = st.lists(st.integers(0, 2**24 - 1), max_size=20).map(tuple)
-samplings = st.builds(f.Sampling, st.floats(0, 100), st.integers(0, 99), st.floats(0.01, 1), st.integers(0, 2**63 - 1))
+samplings = st.one_of(
+    st.builds(f.Sampling, st.floats(0, 100), st.integers(0, 99), st.floats(0.01, 1), st.integers(0, 2**63 - 1)),
+    st.builds(
+        f.Sampling,
+        st.floats(0.01, 100),
+        acceptance=st.just("typical"),
+        epsilon=st.floats(0, 1),
+        alpha=st.floats(0, 100),
+    ),
+)
 trees = st.integers(0, 30).map(lambda n: DraftTree.chain(range(n)))
 client_frames = st.one_of(
     st.builds(
@@ -91,6 +100,31 @@ def test_malformed_client_frames(message, reason):
     with pytest.raises(Violation) as caught:
         wire.client_frame_from_proto(message)
     assert caught.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"acceptance": pb.ACCEPTANCE_TYPICAL, "temperature": 0.0}, "temperature=0.0: typical acceptance needs more"),
+        ({"acceptance": pb.ACCEPTANCE_TYPICAL, "epsilon": 1.1}, "epsilon=1.1: need 0 to 1"),
+        ({"acceptance": pb.ACCEPTANCE_TYPICAL, "epsilon": float("nan")}, "epsilon=nan"),
+        ({"acceptance": pb.ACCEPTANCE_TYPICAL, "alpha": -0.1}, "alpha=-0.1: need 0 to 100"),
+        ({"acceptance": 2}, "acceptance=2: unknown"),
+    ],
+)
+def test_acceptance_that_no_server_offers(wrong, message):
+    sampling = pb.Sampling(**({"temperature": 0.7, "top_p": 1.0} | wrong))
+    with pytest.raises(Violation, match=message) as caught:
+        wire.client_frame_from_proto(pb.ClientFrame(open=pb.Open(codec=pb.FEATURE_CODEC_INT8, sampling=sampling)))
+    assert caught.value.reason is Reason.BAD_SAMPLING
+
+
+def test_who_names_no_acceptance_gets_the_exact_one():
+    """As a client of before there was a choice."""
+    sampling = pb.Sampling(temperature=0.7, top_p=1.0, seed=3)
+    frame = wire.client_frame_from_proto(pb.ClientFrame(open=pb.Open(codec=pb.FEATURE_CODEC_INT8, sampling=sampling)))
+    assert frame.sampling.acceptance == "exact"
+    assert frame.sampling.draws
 
 
 @given(st.binary(max_size=200))

@@ -1,6 +1,7 @@
-"""The walk: greedy by example, sampling by its law, whatever was drafted."""
+"""The walks: greedy and typical by example, sampling by its law, whatever was drafted."""
 
 import itertools
+import math
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy import stats
 
 from outrider_proto.frames import Finish, Sampling
 from outrider_proto.tree import DraftTree
-from outrider_server.acceptance import Walk, walk
+from outrider_server.acceptance import Walk, walk, walk_typical
 from outrider_server.choice import Chooser
 
 #            root 9
@@ -128,3 +129,42 @@ def test_the_sampled_text_does_not_depend_on_the_draft():
             for draft in (lambda _: DraftTree(), lambda t: drafted(rng, t), lambda t: drafted(rng, t))
         }
         assert len(texts) == 1
+
+
+# -- typical ----------------------------------------------------------------------------------------------------------
+
+REJECTED = -math.inf
+
+
+def typically(gains: list[float], eos: set[int] = frozenset(), max_depth: int = 9) -> Walk:
+    """The bonus says where it was chosen: 100 after the root, 101 after node 0, ..."""
+    return walk_typical(TREE, gains, lambda node: 101 + node, eos, max_depth)
+
+
+@pytest.mark.parametrize(
+    ("gains", "path"),
+    [
+        ([REJECTED] * 5, ()),
+        ([-9.0, -0.1, REJECTED, REJECTED, REJECTED], (1,)),  # equally long: the likelier
+        ([-0.1, -9.0, REJECTED, REJECTED, -9.0], (1, 4)),  # longer beats likelier
+        ([REJECTED, -1.0, -0.1, -0.1, REJECTED], (1,)),  # nothing below a rejected node
+        ([-1.0, -2.0, -3.0, -2.0, -2.0], (0, 3)),
+        ([-1.0, -2.0, -3.0, -4.0, -1.5], (1, 4)),  # the whole path counts, not its end
+        ([-1.0, -1.0, -1.0, -1.0, -1.0], (1, 4)),  # alike in all: the published code lists the last leaf first
+        ([-1.0, -1.0, REJECTED, REJECTED, REJECTED], (1,)),
+    ],
+)
+def test_typical_takes_the_likeliest_of_the_longest_paths(gains, path):
+    assert typically(gains) == Walk(path, 101 + path[-1] if path else 100, Finish.NOT_YET)
+
+
+def test_typical_stops_at_an_end_of_text_and_at_the_end_of_the_context():
+    assert typically([-1.0] * 5, eos={6}) == Walk((1, 4), None, Finish.EOS)
+    assert typically([-1.0, -9.0, -1.0, -1.0, -1.0], eos={5}) == Walk((0, 3), 104, Finish.NOT_YET)  # nothing below it
+    assert typically([-1.0, -9.0, REJECTED, REJECTED, REJECTED], eos={101}) == Walk((0,), 101, Finish.EOS)
+    assert typically([-2.0, -1.0, -1.0, -1.0, -1.0], max_depth=1) == Walk((1,), 102, Finish.CONTEXT_FULL)
+    assert typically([-1.0] * 5, max_depth=0) == Walk((), 100, Finish.CONTEXT_FULL)
+
+
+def test_typical_without_a_tree_is_the_argmax():
+    assert walk_typical(DraftTree(), [], lambda node: 7, (), 9) == Walk((), 7, Finish.NOT_YET)

@@ -1,5 +1,7 @@
 """Choosing tokens: the distribution is that of transformers' own processors, and depends on seed and position alone."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from scipy import stats
 from transformers import GenerationConfig
 
 from outrider_proto.frames import Sampling
+from outrider_proto.tree import DraftTree
 from outrider_proto.uniform import uniform
 from outrider_server.choice import Chooser
 
@@ -73,3 +76,36 @@ def test_a_token_of_probability_zero_is_never_drawn():
     logits = torch.full((2000, 4), float("-inf"))
     logits[:, 1] = 0.0
     assert set(Chooser(Sampling(1.0)).choose(logits, list(range(2000)))) == {1}
+
+
+def typical(**rule) -> Chooser:
+    return Chooser(Sampling(**({"temperature": 0.7, "acceptance": "typical"} | rule)))
+
+
+@pytest.mark.parametrize("rule", [{}, {"epsilon": 0.5}, {"alpha": 0.05}, {"temperature": 2.5, "alpha": 0.9}])
+def test_a_drafted_token_is_typical_by_the_formula(rule):
+    """Node by node: p(x) > min(epsilon, alpha exp(-H)), of the logits at its parent."""
+    generator = torch.Generator().manual_seed(2)
+    tree = DraftTree((4, 1, 4, 0, 2, 3, 5), (-1, -1, 0, 0, 1, 4, 4))
+    logits = torch.randn(8, 6, generator=generator) * 2
+    sampling, gains = typical(**rule).sampling, typical(**rule).gains(logits, tree)
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        weights = [math.exp(value / sampling.temperature) for value in logits[parent + 1].tolist()]
+        p = [weight / sum(weights) for weight in weights]
+        entropy = -sum(each * math.log(each + 1e-5) for each in p)
+        threshold = min(sampling.epsilon, sampling.alpha * math.exp(-entropy))
+        expected = math.log(p[token]) if p[token] > threshold else -math.inf
+        assert gains[node] == pytest.approx(expected, abs=1e-5)
+    assert -math.inf in gains
+    assert any(gain > -math.inf for gain in gains)
+
+
+def test_the_threshold_has_to_be_exceeded():
+    logits, tree = torch.zeros(2, 4), DraftTree((1,), (-1,))  # p is exactly 1/4
+    assert typical(epsilon=0.25, alpha=100.0).gains(logits, tree) == [-math.inf]
+    assert typical(epsilon=0.2499, alpha=100.0).gains(logits, tree) == [pytest.approx(math.log(0.25))]
+
+
+def test_typical_chooses_argmaxes():
+    logits = torch.tensor([[0.0, 2.0, 1.9], [3.0, 2.9, 1.0]])
+    assert typical(temperature=2.0, seed=3).choose(logits, [5, 6]) == [1, 0]
