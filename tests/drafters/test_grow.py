@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider_drafters import TreeShape, grow_tree
+from outrider_drafters.choices import Choices
 from outrider_drafters.drafter import ENDLESS
+from outrider_drafters.grow import begin_growth, grow
+from outrider_drafters.shape import TreePlan
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -138,3 +141,20 @@ def test_scores_are_log_probabilities_of_paths():
             return super().logits(path) + math.pi * len(path)
 
     assert grow_tree(Shifted(20, 5), TreeShape()) == grow_tree(Lookup(20, 5), TreeShape())
+
+
+@pytest.mark.parametrize("plan", [TreeShape(3, 4, 9), Choices.of([(0,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 1)])])
+def test_scores_and_entropies_are_those_of_the_paths(plan: TreePlan):
+    state = Lookup(11, seed=5)
+    growth = begin_growth(state.root_logits(), plan, entropies=True)
+    while (level := growth.level()) is not None and plan.levels - 1 > state.num_levels:
+        growth.take(state.expand(level.tokens, level.parents))
+    drafted = growth.drafted()
+    assert drafted.tree == grow_tree(state, plan) == grow(state, plan).tree
+    assert drafted.entropies is not None
+    paths = paths_of(drafted.tree)
+    for path, score, entropy in zip(paths, drafted.scores, drafted.entropies, strict=True):
+        steps = [state.logits(path[:i]).double().log_softmax(-1) for i in range(len(path))]
+        assert score == pytest.approx(sum(float(s[t]) for s, t in zip(steps, path, strict=True)), abs=1e-4)
+        assert entropy == pytest.approx(-float((steps[-1].exp() * steps[-1]).sum()), abs=1e-4)
+    assert grow(state, plan).entropies is None
