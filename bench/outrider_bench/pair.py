@@ -12,7 +12,7 @@ from outrider_client.config import ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_client.local_transport import LocalTransport
 from outrider_drafters.load import load_tap
-from outrider_drafters.tap import LastHiddenTap, Tap
+from outrider_drafters.tap import NO_FEATURES, LastHiddenTap, Tap
 from outrider_server.target import Target
 from outrider_server.verifier import Verifier
 
@@ -50,7 +50,8 @@ async def in_process(target_dir: Path, config: ClientConfig, target: Target | No
 def _taps(target: Target, target_dir: Path, models: LocalModels, config: ClientConfig) -> list[Tap]:
     """What the drafter wants, from its own checkpoint unless every server has it."""
     last_hidden = LastHiddenTap(target.model.config.hidden_size)
-    if models.drafter is None or models.drafter.tap == last_hidden.info:
+    if models.drafter is None or models.drafter.tap in (last_hidden.info, NO_FEATURES):
         return [last_hidden]
     assert config.drafter is not None
-    return [last_hidden, load_tap(config.drafter, target_dir)]
+    tap = load_tap(config.drafter, target_dir)
+    return [last_hidden] if tap is None else [last_hidden, tap]

@@ -24,7 +24,8 @@ class Family:
 
     `eats` is what it wants of the target, `offline` how it writes without one, `trees` what it drafts unless told
     otherwise. `recognises` looks at names and configuration only. `drafter` and `tap` load the two halves, the tap's
-    weights as the type and on the device of a tensor; both raise UsageError.
+    weights as the type and on the device of a tensor, None for a family that wants no features; both raise UsageError.
+    A family that needs no files is asked for by its name, and its `recognises` is not asked.
     """
 
     name: str
@@ -33,7 +34,8 @@ class Family:
     trees: Trees
     recognises: Callable[[DrafterFiles], bool]
     drafter: Callable[[DrafterFiles, FrozenTarget], Drafter]
-    tap: Callable[[DrafterFiles, TargetSizes, Tensor], Tap]
+    tap: Callable[[DrafterFiles, TargetSizes, Tensor], Tap | None]
+    needs_files: bool = True
 
 
 def like(dtype: torch.dtype, device: torch.device | str) -> Tensor:

@@ -34,6 +34,12 @@ class DrafterFiles:
         directory = resolve_dir(source.name)
         return cls(directory, read_config(directory), Checkpoint(directory), source.options)
 
+    @classmethod
+    def none(cls, source: DrafterSource) -> DrafterFiles:
+        """Of a drafter without files: its options, and nothing else."""
+        place = Path(source.name)
+        return cls(place, {}, Checkpoint.holding(place, {}), source.options)
+
     @property
     def names(self) -> frozenset[str]:
         return self.checkpoint.names

@@ -18,8 +18,8 @@ from outrider_proto.errors import UsageError
 
 def load_drafter(source: str | Path | DrafterSource, frozen: FrozenTarget) -> Drafter:
     """The client half, in the type and on the device of `frozen`. Raises UsageError naming whatever does not fit."""
-    files = DrafterFiles.open(DrafterSource.parse(source))
-    return family_of(files).drafter(files, frozen)
+    family, files = open_source(DrafterSource.parse(source))
+    return family.drafter(files, frozen)
 
 
 def load_tap(
@@ -27,23 +27,45 @@ def load_tap(
     target_path: str | Path,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-) -> Tap:
-    """The server half. Raises UsageError naming whatever does not fit."""
-    files = DrafterFiles.open(DrafterSource.parse(source))
-    return family_of(files).tap(files, target_sizes(target_path), like(dtype, device))
+) -> Tap | None:
+    """The server half; None for a drafter that wants no features. Raises UsageError naming whatever does not fit."""
+    family, files = open_source(DrafterSource.parse(source))
+    return family.tap(files, target_sizes(target_path), like(dtype, device))
+
+
+def open_source(source: DrafterSource) -> tuple[Family, DrafterFiles]:
+    """The family and its files: of a drafter without files by its name, else as `family_of` tells.
+
+    A directory that bears such a name is reached as ./NAME. Raises UsageError.
+    """
+    for family in FAMILIES:
+        if source.name == family.name and not family.needs_files:
+            _check_asked(source.options.family, family, source.name)
+            return family, DrafterFiles.none(source)
+    files = DrafterFiles.open(source)
+    return family_of(files), files
 
 
 def family_of(files: DrafterFiles) -> Family:
-    """The first family that recognises the files. Raises UsageError when none does, or not the one that was named."""
-    asked, known = files.options.family, ", ".join(family.name for family in FAMILIES)
-    if asked is not None and asked not in [family.name for family in FAMILIES]:
-        raise UsageError(f"family={asked}: need one of {known}")
-    family = next((family for family in FAMILIES if family.recognises(files)), None)
-    if family is None:
+    """The first family that recognises the files; the one that was named, if that one does. Raises UsageError."""
+    asked = files.options.family
+    if asked is not None and asked not in _names():
+        raise UsageError(f"family={asked}: need one of {', '.join(_names())}")
+    recognised = [family for family in FAMILIES if family.needs_files and family.recognises(files)]
+    if not recognised:
         raise files.fault(
-            f"not a drafter directory (architectures={files.config.get('architectures')}); need one of {known}, "
-            f"but it holds {listed(sorted(files.names))}"
+            f"not a drafter directory (architectures={files.config.get('architectures')}); "
+            f"need one of {', '.join(_names())}, but it holds {listed(sorted(files.names))}"
         )
-    if asked is not None and family.name != asked:
-        raise files.fault(f"a drafter of family {family.name}, not {asked}")
+    family = next((family for family in recognised if family.name == asked), recognised[0])
+    _check_asked(asked, family, files.directory)
     return family
+
+
+def _check_asked(asked: str | None, family: Family, name: str | Path) -> None:
+    if asked is not None and asked != family.name:
+        raise UsageError(f"{name}: a drafter of family {family.name}, not {asked}")
+
+
+def _names() -> list[str]:
+    return [family.name for family in FAMILIES]

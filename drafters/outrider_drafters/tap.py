@@ -11,6 +11,7 @@ from torch import Tensor
 from outrider_proto.frames import TapInfo
 
 LAST = -1  # hidden state after the final norm
+NO_FEATURES = TapInfo(fingerprint="", family="", width=0)  # of a drafter that wants none
 
 
 @dataclass(frozen=True, slots=True, eq=False)
