@@ -1,5 +1,7 @@
 """Features and outputs against the published code's, on its own tiny checkpoints."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -41,6 +43,35 @@ def test_eagle2_features_and_the_greedy_text(golden):
     torch.testing.assert_close(rows, vectors["target_features"][0], atol=1e-4, rtol=0)
     expected = vectors["vanilla_output_ids"].flatten().tolist()[len(prompt) :]
     assert plain_greedy(target, prompt, len(expected)) == expected
+
+
+@pytest.mark.parametrize("case", ["medusa_v01", "hydra_mlp"])
+def test_typical_acceptance_on_the_published_codes_own_trees(golden, case):
+    """Paths, bonuses and text of its run. None of Medusa's cycles here is one in which that code accepts padding."""
+    meta = json.loads((golden / case / "meta.json").read_text())
+    run = meta["typical_T0_7"]
+    sampling = Sampling(run["temperature"], acceptance="typical", epsilon=run["posterior_threshold"])
+    assert sampling.alpha == run["posterior_alpha"]
+    paths = sorted(map(tuple, meta["choices"]), key=lambda path: (len(path), path))
+    number = {path: node for node, path in enumerate(paths)} | {(): -1}
+    parents = tuple(number[path[:-1]] for path in paths)
+    leaves = [path for path in reversed(paths) if not any(other[: len(path)] == path != other for other in paths)]
+    target = Target.load(str(golden / "target_vicuna_tiny"))
+    engine, held, answer = Engine(target), Held(target.kv, None), []
+    chain, tree = run["prompt"], DraftTree()
+    for cycle in [None, *run["cycles"]]:
+        if cycle is not None:
+            assert cycle["tree_candidates"][0] == chain[0]
+            tree = DraftTree(tuple(cycle["tree_candidates"][1:]), parents)
+        (outcome,) = engine.verify([Work(held, chain, tree, Chooser(sampling))])
+        engine.commit(outcome)
+        if cycle is not None:
+            accepted = leaves[cycle["best_candidate"]][: cycle["accept_length"]]
+            assert outcome.walk.path == tuple(number[accepted[:depth]] for depth in range(1, len(accepted) + 1))
+        answer += [*tree.path_tokens(outcome.walk.path), outcome.walk.bonus]
+        chain = [outcome.walk.bonus]
+    assert any(cycle["accept_length"] for cycle in run["cycles"])
+    assert answer[:-1] == run["output"][len(run["prompt"]) :]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
