@@ -1,4 +1,5 @@
-"""The parts of a target that a drafter borrows, read without loading the target: embedding, lm_head, sizes."""
+"""The parts of a target that a drafter borrows, read without loading the target: embedding, lm_head, sizes, and on
+demand its last layers."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from outrider_drafters.checkpoint import Checkpoint
 from outrider_drafters.config import Config, config_int, read_config, read_json, rms_norm_eps, rope_theta
+from outrider_drafters.last_layers import LastLayers, read_last_layers
 from outrider_proto.errors import UsageError
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -39,12 +41,13 @@ class TargetSizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrozenTarget:
-    """Embedding, lm_head and sizes of a target."""
+    """Embedding, lm_head and sizes of a target; `directory` is where it was read from, if it was."""
 
     embed: Tensor  # [V, E]
     lm_head: Tensor  # [V, E]; the same tensor as `embed` for a tied target
     sizes: TargetSizes
     eos_token_ids: tuple[int, ...]
+    directory: Path | None = None
 
     @classmethod
     def load(cls, name_or_path: str | Path, dtype: torch.dtype = torch.float32) -> FrozenTarget:
@@ -55,7 +58,18 @@ class FrozenTarget:
         embed = checkpoint.read(embed_name).to(dtype)
         lm_head = embed if head_name == embed_name else checkpoint.read(head_name).to(dtype)
         sizes = sizes_of(config, checkpoint.matrix(head_name))
-        return cls(embed, lm_head, sizes, _eos_token_ids(directory, config))
+        return cls(embed, lm_head, sizes, _eos_token_ids(directory, config), directory)
+
+    def last_layers(self, count: int) -> LastLayers:
+        """The target's last `count` layers and its final norm, read now, in the type and on the device of `embed`.
+
+        Raises UsageError for a target whose layers do not run on the client.
+        """
+        if self.directory is None:
+            raise UsageError(f"last {count} layers: this target was not read from a directory")
+        config, checkpoint = read_config(self.directory), Checkpoint(self.directory)
+        stem = borrowed_names(config, checkpoint)[0].removesuffix("embed_tokens.weight")
+        return read_last_layers(config, checkpoint, stem, count, self.embed)
 
 
 def resolve_dir(name_or_path: str | Path) -> Path:

@@ -1,6 +1,7 @@
 """A target's borrowed parts from every layout, and the fingerprints of targets and tokenizers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider_drafters import FrozenTarget, resolve_dir, target_fingerprint, tokenizer_fingerprint
+from outrider_drafters.checkpoint import Checkpoint
 from outrider_proto.errors import UsageError
 
 
@@ -156,3 +158,24 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         resolve_dir("owner/model")  # the tests are offline
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name: str(tmp_path / name))
     assert resolve_dir("owner/model") == tmp_path / "owner" / "model"
+
+
+def test_only_the_last_layers_are_read(saved: Path, monkeypatch: pytest.MonkeyPatch):
+    read = []
+    original = Checkpoint.read
+    monkeypatch.setattr(Checkpoint, "read", lambda self, name: (read.append(name), original(self, name))[1])
+    frozen = FrozenTarget.load(saved, torch.bfloat16)
+    assert sorted(read) == ["lm_head.weight", "model.embed_tokens.weight"]
+    read.clear()
+    layers = frozen.last_layers(2)
+    assert {name.rpartition("layers.")[2][0] for name in read if "layers." in name} == {"1", "2"}
+    assert len(read) == 2 * 9 + 1
+    assert {parameter.dtype for parameter in layers.parameters()} == {torch.bfloat16}
+    expected = load_file(saved / "model.safetensors")["model.layers.1.mlp.up_proj.weight"].bfloat16()
+    assert torch.equal(layers.blocks[0].mlp.up_proj.weight, expected)
+
+
+def test_a_target_without_a_directory_has_no_layers(saved: Path):
+    frozen = replace(FrozenTarget.load(saved), directory=None)
+    with pytest.raises(UsageError, match="last 1 layers: this target was not read from a directory"):
+        frozen.last_layers(1)
