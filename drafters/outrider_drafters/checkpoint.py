@@ -1,12 +1,16 @@
-"""A model directory's tensors, one by one: safetensors (one file or shards) or a .bin.
+"""A model directory's tensors, one by one: safetensors or pickles, each one file or shards.
 
-Nothing is loaded before it is asked for, and every fault of a file is a UsageError that names it.
+Nothing is loaded before it is asked for, and every fault of a file is a UsageError that names it. Pickles are read as
+tensors only (`weights_only`): what is in them never runs.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
+import re
+import warnings
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -22,23 +26,35 @@ from outrider_proto.errors import UsageError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
+MODELS = (SINGLE, INDEX, PICKLED, PICKLED_INDEX)
+MEDUSA_HEADS = "medusa_lm_head.safetensors"
+HYDRA_HEADS = "hydra_lm_head.safetensors"
+HEADS = (MEDUSA_HEADS, "medusa_lm_head.pt", HYDRA_HEADS, "hydra_lm_head.pt")  # Medusa's and Hydra's alone
 
 
-def write_model(directory: Path, config: Config, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Save config.json and model.safetensors, the tensors as `dtype`."""
+def write_model(
+    directory: Path, config: Config, tensors: Mapping[str, Tensor], dtype: torch.dtype, file: str = SINGLE
+) -> None:
+    """Save config.json and the tensors as `dtype`; one that has several names is stored under each."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
-    save_file(stored, directory / SINGLE, metadata={"format": "pt"})
+    stored, written = {}, set()
+    for name, tensor in tensors.items():
+        copied = tensor.detach().to("cpu", dtype, copy=tensor.data_ptr() in written)
+        stored[name] = copied.contiguous()
+        written.add(tensor.data_ptr())
+    save_file(stored, directory / file, metadata={"format": "pt"})
 
 
 class Checkpoint:
-    """The tensors of one directory, by name."""
+    """The tensors of one directory, by name. Where it holds both a whole model and heads in a file of their own, it is
+    the model, or with `heads_first` the heads."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, heads_first: bool = False) -> None:
         self.directory = directory
         self._loaded: dict[str, Tensor] = {}
-        self._files = self._find()
+        self._files = self._find((*HEADS, *MODELS) if heads_first else (*MODELS, *HEADS))
         self._stored = {name: name for name in self._files}  # what a name is called in its file
 
     @classmethod
@@ -96,33 +112,33 @@ class Checkpoint:
             tensor: Tensor = file.get_tensor(stored)
         return tensor
 
-    def _find(self) -> dict[str, Path]:
-        single, index, pickled = (self.directory / name for name in (SINGLE, INDEX, PICKLED))
-        if single.is_file():
-            return _names_in(single)
-        if index.is_file():
-            return self._shards(index)
-        if pickled.is_file():
-            self._loaded = _unpickle(pickled)
-            return dict.fromkeys(self._loaded, pickled)
-        raise UsageError(f"{self.directory}: has neither {SINGLE} nor {INDEX} nor {PICKLED}")
+    def _find(self, candidates: tuple[str, ...]) -> dict[str, Path]:
+        for name in candidates:
+            if (path := self.directory / name).is_file():
+                return self._shards(path) if path.suffix == ".json" else self._names_in(path)
+        raise UsageError(f"{self.directory}: has neither {' nor '.join((*MODELS, *HEADS))}")
 
     def _shards(self, index: Path) -> dict[str, Path]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise UsageError(f"{index}: has no weight_map")
         held: dict[str, Path] = {}
-        for shard in sorted(set(weight_map.values())):
-            held |= _names_in(self.directory / shard)
+        for shard in dict.fromkeys(weight_map.values()):
+            if not isinstance(shard, str) or Path(shard).name != shard:
+                raise UsageError(f"{index}: places tensors in {shard!r}: need a file beside it")
+            held |= self._names_in(self.directory / shard)
         for name, shard in weight_map.items():
-            if name not in held:
+            if held.get(name) != self.directory / shard:
                 raise UsageError(f"{index}: places {name} in {shard}, which does not hold it")
         return held
 
-
-def _names_in(path: Path) -> dict[str, Path]:
-    with _opened(path) as file:
-        return dict.fromkeys(file.keys(), path)
+    def _names_in(self, path: Path) -> dict[str, Path]:
+        if path.suffix == ".safetensors":
+            with _opened(path) as file:
+                return dict.fromkeys(file.keys(), path)
+        tensors = _unpickle(path)
+        self._loaded |= tensors
+        return dict.fromkeys(tensors, path)
 
 
 def _opened(path: Path) -> Any:  # Any: safetensors ships no types for its handle
@@ -133,10 +149,24 @@ def _opened(path: Path) -> Any:  # Any: safetensors ships no types for its handl
 
 
 def _unpickle(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file that torch.save wrote, mapped rather than read where its format allows that."""
     try:
-        value = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise UsageError(f"{path}: not a plain file of tensors ({error})") from error
+        with warnings.catch_warnings(action="ignore"):  # of pickle protocols: what cannot be read raises
+            value = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # a damaged pickle fails in any way
+        raise UsageError(f"{path}: not a plain file of tensors: {_pickle_fault(error)}") from error
     if not isinstance(value, dict) or not all(isinstance(item, Tensor) for item in value.values()):
-        raise UsageError(f"{path}: need a dict of tensors")
+        raise UsageError(f"{path}: need a dict of tensors; save a state_dict, best with safetensors.torch.save_file")
     return value
+
+
+def _pickle_fault(error: Exception) -> str:
+    if isinstance(error, pickle.UnpicklingError) and (named := re.search(r"GLOBAL (\S+)", str(error))):
+        return (
+            f"reading it would run code ({named[1]}), which is never done; whoever trusts it can convert its tensors "
+            "with safetensors.torch.save_file"
+        )
+    reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+    if isinstance(error, pickle.UnpicklingError):
+        reason = "an unreadable pickle"  # torch's own words end in advice to read it unsafely
+    return f"cut short, damaged, or not written by torch.save ({reason}); fetch it again, or convert it to safetensors"

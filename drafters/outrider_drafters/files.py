@@ -32,7 +32,7 @@ class DrafterFiles:
     @classmethod
     def open(cls, source: DrafterSource) -> DrafterFiles:
         directory = resolve_dir(source.name)
-        return cls(directory, read_config(directory), Checkpoint(directory), source.options)
+        return cls(directory, read_config(directory), Checkpoint(directory, heads_first=True), source.options)
 
     @classmethod
     def none(cls, source: DrafterSource) -> DrafterFiles:
