@@ -5,6 +5,7 @@ llama3   waves longer than the original context / low_freq_factor are stretched 
          it / high_freq_factor are not, those between in part     (Llama 3.1, config.rope_scaling)
 yarn     the same by the number of turns a pair makes within the original context, from beta_fast to beta_slow;
          cosines and sines are multiplied by `magnitude`          (arXiv 2309.00071, 3.2 and 3.4)
+divisors every frequency / its own number                        (llama.cpp's rope_freqs.weight)
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from outrider_drafters.config import Config, config_int, rope_theta
 from outrider_proto.errors import UsageError
 
-Kind = Literal["linear", "llama3", "yarn"]
+Kind = Literal["linear", "llama3", "yarn", "divisors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class RopeScaling:
     fast: float = 1.0
     magnitude: float = 1.0
     truncate: bool = True
+    divisors: tuple[float, ...] = ()  # one a pair
 
     def as_config(self) -> Config:
         """The `rope_scaling` entry of a config.json."""
@@ -46,6 +48,8 @@ class RopeScaling:
             case "yarn":
                 edges = {"beta_slow": self.slow, "beta_fast": self.fast, "attention_factor": self.magnitude}
                 edges["truncate"] = self.truncate
+            case "divisors":
+                return {"rope_type": "divisors", "divisors": list(self.divisors)}
             case _:
                 assert_never(self.kind)
         context = {"original_max_position_embeddings": int(self.original_context)}
@@ -79,6 +83,8 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None
         plain = 1.0 / theta**exponents  # in this order to the last bit, as transformers does
         if scaling is None:
             return plain
+        if scaling.kind == "divisors":
+            return plain / _divisors(scaling, plain)
         return plain + (plain / scaling.factor - plain) * _stretched(plain, theta, scaling)
 
 
@@ -90,6 +96,8 @@ def _entry(config: Config) -> Config:
 
 
 def _read(kind: Kind, entry: Config, config: Config) -> RopeScaling:
+    if kind == "divisors":
+        return RopeScaling(kind, 1.0, divisors=tuple(map(float, entry["divisors"])))
     factor = _number(entry, "factor")
     if kind == "linear":
         return RopeScaling(kind, factor)
@@ -121,10 +129,16 @@ def _magnitude(entry: Config, factor: float) -> float:
     return growth(float(own)) / growth(float(shared)) if own and shared else growth(1.0)
 
 
+def _divisors(scaling: RopeScaling, plain: Tensor) -> Tensor:
+    if len(scaling.divisors) != len(plain):
+        raise UsageError(f"{len(scaling.divisors)} divisors of RoPE's frequencies: need {len(plain)}, half a head")
+    return torch.tensor(scaling.divisors, dtype=torch.float32, device=plain.device)
+
+
 def _stretched(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
     """How much of the stretch each pair gets, 0 to 1."""
     match scaling.kind:
-        case "linear":
+        case "linear" | "divisors":
             return torch.ones_like(plain)
         case "llama3":
             turns = scaling.original_context * plain / (2 * math.pi)

@@ -73,3 +73,13 @@ def test_no_scaling():
 def test_what_is_not_known_is_refused(scaling, message):
     with pytest.raises(UsageError, match=message):
         rope_scaling({"rope_scaling": scaling})
+
+
+def test_every_pair_has_its_own_divisor():
+    config = {"rope_theta": 100.0, "rope_scaling": {"rope_type": "divisors", "divisors": [1.0, 4.0]}}
+    scaling = rope_scaling(config)
+    frequencies = inverse_frequencies(4, 100.0, scaling, torch.device("cpu"))
+    torch.testing.assert_close(frequencies, torch.tensor([1.0, 0.1 / 4]))
+    assert rope_scaling({"rope_scaling": scaling.as_config()}) == scaling
+    with pytest.raises(UsageError, match="2 divisors of RoPE's frequencies: need 4"):
+        inverse_frequencies(8, 100.0, scaling, torch.device("cpu"))
