@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider_client.async_client import AsyncClient
-from outrider_client.config import ClientConfig
+from outrider_client.config import NO_DRAFTER, ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_client.local_transport import LocalTransport
-from outrider_drafters.load import load_tap
-from outrider_drafters.tap import NO_FEATURES, LastHiddenTap, Tap
+from outrider_server.taps import load_taps
 from outrider_server.target import Target
 from outrider_server.verifier import Verifier
 
@@ -39,19 +38,10 @@ async def in_process(target_dir: Path, config: ClientConfig, target: Target | No
     """Serve `target_dir` (or the loaded `target` of it) to the drafter that `config` names. Raises UsageError."""
     models = LocalModels.load(config)
     loaded = target if target is not None else Target.load(str(target_dir))
-    verifier = Verifier(loaded, _taps(loaded, target_dir, models, config))
+    drafters = [] if config.drafter is None or config.drafter == NO_DRAFTER else [config.drafter]
+    verifier = Verifier(loaded, load_taps(loaded, target_dir, drafters))
     await verifier.start()
     try:
         yield Pair(loaded, verifier, models, config)
     finally:
         await verifier.stop()
-
-
-def _taps(target: Target, target_dir: Path, models: LocalModels, config: ClientConfig) -> list[Tap]:
-    """What the drafter wants, from its own checkpoint unless every server has it."""
-    last_hidden = LastHiddenTap(target.model.config.hidden_size)
-    if models.drafter is None or models.drafter.tap in (last_hidden.info, NO_FEATURES):
-        return [last_hidden]
-    assert config.drafter is not None
-    tap = load_tap(config.drafter, target_dir)
-    return [last_hidden] if tap is None else [last_hidden, tap]

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, get_args
 from outrider_client.backoff import Backoff
 from outrider_client.heartbeat import Patience
 from outrider_drafters.shape import TreePlan
+from outrider_drafters.source import DrafterSource
 from outrider_proto.errors import UsageError, Violation
 from outrider_proto.frames import Codec, Sampling
 
@@ -50,7 +51,7 @@ class ClientConfig:
 
     server: str = "127.0.0.1:50051"
     target: str | Path | None = None
-    drafter: str | Path | None = None  # with options where files leave something open: see drafters/source.py
+    drafter: str | Path | DrafterSource | None = None  # text may hold options: see drafters/source.py
     threads: int | None = None  # CPU threads of the drafter; None: one for a small drafter, else torch's choice
     codec: Codec = "int8"
     offline_start: bool = False  # let the drafter write alone when the server cannot be reached at the start

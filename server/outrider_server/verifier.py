@@ -12,8 +12,7 @@ from typing import assert_never
 
 import torch
 
-from outrider_drafters.load import load_tap
-from outrider_drafters.tap import LastHiddenTap, Tap
+from outrider_drafters.tap import Tap
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import Reason, Refusal, Violation
 from outrider_proto.frames import (
@@ -38,6 +37,7 @@ from outrider_server.jobs import Answer, Job
 from outrider_server.model_thread import Inquiry, Kept, ModelThread
 from outrider_server.sessions import Session, SessionTable
 from outrider_server.stream import Stream
+from outrider_server.taps import load_taps
 from outrider_server.target import Target
 
 _log = logging.getLogger(__name__)
@@ -248,12 +248,7 @@ def build_verifier(config: ServerConfig) -> Verifier:
     target = Target.load(config.target, config.dtype, config.device, config.max_context)
     if (threads := config.threads or (1 if target.is_small else None)) is not None:
         torch.set_num_threads(threads)
-    taps: list[Tap] = [LastHiddenTap(target.hidden_size)]
-    for drafter in config.drafters:
-        tap = load_tap(drafter, config.target, target.kv.dtype, target.kv.device)
-        if tap is not None and tap.info.fingerprint not in [known.info.fingerprint for known in taps]:
-            taps.append(tap)
-    return Verifier(target, taps, config.limits)
+    return Verifier(target, load_taps(target, config.target, config.drafters), config.limits)
 
 
 def _shutting_down() -> Refusal:
