@@ -5,12 +5,28 @@ It computes what layers.LlamaBlock computes (the plain form, which is trained), 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.layers import LlamaBlock, RMSNorm, Rope
 from outrider_drafters.rows import KvCache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockWeights:
+    """A block's matrices [out, in], its bias and norms; None for those it does not have."""
+
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    head_norms: Tensor | None  # [heads + kv_heads, 1, head_dim]
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+    input_norm: Tensor | None
+    mlp_norm: Tensor
 
 
 class FusedBlock:
@@ -30,6 +46,20 @@ class FusedBlock:
         norm = block.input_layernorm
         self._input_norm = norm.weight.detach() if isinstance(norm, RMSNorm) else None
         self._mlp_norm = block.post_attention_layernorm.weight.detach()
+
+    @property
+    def weights(self) -> BlockWeights:
+        """What several blocks of one shape are stacked from."""
+        return BlockWeights(
+            self._qkv,
+            self._qkv_bias,
+            self._head_norms,
+            self._out,
+            self._gate_up,
+            self._down,
+            self._input_norm,
+            self._mlp_norm,
+        )
 
     def new_cache(self) -> KvCache:
         return KvCache(self.shape.kv_heads, self.shape.head_dim, self._out.dtype, self._out.device)
