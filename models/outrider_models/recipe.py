@@ -1,18 +1,17 @@
-"""Recipes: everything that a training run depends on, read from TOML and checked once.
+"""Recipes of the embedded models: everything that a training run depends on, read from TOML and checked once.
 
 A recipe is complete: every key is required, so that no default can change under it.
 """
 
-import tomllib
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
 from outrider_models.corpus.sample import EXERCISES, FAMILIES
+from outrider_models.tables import Table, build, need_at_least, read_toml
+from outrider_models.training.families import TRAINABLES
 from outrider_proto.errors import UsageError
-
-_Table = TypeVar("_Table")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class Stream:
     exercises: tuple[Exercise, ...]
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "shard_samples", "batch_tokens", "total_tokens")
+        need_at_least(self, 1, "shard_samples", "batch_tokens", "total_tokens")
         if unknown := sorted(set(self.family_weights) - set(FAMILIES)):
             raise UsageError(f"family_weights: unknown families {', '.join(unknown)}; choose of {', '.join(FAMILIES)}")
         if not any(weight > 0 for weight in self.family_weights.values()):
@@ -94,7 +93,7 @@ class TargetShape:
     tokenizer_samples: int  # of each family, to train the tokenizer on
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "vocab_size", "num_layers", "num_heads", "num_kv_heads", "tokenizer_samples")
+        need_at_least(self, 1, "vocab_size", "num_layers", "num_heads", "num_kv_heads", "tokenizer_samples")
         if self.hidden_size % self.num_heads or self.num_heads % self.num_kv_heads:
             raise UsageError(
                 f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}: "
@@ -110,123 +109,52 @@ class TargetRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class MoaShape:
-    """Sizes of MoA's three layers; widths follow from the target."""
+class DrafterRecipe:
+    """A drafter of some family; `settings` are that family's own (training/families)."""
 
-    layer_kv_heads: int
-    layer_intermediate: int
-    self_kv_heads: int
-    self_intermediate: int
-    cross_kv_heads: int
-    cross_intermediate: int
-
-
-@dataclass(frozen=True, slots=True)
-class EagleShape:
-    """Sizes of EAGLE-2's one layer."""
-
-    kv_heads: int
-    intermediate: int
-
-
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """Weights of the two terms, both over reply positions."""
-
-    divergence: float  # cross-entropy against the target's distribution
-    feature: float  # smooth L1 against the target's last hidden state
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """MoA's bounded mask: how many tokens the drafter goes without news from the target."""
-
-    shortest: int
-    longest: int
-    blind_share: float  # of samples whose last block reaches from a drawn place to the end
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.shortest <= self.longest:
-            raise UsageError(f"blocks: shortest={self.shortest}, longest={self.longest}: need 1 <= shortest <= longest")
-
-
-@dataclass(frozen=True, slots=True)
-class MoaRecipe:
-    shape: MoaShape
-    blocks: Blocks
-    losses: Losses
+    family: str
+    settings: Any  # a dataclass of the family's
     stream: Stream
     rates: Rates
 
 
-@dataclass(frozen=True, slots=True)
-class EagleRecipe:
-    shape: EagleShape
-    losses: Losses
-    stream: Stream
-    rates: Rates
-
-
-Recipe = TargetRecipe | MoaRecipe | EagleRecipe
-_KINDS: dict[str, type[Recipe]] = {"target": TargetRecipe, "moa": MoaRecipe, "eagle2": EagleRecipe}
+Recipe = TargetRecipe | DrafterRecipe
+_RUN = {"stream": Stream, "rates": Rates}
 
 
 def read_recipe(name_or_path: str) -> Recipe:
-    """A shipped recipe (`target`, `moa`, `eagle2`) or a file (`my/recipe.toml`). Raises UsageError."""
+    """A shipped recipe (`target`, `moa`, ...) or a file (`my/recipe.toml`). Raises UsageError."""
     return parse_recipe(_read_table(name_or_path))
 
 
-def parse_recipe(table: dict[str, Any]) -> Recipe:  # Any: as TOML gives it
-    """The recipe of a table; `kind` says which. Raises UsageError that names the key."""
+def parse_recipe(table: Table) -> Recipe:
+    """The recipe of a table; `kind` says which, and the tables other than stream and rates are the family's settings.
+
+    Raises UsageError that names the key.
+    """
     kind = table.get("kind")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise UsageError(f"recipe: kind={kind!r}: choose one of {', '.join(_KINDS)}")
-    return _build(_KINDS[kind], {name: value for name, value in table.items() if name != "kind"}, "recipe")
+    if kind not in ("target", *TRAINABLES):
+        raise UsageError(f"recipe: kind={kind!r}: choose one of target, {', '.join(TRAINABLES)}")
+    rest = {name: value for name, value in table.items() if name != "kind"}
+    if kind == "target":
+        return build(TargetRecipe, rest, "recipe")
+    if missing := [name for name in _RUN if name not in rest]:
+        raise UsageError(f"recipe: missing keys {', '.join(missing)}")
+    stream, rates = build(Stream, rest.pop("stream"), "recipe.stream"), build(Rates, rest.pop("rates"), "recipe.rates")
+    return DrafterRecipe(str(kind), build(TRAINABLES[str(kind)].settings, rest, "recipe"), stream, rates)
 
 
-def _read_table(name_or_path: str) -> dict[str, Any]:  # Any: as above
-    shipped = resources.files("outrider_models") / "recipes" / f"{name_or_path}.toml"
-    source = Path(name_or_path)
-    try:
-        text = source.read_text() if source.suffix == ".toml" else shipped.read_text()
-        return tomllib.loads(text)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"recipe {name_or_path!r}: no such file, and no shipped recipe of that name") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"recipe {name_or_path!r}: {error}") from None
+def _read_table(name_or_path: str) -> Table:
+    if name_or_path.endswith(".toml"):
+        path = Path(name_or_path)
+        if path.exists():
+            return read_toml(path)
+    elif name_or_path in shipped_recipes():
+        return read_toml(Path(str(resources.files("outrider_models") / "recipes" / f"{name_or_path}.toml")))
+    raise UsageError(f"recipe {name_or_path!r}: no such file, and no shipped recipe of that name")
 
 
-def _build(kind: type[_Table], table: Any, where: str) -> _Table:  # Any: whatever stood in the file
-    if not isinstance(table, dict):
-        raise UsageError(f"{where}={table!r}: need a table")
-    hints = get_type_hints(kind)
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass, always
-    if unknown := sorted(set(table) - set(names)):
-        raise UsageError(f"{where}: unknown keys {', '.join(unknown)}")
-    if missing := [name for name in names if name not in table]:
-        raise UsageError(f"{where}: missing keys {', '.join(missing)}")
-    return kind(**{name: _value(hints[name], table[name], f"{where}.{name}") for name in names})
-
-
-def _value(kind: Any, value: Any, where: str) -> Any:  # Any: a type, and whatever stood in the file
-    if is_dataclass(kind):
-        return _build(kind, value, where)  # type: ignore[arg-type]  # a class, not an instance
-    if get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise UsageError(f"{where}={value!r}: need a list of tables")
-        return tuple(_value(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if get_origin(kind) is dict:
-        if not isinstance(value, dict):
-            raise UsageError(f"{where}={value!r}: need a table")
-        return {name: _value(get_args(kind)[1], item, f"{where}.{name}") for name, item in value.items()}
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise UsageError(f"{where}={value!r}: need a value of type {kind.__name__}")
-    return value
-
-
-def _at_least_one(table: object, *names: str) -> None:
-    for name in names:
-        if getattr(table, name) < 1:
-            raise UsageError(f"{name}={getattr(table, name)}: need at least 1")
+def shipped_recipes() -> list[str]:
+    """Names of the recipes in the package."""
+    found = (resources.files("outrider_models") / "recipes").iterdir()
+    return sorted(path.name.removesuffix(".toml") for path in found if path.name.endswith(".toml"))

@@ -9,11 +9,13 @@ from rich.console import Console
 
 from outrider_drafters.frozen import FrozenTarget
 from outrider_drafters.load import load_drafter, load_tap
-from outrider_drafters.tap import Activations
+from outrider_drafters.moa import pack_kv
 from outrider_models.embedded import target_dir
-from outrider_models.recipe import Blocks, read_recipe
+from outrider_models.recipe import read_recipe
 from outrider_models.training.data import collate
-from outrider_models.training.drafter import EagleTask, MoaTask, soft_cross_entropy, sync_points
+from outrider_models.training.families.moa import Blocks, sync_points
+from outrider_models.training.lesson import Needs
+from outrider_models.training.losses import soft_cross_entropy
 from outrider_models.training.probe import probe_samples
 from outrider_models.training.progress import Reporter
 from outrider_models.training.run import Pace, Run
@@ -65,9 +67,9 @@ def test_resume_is_bit_identical(kind, target, tmp_path):
 
 def test_the_target_stays_as_it_is(target, tmp_path):
     run = run_of("moa", target, tmp_path, stop_after_steps=2)
-    before = [parameter.clone() for parameter in run.task._target.parameters()]
+    before = [parameter.clone() for parameter in run.task.teacher.model.parameters()]
     run.finish()
-    assert all(torch.equal(a, b) for a, b in zip(before, run.task._target.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, run.task.teacher.model.parameters(), strict=True))
 
 
 def test_the_shipped_recipes_train_equally_many_parameters():
@@ -87,30 +89,25 @@ def test_drafting_continues_what_training_saw(kind, target, tmp_path):
     n = tokens.shape[1]
     state = load_drafter(tmp_path, FrozenTarget.load(target)).new_state()
     state.append(tokens[0].tolist())
-    state.add_features(0, load_tap(tmp_path, target).rows(activations(task, tokens[:, :-1])))
+    acts = task.teacher.activations(tokens[:, :-1], needs_kv=True, hidden_layers=(-1,))
+    state.add_features(0, load_tap(tmp_path, target).rows(acts))
     task.network.load_state_dict({k: v.bfloat16().float() for k, v in task.network.state_dict().items()})
-    hidden, packed_kv = task.hidden_and_kv(tokens)
+    said = task.teacher.says(tokens, Needs(kv=True))
+    embeds = torch.nn.functional.embedding(tokens, said.embed)
     with torch.no_grad():
-        if isinstance(task, MoaTask):
-            drafted = task.network.forward_train(task.embed(tokens), packed_kv, torch.full((1, n), n - 2))
+        if kind == "moa":
+            starts = torch.full((1, n), n - 2)
+            drafted = task.network.forward_train(embeds, pack_kv(said.keys, said.values), starts)
         else:
-            drafted = task.network.forward_train(task.embed(tokens[:, 1:]), hidden[:, :-1])
-        wanted = drafted[0, -1] @ task._lm_head.T
+            drafted = task.network.forward_train(embeds[:, 1:], said.hidden[-1][:, :-1])
+        wanted = drafted[0, -1] @ said.lm_head.T
     torch.testing.assert_close(state.root_logits(), wanted, atol=1e-4, rtol=1e-4)
 
 
-def activations(task, tokens):
-    output = task._target.model(input_ids=tokens, use_cache=True)
-    keys = torch.stack([layer.keys[0] for layer in output.past_key_values.layers])
-    values = torch.stack([layer.values[0] for layer in output.past_key_values.layers])
-    return Activations(keys, values, {-1: output.last_hidden_state[0]})
-
-
-def test_eagle_counts_the_replies_tokens_but_the_first(target, tmp_path):
+def test_eagle_counts_all_tokens_of_a_reply(target, tmp_path):
     task = make_task(small("eagle2"), tmp_path, target)
-    assert isinstance(task, EagleTask)
     batch = collate(task.tokenizer, probe_samples(1)[:1], prompt_weight=0.0)
-    assert len(task.lesson(batch).drafted) == int(batch.weights.sum())
+    assert len(task.lesson(batch).main) == int(batch.weights.sum())
     # Row t predicts token t + 2; a prompt is longer than one token, so no reply token falls off the front.
 
 

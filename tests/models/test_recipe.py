@@ -17,7 +17,7 @@ def test_the_shipped_target():
 
 def test_the_shipped_drafters_differ_in_kind_only():
     moa, eagle = read_recipe("moa"), read_recipe("eagle2")
-    assert (moa.stream, moa.rates, moa.losses) == (eagle.stream, eagle.rates, eagle.losses)
+    assert (moa.stream, moa.rates, moa.settings.losses) == (eagle.stream, eagle.rates, eagle.settings.losses)
 
 
 @pytest.mark.parametrize("name", ["nothing", "nothing.toml", "../target", "."])
@@ -52,7 +52,7 @@ BAD_LINES = {
     "code = 1.5": ("poetry = 1.5", "poetry"),
     'kind = "short"': ('kind = "odd"', "exercise 'odd'"),
     "end = 0.5": ("end = 0.0", "begin < end"),
-    'kind = "target"': ('kind = "hydra"', "kind='hydra'"),
+    'kind = "target"': ('kind = "oracle"', "kind='oracle'"),
 }
 
 
@@ -66,7 +66,7 @@ def test_a_wrong_value_is_named(tmp_path, line, change, message):
         read_recipe(str(path))
 
 
-@pytest.mark.parametrize("table", [{}, {"kind": "target"}, {"kind": "moa", "shape": 3}])
+@pytest.mark.parametrize("table", [{}, {"kind": "target"}, {"kind": "moa", "shape": 3}, {"kind": ["moa"]}])
 def test_an_incomplete_table_is_refused(table):
     with pytest.raises(UsageError, match="recipe"):
         parse_recipe(table)

@@ -30,8 +30,9 @@ class Task(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The loss to descend, and for show its main term by group, [groups], nan where absent."""
+    def loss(self, batch: Batch, progress: float = 0.0) -> tuple[Tensor, Tensor]:
+        """The loss to descend at `progress` of the run, and for show its main term by group, [groups], nan where
+        absent."""
         ...
 
     def export(self, directory: Path) -> None: ...
@@ -116,7 +117,7 @@ class Run:
     def _gradients(self, part: Batch) -> Tensor:  # [groups]
         if not len(part.inputs):  # fewer rows than processes
             return torch.full((len(GROUPS),), float("nan"))
-        loss, by_group = self.task.loss(part)
+        loss, by_group = self.task.loss(part, self.progress)
         loss.backward()  # type: ignore[no-untyped-call]  # unannotated in torch
         return by_group
 

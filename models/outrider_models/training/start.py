@@ -11,9 +11,9 @@ import torch.multiprocessing
 from rich.console import Console
 
 from outrider_models.embedded import target_dir
-from outrider_models.recipe import EagleRecipe, MoaRecipe, Recipe, TargetRecipe, read_recipe
+from outrider_models.recipe import DrafterRecipe, Recipe, TargetRecipe, read_recipe
 from outrider_models.training.checkpoint import has_checkpoint
-from outrider_models.training.drafter import EagleTask, MoaTask
+from outrider_models.training.drafter import DrafterTask
 from outrider_models.training.peers import ALONE, Peers, free_port
 from outrider_models.training.progress import Reporter
 from outrider_models.training.run import Pace, Run, Task
@@ -34,7 +34,7 @@ class Order:
 def start(order: Order, *, resume: bool = False, processes: int = 1) -> None:
     """Run the recipe to its end. Raises UsageError before anything is written."""
     recipe = read_recipe(order.recipe)
-    _check_place(order.out, resume)
+    check_place(order.out, resume)
     if isinstance(recipe, TargetRecipe) and order.target:
         raise UsageError(f"--target {order.target}: this recipe makes a target, it needs none")
     order.out.mkdir(parents=True, exist_ok=True)
@@ -47,10 +47,8 @@ def make_task(recipe: Recipe, out: Path, target: Path | None) -> Task:
     match recipe:
         case TargetRecipe():
             return TargetTask(recipe, out)
-        case MoaRecipe():
-            return MoaTask(recipe, target or target_dir())
-        case EagleRecipe():
-            return EagleTask(recipe, target or target_dir())
+        case DrafterRecipe():
+            return DrafterTask(recipe, target or target_dir())
         case _:
             assert_never(recipe)
 
@@ -87,7 +85,8 @@ def _follow(order: Order, rank: int, size: int, port: int) -> None:
     _run(order, Reporter(order.out, order.recipe, Console(quiet=True)), Peers.join(rank, size, port))
 
 
-def _check_place(out: Path, resume: bool) -> None:
+def check_place(out: Path, resume: bool) -> None:
+    """Raise UsageError unless a run may write there."""
     if resume and not has_checkpoint(out):
         raise UsageError(f"--resume: {out} holds no checkpoint")
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):

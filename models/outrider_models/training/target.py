@@ -26,7 +26,7 @@ class TargetTask:
         self.network = LlamaForCausalLM(target_config(recipe.shape, self.tokenizer))
         _initialise(self.network, recipe.shape.embedding_std)
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: Batch, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Weighted cross-entropy; by group, that of replies alone. Logits are made only where weights are."""
         with torch.autocast("cpu", torch.bfloat16):
             hidden = self.network.model(input_ids=batch.inputs, use_cache=False).last_hidden_state

@@ -1,0 +1,101 @@
+"""EAGLE-1/2: one step, teacher-forced (arXiv 2401.15077, 3.3; hyperparameters of SafeAILab/EAGLE train/main.py).
+
+Row t sees embed(x_{t+1}) and the target's hidden state f_t with noise on it, and aims at f_{t+1}:
+1.0 smooth L1 on the feature + 0.1 cross-entropy against the target's distribution through its lm_head.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.eagle2 import Eagle2, Eagle2Sizes
+from outrider_drafters.frozen import TargetSizes
+from outrider_models.tables import need_at_least
+from outrider_models.training.families.family import Trainable
+from outrider_models.training.lesson import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.losses import PAPER, Losses, compare, feature_distance, linear, soft_cross_entropy
+from outrider_models.training.rates import Length, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class EagleShape:
+    """Sizes of EAGLE-2's one layer."""
+
+    kv_heads: int
+    intermediate: int
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle2Settings:
+    shape: EagleShape
+    losses: Losses
+    noise: float  # features get uniform noise of +- this (paper 3.3: 0.1)
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 0, "noise")
+
+
+def eagle_sizes(shape: EagleShape, target: TargetSizes) -> Eagle2Sizes:
+    return Eagle2Sizes(
+        hidden=target.hidden,
+        heads=target.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=target.head_dim,
+        mlp=shape.intermediate,
+        rope_theta=target.rope_theta,
+        eps=target.eps,
+    )
+
+
+class Eagle2Pupil(Pupil):
+    def __init__(self, settings: Eagle2Settings, target: TargetFacts) -> None:
+        super().__init__()
+        self._settings, self._target = settings, target.sizes
+        self.network: Eagle2 = Eagle2(eagle_sizes(settings.shape, target.sizes))
+
+    def forward(self, text: Text, said: Said, progress: float) -> Marks:
+        losses, hidden = self._settings.losses, said.hidden[-1]
+        drafted = self.network.forward_train(
+            F.embedding(text.tokens[:, 1:], said.embed), noisy(hidden[:, :-1], self._settings.noise)
+        )
+        counts = text.counts[:, 1:]
+        ours, theirs = drafted[counts], hidden[:, 1:][counts]
+        head = linear(said.lm_head)
+        compared = compare(head, ours, head, theirs, soft_cross_entropy, self._target.vocab)
+        feature = feature_distance(ours, theirs, said.unit if losses.in_units else 1.0)
+        total = (losses.divergence * compared.loss + losses.feature * feature).sum()
+        return Marks(total, compared.loss.detach(), compared.hits, rows_of(counts))
+
+    def export(self, directory: Path) -> None:
+        """SafeAILab's layout, without a copy of the target's embedding."""
+        self.network.export(directory, self._target, torch.bfloat16)
+
+
+def noisy(features: Tensor, size: float) -> Tensor:
+    """With uniform noise of +- size on every value."""
+    return features + (torch.rand_like(features) * 2 - 1) * size if size else features
+
+
+def default_shape(target: TargetFacts) -> EagleShape:
+    """A layer like the target's."""
+    return EagleShape(kv_heads=target.sizes.kv_heads, intermediate=target.mlp)
+
+
+def make_pupil(settings: Eagle2Settings, target: TargetFacts, frequencies: Frequencies) -> Pupil:
+    return Eagle2Pupil(settings, target)
+
+
+TRAINABLE = Trainable(
+    name="eagle2",
+    settings=Eagle2Settings,
+    defaults=lambda target: Eagle2Settings(default_shape(target), PAPER, noise=0.1),
+    pupil=make_pupil,
+    schedule=Schedule(
+        peak=3e-5, last=0.0, warmup_updates=2000, decay="linear", decay_epochs=0,
+        beta1=0.9, beta2=0.95, weight_decay=0.01, clip_norm=0.5,
+    ),
+    length=Length(batch=16, epochs=20),
+)  # fmt: skip

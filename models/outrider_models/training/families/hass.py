@@ -1,0 +1,111 @@
+"""HASS (arXiv 2408.15766): EAGLE-2's network, trained on its own hidden states over several steps, and on the target's
+likeliest tokens (weights of HArmonizedSS/HASS train/main_hass.py: 1.0 feature + 0.1 all tokens + 1.0 top 10, 3 steps).
+
+Hidden states that go into the next step carry no gradient, and every step weighs the same, as there.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.eagle2 import Eagle2
+from outrider_models.tables import need_at_least
+from outrider_models.training.families.eagle2 import EagleShape, default_shape, eagle_sizes, noisy
+from outrider_models.training.families.family import Trainable
+from outrider_models.training.families.steps import joined, step_mask
+from outrider_models.training.lesson import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.losses import (
+    PAPER,
+    Losses,
+    compare,
+    feature_distance,
+    linear,
+    soft_cross_entropy,
+    top_cross_entropy,
+)
+from outrider_models.training.rates import Length, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class HassSettings:
+    shape: EagleShape
+    losses: Losses
+    noise: float  # as EAGLE's
+    steps: int
+    top_k: int
+    top_weight: float
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 1, "steps", "top_k")
+        need_at_least(self, 0, "noise", "top_weight")
+
+
+class HassPupil(Pupil):
+    def __init__(self, settings: HassSettings, target: TargetFacts) -> None:
+        super().__init__()
+        self._settings, self._target = settings, target.sizes
+        self.network: Eagle2 = Eagle2(eagle_sizes(settings.shape, target.sizes))
+
+    def forward(self, text: Text, said: Said, progress: float) -> Marks:
+        steps: list[Marks] = []
+        for step, drafted in enumerate(self._drafted(text, said)):
+            ahead = step + 1  # row t aims at the feature of position t + 1 + step
+            wanted, counts = said.hidden[-1][:, ahead:], text.counts[:, ahead:]
+            steps.append(self._marks(drafted[counts], wanted[counts], said, rows_of(counts)))
+        first = steps[0]
+        return Marks(torch.stack([marks.total for marks in steps]).sum(), first.main, first.hits, first.rows)
+
+    def export(self, directory: Path) -> None:
+        """SafeAILab's layout, which is HASS's, without a copy of the target's embedding."""
+        self.network.export(directory, self._target, torch.bfloat16)
+
+    def _drafted(self, text: Text, said: Said) -> list[Tensor]:
+        """Hidden states [B, T - 1 - step, E] of every step."""
+        block, embeds = self.network.block, F.embedding(text.tokens, said.embed)
+        features = noisy(said.hidden[-1][:, :-1], self._settings.noise)
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        outputs: list[Tensor] = []
+        for step in range(min(self._settings.steps, embeds.shape[1] - 1)):
+            rows = embeds.shape[1] - 1 - step
+            pairs = self.network.fuse(embeds[:, step + 1 :], features[:, :rows])
+            rope = block.shape.rope(torch.arange(step, step + rows, device=pairs.device))
+            for parts, new in zip((keys, values), block.keys_values(pairs, rope), strict=True):
+                parts.append(new)
+            mask = step_mask(rows, step, pairs.device)
+            outputs.append(block(pairs, rope, joined(keys, rows), joined(values, rows), mask))
+            features = outputs[-1].detach()
+        return outputs
+
+    def _marks(self, drafted: Tensor, wanted: Tensor, said: Said, rows: Tensor) -> Marks:
+        head, losses = linear(said.lm_head), self._settings.losses
+        compared = compare(head, drafted, head, wanted, self._logit_loss, self._target.vocab)
+        feature = feature_distance(drafted, wanted, said.unit if losses.in_units else 1.0)
+        total = (compared.loss + losses.feature * feature).sum()
+        return Marks(total, compared.loss.detach(), compared.hits, rows)
+
+    def _logit_loss(self, logits: Tensor, wanted: Tensor) -> Tensor:
+        whole = self._settings.losses.divergence * soft_cross_entropy(logits, wanted)
+        return whole + self._settings.top_weight * top_cross_entropy(logits, wanted, self._settings.top_k)
+
+
+def make_pupil(settings: HassSettings, target: TargetFacts, frequencies: Frequencies) -> Pupil:
+    return HassPupil(settings, target)
+
+
+TRAINABLE = Trainable(
+    name="hass",
+    settings=HassSettings,
+    defaults=lambda target: HassSettings(
+        default_shape(target), PAPER, noise=0.1, steps=3, top_k=10, top_weight=1.0
+    ),
+    pupil=make_pupil,
+    schedule=Schedule(
+        peak=3e-5, last=0.0, warmup_updates=2000, decay="linear", decay_epochs=0,
+        beta1=0.9, beta2=0.95, weight_decay=0.01, clip_norm=0.5,
+    ),
+    length=Length(batch=16, epochs=20),
+)  # fmt: skip

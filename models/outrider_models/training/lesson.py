@@ -1,0 +1,82 @@
+"""What passes between a frozen target and a drafter in training. Knows no family."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from outrider_drafters.frozen import TargetSizes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Text:
+    """Right-padded rows of tokens, and which of them teach."""
+
+    tokens: Tensor  # [B, T] int64
+    counts: Tensor  # [B, T] bool: the token after position i belongs to a reply, so what i predicts is learnt
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a family wants to hear of the target: hidden states by Hugging Face's index (-1: after the final norm), and
+    whether the keys and values of its layers."""
+
+    hidden: tuple[int, ...] = (-1,)
+    kv: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """What the target knows of a text, and the parts of it that drafters borrow. No gradient flows here."""
+
+    embed: Tensor  # [V, E]
+    lm_head: Tensor  # [V, E]
+    unit: Tensor  # []: about the rms of its last hidden states, from its final norm
+    hidden: Mapping[int, Tensor]  # each [B, T, E]
+    keys: Tensor | None = None  # [B, L, kv_heads, T, head_dim], post-RoPE
+    values: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Marks:
+    """What a drafter made of a text. Means are for who knows how many positions count over the whole update."""
+
+    total: Tensor  # []: all terms, weighted, summed over the positions that count
+    main: Tensor  # [n] the main term of the first drafted token, without gradient
+    hits: Tensor  # [n] bool: its likeliest token is the target's
+    rows: Tensor  # [n] int64: which row of the text
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What a family's sizes follow from."""
+
+    directory: Path
+    sizes: TargetSizes
+    mlp: int  # width of its MLP
+
+
+Frequencies = Callable[[], Tensor]  # how often each token [V] int64 stands in replies
+
+
+class Pupil(nn.Module, ABC):
+    """A drafter in training: its network, and how it learns. `forward` is the whole lesson, so that wrappers for several
+    devices see one call."""
+
+    network: nn.Module
+    needs = Needs()
+
+    @abstractmethod
+    def forward(self, text: Text, said: Said, progress: float) -> Marks:
+        """`progress` is the share of the run that is done."""
+
+    @abstractmethod
+    def export(self, directory: Path) -> None:
+        """Write the family's published layout, in bfloat16."""
+
+
+def rows_of(counts: Tensor) -> Tensor:  # [B, T] bool -> [n] int64
+    """The row of each position that counts."""
+    return counts.nonzero()[:, 0]
