@@ -36,12 +36,13 @@ HEADS = (MEDUSA_HEADS, "medusa_lm_head.pt", HYDRA_HEADS, "hydra_lm_head.pt")  # 
 def write_model(
     directory: Path, config: Config, tensors: Mapping[str, Tensor], dtype: torch.dtype, file: str = SINGLE
 ) -> None:
-    """Save config.json and the tensors as `dtype`; one that has several names is stored under each."""
+    """Save config.json and the tensors, those of floating point as `dtype`; one that has several names is stored under each."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     stored, written = {}, set()
     for name, tensor in tensors.items():
-        copied = tensor.detach().to("cpu", dtype, copy=tensor.data_ptr() in written)
+        stored_as = dtype if tensor.is_floating_point() else tensor.dtype
+        copied = tensor.detach().to("cpu", stored_as, copy=tensor.data_ptr() in written)
         stored[name] = copied.contiguous()
         written.add(tensor.data_ptr())
     save_file(stored, directory / file, metadata={"format": "pt"})
