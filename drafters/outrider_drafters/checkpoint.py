@@ -36,7 +36,7 @@ HEADS = (MEDUSA_HEADS, "medusa_lm_head.pt", HYDRA_HEADS, "hydra_lm_head.pt")  # 
 def write_model(
     directory: Path, config: Config, tensors: Mapping[str, Tensor], dtype: torch.dtype, file: str = SINGLE
 ) -> None:
-    """Save config.json and the tensors, those of floating point as `dtype`; one that has several names is stored under each."""
+    """Save config.json and the tensors, floating-point ones as `dtype`; one of several names is stored under each."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     stored, written = {}, set()
