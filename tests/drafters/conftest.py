@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider_drafters import (
     Activations,
@@ -28,6 +28,9 @@ from outrider_drafters import (
     load_drafter,
     load_tap,
 )
+from outrider_drafters.independent import IndependentDrafter
+from outrider_drafters.independent_model import CausalModel
+from outrider_drafters.lookup import LookupDrafter
 from outrider_proto.tree import ROOT, DraftTree
 
 TINY = TargetSizes(
@@ -57,9 +60,27 @@ def tiny_drafter(family: str) -> Drafter:
     return MoADrafter(moa, frozen) if family == "moa" else Eagle2Drafter(eagle, frozen)
 
 
+def tiny_independent() -> Drafter:
+    config = LlamaConfig(
+        vocab_size=23,
+        hidden_size=16,
+        intermediate_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = LlamaForCausalLM(config)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    return IndependentDrafter(CausalModel(model), 23)
+
+
 @pytest.fixture(scope="session")
 def tiny_drafters() -> dict[str, Drafter]:
-    return {family: tiny_drafter(family) for family in ("moa", "eagle2")}
+    others = {"lookup": LookupDrafter(23, ngram=2), "independent": tiny_independent()}
+    return {family: tiny_drafter(family) for family in ("moa", "eagle2")} | others
 
 
 @pytest.fixture(params=["moa", "eagle2"])

@@ -125,9 +125,9 @@ def test_keys_and_values_of_another_target_are_refused(moa):
     moa.refused("width of packed K/V is 32, the target's 64")
 
 
-def test_scaled_rope_is_refused(directory):
-    directory.config["rope_scaling"] = {"rope_type": "llama3", "factor": 8.0}
-    directory.refused("rope_scaling of type llama3")
+def test_scaled_rope_is_refused(eagle):
+    eagle.config["rope_scaling"] = {"rope_type": "llama3", "factor": 8.0}
+    eagle.refused("rope_scaling of type llama3")
 
 
 def test_corrupt_file_is_named(directory):
@@ -144,12 +144,20 @@ def test_broken_config_is_named(directory, content):
         load_drafter(directory.path, FrozenTarget.load(directory.target))
 
 
-def test_a_target_is_not_a_drafter(golden):
+def test_what_no_family_knows_is_refused(eagle):
+    eagle.tensors = {"encoder.weight": torch.zeros(2)}
+    eagle.config["architectures"] = ["BertModel"]
+    eagle.refused(r"drafter: not a drafter directory \(architectures=\['BertModel'\]\); need one of .*encoder\.weight")
+
+
+def test_a_whole_model_is_an_independent_drafter_where_nothing_else_claims_it(golden, eagle):
     frozen = FrozenTarget.load(golden / "target_l4")
-    with pytest.raises(
-        UsageError, match=r"target_l4: not a drafter directory \(architectures=\['LlamaForCausalLM'\]\)"
-    ):
-        load_drafter(golden / "target_l4", frozen)
+    assert load_drafter(golden / "target_l4", frozen).family == "independent"
+    eagle.tensors |= load_file(golden / "target_l4" / "model.safetensors")
+    eagle.refused("holds unknown tensors lm_head.weight")  # EAGLE's, though it holds a whole model
+    eagle.save()
+    with pytest.raises(UsageError, match="holds unknown tensors"):
+        load_drafter(f"{eagle.path},family=independent", frozen)
 
 
 def test_another_family_than_was_asked_for_is_refused(golden):

@@ -1,4 +1,4 @@
-"""After any calls, a draft state equals a fresh one with the same tokens and features: both families."""
+"""After any calls, a draft state equals a fresh one with the same tokens and features: all families."""
 
 from dataclasses import dataclass, field
 
@@ -53,11 +53,10 @@ def play(state: DraftState, script: list, width: int) -> Told:
 
 
 def answers(state: DraftState) -> torch.Tensor:
-    """Logits at the root, of two children and of a grandchild."""
-    root = state.root_logits()[None]
-    children = state.expand([2, 5], [ROOT, ROOT])
-    grandchildren = state.expand([7, 1, 4], [1, 0, ROOT])
-    return torch.cat((root, children, grandchildren))
+    """Logits at the root, of two children and of grandchildren, as far as the state reaches."""
+    levels = [lambda: state.root_logits()[None], lambda: state.expand([2, 5], [ROOT, ROOT])]
+    levels += [lambda: state.expand([7, 1, 4], [1, 0, ROOT])]
+    return torch.cat([torch.empty(0, VOCABULARY), *(level() for level in levels[: state.reach])])
 
 
 @settings(max_examples=100)
@@ -72,6 +71,7 @@ def test_equals_a_fresh_state(tiny_drafters, script):
         fresh.append(told.tokens)
         if told.rows:
             fresh.add_features(0, torch.stack(told.rows))
+        assert state.reach == fresh.reach
         torch.testing.assert_close(answers(state), answers(fresh), atol=1e-4, rtol=1e-4)
 
 
