@@ -11,6 +11,7 @@ from torch import Tensor
 from outrider_proto.frames import TapInfo
 
 LAST = -1  # hidden state after the final norm
+BEFORE_NORM = -(2**31)  # the last layer's output, which Hugging Face's hidden_states do not hold
 NO_FEATURES = TapInfo(fingerprint="", family="", width=0)  # of a drafter that wants none
 
 
@@ -20,7 +21,7 @@ class Activations:
 
     keys: Tensor  # [L, kv_heads, n, head_dim], post-RoPE, as cached; empty unless the tap needs them
     values: Tensor
-    hidden: Mapping[int, Tensor]  # by Hugging Face's hidden_states index (-1: after the final norm), each [n, E]
+    hidden: Mapping[int, Tensor]  # [n, E] by Hugging Face's hidden_states index (-1: after the final norm), BEFORE_NORM
 
 
 class TapState(Protocol):
@@ -44,7 +45,7 @@ class Tap(Protocol):
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """Indices of the hidden states it reads."""
+        """Indices of the hidden states it reads, or BEFORE_NORM."""
         ...
 
     def new_state(self) -> TapState: ...

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.frozen import resolve_dir
+from outrider_drafters.tap import BEFORE_NORM
 from outrider_proto.errors import UsageError
 from outrider_server.attention import IMPLEMENTATION, SlotAttention, register
 from outrider_server.fitness import check_against_eager, probe
@@ -96,22 +97,27 @@ class Target:
     def forward(
         self, tokens: list[int], positions: list[int], slots: SlotAttention, keep: list[int], hidden: frozenset[int]
     ) -> TargetOutput:
-        """One pass over a flat batch; logits of the rows in `keep`, hidden states of the layers in `hidden`."""
+        """One pass over a flat batch; logits of the rows in `keep`, hidden states of the layers in `hidden`.
+
+        Raises UsageError for BEFORE_NORM from a model whose layers are not found.
+        """
         device = self.kv.device
         rows = torch.tensor([tokens, positions], device=device)
         wants_all = len(keep) == len(tokens)
-        out = self.model(
-            input_ids=rows[:1],
-            position_ids=rows[1:],
-            use_cache=False,
-            slots=slots,
-            # An empty index would be an empty product; one row costs less than a second code path.
-            logits_to_keep=0 if wants_all else torch.tensor(keep or [0], device=device),
-            output_hidden_states=bool(hidden),
-        )
+        listed = hidden - {BEFORE_NORM}
+        with _last_output(self.model, wanted=BEFORE_NORM in hidden) as last:
+            out = self.model(
+                input_ids=rows[:1],
+                position_ids=rows[1:],
+                use_cache=False,
+                slots=slots,
+                # An empty index would be an empty product; one row costs less than a second code path.
+                logits_to_keep=0 if wants_all else torch.tensor(keep or [0], device=device),
+                output_hidden_states=bool(listed),
+            )
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the answer is read at once anyway, and now the pass can be timed
-        return TargetOutput(out.logits[0], {layer: out.hidden_states[layer][0] for layer in hidden})
+        return TargetOutput(out.logits[0], {**last, **{layer: out.hidden_states[layer][0] for layer in listed}})
 
 
 @contextmanager
@@ -122,6 +128,33 @@ def eager_attention(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         model.set_attn_implementation(IMPLEMENTATION)
+
+
+@contextmanager
+def _last_output(model: PreTrainedModel, *, wanted: bool) -> Iterator[dict[int, Tensor]]:
+    """Fills with the last layer's output [N, hidden], by BEFORE_NORM, when the model runs; stays empty if unwanted."""
+    seen: dict[int, Tensor] = {}
+    if not wanted:
+        yield seen
+        return
+
+    def keep(_layer: nn.Module, _inputs: object, output: Any) -> None:  # a layer answers a tensor or a tuple
+        seen[BEFORE_NORM] = (output[0] if isinstance(output, tuple) else output)[0]
+
+    handle = _last_layer(model).register_forward_hook(keep)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def _last_layer(model: PreTrainedModel) -> nn.Module:
+    """The last decoder layer: that of the list which is as long as the config says."""
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module[-1]
+    raise UsageError(f"{model.config.model_type}: its {count} layers are not found; no drafter can have their output")
 
 
 def _load_model(path: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
