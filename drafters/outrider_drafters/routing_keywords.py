@@ -1,0 +1,82 @@
+"""Heads by words: which head suits a text, from a list of words for each. Pure.
+
+A file says it as data, in TOML or JSON; names are those of the heads:
+
+    math = ["solve", "equation", "how many"]
+    chat = ["tell me"]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider_proto.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Keywords:
+    """Words or phrases by head name. Raises UsageError for none, or one that is empty."""
+
+    words: Mapping[str, tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        if not any(self.words.values()):
+            raise UsageError("keywords: need at least one word for one head")
+        if any(not word.strip() for words in self.words.values() for word in words):
+            raise UsageError("keywords: a word is empty")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Keywords:
+        """A TOML or JSON file: lists of words by head name. Raises UsageError."""
+        path = Path(path)
+        readers = {".toml": tomllib.loads, ".json": json.loads}
+        if path.suffix not in readers:
+            raise UsageError(f"keywords {path}: need a .toml or .json file")
+        try:
+            value = readers[path.suffix](path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"keywords {path}: cannot be read ({error})") from error
+        return cls(_checked(value, path))
+
+    def for_heads(self, names: Sequence[str]) -> KeywordRule:
+        """The rule for heads of these names. Raises UsageError for a name that none of them has."""
+        if unknown := sorted(set(self.words) - set(names)):
+            raise UsageError(f"keywords: no head is called {', '.join(unknown)}; there are {', '.join(names)}")
+        return KeywordRule(tuple(_pattern(self.words.get(name, ())) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class KeywordRule:
+    """One pattern a head."""
+
+    patterns: tuple[re.Pattern[str], ...]
+
+    def choose(self, text: str, current: int) -> int:
+        """The head whose words occur most often in the text; of equals the one in use, then the first."""
+        counts = [sum(1 for _ in pattern.finditer(text)) for pattern in self.patterns]
+        return current if counts[current] == max(counts) else counts.index(max(counts))
+
+
+def _pattern(words: Sequence[str]) -> re.Pattern[str]:
+    """Any of the words, the longer first, in either case."""
+    longest_first = sorted((word.strip() for word in words), key=len, reverse=True)
+    return re.compile("|".join(map(_whole, longest_first)) or r"(?!)", re.IGNORECASE)
+
+
+def _whole(word: str) -> str:
+    """A word or phrase with a boundary at each end that is a letter or digit: `=` needs none."""
+    first, last = (r"\b" if end.isalnum() else "" for end in (word[0], word[-1]))
+    return first + r"\s+".join(map(re.escape, word.split())) + last
+
+
+def _checked(value: object, path: Path) -> dict[str, tuple[str, ...]]:
+    if not isinstance(value, dict) or not all(
+        isinstance(words, list) and all(isinstance(word, str) for word in words) for words in value.values()
+    ):
+        raise UsageError(f"keywords {path}: need lists of words by head name")
+    return {name: tuple(words) for name, words in value.items()}
