@@ -6,7 +6,9 @@ from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerpr
 from outrider_drafters.frozen import FrozenTarget, TargetSizes, resolve_dir
 from outrider_drafters.grow import grow_tree
 from outrider_drafters.load import load_drafter, load_tap
-from outrider_drafters.moa import MoA, MoADrafter, MoASizes, MoATap, pack_kv
+from outrider_drafters.moa import MoA, MoASizes, pack_kv
+from outrider_drafters.moa_drafter import MoADrafter
+from outrider_drafters.moa_tap import MoATap
 from outrider_drafters.shape import TreeShape
 from outrider_drafters.tap import Activations, LastHiddenTap, Tap
 

@@ -78,7 +78,7 @@ def read_last_layers(config: Config, checkpoint: Checkpoint, stem: str, count: i
     with torch.device("meta"):
         layers = LastLayers(_shape(config, checkpoint, f"{stem}layers.{numbers[0]}."), _windows(config, numbers))
     names = {f"layers.{i}.": f"{stem}layers.{number}." for i, number in enumerate(numbers)}
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for ours, theirs in names.items():
         tensors |= _layer_tensors(layers, checkpoint, ours, theirs)
     tensors["norm.weight"] = _read(checkpoint, f"{stem}norm.weight", layers.norm.weight)

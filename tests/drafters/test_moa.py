@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from outrider_drafters import Activations, FrozenTarget, MoA, MoASizes, TreeShape, load_drafter, load_tap, pack_kv
-from outrider_drafters.moa import MoADrafter, layer_mean
+from outrider_drafters.moa import layer_mean
+from outrider_drafters.moa_drafter import MoADrafter
 from outrider_proto.errors import UsageError
 
 RUNS = ["tree_d5_b4_t14", "tree_d7_b8_t62"]
