@@ -32,16 +32,18 @@ CHAIN = TreeShape.chain(10)  # transformers' prompt_lookup_num_tokens
 
 
 class LookupDrafter:
-    """Proposes what followed the longest match of up to `ngram` last tokens. Raises UsageError for ngram below 1."""
+    """Proposes what followed the longest match of up to `ngram` last tokens and at least `shortest`. Raises UsageError
+    for ngram below 1."""
 
     family = NAME
     tap = NO_FEATURES
 
-    def __init__(self, vocab_size: int, ngram: int = NGRAM) -> None:
+    def __init__(self, vocab_size: int, ngram: int = NGRAM, shortest: int = 1) -> None:
         if ngram < 1:
             raise UsageError(f"{NAME}: ngram={ngram}: need at least 1")
         self.vocab_size = vocab_size
         self.ngram = ngram
+        self.shortest = shortest
         self.plan: TreePlan | None = CHAIN
 
     def new_state(self) -> LookupState:
@@ -114,7 +116,7 @@ class LookupState:
     def _ngrams(self, end: int) -> list[tuple[int, ...]]:
         """Those that end before position `end`, the longest first."""
         tokens = self._record.tokens
-        return [tuple(tokens[end - n : end]) for n in range(min(self._drafter.ngram, end), 0, -1)]
+        return [tuple(tokens[end - n : end]) for n in range(min(self._drafter.ngram, end), self._drafter.shortest - 1, -1)]
 
     def _token_at(self, position: int) -> int | None:
         return self._record.tokens[position] if position < self.num_tokens else None

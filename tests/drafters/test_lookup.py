@@ -151,3 +151,11 @@ def tiny_frozen():
         model_type="llama",
     )
     return FrozenTarget(torch.zeros(VOCABULARY, 8), torch.zeros(VOCABULARY, 8), sizes, (0,))
+
+
+def test_a_match_may_have_to_be_longer():
+    state = LookupDrafter(50, shortest=2).new_state()
+    state.append([1, 2, 3, 4, 2])
+    assert state.reach == 0
+    state.append([3])
+    assert int(state.root_logits().argmax()) == 4
