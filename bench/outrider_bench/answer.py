@@ -15,7 +15,7 @@ from outrider_proto.frames import Draft
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """New tokens, the cycles that had a tree to judge, and what it cost."""
+    """New tokens, the cycles after the prompt's own, and what it cost. A cycle may have had nothing to draft."""
 
     token_ids: tuple[int, ...]
     cycles: tuple[Cycle, ...]
@@ -34,7 +34,7 @@ async def gather(client: AsyncClient, prompt: Sequence[int], **overrides: Any) -
                     tokens += new
                 case RolledBack(count=count):
                     del tokens[len(tokens) - count :]
-                case Cycle(request=Draft(tree=tree)) if len(tree):
+                case Cycle(request=Draft()) if tokens:
                     cycles.append(event)
                 case Finished():
                     statistics = event.statistics

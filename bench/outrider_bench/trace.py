@@ -9,42 +9,46 @@ from outrider_bench.answer import gather, mean_acceptance_length
 from outrider_bench.pair import Pair, in_process
 from outrider_client.config import ClientConfig
 from outrider_client.events import Cycle
-from outrider_drafters.shape import TreeShape
+from outrider_drafters.shape import TreePlan
+from outrider_drafters.source import DrafterSource
 from outrider_proto.frames import Draft, Sampling
 from outrider_server.plain import plain_greedy
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """What to trace; `baseline` also runs the target alone."""
+    """What to trace. Without a plan the drafter's own; `baseline` also runs the target alone."""
 
     target: Path
-    drafter: str
+    drafter: DrafterSource
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
-    shape: TreeShape
+    plan: TreePlan | None
     sampling: Sampling
     baseline: bool
 
 
 async def trace(request: TraceRequest) -> dict[str, object]:
-    """`output_ids`, `cycles`, `mean_acceptance_length`; with a baseline also `baseline_ids` and `matches_baseline`.
+    """`family`, `output_ids`, `cycles`, `mean_acceptance_length`; with a baseline also `baseline_ids` and
+    `matches_baseline`, which typical acceptance need not.
 
     Nodes are numbered as in DraftTree: the root is not among them, parent -1 is the root, depths count from 1.
-    The prompt's own request has no tree and is not a cycle.
+    The prompt's own request is not a cycle. One for which the drafter had nothing to draft is, without nodes.
     """
     config = ClientConfig(
         target=request.target,
         drafter=request.drafter,
         codec="float32",
-        shape=request.shape,
+        shape=request.plan,
         sampling=request.sampling,
         max_new_tokens=request.max_new_tokens,
     )
     async with in_process(request.target, config) as pair:
+        assert pair.models.drafter is not None
         async with pair.client() as client:
             answer = await gather(client, request.prompt_ids)
         report: dict[str, object] = {
+            "family": pair.models.drafter.family,
             "output_ids": answer.token_ids,
             "cycles": [_as_dict(cycle) for cycle in answer.cycles],
             "mean_acceptance_length": mean_acceptance_length(answer.cycles),
@@ -56,8 +60,8 @@ async def trace(request: TraceRequest) -> dict[str, object]:
 
 
 async def _baseline(pair: Pair, request: TraceRequest) -> tuple[int, ...]:
-    """The target alone: transformers' own loop when greedy, one token a pass through the server when sampling."""
-    if request.sampling.greedy:
+    """The target alone: transformers' own loop, or one token a pass through the server where tokens are drawn."""
+    if not request.sampling.draws:
         return tuple(plain_greedy(pair.target, request.prompt_ids, request.max_new_tokens))
     async with pair.client() as client:
         return (await gather(client, request.prompt_ids, mode="stream")).token_ids
