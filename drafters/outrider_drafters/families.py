@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from outrider_drafters import eagle2, eagle3, independent, lookup, moa_family
+from outrider_drafters import eagle2, eagle3, hydra_family, independent, lookup, medusa, moa_family
 from outrider_drafters.family import Family
 
-FAMILIES: tuple[Family, ...] = (moa_family.FAMILY, eagle3.FAMILY, eagle2.FAMILY, lookup.FAMILY, independent.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    hydra_family.FAMILY,
+    medusa.FAMILY,
+    moa_family.FAMILY,
+    eagle3.FAMILY,
+    eagle2.FAMILY,
+    lookup.FAMILY,
+    independent.FAMILY,
+)
