@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -39,19 +40,32 @@ def corpus(
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Option(help="Name of a shipped recipe, or a .toml file.")],
     out: Annotated[Path, typer.Option(help="Directory for model, log and checkpoint.")],
+    recipe: Annotated[str | None, typer.Option(help="A shipped recipe, or a .toml file: the embedded corpus.")] = None,
+    family: Annotated[str | None, typer.Option(help="A drafter of this family, for any target, on --data.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Chats as JSON lines: messages, or ShareGPT conversations.")] = None,
+    target: Annotated[str | None, typer.Option(help="Directory or hub name; default: the embedded target.")] = None,
+    settings: Annotated[Path | None, typer.Option(help="With --family: a .toml file of what differs.")] = None,
+    change: Annotated[list[str] | None, typer.Option("--set", help="With --family: TABLE.KEY=VALUE; repeat.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
-    minutes: Annotated[float | None, typer.Option(help="Finish, decay included, within this time.")] = None,
-    processes: Annotated[int, typer.Option(help="Share the work among so many processes of one thread.", min=1)] = 1,
-    target: Annotated[Path | None, typer.Option(help="Target of a drafter; default: the embedded one.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="With --recipe: finish, decay included, within this.")] = None,
+    processes: Annotated[int, typer.Option(help="With --recipe: share the work among so many.", min=1)] = 1,
 ) -> None:
-    """Train a target or a drafter from a recipe."""
-    from outrider_models.training.start import Order, start  # torch takes seconds to import: not for --help
-
-    if minutes is not None and minutes <= 0:
-        raise UsageError(f"--minutes {minutes}: need more than 0")
-    start(Order(recipe, out, target, minutes), resume=resume, processes=processes)
+    """Train a target or a drafter: from a recipe on the embedded corpus, or a family on your own chats."""
+    if (recipe is None) == (family is None):
+        raise UsageError("train: need either --recipe NAME, or --family F and --data FILE")
+    if family is not None:
+        if data is None:
+            raise UsageError(f"--family {family}: needs --data FILE, chats as JSON lines")
+        if minutes is not None or processes != 1:
+            raise UsageError(
+                "--minutes and --processes belong to --recipe; several GPUs: run under `accelerate launch`"
+            )
+        _train_on_chats(family, data, out, target, settings, change or [], resume)
+    else:
+        if data or settings or change:
+            raise UsageError("--data, --settings and --set belong to --family; a recipe says everything itself")
+        _train_recipe(str(recipe), out, target, minutes, resume, processes)
 
 
 @app.command()
@@ -78,6 +92,29 @@ def main() -> None:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _train_recipe(
+    recipe: str, out: Path, target: str | None, minutes: float | None, resume: bool, processes: int
+) -> None:
+    from outrider_models.training.start import Order, start  # torch takes seconds to import: not for --help
+
+    if minutes is not None and minutes <= 0:
+        raise UsageError(f"--minutes {minutes}: need more than 0")
+    start(Order(recipe, out, Path(target) if target else None, minutes), resume=resume, processes=processes)
+
+
+def _train_on_chats(
+    family: str, data: Path, out: Path, target: str | None, settings: Path | None, changes: list[str], resume: bool
+) -> None:
+    from outrider_models.tables import merged, parse_changes, read_toml
+
+    table = merged(read_toml(settings) if settings else {}, parse_changes(changes))
+    if find_spec("accelerate") is None:
+        raise UsageError("training on chats needs accelerate: pip install 'outrider[train]'")
+    from outrider_models.training.chat_start import ChatOrder, start_on_chats
+
+    start_on_chats(ChatOrder(family, data, out, target, table), resume=resume)
 
 
 def _write(samples: Iterator[Sample], out: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from outrider_drafters.frozen import TargetSizes
+from outrider_drafters.last_layers import LastLayers
+from outrider_drafters.source import DrafterOptions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,10 +23,11 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a family wants to hear of the target: hidden states by Hugging Face's index (-1: after the final norm), and
-    whether the keys and values of its layers."""
+    whether the keys and values of its layers; how many of its last layers are to be run on something else."""
 
     hidden: tuple[int, ...] = (-1,)
     kv: bool = False
+    last_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +40,7 @@ class Said:
     hidden: Mapping[int, Tensor]  # each [B, T, E]
     keys: Tensor | None = None  # [B, L, kv_heads, T, head_dim], post-RoPE
     values: Tensor | None = None
+    last_layers: LastLayers | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +71,7 @@ class Pupil(nn.Module, ABC):
 
     network: nn.Module
     needs = Needs()
+    options = DrafterOptions()  # with which the exported files are to be loaded
 
     @abstractmethod
     def forward(self, text: Text, said: Said, progress: float) -> Marks:

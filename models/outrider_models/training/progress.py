@@ -42,6 +42,10 @@ class Reporter:
             self._last_line_s = elapsed_s
             self._console.print(f"{progress:6.1%}  {elapsed_s:7.0f} s  {status}", highlight=False, soft_wrap=True)
 
+    def say(self, line: str) -> None:
+        """One line, once."""
+        self._console.print(line, highlight=False, soft_wrap=True)
+
     def record(self, entry: Mapping[str, object]) -> None:
         """One JSON line in the log file."""
         with self._log.open("a") as log:

@@ -26,7 +26,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         need_at_least(self, 0, "last", "warmup_updates", "decay_epochs", "weight_decay")
-        if not 0 < self.peak or self.last > self.peak:
+        if not self.peak > 0 or self.last > self.peak:
             raise UsageError(f"schedule: peak={self.peak}, last={self.last}: need 0 < peak and last <= peak")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.clip_norm > 0):
             raise UsageError("schedule: need beta1 and beta2 from 0 to below 1, clip_norm above 0")

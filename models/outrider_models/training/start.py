@@ -1,6 +1,6 @@
 """From a recipe's name and a few options to a training run, in one process or several."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,9 +85,9 @@ def _follow(order: Order, rank: int, size: int, port: int) -> None:
     _run(order, Reporter(order.out, order.recipe, Console(quiet=True)), Peers.join(rank, size, port))
 
 
-def check_place(out: Path, resume: bool) -> None:
-    """Raise UsageError unless a run may write there."""
-    if resume and not has_checkpoint(out):
+def check_place(out: Path, resume: bool, resumable: Callable[[Path], bool] = has_checkpoint) -> None:
+    """Raise UsageError unless a run may write there, or go on from what lies there."""
+    if resume and not resumable(out):
         raise UsageError(f"--resume: {out} holds no checkpoint")
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out}: exists and is not an empty directory; --resume goes on from a checkpoint")

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outrider_drafters.config import config_int, read_config
 from outrider_drafters.frozen import FrozenTarget, resolve_dir, target_sizes
+from outrider_drafters.last_layers import LastLayers
 from outrider_drafters.tap import LAST, Activations
 from outrider_models.training.lesson import Needs, Said, TargetFacts
 from outrider_proto.errors import UsageError
@@ -24,6 +25,7 @@ class Teacher:
         self.embed: Tensor = _weight(model.get_input_embeddings(), "embedding")
         self.lm_head: Tensor = _weight(model.get_output_embeddings(), "lm_head")
         self._unit = _final_norm_size(model)
+        self._read: dict[int, LastLayers] = {}
 
     @classmethod
     def load(cls, name_or_path: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Teacher":
@@ -40,7 +42,7 @@ class Teacher:
         """The parts that drafters borrow, as they lie in the model."""
         eos = self.model.generation_config.eos_token_id if self.model.generation_config else None
         ends = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-        return FrozenTarget(self.embed, self.lm_head, self.facts.sizes, ends)
+        return FrozenTarget(self.embed, self.lm_head, self.facts.sizes, ends, self.facts.directory)
 
     @torch.no_grad()
     def says(self, tokens: Tensor, needs: Needs) -> Said:  # [B, T] int64, right-padded
@@ -50,7 +52,8 @@ class Teacher:
         hidden = {layer: output.last_hidden_state if layer == LAST else output.hidden_states[layer]
                   for layer in needs.hidden}  # fmt: skip
         keys, values = _stacked(output.past_key_values, tokens.shape[1]) if needs.kv else (None, None)
-        return Said(self.embed, self.lm_head, self._unit, hidden, keys, values)
+        last_layers = self._last_layers(needs.last_layers) if needs.last_layers else None
+        return Said(self.embed, self.lm_head, self._unit, hidden, keys, values, last_layers)
 
     def activations(self, tokens: Tensor, needs_kv: bool, hidden_layers: tuple[int, ...]) -> Activations:
         """The same for one text [1, T], as a tap reads it."""
@@ -58,6 +61,11 @@ class Teacher:
         nothing = self.embed.new_empty(0)
         keys, values = (nothing if part is None else part[0] for part in (said.keys, said.values))
         return Activations(keys, values, {layer: rows[0] for layer, rows in said.hidden.items()})
+
+    def _last_layers(self, count: int) -> LastLayers:
+        if count not in self._read:
+            self._read[count] = self.frozen().last_layers(count)
+        return self._read[count]
 
 
 def target_facts(directory: Path) -> TargetFacts:

@@ -1,0 +1,71 @@
+"""Chats from a file of JSON lines, every bad line named.
+
+{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}
+{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello!"}]}      as ShareGPT has it
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider_proto.errors import UsageError
+
+ROLES = ("system", "user", "assistant", "tool")
+_SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One conversation with at least one reply; `source` is its file and line."""
+
+    turns: tuple[Turn, ...]
+    source: str
+
+
+def read_chats(path: Path) -> list[Chat]:
+    """All chats of a file; empty lines are passed over. Raises UsageError that names file and line."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as text ({error})") from None
+    chats = [_chat(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not chats:
+        raise UsageError(f"{path}: holds no chats")
+    return chats
+
+
+def _chat(line: str, source: str) -> Chat:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{source}: not JSON ({error})") from None
+    turns = tuple(_turns(entry, source))
+    if not any(turn.role == "assistant" and turn.content.strip() for turn in turns):
+        raise UsageError(f"{source}: holds no reply of the assistant to learn from")
+    if turns[0].role == "assistant":
+        raise UsageError(f"{source}: starts with a reply: need a prompt before it")
+    return Chat(turns, source)
+
+
+def _turns(entry: Any, source: str) -> Iterator[Turn]:  # Any: whatever the line holds
+    if isinstance(entry, dict) and isinstance(entry.get("messages"), list):
+        turns, role_key, text_key, roles = entry["messages"], "role", "content", {role: role for role in ROLES}
+    elif isinstance(entry, dict) and isinstance(entry.get("conversations"), list):
+        turns, role_key, text_key, roles = entry["conversations"], "from", "value", _SHAREGPT_ROLES
+    else:
+        raise UsageError(f'{source}: need an object with a list "messages" or "conversations"')
+    for number, turn in enumerate(turns):
+        role, text = (turn.get(role_key), turn.get(text_key)) if isinstance(turn, dict) else (None, None)
+        if not isinstance(role, str) or role not in roles:
+            raise UsageError(f"{source}: turn {number}: {role_key}={role!r}: choose one of {', '.join(roles)}")
+        if not isinstance(text, str):
+            raise UsageError(f"{source}: turn {number}: {text_key} is no text")
+        yield Turn(roles[role], text)
