@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from outrider_drafters.checkpoint import Checkpoint
 from outrider_drafters.config import Config, config_int, read_config
 from outrider_drafters.frozen import TargetSizes, resolve_dir
+from outrider_drafters.gguf_heads import gguf_at, read_head
 from outrider_drafters.source import DrafterOptions, DrafterSource
 from outrider_proto.errors import UsageError
 
@@ -31,7 +32,12 @@ class DrafterFiles:
 
     @classmethod
     def open(cls, source: DrafterSource) -> DrafterFiles:
-        directory = resolve_dir(source.name)
+        """A directory, a hub name, or a GGUF file, whose path then stands for the directory."""
+        place = Path(source.name).expanduser()
+        directory = place if place.is_file() else resolve_dir(source.name)
+        if (gguf := gguf_at(directory)) is not None:
+            config, tensors = read_head(gguf)
+            return cls(gguf, config, Checkpoint.holding(gguf, tensors), source.options)
         return cls(directory, read_config(directory), Checkpoint(directory, heads_first=True), source.options)
 
     @classmethod

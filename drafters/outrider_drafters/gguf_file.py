@@ -1,0 +1,84 @@
+"""A GGUF file's metadata and tensors, read and dequantised by the package gguf. Knows no architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider_proto.errors import UsageError
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader, ReaderTensor
+
+SUFFIX = ".gguf"
+ARCHITECTURE = "general.architecture"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """One file, read. `values`: numbers, strings and lists by key, without the tokenizer's."""
+
+    path: Path
+    architecture: str
+    values: Mapping[str, Any]  # metadata are of many types, checked where they are used
+    tensors: Mapping[str, Tensor]  # float32, or int64 as stored; [out, in]
+
+    @classmethod
+    def read(cls, path: Path, architectures: tuple[str, ...]) -> GgufFile:
+        """Raises UsageError for a broken file, one of another architecture, or a missing package gguf."""
+        reader = _opened(path)
+        try:
+            values = {
+                key: _exact(field.contents())
+                for key, field in reader.fields.items()
+                if not key.startswith(("tokenizer.", "GGUF."))
+            }
+            architecture = str(values.get(ARCHITECTURE))
+            if architecture not in architectures:
+                raise UsageError(f"{path}: {ARCHITECTURE} is {architecture}: need {' or '.join(architectures)}")
+            tensors = {tensor.name: _dequantised(path, tensor) for tensor in reader.tensors}
+        except (ValueError, IndexError, TypeError) as error:
+            raise _unreadable(path, error) from error
+        return cls(path, architecture, values, tensors)
+
+    def of_architecture(self, key: str) -> Any:  # Any: as `values`
+        """The value of `ARCHITECTURE.key`, None when missing."""
+        return self.values.get(f"{self.architecture}.{key}")
+
+
+def _opened(path: Path) -> GGUFReader:
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise UsageError(f"{path}: GGUF files need the package gguf: pip install 'outrider[gguf]'") from error
+    try:
+        return GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _dequantised(path: Path, tensor: ReaderTensor) -> Tensor:
+    from gguf.quants import dequantize
+
+    if np.issubdtype(tensor.data.dtype, np.signedinteger):
+        return torch.from_numpy(tensor.data.astype(np.int64))
+    try:
+        return torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
+    except NotImplementedError as error:
+        kind = tensor.tensor_type.name
+        raise UsageError(f"{path}: tensor {tensor.name} of type {kind}: the package gguf cannot read it") from error
+
+
+def _exact(value: object) -> object:
+    """A float32 as the decimal number it was written from: 1e-5, not 9.999999747e-06."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def _unreadable(path: Path, error: Exception) -> UsageError:
+    return UsageError(f"{path}: not a readable GGUF file ({error})")
