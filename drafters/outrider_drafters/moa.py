@@ -163,7 +163,8 @@ def pack_kv(keys: Tensor, values: Tensor) -> Tensor:
 
 def unpack_kv(packed: Tensor, num_layers: int, kv_heads: int) -> tuple[Tensor, Tensor]:
     """Inverse of pack_kv with the layers in one row: [n, L * 2 E_kv] -> K and V, each [L, kv_heads, n, head_dim]."""
-    both = packed.view(len(packed), num_layers, kv_heads, -1).movedim(0, 2)
+    both_dims = packed.shape[1] // (num_layers * kv_heads)
+    both = packed.view(len(packed), num_layers, kv_heads, both_dims).movedim(0, 2)
     keys, values = both.chunk(2, dim=-1)
     return keys, values
 

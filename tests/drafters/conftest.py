@@ -28,9 +28,14 @@ from outrider_drafters import (
     load_drafter,
     load_tap,
 )
+from outrider_drafters.hydra import Hydra, HydraSizes
+from outrider_drafters.hydra_family import HydraDrafter
 from outrider_drafters.independent import IndependentDrafter
 from outrider_drafters.independent_model import CausalModel
+from outrider_drafters.last_layers import LastLayers
+from outrider_drafters.layers import BlockShape
 from outrider_drafters.lookup import LookupDrafter
+from outrider_drafters.medusa import Medusa, MedusaDrafter, MedusaSizes
 from outrider_proto.tree import ROOT, DraftTree
 
 TINY = TargetSizes(
@@ -60,6 +65,20 @@ def tiny_drafter(family: str) -> Drafter:
     return MoADrafter(moa, frozen) if family == "moa" else Eagle2Drafter(eagle, frozen)
 
 
+def tiny_moa(has_lsa: bool) -> Drafter:
+    """TLI 2, the second layer with a window that the tests' texts outgrow; with LSA or without."""
+    packed, kv_heads, mlp = (TINY.packed_kv, 2, 20) if has_lsa else (0, 0, 0)
+    with torch.random.fork_rng():
+        torch.manual_seed(8)
+        frozen = FrozenTarget(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        moa = MoA(MoASizes(16, 4, 4, packed, kv_heads, mlp, 2, 20, 4, 20, tli=2))
+        last = LastLayers(BlockShape(16, 4, 2, 4, 20), (None, 5))
+        for parameter in (*moa.parameters(), *last.parameters()):
+            torch.nn.init.normal_(parameter, std=0.3)
+            parameter.requires_grad_(False)
+    return MoADrafter(moa, frozen, last=last)
+
+
 def tiny_independent() -> Drafter:
     config = LlamaConfig(
         vocab_size=23,
@@ -77,13 +96,29 @@ def tiny_independent() -> Drafter:
     return IndependentDrafter(CausalModel(model), 23)
 
 
+def tiny_heads() -> dict[str, Drafter]:
+    """Drafters that read the newest feature alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(9)
+        frozen = FrozenTarget(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        medusa = Medusa(MedusaSizes(16, 23, heads=3, blocks=2, tied=False))
+        hydra = Hydra(HydraSizes(16, 23, heads=3, blocks=2, tied=False))
+        after_prefix = Hydra(HydraSizes(16, 23, heads=2, prefix=BlockShape(16, 4, 2, 4, 20)))
+        for parameter in (*medusa.parameters(), *hydra.parameters(), *after_prefix.parameters()):
+            torch.nn.init.normal_(parameter, std=0.3)
+            parameter.requires_grad_(False)
+    hydras = {"hydra": HydraDrafter(hydra, frozen), "hydra++": HydraDrafter(after_prefix, frozen)}
+    return {"medusa": MedusaDrafter(medusa, frozen)} | hydras
+
+
 @pytest.fixture(scope="session")
 def tiny_drafters() -> dict[str, Drafter]:
     others = {"lookup": LookupDrafter(23, ngram=2), "independent": tiny_independent()}
-    return {family: tiny_drafter(family) for family in ("moa", "eagle2")} | others
+    others |= {"moa tli": tiny_moa(has_lsa=True), "moa tli without lsa": tiny_moa(has_lsa=False)}
+    return {family: tiny_drafter(family) for family in ("moa", "eagle2")} | others | tiny_heads()
 
 
-@pytest.fixture(params=["moa", "eagle2"])
+@pytest.fixture(params=["moa", "moa tli", "moa tli without lsa", "eagle2"])
 def drafter(request: pytest.FixtureRequest, tiny_drafters: dict[str, Drafter]) -> Drafter:
     return tiny_drafters[request.param]
 
@@ -188,4 +223,4 @@ def generate() -> Callable[..., Generation]:
 
 def feed(model: LlamaForCausalLM, tap: Tap, made: Generation) -> None:
     """Give the state the features of all tokens before the root; it ignores those it has."""
-    made.state.add_features(0, tap.rows(activations(model, made.tokens[:-1])))
+    made.state.add_features(0, tap.new_state().rows(activations(model, made.tokens[:-1])))
