@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider_drafters.config import Config, read_json
+from outrider_drafters.quantise import holds_codes, restored
 from outrider_proto.errors import UsageError
 
 SINGLE = "model.safetensors"
@@ -136,8 +137,11 @@ class Checkpoint:
     def _names_in(self, path: Path) -> dict[str, Path]:
         if path.suffix == ".safetensors":
             with _opened(path) as file:
-                return dict.fromkeys(file.keys(), path)
-        tensors = _unpickle(path)
+                if not holds_codes(file.keys()):
+                    return dict.fromkeys(file.keys(), path)
+                tensors = restored(path, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  # no dict
+        else:
+            tensors = _unpickle(path)
         self._loaded |= tensors
         return dict.fromkeys(tensors, path)
 

@@ -173,4 +173,5 @@ FAMILY = Family(
     recognises=recognised,
     drafter=_load_drafter,
     tap=_load_tap,
+    keeps=lambda name: name.startswith(("fc", "input_norm")),
 )

@@ -25,7 +25,9 @@ class Family:
     `eats` is what it wants of the target, `offline` how it writes without one, `trees` what it drafts unless told
     otherwise. `recognises` looks at names and configuration only. `drafter` and `tap` load the two halves, the tap's
     weights as the type and on the device of a tensor, None for a family that wants no features; both raise UsageError.
-    A family that needs no files is asked for by its name, and its `recognises` is not asked.
+    A family that needs no files is asked for by its name, and its `recognises` is not asked. `keeps` names the tensors
+    that an edge bundle must leave as they are: those that the tap's fingerprint is of, or that are not read through
+    DrafterFiles.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Family:
     drafter: Callable[[DrafterFiles, FrozenTarget], Drafter]
     tap: Callable[[DrafterFiles, TargetSizes, Tensor], Tap | None]
     needs_files: bool = True
+    keeps: Callable[[str], bool] = lambda name: False
 
 
 def like(dtype: torch.dtype, device: torch.device | str) -> Tensor:

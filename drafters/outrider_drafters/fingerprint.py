@@ -13,18 +13,22 @@ from pathlib import Path
 
 from torch import Tensor
 
+from outrider_drafters.bundle import find_bundle
 from outrider_drafters.checkpoint import Checkpoint
 from outrider_drafters.config import read_config, read_json
 from outrider_drafters.frozen import borrowed_names, resolve_dir, sizes_of
 
 DIGEST_BYTES = 16
 MAX_HASHED_ROWS = 4096  # of embedding and lm_head: a large target's fingerprint must not take long
+TARGET_MARK = "outrider_target_fingerprint"  # key of a drafter's config.json
 TOKENIZING = ("added_tokens", "model", "normalizer", "pre_tokenizer")  # what decides which ids a text gets
 
 
 def target_fingerprint(name_or_path: str | Path) -> str:
     """Hex digest of a target's sizes, embedding and lm_head: of what a client has of it."""
     directory = resolve_dir(name_or_path)
+    if (bundle := find_bundle(directory)) is not None:
+        return bundle.target_fingerprint
     config, checkpoint = read_config(directory), Checkpoint(directory)
     embed_name, head_name = borrowed_names(config, checkpoint)
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
@@ -33,6 +37,12 @@ def target_fingerprint(name_or_path: str | Path) -> str:
         tensor = checkpoint.read(name)
         digest.update(_value_bytes(tensor[:: -(-len(tensor) // MAX_HASHED_ROWS)]))
     return digest.hexdigest()
+
+
+def mark_drafter(directory: Path, target: str | Path) -> None:
+    """Write into an exported drafter's config.json which target it was made for; others ignore the key."""
+    path = directory / "config.json"
+    path.write_text(json.dumps({**read_json(path), TARGET_MARK: target_fingerprint(target)}, indent=2) + "\n")
 
 
 def tokenizer_fingerprint(name_or_path: str | Path) -> str:

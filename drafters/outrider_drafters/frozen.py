@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from outrider_drafters.bundle import find_bundle
 from outrider_drafters.checkpoint import Checkpoint
 from outrider_drafters.config import Config, config_int, read_config, read_json, rms_norm_eps, rope_theta
 from outrider_drafters.last_layers import LastLayers, read_last_layers
@@ -50,9 +51,13 @@ class FrozenTarget:
     directory: Path | None = None
 
     @classmethod
-    def load(cls, name_or_path: str | Path, dtype: torch.dtype = torch.float32) -> FrozenTarget:
-        """Read those two tensors from a Hugging Face directory (or hub name). Raises UsageError."""
+    def load(cls, name_or_path: str | Path, dtype: torch.dtype | None = None) -> FrozenTarget:
+        """Read those two tensors from a Hugging Face directory (or hub name) or an edge bundle. Without `dtype` as
+        float32, from a bundle of bfloat16 as that. Raises UsageError."""
         directory = resolve_dir(name_or_path)
+        bundle = find_bundle(directory)
+        if dtype is None:
+            dtype = torch.bfloat16 if bundle is not None and bundle.weights == "bfloat16" else torch.float32
         config, checkpoint = read_config(directory), Checkpoint(directory)
         embed_name, head_name = borrowed_names(config, checkpoint)
         embed = checkpoint.read(embed_name).to(dtype)

@@ -148,4 +148,5 @@ FAMILY = Family(
     recognises=_recognises,
     drafter=_load,
     tap=lambda files, target, like: None,
+    keeps=lambda name: True,
 )

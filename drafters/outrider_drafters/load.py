@@ -6,10 +6,12 @@ from pathlib import Path
 
 import torch
 
+from outrider_drafters.bundle import find_bundle
 from outrider_drafters.drafter import Drafter
 from outrider_drafters.families import FAMILIES
 from outrider_drafters.family import Family, like
 from outrider_drafters.files import DrafterFiles, listed
+from outrider_drafters.fingerprint import TARGET_MARK, target_fingerprint
 from outrider_drafters.frozen import FrozenTarget, target_sizes
 from outrider_drafters.source import DrafterSource
 from outrider_drafters.tap import Tap
@@ -19,6 +21,8 @@ from outrider_proto.errors import UsageError
 def load_drafter(source: str | Path | DrafterSource, frozen: FrozenTarget) -> Drafter:
     """The client half, in the type and on the device of `frozen`. Raises UsageError naming whatever does not fit."""
     family, files = open_source(DrafterSource.parse(source))
+    if frozen.directory is not None:
+        check_target(files, frozen.directory)
     return family.drafter(files, frozen)
 
 
@@ -30,20 +34,33 @@ def load_tap(
 ) -> Tap | None:
     """The server half; None for a drafter that wants no features. Raises UsageError naming whatever does not fit."""
     family, files = open_source(DrafterSource.parse(source))
+    check_target(files, target_path)
     return family.tap(files, target_sizes(target_path), like(dtype, device))
 
 
 def open_source(source: DrafterSource) -> tuple[Family, DrafterFiles]:
     """The family and its files: of a drafter without files by its name, else as `family_of` tells.
 
-    A directory that bears such a name is reached as ./NAME. Raises UsageError.
+    A directory that bears such a name is reached as ./NAME. An edge bundle stands for its drafter. Raises UsageError.
     """
+    directory = Path(source.name).expanduser()
+    if (bundle := find_bundle(directory)) is not None:
+        source = bundle.source(directory, source.options)
     for family in FAMILIES:
         if source.name == family.name and not family.needs_files:
             _check_asked(source.options.family, family, source.name)
             return family, DrafterFiles.none(source)
     files = DrafterFiles.open(source)
     return family_of(files), files
+
+
+def check_target(files: DrafterFiles, target: str | Path) -> None:
+    """Refuse a drafter that says it was made for a target of another fingerprint; most do not say."""
+    made_for = files.config.get(TARGET_MARK)
+    if made_for is not None and made_for != (ours := target_fingerprint(target)):
+        raise files.fault(
+            f"made for another target: its {TARGET_MARK} is {made_for}, the fingerprint of {target} {ours}"
+        )
 
 
 def family_of(files: DrafterFiles) -> Family:

@@ -118,4 +118,5 @@ FAMILY = Family(
     recognises=lambda files: any(name.startswith(PARTS) for name in files.names),
     drafter=_load_drafter,
     tap=_load_tap,
+    keeps=lambda name: name.startswith("layer_self_attention."),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -30,6 +30,11 @@ class DrafterOptions:
     target_layers: tuple[int, ...] | None = None
     tie_to_target: bool | None = None
     ngram: int | None = None
+
+    def chosen(self) -> dict[str, Any]:  # Any: each option has its own type
+        """Those that are given."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
