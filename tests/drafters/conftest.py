@@ -30,9 +30,12 @@ from outrider_drafters import (
 )
 from outrider_drafters.hydra import Hydra, HydraSizes
 from outrider_drafters.hydra_family import HydraDrafter
+from outrider_drafters.eagle3 import Eagle3Drafter
+from outrider_drafters.eagle3_network import Eagle3, Eagle3Sizes
 from outrider_drafters.independent import IndependentDrafter
 from outrider_drafters.independent_model import CausalModel
 from outrider_drafters.last_layers import LastLayers
+from outrider_drafters.layers import BlockShape
 from outrider_drafters.layers import BlockShape
 from outrider_drafters.lookup import LookupDrafter
 from outrider_drafters.medusa import Medusa, MedusaDrafter, MedusaSizes
@@ -79,6 +82,20 @@ def tiny_moa(has_lsa: bool) -> Drafter:
     return MoADrafter(moa, frozen, last=last)
 
 
+def tiny_eagle3() -> Drafter:
+    """Narrower than its target, with a small vocabulary of its own; what it feeds back is normed."""
+    block = BlockShape(12, 3, 1, 6, 20, qk_norm=True)
+    sizes = Eagle3Sizes(block, 23, 17, 16, (1, 2, 3), own_embedding=True, fc_norm=True, norm_output=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        frozen = FrozenTarget(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        eagle = Eagle3(sizes)
+        for parameter in eagle.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    eagle.set_draft_tokens(torch.arange(3, 20))
+    return Eagle3Drafter(eagle.requires_grad_(False), frozen)
+
+
 def tiny_independent() -> Drafter:
     config = LlamaConfig(
         vocab_size=23,
@@ -113,7 +130,7 @@ def tiny_heads() -> dict[str, Drafter]:
 
 @pytest.fixture(scope="session")
 def tiny_drafters() -> dict[str, Drafter]:
-    others = {"lookup": LookupDrafter(23, ngram=2), "independent": tiny_independent()}
+    others = {"lookup": LookupDrafter(23, ngram=2), "independent": tiny_independent(), "eagle3": tiny_eagle3()}
     others |= {"moa tli": tiny_moa(has_lsa=True), "moa tli without lsa": tiny_moa(has_lsa=False)}
     return {family: tiny_drafter(family) for family in ("moa", "eagle2")} | others | tiny_heads()
 
@@ -126,6 +143,11 @@ def drafter(request: pytest.FixtureRequest, tiny_drafters: dict[str, Drafter]) -
 @pytest.fixture(scope="session")
 def target_l4(golden: Path) -> LlamaForCausalLM:
     return LlamaForCausalLM.from_pretrained(golden / "target_l4").eval()
+
+
+@pytest.fixture(scope="session")
+def target_l8(golden: Path) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(golden / "target_l8").eval()
 
 
 @pytest.fixture(scope="session")
@@ -166,7 +188,7 @@ def activations(model: LlamaForCausalLM, tokens: list[int]) -> Activations:
     return Activations(
         torch.cat([layer.keys for layer in layers]),
         torch.cat([layer.values for layer in layers]),
-        {-1: out.hidden_states[-1][0]},
+        {-1: out.hidden_states[-1][0], **{layer: states[0] for layer, states in enumerate(out.hidden_states)}},
     )
 
 

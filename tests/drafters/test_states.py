@@ -1,6 +1,7 @@
 """After any calls, a draft state equals a fresh one with the same tokens and features: all families."""
 
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import pytest
 import torch
@@ -9,12 +10,13 @@ from hypothesis import strategies as st
 
 from outrider_drafters import DraftState, TreeShape, grow_tree
 from outrider_proto.errors import UsageError
+from outrider_proto.frames import TapInfo
 from outrider_proto.tree import ROOT
 
 VOCABULARY = 23
 
 appends = st.tuples(st.just("append"), st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4))
-features = st.tuples(st.just("features"), st.integers(0, 6), st.integers(0, 12))
+features = st.tuples(st.just("features"), st.integers(0, 6), st.integers(0, 12), st.integers(0, 3))
 rollbacks = st.tuples(st.just("rollback"), st.integers(0, 8))
 drafts = st.tuples(st.just("draft"), st.integers(0, 3))
 scripts = st.lists(st.one_of(appends, features, rollbacks, drafts), max_size=24)
@@ -25,10 +27,21 @@ class Told:
     """What a state was told and still stands."""
 
     tokens: list[int] = field(default_factory=list)
-    rows: list[torch.Tensor] = field(default_factory=list)
+    rows: dict[int, torch.Tensor] = field(default_factory=dict)  # by position
+
+    @property
+    def num_features(self) -> int:
+        return 1 + max(self.rows, default=-1)
+
+    def retell(self, state: DraftState) -> None:
+        """Tell a fresh state, rows of neighbouring positions at once."""
+        state.append(self.tokens)
+        for _, run in groupby(enumerate(sorted(self.rows)), key=lambda pair: pair[1] - pair[0]):
+            positions = [position for _, position in run]
+            state.add_features(positions[0], torch.stack([self.rows[position] for position in positions]))
 
 
-def play(state: DraftState, script: list, width: int) -> Told:
+def play(state: DraftState, script: list, tap: TapInfo) -> Told:
     told, generator = Told(), torch.Generator().manual_seed(3)
     for name, *arguments in script:
         match name:
@@ -36,16 +49,19 @@ def play(state: DraftState, script: list, width: int) -> Told:
                 state.append(arguments[0])
                 told.tokens += arguments[0]
             case "features":
-                overlap, more = arguments
-                first = max(0, len(told.rows) - overlap)
-                more = min(more, len(told.tokens) - len(told.rows))
-                told.rows += list(torch.randn(more, width, generator=generator))
-                lies = torch.full((len(told.rows) - more - first, width), 1e9)  # what it has, it must not take again
-                state.add_features(first, torch.cat([lies, *[row[None] for row in told.rows[len(told.rows) - more :]]]))
+                overlap, more, *skipped = arguments
+                held = told.num_features
+                start = min(held + sum(skipped), len(told.tokens)) if tap.newest_only else held
+                first = max(0, held - overlap) if start == held else start
+                rows = torch.randn(min(more, len(told.tokens) - start), tap.width, generator=generator)
+                lies = torch.full((start - first, tap.width), 1e9)  # what it has, it must not take again
+                state.add_features(first, torch.cat((lies, rows)))
+                told.rows |= dict(enumerate(rows, start))
             case "rollback":
                 keep = max(0, len(told.tokens) - arguments[0])
                 state.rollback(keep)
-                del told.tokens[keep:], told.rows[keep:]
+                del told.tokens[keep:]
+                told.rows = {position: row for position, row in told.rows.items() if position < keep}
             case "draft":
                 if told.tokens:
                     grow_tree(state, TreeShape(2, arguments[0] + 1, 6))
@@ -55,7 +71,7 @@ def play(state: DraftState, script: list, width: int) -> Told:
 def answers(state: DraftState) -> torch.Tensor:
     """Logits at the root, of two children and of grandchildren, as far as the state reaches."""
     levels = [lambda: state.root_logits()[None], lambda: state.expand([2, 5], [ROOT, ROOT])]
-    levels += [lambda: state.expand([7, 1, 4], [1, 0, ROOT])]
+    levels += [lambda: state.expand([7, 1, 4], [1, 0, 0])]
     return torch.cat([torch.empty(0, VOCABULARY), *(level() for level in levels[: state.reach])])
 
 
@@ -64,13 +80,11 @@ def answers(state: DraftState) -> torch.Tensor:
 def test_equals_a_fresh_state(tiny_drafters, script):
     for drafter in tiny_drafters.values():
         state, fresh = drafter.new_state(), drafter.new_state()
-        told = play(state, script, drafter.tap.width)
-        assert (state.num_tokens, state.num_features) == (len(told.tokens), len(told.rows))
+        told = play(state, script, drafter.tap)
+        assert (state.num_tokens, state.num_features) == (len(told.tokens), told.num_features)
         if not told.tokens:
             continue
-        fresh.append(told.tokens)
-        if told.rows:
-            fresh.add_features(0, torch.stack(told.rows))
+        told.retell(fresh)
         assert state.reach == fresh.reach
         torch.testing.assert_close(answers(state), answers(fresh), atol=1e-4, rtol=1e-4)
 
@@ -82,9 +96,8 @@ def test_nothing_is_left_of_what_was_rolled_back(drafter, dropped, lacking):
     script = [("append", [1, 2, 3, 4, 5, 6]), ("features", 0, 6 - lacking), ("draft", 2)]
     script += [("rollback", dropped), ("append", [7, 8, 9, 10, 11, 12]), ("features", 2, 9 - lacking)]
     state, fresh = drafter.new_state(), drafter.new_state()
-    told = play(state, script, drafter.tap.width)
-    fresh.append(told.tokens)
-    fresh.add_features(0, torch.stack(told.rows))
+    told = play(state, script, drafter.tap)
+    told.retell(fresh)
     torch.testing.assert_close(answers(state), answers(fresh), atol=1e-4, rtol=1e-4)
 
 
