@@ -28,14 +28,15 @@ from outrider_drafters import (
     load_drafter,
     load_tap,
 )
-from outrider_drafters.hydra import Hydra, HydraSizes
-from outrider_drafters.hydra_family import HydraDrafter
+from outrider_drafters.dflash import DFlashDrafter
+from outrider_drafters.dflash_network import DFlash, DFlashSizes, Sight
 from outrider_drafters.eagle3 import Eagle3Drafter
 from outrider_drafters.eagle3_network import Eagle3, Eagle3Sizes
+from outrider_drafters.hydra import Hydra, HydraSizes
+from outrider_drafters.hydra_family import HydraDrafter
 from outrider_drafters.independent import IndependentDrafter
 from outrider_drafters.independent_model import CausalModel
 from outrider_drafters.last_layers import LastLayers
-from outrider_drafters.layers import BlockShape
 from outrider_drafters.layers import BlockShape
 from outrider_drafters.lookup import LookupDrafter
 from outrider_drafters.medusa import Medusa, MedusaDrafter, MedusaSizes
@@ -113,6 +114,18 @@ def tiny_independent() -> Drafter:
     return IndependentDrafter(CausalModel(model), 23)
 
 
+def tiny_dflash() -> Drafter:
+    shape = BlockShape(16, 4, 2, 4, 20, qk_norm=True)
+    sizes = DFlashSizes(shape, (Sight(causal=True, window=5), Sight()), (1, 2), block=5, mask_token=22)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        frozen = FrozenTarget(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        network = DFlash(sizes)
+        for parameter in network.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    return DFlashDrafter(network.requires_grad_(False), frozen)
+
+
 def tiny_heads() -> dict[str, Drafter]:
     """Drafters that read the newest feature alone."""
     with torch.random.fork_rng():
@@ -120,7 +133,7 @@ def tiny_heads() -> dict[str, Drafter]:
         frozen = FrozenTarget(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
         medusa = Medusa(MedusaSizes(16, 23, heads=3, blocks=2, tied=False))
         hydra = Hydra(HydraSizes(16, 23, heads=3, blocks=2, tied=False))
-        after_prefix = Hydra(HydraSizes(16, 23, heads=2, prefix=BlockShape(16, 4, 2, 4, 20)))
+        after_prefix = Hydra(HydraSizes(16, 23, heads=3, prefix=BlockShape(16, 4, 2, 4, 20)))
         for parameter in (*medusa.parameters(), *hydra.parameters(), *after_prefix.parameters()):
             torch.nn.init.normal_(parameter, std=0.3)
             parameter.requires_grad_(False)
@@ -131,6 +144,7 @@ def tiny_heads() -> dict[str, Drafter]:
 @pytest.fixture(scope="session")
 def tiny_drafters() -> dict[str, Drafter]:
     others = {"lookup": LookupDrafter(23, ngram=2), "independent": tiny_independent(), "eagle3": tiny_eagle3()}
+    others |= {"dflash": tiny_dflash()}
     others |= {"moa tli": tiny_moa(has_lsa=True), "moa tli without lsa": tiny_moa(has_lsa=False)}
     return {family: tiny_drafter(family) for family in ("moa", "eagle2")} | others | tiny_heads()
 
