@@ -1,6 +1,7 @@
 """MoA against the published code's numbers, and its state against its own teacher-forced pass."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from outrider_drafters import Activations, FrozenTarget, MoA, MoASizes, TreeShape, load_drafter, load_tap, pack_kv
-from outrider_drafters.moa import layer_mean
+from outrider_drafters.moa import layer_mean, staircase_mask
 from outrider_drafters.moa_drafter import MoADrafter
+from outrider_drafters.rope import RopeScaling
+from outrider_drafters.tap import LastHiddenTap, last_hidden_info
 from outrider_proto.errors import UsageError
 
 RUNS = ["tree_d5_b4_t14", "tree_d7_b8_t62"]
@@ -185,27 +188,133 @@ def test_drafts_without_any_feature(moa_case):
     assert state.root_logits().isfinite().all()
 
 
-@pytest.mark.parametrize("qkv_bias", [False, True])
-def test_export_loads_again(tmp_path: Path, golden: Path, qkv_bias: bool):
-    sizes = MoASizes(64, 8, 8, 32, 2, 24, 4, 40, 8, 48, rope_theta=500000.0, qkv_bias=qkv_bias)
+SIZES = MoASizes(64, 8, 8, 32, 2, 24, 4, 40, 8, 48, rope_theta=500000.0)
+WITHOUT_LSA = replace(SIZES, packed_kv=0, lsa_kv_heads=0, lsa_mlp=0)
+LLAMA3 = RopeScaling("llama3", factor=8.0, original_context=64, slow=1.0, fast=4.0)
+
+
+def exported(directory: Path, golden: Path, sizes: MoASizes, **changes) -> FrozenTarget:
+    """A random drafter of these sizes, its config edited; answers its target."""
+    frozen = FrozenTarget.load(golden / "target_tiny")
+    MoA(sizes).export(directory, frozen.sizes)
+    config = json.loads((directory / "config.json").read_text()) | changes
+    (directory / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value != "gone"}))
+    return frozen
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_tensors"),
+    [
+        (SIZES, 29),
+        (replace(SIZES, qkv_bias=True), 35),  # a Qwen2 target's: SA and LSA have biases, CA has none
+        (replace(SIZES, tli=2), 29),
+        (replace(SIZES, rope_scaling=LLAMA3), 29),
+        (WITHOUT_LSA, 18),
+        (replace(WITHOUT_LSA, tli=1), 18),
+    ],
+)
+def test_export_loads_again(tmp_path: Path, golden: Path, sizes: MoASizes, num_tensors: int):
     frozen = FrozenTarget.load(golden / "target_tiny")
     moa = MoA(sizes)
     moa.export(tmp_path, frozen.sizes, torch.bfloat16)
     stored = load_file(tmp_path / "model.safetensors")
-    assert len(stored) == (35 if qkv_bias else 29)
+    assert len(stored) == num_tensors
+    assert ("layer_self_attention.self_attn.q_proj.bias" in stored) == sizes.qkv_bias
+    assert "cross_attention.self_attn.q_proj.bias" not in stored
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["MOASpec"]
     drafter = load_drafter(tmp_path, frozen)
     assert drafter.sa.shape == sizes.sa
     assert drafter.ca.shape == sizes.ca
-    assert torch.equal(drafter.ekv2e.weight, stored["Ekv2E.weight"].float())
+    assert len(drafter.tail.blocks) == sizes.tli
+    if sizes.has_lsa:
+        assert torch.equal(drafter.ekv2e.weight, stored["Ekv2E.weight"].float())
     assert load_tap(tmp_path, golden / "target_tiny").info == drafter.tap
+    assert drafter.tap.width == (32 if sizes.has_lsa else 64) + 32 * sizes.tli
 
 
-def test_trains():
-    moa = MoA(MoASizes(8, 2, 4, 8, 1, 12, 1, 12, 2, 12))
+def test_only_self_attention_takes_scaled_rope(tmp_path: Path, golden: Path):
+    """As published training builds them; vLLM's configuration would scale all three."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 64
+    frozen = exported(tmp_path, golden, SIZES, rope_scaling=scaling)
+    drafter = load_drafter(tmp_path, frozen)
+    assert drafter.sa.shape.rope_scaling == LLAMA3
+    assert drafter.ca.shape.rope_scaling is None
+    exported(tmp_path, golden, SIZES, rope_scaling=None, rope_parameters=scaling | {"rope_theta": 500000.0})
+    assert load_drafter(tmp_path, frozen).sa.shape == drafter.sa.shape
+
+
+def test_without_lsa_the_last_hidden_state_is_all_it_wants(tmp_path: Path, golden: Path):
+    frozen = exported(tmp_path, golden, WITHOUT_LSA)
+    assert isinstance(load_tap(tmp_path, golden / "target_tiny"), LastHiddenTap)
+    told = load_drafter(tmp_path, frozen).tap
+    assert told == last_hidden_info(64)
+    exported(tmp_path, golden, WITHOUT_LSA, disable_LSA="gone")  # the tensors tell it as well
+    assert load_drafter(tmp_path, frozen).tap == told
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes", "message"),
+    [
+        (SIZES, {"disable_LSA": True}, "config.json says disable_LSA, but it holds Ekv2E.bias, Ekv2E.weight, layer"),
+        (WITHOUT_LSA, {"disable_LSA": False}, "lacks tensors Ekv2E.bias, Ekv2E.weight, layer_self_attention"),
+        (SIZES, {"kv_hidden_size": 16}, "config.json says kv_hidden_size=16, but its tensors make it 32"),
+        (SIZES, {"hidden_size": 32}, "says hidden_size=32, but its tensors make it 64"),
+        (SIZES, {"head_dim": 16}, "says head_dim=16, but its tensors make it 8"),
+        (
+            SIZES,
+            {"self_attention_num_key_value_heads": 2},
+            "self_attention_num_key_value_heads=2, but its tensors make",
+        ),
+        (SIZES, {"cross_attention_intermediate_size": 2}, "cross_attention_intermediate_size=2, but its tensors make"),
+        (SIZES, {"layer_self_attention_intermediate_size": 2}, "layer_self_attention_intermediate_size=2, but its"),
+        (SIZES, {"target_layer_inference": -1}, "target_layer_inference=-1: need 0 or more"),
+        (SIZES, {"target_layer_inference": 5}, "tli=5: the target has 4 layers"),
+        (SIZES, {"rope_scaling": {"type": "dynamic"}}, "rope_scaling of type dynamic: need one of"),
+    ],
+)
+def test_a_config_that_contradicts_is_refused(tmp_path: Path, golden: Path, sizes, changes, message):
+    frozen = exported(tmp_path, golden, sizes, **changes)
+    for load in (lambda: load_drafter(tmp_path, frozen), lambda: load_tap(tmp_path, golden / "target_tiny")):
+        with pytest.raises(UsageError, match=message):
+            load()
+
+
+def test_published_layouts_leave_tli_to_the_reader(tmp_path: Path, golden: Path):
+    frozen = exported(tmp_path, golden, replace(SIZES, tli=1), target_layer_inference="gone")
+    assert load_drafter(tmp_path, frozen).tap.width == 32
+    assert load_drafter(f"{tmp_path},tli=1", frozen).tap.width == 64
+
+
+@pytest.mark.parametrize("has_lsa", [True, False])
+def test_trains(has_lsa):
+    mixed = (8, 1, 12) if has_lsa else (0, 0, 0)
+    moa = MoA(MoASizes(8, 2, 4, *mixed, 1, 12, 2, 12))
     sync = torch.zeros(2, 5, dtype=torch.int64)
-    moa.forward_train(torch.randn(2, 5, 8), torch.randn(2, 5, 3, 8), sync).sum().backward()
+    activations = torch.randn(2, 5, 3, 8) if has_lsa else torch.randn(2, 5, 8)
+    moa.forward_train(torch.randn(2, 5, 8), activations, sync, torch.tensor([True, False])).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in moa.parameters())
+
+
+@torch.no_grad()
+def test_staircase_hides_what_the_features_tell():
+    """In the rows named, self-attention reaches back to the latest sync point, and no further."""
+    sync = torch.tensor([[0, 0, 2, 2, 2], [0, 0, 2, 2, 2]])
+    hidden = staircase_mask(sync, torch.tensor([True, False])) & torch.ones(5, 5, dtype=torch.bool).tril()
+    assert hidden[0].int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [0, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
+    moa = MoA(MoASizes(8, 2, 4, 8, 1, 12, 1, 12, 2, 12))
+    embeds, packed = torch.randn(1, 5, 8).expand(2, -1, -1), torch.randn(1, 5, 3, 8).expand(2, -1, -1, -1)
+    plain = moa.forward_train(embeds, packed, sync)
+    stairs = moa.forward_train(embeds, packed, sync, torch.tensor([True, False]))
+    close(stairs[1], plain[1])
+    close(stairs[0, 0], plain[0, 0])
+    assert not torch.allclose(stairs[0, 1:], plain[0, 1:], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +324,7 @@ def test_trains():
         ({"packed_kv": 24}, "head_dim=3: RoPE needs an even one"),
         ({"sa_kv_heads": 3}, "kv_heads=3: must divide heads=8"),
         ({"ca_mlp": 0}, "every size must be at least 1"),
+        ({"tli": -1}, "tli=-1: need 0 or more"),
     ],
 )
 def test_impossible_sizes_are_refused(change, message):
