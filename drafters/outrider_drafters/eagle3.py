@@ -100,11 +100,12 @@ class FusedPairLayer:
         """Queries, keys (both turned) and values, each [heads, n, head_dim], of the heads from number `first` on; q, k
         and v heads are numbered in this order."""
         shape, skipped = self.shape, first * self.shape.head_dim
+        counts = [shape.heads - first, shape.kv_heads, shape.kv_heads]
         pairs = torch.cat((self._normed(embeds, self._embed_norm), normed), dim=-1)
         bias = None if self._qkv_bias is None else self._qkv_bias[skipped:]
         heads = F.linear(pairs, self._qkv[skipped:], bias)
-        heads = heads.view(len(pairs), -1, shape.head_dim).transpose(0, 1)
-        queries, keys, values = torch.split(heads, [shape.heads - first, shape.kv_heads, shape.kv_heads])
+        heads = heads.view(len(pairs), sum(counts), shape.head_dim).transpose(0, 1)
+        queries, keys, values = torch.split(heads, counts)
         if self._head_norms:
             q_norm, k_norm = self._head_norms
             queries, keys = self._normed(queries, q_norm), self._normed(keys, k_norm)
