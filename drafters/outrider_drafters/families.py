@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from outrider_drafters import eagle2, eagle3, hydra_family, independent, lookup, medusa, moa_family
+from outrider_drafters import dflash, eagle2, eagle3, hydra_family, independent, lookup, medusa, moa_family, mtp
 from outrider_drafters.family import Family
 
 FAMILIES: tuple[Family, ...] = (
+    mtp.FAMILY,
+    dflash.FAMILY,
     hydra_family.FAMILY,
     medusa.FAMILY,
     moa_family.FAMILY,
