@@ -41,14 +41,15 @@ class HydraSizes:
 
 
 class HydraBlock(nn.Module):
-    """x + SiLU(linear(x)), x brought to the hidden width first where it is wider."""
+    """x + SiLU(linear(x)), x brought to the hidden width first where it is wider; SiLU's part begins at nothing."""
 
     def __init__(self, hidden: int, inputs: int = 1) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs * hidden, hidden)
         self.res_connection = nn.Linear(inputs * hidden, hidden) if inputs > 1 else nn.Identity()
         if not self.linear.weight.is_meta:
-            nn.init.zeros_(self.linear.weight)
+            for parameter in self.linear.parameters():
+                nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.res_connection(x) + F.silu(self.linear(x))  # type: ignore[no-any-return]  # nn.Module.__call__ is Any

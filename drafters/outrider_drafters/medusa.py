@@ -47,7 +47,8 @@ class MedusaBlock(nn.Module):
         super().__init__()
         self.linear = nn.Linear(sizes.hidden, sizes.hidden, bias=sizes.bias)
         if not self.linear.weight.is_meta:
-            nn.init.zeros_(self.linear.weight)
+            for parameter in self.linear.parameters():
+                nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + F.silu(self.linear(x))
