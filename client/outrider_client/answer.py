@@ -20,9 +20,12 @@ from outrider_client.events import (
     Stats,
     Unverified,
     Verified,
+    Warned,
 )
+from outrider_client.fit import Fit
 from outrider_client.link_state import LinkState
 from outrider_client.local_models import LocalModels
+from outrider_client.own_words import OwnWords
 from outrider_client.session import Session
 from outrider_client.statistics import Meter, Statistics
 from outrider_client.transcript import FinishReason, Origin, Outcome, Transcript
@@ -35,12 +38,14 @@ from outrider_proto.tree import MAX_NODES, DraftTree
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """What all answers of a client share."""
+    """What all answers of a client share. `last_resort` drafts where `drafting` is not there or cannot."""
 
     models: LocalModels
     session: Session
     transcript: Transcript
     drafting: DraftingThread | None
+    last_resort: DraftingThread
+    fit: Fit
     clock: Callable[[], float]
 
 
@@ -57,7 +62,9 @@ class Answer:
         self._clock = equipment.clock
         self._emit = emit
         self._text = Detokeniser(equipment.models.decode)
-        self._meter = Meter(self._clock())
+        self._meter = Meter(self._clock(), () if self._drafting is None else self._drafting.names)
+        last_resort = equipment.last_resort if config.last_resort == "lookup" else None
+        self._words = OwnWords(self._models, self._drafting, last_resort, self._meter, equipment.fit)
         self._bytes_before = self.session.num_bytes
         self._request: Draft | Decode | None = None
         self._asked_at = 0.0
@@ -73,6 +80,7 @@ class Answer:
         common = self._transcript.begin(prompt, self.config.max_new_tokens)
         if self._drafting is not None:
             self._drafting.begin(common)
+        self._words.begin(prompt)
         self.session.watcher = lambda state, detail: self._emit(LinkChanged(state, detail))
         if self.session.state is LinkState.CONNECTING and self.config.mode != "offline":
             self._emit(LinkChanged(LinkState.CONNECTING))
@@ -85,7 +93,7 @@ class Answer:
         if self._drafting is None or plan is None or self._transcript.num_new_tokens == 0:
             return DraftTree()
         started = self._clock()
-        tree = await self._drafting.grow(self._transcript.tokens, plan)
+        tree = await self._words.draft(self._transcript.tokens, self._transcript.num_new_tokens, plan)
         self._meter.drafted(self._clock() - started)
         return tree
 
@@ -120,7 +128,7 @@ class Answer:
         outcome = self._transcript.apply(verdict, self._models.vocab_size)
         self._speechless = False
         if isinstance(self._request, Draft) and self._request.tree.tokens and not had_tail:
-            self._meter.judged(len(self._request.tree), len(verdict.path))
+            self._judge(self._request.tree, verdict)
         self._emit(Cycle(self._request, verdict))
         self._report(outcome)
         self._emit(Stats(self.statistics()))
@@ -148,9 +156,9 @@ class Answer:
 
     @property
     def can_write_alone(self) -> bool:
-        """Whether the drafter is there and has something left to say."""
+        """Whether a drafter or the last resort is there and has something left to say."""
         return (
-            self._drafting is not None
+            self._words.any
             and self._transcript.room > 0
             and len(self._transcript.tokens) < self._max_context
             and not self._ended
@@ -158,9 +166,8 @@ class Answer:
         )
 
     async def write_alone(self) -> None:
-        """One token by the drafter, unverified, if it can tell."""
-        assert self._drafting is not None
-        token = await self._drafting.write(self._transcript.tokens, self.config.sampling)
+        """One token by the drafter, or else by the last resort, unverified, if either can tell."""
+        token = await self._words.write(self._transcript.tokens, self.config.sampling)
         if token is None:
             self._speechless = True
             return
@@ -224,6 +231,11 @@ class Answer:
         )
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _judge(self, tree: DraftTree, verdict: Verdict) -> None:
+        warning = self._words.judge(tree, verdict)
+        if warning is not None:
+            self._emit(Warned(warning))
 
     def _take_arrived(self) -> None:
         """Features of the answer before that have come by now."""

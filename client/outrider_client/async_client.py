@@ -15,6 +15,7 @@ from outrider_client.answer import Answer, Equipment
 from outrider_client.config import ClientConfig
 from outrider_client.drafting import DraftingThread
 from outrider_client.events import Event, Finished
+from outrider_client.fit import Fit
 from outrider_client.grpc_transport import GrpcTransport
 from outrider_client.link_state import LinkState
 from outrider_client.local_models import LocalModels, Prompt
@@ -24,8 +25,11 @@ from outrider_client.statistics import Statistics
 from outrider_client.transcript import FinishReason, Origin, Transcript
 from outrider_client.transport import Transport
 from outrider_client.written import Written
+from outrider_drafters.lookup import LookupDrafter
 from outrider_proto.errors import LinkError, UsageError
 from outrider_proto.frames import ServerDescription
+
+LAST_RESORT_MATCH = 2  # tokens: after a single one that occurred before, anything may follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +125,9 @@ class AsyncClient:
         equipment, self._equipment = self._equipment, None
         if equipment is not None:
             await equipment.session.close()
-            if equipment.drafting is not None:
-                await equipment.drafting.close()
+            for drafting in (equipment.drafting, equipment.last_resort):
+                if drafting is not None:
+                    await drafting.close()
         await self._transport.close()
 
     async def _write(self, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]) -> None:
@@ -155,4 +160,5 @@ class AsyncClient:
         manners = Manners(self.config.timeouts, self.config.patience, self.config.backoff)
         session = Session(self._transport, introduction, transcript, manners, self._clock, random.Random())
         drafting = None if models.drafter is None else DraftingThread(models.drafter, models.drafter_threads)
-        return Equipment(models, session, transcript, drafting, self._clock)
+        last_resort = DraftingThread(LookupDrafter(models.vocab_size, shortest=LAST_RESORT_MATCH))
+        return Equipment(models, session, transcript, drafting, last_resort, Fit(models.vocab_size), self._clock)

@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from outrider_client.client import Client
 from outrider_client.config import ClientConfig
-from outrider_client.events import Event, Finished
+from outrider_client.events import Event, Finished, Warned
 from outrider_client.json_display import JsonDisplay
 from outrider_client.live_display import LiveDisplay
 from outrider_client.local_models import Prompt
@@ -121,11 +121,17 @@ def main() -> None:
 def _answer(client: Client, prompt: Prompt, display: Display) -> Finished:
     """Show an answer as it comes; returns how it ended."""
     finished = None
+    warnings: list[str] = []  # for after the answer, whose place on a terminal they would take
     with contextlib.closing(display):
         for event in client.generate(prompt):
             display.show(event)
-            if isinstance(event, Finished):
-                finished = event
+            match event:
+                case Finished():
+                    finished = event
+                case Warned(message=message):
+                    warnings.append(message)
+    for message in warnings:
+        _say(f"warning: {message}")
     assert finished is not None
     return finished
 

@@ -8,6 +8,8 @@ from typing import Any, Literal, Self, get_args
 
 from outrider_client.backoff import Backoff
 from outrider_client.heartbeat import Patience
+from outrider_drafters.routing import Routing
+from outrider_drafters.routing_keywords import Keywords
 from outrider_drafters.shape import TreePlan
 from outrider_drafters.source import DrafterSource
 from outrider_proto.errors import UsageError, Violation
@@ -15,6 +17,7 @@ from outrider_proto.frames import Codec, Sampling
 
 Mode = Literal["stop-and-wait", "stream", "offline"]
 OnReconnect = Literal["keep", "verify"]
+LastResort = Literal["lookup", "none"]
 NO_DRAFTER = "none"
 
 _OF_SAMPLING = {field.name for field in fields(Sampling)}
@@ -25,6 +28,7 @@ _OF_ANSWER = {
     "max_new_tokens",
     "on_reconnect",
     "offline_limit",
+    "last_resort",
     "wait_for_link_s",
     "wait_for_features",
     "raw",
@@ -52,6 +56,9 @@ class ClientConfig:
     server: str = "127.0.0.1:50051"
     target: str | Path | None = None
     drafter: str | Path | DrafterSource | None = None  # text may hold options: see drafters/source.py
+    other_heads: tuple[str | Path | DrafterSource, ...] = ()  # further drafters: several heads in step
+    routing: Routing = field(default_factory=Routing)  # between the heads
+    keywords: Keywords | None = None  # for the route of that name: words by head name (see local_models.head_names)
     threads: int | None = None  # CPU threads of the drafter; None: one for a small drafter, else torch's choice
     codec: Codec = "int8"
     offline_start: bool = False  # let the drafter write alone when the server cannot be reached at the start
@@ -64,12 +71,14 @@ class ClientConfig:
     max_new_tokens: int = 256
     on_reconnect: OnReconnect = "verify"
     offline_limit: int | None = None  # tokens an outage; None: as many as the answer may have
+    last_resort: LastResort = "lookup"  # what writes offline where no drafter can: copying from the text, or nothing
     wait_for_link_s: float = 0.0  # once the drafter has nothing left to write
     wait_for_features: bool = True  # before the next draft (stop-and-wait)
     raw: bool = False  # a text prompt goes in as it is, without the chat template
 
     def __post_init__(self) -> None:
-        for name, choices in (("mode", Mode), ("on_reconnect", OnReconnect), ("codec", Codec)):
+        closed = (("mode", Mode), ("on_reconnect", OnReconnect), ("codec", Codec), ("last_resort", LastResort))
+        for name, choices in closed:
             if getattr(self, name) not in get_args(choices):
                 raise UsageError(f"{name}={getattr(self, name)!r}: need one of {', '.join(get_args(choices))}")
         if self.threads is not None and self.threads < 1:
@@ -80,8 +89,22 @@ class ClientConfig:
             raise UsageError(f"offline_limit={self.offline_limit}: need 0 or more")
         if not self.wait_for_link_s >= 0:
             raise UsageError(f"wait_for_link_s={self.wait_for_link_s}: need 0 or more")
-        if self.drafter == NO_DRAFTER and (self.mode == "offline" or self.offline_start):
-            raise UsageError("without a drafter nothing can be written offline: name a drafter")
+        if self.drafter == NO_DRAFTER and self.last_resort == "none" and (self.mode == "offline" or self.offline_start):
+            raise UsageError("without a drafter and a last resort nothing can be written offline: name one")
+        self._check_heads()
+
+    @property
+    def drafters(self) -> tuple[str | Path | DrafterSource | None, ...]:
+        """All heads as they were named, the first first; empty for none at all."""
+        return () if self.drafter == NO_DRAFTER else (self.drafter, *self.other_heads)
+
+    def _check_heads(self) -> None:
+        if self.other_heads and NO_DRAFTER in (self.drafter, *self.other_heads):
+            raise UsageError("drafter none cannot be one of several heads: leave it or the others out")
+        if not self.other_heads and (self.routing != Routing() or self.keywords is not None):
+            raise UsageError("route, gate, keywords: there is only one head; name two drafters or more")
+        if (self.routing.route == "keywords") != (self.keywords is not None):
+            raise UsageError("route=keywords and the words themselves go together: give both or neither")
 
     def for_answer(self, **overrides: Any) -> Self:  # Any: each field has its own type, checked above
         """This configuration with other choices for one answer; fields of Sampling may be named directly.

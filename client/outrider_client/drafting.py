@@ -1,4 +1,4 @@
-"""One drafter state in a thread of its own, so that drafting never holds up the heartbeats.
+"""A drafter, or several heads in step, in a thread of its own, so that drafting never holds up the heartbeats.
 
 Every job brings the state up to date first: it is rolled back to what it shares with the tokens given, takes in the
 rest, and then the feature rows that have arrived. So callers only ever say what the tokens are.
@@ -19,11 +19,10 @@ from outrider_client.choice import choose_token
 from outrider_client.transcript import common_length
 from outrider_client.worker import Worker
 from outrider_drafters.drafter import Drafter
-from outrider_drafters.grow import grow_tree
+from outrider_drafters.routing_heads import Heads, Routed
 from outrider_drafters.shape import TreePlan
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.frames import Sampling
-from outrider_proto.tree import DraftTree
 
 T = TypeVar("T")
 _Rows = tuple[int, NDArray[np.float32]]
@@ -33,8 +32,10 @@ class DraftingThread:
     """Used from one event loop; the state itself is touched in the thread only."""
 
     def __init__(self, drafter: Drafter, num_cpu_threads: int | None = None) -> None:
-        self.tap = drafter.tap
-        self._state = drafter.new_state()
+        heads = Heads.of(drafter)
+        self.tap = heads.tap
+        self.names = heads.names
+        self._state = heads.new_state()
         self._tokens: list[int] = []  # what the state holds
         self._arrived: list[_Rows] = []
         self._num_features = 0
@@ -59,12 +60,18 @@ class DraftingThread:
             self._arrived.append((first, rows))
             self._num_features = max(self._num_features, first + len(rows))
 
-    async def grow(self, tokens: Sequence[int], plan: TreePlan) -> DraftTree:
-        """A draft tree on `tokens`, whose last one is the root; empty where the drafter cannot tell."""
-        return await self._run(tokens, lambda: grow_tree(self._state, plan))
+    @property
+    def current(self) -> int:
+        """Number of the head in use."""
+        return self._state.current
+
+    async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> Routed:
+        """A draft on `tokens`, whose last one is the root, by the best head or the one given; empty where none can
+        tell."""
+        return await self._run(tokens, lambda: self._state.draft(plan, head))
 
     async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
-        """The drafter's own next token; None where its heads end."""
+        """The next token of the head in use, or of another where that one cannot go on; None where none can."""
         return await self._run(tokens, lambda: self._write(sampling))
 
     async def follow(self, tokens: Sequence[int]) -> None:
@@ -82,7 +89,7 @@ class DraftingThread:
         return result
 
     def _write(self, sampling: Sampling) -> int | None:
-        if not self._state.reach:
+        if not self._state.use_one_that_can():
             return None
         return choose_token(self._state.root_logits(), sampling, len(self._tokens))
 

@@ -65,6 +65,13 @@ class Cycle:
 
 
 @dataclass(frozen=True, slots=True)
+class Warned:
+    """Something that spoils the answer's speed, not its text; said once."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Where the answer stands."""
 
@@ -83,4 +90,4 @@ class Finished:
     text: str = ""
 
 
-Event = Committed | Unverified | Verified | RolledBack | LinkChanged | Cycle | Stats | Finished
+Event = Committed | Unverified | Verified | RolledBack | LinkChanged | Cycle | Warned | Stats | Finished

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from outrider_client.events import Event, Finished, LinkChanged, Stats
+from outrider_client.head_use import HeadUse
 from outrider_client.link_state import LinkState
 from outrider_client.statistics import Statistics
 from outrider_client.transcript import Origin
@@ -85,6 +86,8 @@ class LiveDisplay:
             f"{statistics.target_calls} calls",
             f"↑ {_bytes(statistics.bytes_up)} ↓ {_bytes(statistics.bytes_down)}",
         ]
+        if len(statistics.heads.cycles) > 1:
+            parts.append(_heads(statistics.heads))
         num_unverified = self.written.origins.count("unverified")
         if num_unverified:
             parts.append(f"{num_unverified} unverified")
@@ -100,6 +103,12 @@ def coloured(written: Written) -> Text:
     for span in written.spans:
         text.append(span.text, style=STYLES[span.origin])
     return text
+
+
+def _heads(use: HeadUse) -> str:
+    """Whose drafts were sent, and the trees it took."""
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in use.shares.items())
+    return f"{shares} of drafts, {use.drafts_per_1000_tokens:.0f} trees/1000 tokens"
 
 
 def _bytes(count: int) -> str:

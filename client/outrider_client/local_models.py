@@ -7,17 +7,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from outrider_client.config import NO_DRAFTER, ClientConfig
+from outrider_client.config import ClientConfig
 from outrider_client.tokenizer import Message, TargetTokenizer, TextCodec
+from outrider_drafters.bundle import find_bundle
 from outrider_drafters.drafter import Drafter
 from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.frozen import FrozenTarget, resolve_dir
 from outrider_drafters.load import load_drafter
+from outrider_drafters.routing_heads import Heads
+from outrider_drafters.routing_keywords import KeywordRule
+from outrider_drafters.source import DrafterSource
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec, Open, Sampling
 
 _SMALL = 4_000_000  # values of lm_head, a drafter's largest matrix; below, threads cost more than they bring
+EMBEDDED_DRAFTER = "moa"
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
@@ -33,21 +38,26 @@ class LocalModels:
     tokenizer_fingerprint: str
     load_text: Callable[[], TextCodec] | None = field(default=None, repr=False)
     drafter_threads: int | None = None  # None: torch's choice
+    keywords: KeywordRule | None = None  # that chooses among several heads
 
     @classmethod
     def load(cls, config: ClientConfig) -> LocalModels:
         """Raises UsageError for what cannot be read."""
         target = resolve_dir(config.target) if config.target is not None else _embedded_target()
         frozen = FrozenTarget.load(target)
+        has_text = (target / "tokenizer.json").is_file()
+        if config.keywords is not None and not has_text:
+            raise UsageError(f"{target}: no tokenizer.json, and route=keywords needs the text: choose another route")
         return cls(
-            drafter=_load_drafter(config, frozen),
+            drafter=_load_drafters(config, frozen),
+            keywords=None if config.keywords is None else config.keywords.for_heads(head_names(config.drafters)),
             vocab_size=frozen.sizes.vocab,
             max_context=frozen.sizes.max_context,
             eos_token_ids=frozen.eos_token_ids,
             target_fingerprint=target_fingerprint(target),
             tokenizer_fingerprint=tokenizer_fingerprint(target),
             drafter_threads=config.threads or (1 if frozen.lm_head.numel() < _SMALL else None),
-            load_text=(lambda: TargetTokenizer(target)) if (target / "tokenizer.json").is_file() else None,
+            load_text=(lambda: TargetTokenizer(target)) if has_text else None,
         )
 
     def introduction(self, codec: Codec = "int8", sampling: Sampling | None = None) -> Open:
@@ -105,13 +115,28 @@ def _embedded_target() -> Path:
     return target_dir()
 
 
-def _load_drafter(config: ClientConfig, frozen: FrozenTarget) -> Drafter | None:
-    if config.drafter == NO_DRAFTER:
-        return None
-    if config.drafter is not None:
-        return load_drafter(config.drafter, frozen)
+def head_names(sources: Sequence[str | Path | DrafterSource | None]) -> tuple[str, ...]:
+    """What each drafter is called: the last part of its name, or all of it where two would be called the same."""
+    full = [EMBEDDED_DRAFTER if source is None else DrafterSource.parse(source).name for source in sources]
+    last = [Path(name).name for name in full]
+    return tuple(short if last.count(short) == 1 else name for short, name in zip(last, full, strict=True))
+
+
+def _load_drafters(config: ClientConfig, frozen: FrozenTarget) -> Drafter | None:
+    """None without any; several as one that routes between them."""
+    drafters = [_load_drafter(source, config, frozen) for source in config.drafters]
+    if len(drafters) < 2:
+        return drafters[0] if drafters else None
+    return Heads(drafters, head_names(config.drafters), config.routing)
+
+
+def _load_drafter(source: str | Path | DrafterSource | None, config: ClientConfig, frozen: FrozenTarget) -> Drafter:
+    if source is not None:
+        return load_drafter(source, frozen)
     if config.target is not None:
+        if find_bundle(resolve_dir(config.target)) is not None:
+            return load_drafter(config.target, frozen)
         raise UsageError("drafter is not given: name one for this target, or none")
     from outrider_models.embedded import drafter_dir
 
-    return load_drafter(drafter_dir("moa"), frozen)
+    return load_drafter(drafter_dir(EMBEDDED_DRAFTER), frozen)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
-from outrider_client.config import ClientConfig, Mode, OnReconnect
+from outrider_client.config import ClientConfig, LastResort, Mode, OnReconnect
 from outrider_client.heartbeat import Patience
 from outrider_drafters.choices import Choices
+from outrider_drafters.routing import Route, Routing
+from outrider_drafters.routing_keywords import Keywords
 from outrider_drafters.shape import TreePlan, TreeShape
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Acceptance, Codec
@@ -28,8 +31,22 @@ def _options(
         Option(help="Directory or hub name of the target (embedding, lm_head, tokenizer); the embedded one."),
     ] = None,
     drafter: Annotated[
-        str | None, Option(help="Directory or hub name of the drafter, or none; the embedded one.")
+        list[str] | None,
+        Option(help="Directory or hub name of the drafter, or none; the embedded one. Repeat it for several heads."),
     ] = None,
+    route: Annotated[
+        Route | None,
+        Option(help="Of several heads, send the draft of the surest, or of the one whose keywords occur."),
+    ] = None,
+    gate: Annotated[
+        float | None,
+        Option(help="Spare the other heads where the one in use gives its first token at least this probability."),
+    ] = None,
+    keywords: Annotated[
+        Path | None,
+        Option(help='For route keywords: TOML or JSON, HEAD = ["word", ...], HEAD the directory\'s name.'),
+    ] = None,
+    batch_heads: Annotated[bool, Option(help="Draft heads of one kind and size in one batch.")] = True,
     mode: Annotated[Mode, Option(help="Who writes: drafter and target, the target alone, the drafter alone.")] = (
         _DEFAULT.mode
     ),
@@ -59,6 +76,9 @@ def _options(
     offline_limit: Annotated[
         int | None, Option(help="Tokens the drafter may write in an outage; the answer's.")
     ] = None,
+    last_resort: Annotated[
+        LastResort, Option(help="Who writes offline where the drafter cannot: what the text says already, or nobody.")
+    ] = _DEFAULT.last_resort,
     offline_start: Annotated[bool, Option(help="Begin without a server if need be.")] = False,
     wait_for_link: Annotated[float, Option(help="Seconds to wait for it when the drafter is done.")] = 0.0,
     link_floor_ms: Annotated[float, Option(help="Silence that is never taken for a lost link.")] = (
@@ -84,8 +104,27 @@ def client_config(options: dict[str, Any], **more: Any) -> ClientConfig:  # Any:
         chosen.pop("choices"), **{name: chosen.pop(name) for name in ("breadth", "levels", "budget", "min_probability")}
     )
     patience = Patience(floor_s=chosen.pop("link_floor_ms") / 1000)
-    fixed = {name: chosen.pop(name) for name in ("server", "target", "drafter", "threads", "codec", "offline_start")}
-    return replace(ClientConfig(shape=shape, patience=patience), **fixed).for_answer(**chosen)
+    heads = _heads(**{name: chosen.pop(name) for name in ("drafter", "route", "gate", "keywords", "batch_heads")})
+    fixed = {name: chosen.pop(name) for name in ("server", "target", "threads", "codec")}
+    offline = {name: chosen.pop(name) for name in ("offline_start", "last_resort")}
+    return replace(ClientConfig(shape=shape, patience=patience), **fixed, **heads, **offline).for_answer(**chosen)
+
+
+def _heads(
+    drafter: list[str] | None, route: Route | None, gate: float | None, keywords: Path | None, batch_heads: bool
+) -> dict[str, Any]:  # Any: as above
+    """The fields of ClientConfig that say who drafts. Raises UsageError."""
+    first, *others = drafter or (None,)
+    if route is not None and not others:
+        raise UsageError(f"route={route}: there is only one head; give --drafter twice or more")
+    if keywords is not None and route is None:
+        route = "keywords"
+    return {
+        "drafter": first,
+        "other_heads": tuple(others),
+        "routing": Routing(route or Routing().route, gate, batched=batch_heads if others else True),
+        "keywords": None if keywords is None else Keywords.load(keywords),
+    }
 
 
 def tree_plan(choices: str | None, **limits: float | None) -> TreePlan | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from outrider_client.head_use import HeadMeter, HeadUse
+from outrider_drafters.grow import Drafted
+from outrider_drafters.routing_heads import Routed
 from outrider_proto.frames import Verdict
 
 
@@ -40,13 +44,16 @@ class Statistics:
     offline_ms: float = 0.0
     unverified: int = 0
     rolled_back: int = 0
+    copied: int = 0  # of the unverified tokens, those of the last resort
+    heads: HeadUse = field(default_factory=HeadUse)
 
 
 class Meter:
     """Counts what happens to one answer from `started` on."""
 
-    def __init__(self, started: float) -> None:
+    def __init__(self, started: float, heads: Sequence[str] = ()) -> None:
         self._started = started
+        self._heads = HeadMeter(heads)
         self._first_token_at: float | None = None
         self._last_token_at = started
         self._num_drafts = 0
@@ -58,6 +65,7 @@ class Meter:
         self._offline_s = 0.0
         self._offline_since: float | None = None
         self._rolled_back = 0
+        self._copied = 0
 
     def tokens_came(self, now: float) -> None:
         if self._first_token_at is None:
@@ -66,6 +74,10 @@ class Meter:
 
     def drafted(self, seconds: float) -> None:
         self._draft_s += seconds
+
+    def routed(self, routed: Routed) -> None:
+        """Heads have drafted."""
+        self._heads.drafted(routed)
 
     def waited(self, seconds: float) -> None:
         self._wait_s += seconds
@@ -88,6 +100,15 @@ class Meter:
         self._num_draft_tokens += num_nodes
         self._histogram += [0] * (num_accepted + 1 - len(self._histogram))
         self._histogram[num_accepted] += 1
+
+    def judged_draft(self, drafted: Drafted, path: Sequence[int]) -> None:
+        """As above, where it is known how sure the head was."""
+        self.judged(len(drafted.tree), len(path))
+        self._heads.judged(drafted, path)
+
+    def copied(self) -> None:
+        """The last resort wrote a token."""
+        self._copied += 1
 
     def rolled_back(self, count: int) -> None:
         self._rolled_back += count
@@ -125,6 +146,8 @@ class Meter:
             * 1e3,
             unverified=unverified,
             rolled_back=self._rolled_back,
+            copied=self._copied,
+            heads=self._heads.snapshot(new_tokens - unverified),
         )
 
     def _split_ms(self, num_tokens: int) -> TimeSplit:

@@ -6,7 +6,11 @@ import pytest
 
 from outrider_client.config import ClientConfig
 from outrider_client.grpc_transport import GrpcTransport
+from outrider_drafters.routing import Routing
+from outrider_drafters.routing_keywords import Keywords
 from outrider_proto.errors import UsageError
+
+WORDS = Keywords({"a": ("word",)})
 
 
 @pytest.mark.parametrize(
@@ -19,8 +23,15 @@ from outrider_proto.errors import UsageError
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"offline_limit": -1}, "offline_limit=-1"),
         ({"wait_for_link_s": float("nan")}, "wait_for_link_s=nan"),
-        ({"drafter": "none", "mode": "offline"}, "name a drafter"),
-        ({"drafter": "none", "offline_start": True}, "name a drafter"),
+        ({"last_resort": "hope"}, "lookup, none"),
+        ({"drafter": "none", "last_resort": "none", "mode": "offline"}, "nothing can be written offline"),
+        ({"drafter": "none", "last_resort": "none", "offline_start": True}, "nothing can be written offline"),
+        ({"drafter": "a", "other_heads": ("none",)}, "none cannot be one of several"),
+        ({"drafter": "none", "other_heads": ("a",)}, "none cannot be one of several"),
+        ({"drafter": "a", "routing": Routing("entropy")}, "only one head"),
+        ({"drafter": "a", "keywords": WORDS}, "only one head"),
+        ({"drafter": "a", "other_heads": ("b",), "routing": Routing("keywords")}, "go together"),
+        ({"drafter": "a", "other_heads": ("b",), "keywords": WORDS}, "go together"),
     ],
 )
 def test_refused(choices, message):

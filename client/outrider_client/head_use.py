@@ -1,0 +1,100 @@
+"""How the heads were used in one answer: who drafted, who was sent, what it cost, how sure they were. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outrider_drafters.grow import Drafted
+from outrider_drafters.routing_confidence import probabilities_of
+from outrider_drafters.routing_heads import Routed
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A mean over drafted tokens that were accepted, and over those that were not; 0 without any."""
+
+    accepted: float = 0.0
+    rejected: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadUse:
+    """`drafts`: trees that heads drafted, the routing report's head calls; `passes`: forward passes that took, one for
+    all heads in a batch. `extra_drafts`: trees beyond one a cycle, as a share (1.0 is the report's +100 %).
+
+    `cycles`: drafts sent, by head. `confidence`: probability of a drafted token's path, by its head; `entropy`: nats of
+    the distribution it was drawn from, measured where there are several heads.
+    """
+
+    drafts: int = 0
+    passes: int = 0
+    drafts_per_1000_tokens: float = 0.0
+    passes_per_1000_tokens: float = 0.0
+    extra_drafts: float = 0.0
+    gate_skips: int = 0
+    cycles: Mapping[str, int] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
+    confidence: Split = Split()
+    entropy: Split = Split()
+
+
+class HeadMeter:
+    """Adds up drafts as they are made and judged."""
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names = names
+        self._cycles = [0] * len(names)
+        self._drafts = self._passes = self._skips = 0
+        self._confidence, self._entropy = _Sums(), _Sums()
+
+    def drafted(self, routed: Routed) -> None:
+        """A cycle's draft was made."""
+        if routed.num_drafts:
+            self._cycles[routed.head] += 1
+        self._drafts += routed.num_drafts
+        self._passes += routed.num_passes
+        self._skips += routed.skipped
+
+    def judged(self, drafted: Drafted, path: Sequence[int]) -> None:
+        """The target accepted the nodes on `path` of a draft, and no others."""
+        accepted = set(path)
+        for node, probability in enumerate(probabilities_of(drafted)):
+            self._confidence.add(probability, node in accepted)
+        for node, entropy in enumerate(drafted.entropies or ()):
+            self._entropy.add(entropy, node in accepted)
+
+    def snapshot(self, num_tokens: int) -> HeadUse:
+        """Over an answer of `num_tokens` tokens with the target's word."""
+        per_1000 = 1000 / max(num_tokens, 1)
+        cycles = sum(self._cycles)
+        return HeadUse(
+            drafts=self._drafts,
+            passes=self._passes,
+            drafts_per_1000_tokens=self._drafts * per_1000,
+            passes_per_1000_tokens=self._passes * per_1000,
+            extra_drafts=self._drafts / cycles - 1 if cycles else 0.0,
+            gate_skips=self._skips,
+            cycles=dict(zip(self._names, self._cycles, strict=True)),
+            shares={name: count / max(cycles, 1) for name, count in zip(self._names, self._cycles, strict=True)},
+            accepted_tokens=self._confidence.counts[True],
+            rejected_tokens=self._confidence.counts[False],
+            confidence=self._confidence.means(),
+            entropy=self._entropy.means(),
+        )
+
+
+class _Sums:
+    def __init__(self) -> None:
+        self.counts = [0, 0]  # rejected, accepted
+        self._sums = [0.0, 0.0]
+
+    def add(self, value: float, accepted: bool) -> None:
+        self.counts[accepted] += 1
+        self._sums[accepted] += value
+
+    def means(self) -> Split:
+        rejected, accepted = (total / max(count, 1) for total, count in zip(self._sums, self.counts, strict=True))
+        return Split(accepted, rejected)
