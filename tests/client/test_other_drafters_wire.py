@@ -1,4 +1,4 @@
-"""Drafters that want no features, and one that wants several layers, through the client's own loop and the real server."""
+"""Drafters without features, and one that wants several layers, through the client's own loop and the real server."""
 
 from __future__ import annotations
 
