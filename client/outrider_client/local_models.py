@@ -116,10 +116,13 @@ def _embedded_target() -> Path:
 
 
 def head_names(sources: Sequence[str | Path | DrafterSource | None]) -> tuple[str, ...]:
-    """What each drafter is called: the last part of its name, or all of it where two would be called the same."""
+    """What each drafter is called: the last part of its name, or all of it where two would be called the same. One that
+    is there twice is numbered."""
     full = [EMBEDDED_DRAFTER if source is None else DrafterSource.parse(source).name for source in sources]
     last = [Path(name).name for name in full]
-    return tuple(short if last.count(short) == 1 else name for short, name in zip(last, full, strict=True))
+    names = [short if last.count(short) == 1 else name for short, name in zip(last, full, strict=True)]
+    before = [names[:i].count(name) for i, name in enumerate(names)]
+    return tuple(f"{name}#{count + 1}" if count else name for name, count in zip(names, before, strict=True))
 
 
 def _load_drafters(config: ClientConfig, frozen: FrozenTarget) -> Drafter | None:

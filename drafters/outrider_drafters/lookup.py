@@ -115,8 +115,8 @@ class LookupState:
 
     def _ngrams(self, end: int) -> list[tuple[int, ...]]:
         """Those that end before position `end`, the longest first."""
-        tokens = self._record.tokens
-        return [tuple(tokens[end - n : end]) for n in range(min(self._drafter.ngram, end), self._drafter.shortest - 1, -1)]
+        tokens, longest = self._record.tokens, min(self._drafter.ngram, end)
+        return [tuple(tokens[end - n : end]) for n in range(longest, self._drafter.shortest - 1, -1)]
 
     def _token_at(self, position: int) -> int | None:
         return self._record.tokens[position] if position < self.num_tokens else None

@@ -148,6 +148,19 @@ def test_offline_mode_needs_no_server(outrider):
     assert json.loads(out.splitlines()[-1])["origins"] == ["unverified"] * 8
 
 
+def test_heads_share_the_drafting(outrider, models, plain):
+    """Two copies of one head: the text is the target's, and the first is never bettered."""
+    heads = ("--target", str(models[0]), "--drafter", str(models[1]), "--drafter", f"{models[1]},tli=0")
+    arguments = ("--prompt-ids", "1,2,3", "--json", "--max-new-tokens", "20", "--route", "entropy")
+    code, out, _ = outrider("generate", *arguments, *heads, options=False)
+    assert code == 0
+    answer = json.loads(out.splitlines()[-1])
+    assert answer["token_ids"] == plain([1, 2, 3], 20)[1]
+    use = answer["statistics"]["heads"]
+    assert use["extra_drafts"] == 1.0
+    assert list(use["shares"].values()) == [1.0, 0.0]
+
+
 def test_chat_reuses_the_session(outrider, plain):
     code, out, _ = outrider("chat", "--json", "--max-new-tokens", "12", said="hi\n\nyou\n")
     assert code == 0
@@ -181,6 +194,12 @@ def test_describe(outrider):
         (["generate", "hi", "--temperature", "-1"], 2, "temperature=-1"),
         (["generate", "hi", "--mode", "warp"], 2, "warp"),
         (["generate", "hi", "--drafter", "/nowhere"], 2, "/nowhere"),
+        (["generate", "hi", "--route", "entropy"], 2, "route=entropy: there is only one head"),
+        (["generate", "hi", "--gate", "0.5"], 2, "there is only one head"),
+        (["generate", "hi", "--drafter", "a", "--drafter", "b", "--gate", "2"], 2, "gate=2"),
+        (["generate", "hi", "--drafter", "a", "--drafter", "b", "--route", "keywords"], 2, "give both or neither"),
+        (["generate", "hi", "--drafter", "a", "--drafter", "none"], 2, "none cannot be one of several"),
+        (["generate", "hi", "--drafter", "a", "--drafter", "b", "--keywords", "words.txt"], 2, ".toml or .json"),
         (["generate", "--prompt-ids", ",".join(["1"] * 5000)], 3, "context is"),
     ],
 )
