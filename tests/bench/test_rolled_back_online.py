@@ -1,0 +1,176 @@
+"""After every cycle a drafter's state, online, equals a fresh one after a fresh prefill: every drafter there is, in the
+client's own loop with the real server, its drafts accepted and rejected at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from golden_pairs import GOLDEN, PROMPTS, drafters, models, target, target_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from outrider_bench.answer import gather
+from outrider_client.async_client import AsyncClient
+from outrider_client.config import ClientConfig
+from outrider_client.local_transport import LocalTransport
+from outrider_drafters.drafter import Drafter, DraftState
+from outrider_drafters.load import load_tap
+from outrider_drafters.shape import TreeShape
+from outrider_proto.frames import Sampling
+from outrider_proto.tree import DraftTree
+from outrider_server.choice import Chooser
+from outrider_server.engine import Engine, Work
+from outrider_server.held import Held
+from outrider_server.taps import load_taps
+from outrider_server.verifier import Verifier
+
+
+@dataclass
+class Drafting:
+    """What one state was, and what it answered, from one root_logits to the next."""
+
+    tokens: list[int]
+    num_features: int
+    root: Tensor
+    levels: list[tuple[list[int], list[int], Tensor]] = field(default_factory=list)
+
+
+class Watched:
+    """A drafter that notes what its states answer, and tells its caller something else: logits with noise, so that what
+    is drafted, accepted and rolled back is as random as `noise` says."""
+
+    def __init__(self, inner: Drafter, noise: float, seed: int) -> None:
+        self._inner = inner
+        self._noise = noise
+        self._generator = torch.Generator().manual_seed(seed)
+        self.family, self.tap, self.vocab_size, self.plan = inner.family, inner.tap, inner.vocab_size, inner.plan
+        self.noted: list[Drafting] = []
+
+    def new_state(self) -> WatchedState:
+        return WatchedState(self._inner.new_state(), self)
+
+    def disturbed(self, logits: Tensor) -> Tensor:
+        return logits + self._noise * torch.randn(logits.shape, generator=self._generator)
+
+
+class WatchedState:
+    def __init__(self, inner: DraftState, drafter: Watched) -> None:
+        self._inner, self._drafter = inner, drafter
+        self._tokens: list[int] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return self._inner.num_tokens
+
+    @property
+    def num_features(self) -> int:
+        return self._inner.num_features
+
+    @property
+    def reach(self) -> int:
+        return self._inner.reach
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self._tokens += tokens
+        self._inner.append(tokens)
+
+    def rollback(self, num_tokens: int) -> None:
+        del self._tokens[num_tokens:]
+        self._inner.rollback(num_tokens)
+
+    def add_features(self, first: int, rows: Tensor) -> None:
+        self._inner.add_features(first, rows)
+
+    def root_logits(self) -> Tensor:
+        logits = self._inner.root_logits()
+        self._drafter.noted.append(Drafting(list(self._tokens), self._inner.num_features, logits.clone()))
+        return self._drafter.disturbed(logits)
+
+    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        logits = self._inner.expand(tokens, parents)
+        self._drafter.noted[-1].levels.append((list(tokens), list(parents), logits.clone()))
+        return self._drafter.disturbed(logits)
+
+
+@asynccontextmanager
+async def served(name: str):
+    """The real verifier in this process, with what this drafter wants."""
+    verifier = Verifier(
+        target(target_of(name)), load_taps(target(target_of(name)), GOLDEN / target_of(name), [drafters()[name]])
+    )
+    await verifier.start()
+    try:
+        yield LocalTransport(verifier.describe, verifier.session)
+    finally:
+        await verifier.stop()
+
+
+def fresh(name: str, drafting: Drafting) -> DraftState:
+    """A new state given the same tokens, and the features of a new session of the server on them, as many."""
+    state = models(name).drafter.new_state()
+    state.append(drafting.tokens)
+    tap = load_tap(drafters()[name], GOLDEN / target_of(name))
+    if tap is not None and drafting.num_features:
+        engine, held = Engine(target(target_of(name))), Held(target(target_of(name)).kv, tap)
+        chain = drafting.tokens[: drafting.num_features]
+        (outcome,) = engine.verify([Work(held, chain, DraftTree(), Chooser(Sampling()))])
+        engine.commit(outcome)
+        engine.tap(outcome)
+        first, rows = held.features(0)
+        state.add_features(first, torch.from_numpy(rows))
+    return state
+
+
+def check(name: str, drafting: Drafting) -> None:
+    state = fresh(name, drafting)
+    assert state.num_features == drafting.num_features
+    torch.testing.assert_close(drafting.root, state.root_logits(), atol=1e-4, rtol=1e-4)
+    for tokens, parents, logits in drafting.levels:
+        torch.testing.assert_close(logits, state.expand(tokens, parents), atol=1e-4, rtol=1e-4)
+
+
+scripts = st.fixed_dictionaries(
+    {
+        "noise": st.sampled_from([0.0, 1.0, 4.0]),
+        "seed": st.integers(0, 2**31),
+        "shared": st.integers(0, 12),  # of the first answer's text, how much the second prompt begins with
+        "shape": st.builds(TreeShape, st.integers(1, 4), st.integers(1, 5), st.integers(1, 12)),
+        "wait_for_features": st.booleans(),
+        "temperature": st.sampled_from([0.0, 1.0]),
+    }
+)
+
+
+async def play(name: str, script: dict) -> list[Drafting]:
+    """Two answers of one session, the second on a prompt that shares some text with the first."""
+    watched = Watched(models(name).drafter, script["noise"], script["seed"])
+    config = ClientConfig(
+        target=GOLDEN / target_of(name),
+        drafter=drafters()[name],
+        codec="float32",
+        shape=script["shape"] if watched.plan is None else None,
+        wait_for_features=script["wait_for_features"],
+        sampling=Sampling(script["temperature"], seed=script["seed"]),
+        max_new_tokens=16,
+    )
+    equipment = replace(models(name), drafter=watched)
+    async with served(name) as transport, AsyncClient(config, models=equipment, transport=transport) as client:
+        first = await gather(client, PROMPTS[0])
+        text = [*PROMPTS[0], *first.token_ids]
+        await gather(client, [*text[: len(PROMPTS[0]) - 4 + script["shared"]], *PROMPTS[1][1:5]])
+    return watched.noted
+
+
+@pytest.mark.parametrize("name", drafters())
+@settings(max_examples=8)
+@given(script=scripts)
+async def test_state_equals_that_after_a_fresh_prefill(name, script):
+    noted = await play(name, script)
+    assert noted or name == "lookup"
+    for drafting in noted:
+        check(name, drafting)
