@@ -94,7 +94,7 @@ class Hydra(nn.Module):
     @property
     def heads(self) -> list[tuple[list[HydraBlock], nn.Linear]]:
         """Blocks and output of each head."""
-        blocks = [[block for block in head.children() if isinstance(block, HydraBlock)] for head in self._lists()]
+        blocks = [[block for block in head if isinstance(block, HydraBlock)] for head in self._lists()]
         outputs = [output for output in self.hydra_lm_head if isinstance(output, nn.Linear)]
         return list(zip(blocks, outputs, strict=True))
 
