@@ -1,5 +1,6 @@
 """Golden files, tiny random drafters, and the target as a judge of trees."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,8 @@ from outrider_drafters.layers import BlockShape
 from outrider_drafters.lookup import LookupDrafter
 from outrider_drafters.medusa import Medusa, MedusaDrafter, MedusaSizes
 from outrider_proto.tree import ROOT, DraftTree
+
+sys.path.insert(0, str(Path(__file__).parent))  # for modules shared between the tests of this folder
 
 TINY = TargetSizes(
     hidden=16,
