@@ -58,9 +58,7 @@ def train(
         if data is None:
             raise UsageError(f"--family {family}: needs --data FILE, chats as JSON lines")
         if minutes is not None or processes != 1:
-            raise UsageError(
-                "--minutes and --processes belong to --recipe; several GPUs: run under `accelerate launch`"
-            )
+            raise UsageError("--minutes and --processes belong to --recipe; for several GPUs use `accelerate launch`")
         _train_on_chats(family, data, out, target, settings, change or [], resume)
     else:
         if data or settings or change:

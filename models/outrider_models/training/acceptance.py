@@ -71,7 +71,7 @@ class Examiner:
     def _answered(self, prompt: list[int]) -> list[int]:
         """Prompt and greedy answer."""
         model = self._teacher.model
-        generate = cast(Callable[..., Tensor], model.generate)  # type: ignore[attr-defined]  # a causal LM's
+        generate = cast(Callable[..., Tensor], model.generate)
         ids = torch.tensor([prompt], device=self._teacher.embed.device)
         output = generate(
             input_ids=ids,

@@ -51,7 +51,7 @@ def text_of(part: Sequence[ChatTokens | None], device: torch.device) -> Text:
         if chat is not None:
             ids[row, : len(chat.ids)], is_reply[row, : len(chat.ids)] = chat.ids, chat.is_reply
     tokens, counts = torch.from_numpy(ids).to(device), torch.from_numpy(is_reply).to(device)
-    return Text(tokens[:, :-1].contiguous(), counts[:, 1:].contiguous())
+    return Text(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), counts[:, 1:].contiguous())
 
 
 def reply_frequencies(chats: Sequence[ChatTokens], vocab: int) -> Tensor:

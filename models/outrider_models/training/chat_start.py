@@ -64,6 +64,7 @@ def start_on_chats(
     teacher = Teacher.load(directory, dtype, accelerator.device)
     torch.manual_seed(course.data.seed)
     pupil = course.family.pupil(course.drafter, facts, lambda: reply_frequencies(split.taught, facts.sizes.vocab))
+    pupil.start_from(teacher.lm_head)
     torch.manual_seed(course.data.seed + 1 + accelerator.process_index)  # masks and noise: each process its own
     if accelerator.is_main_process:
         order.out.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,13 @@
 """Chats as the target sees them: its own template and tokenizer, and which tokens are replies.
 
-Templates with {% generation %} say so themselves. For others the chat is rendered up to each reply and up to its end, and
-what lies between in the whole chat's text is the reply: from the generation prompt to the end of the turn. A reply that
-the template shows otherwise once more turns follow (thoughts cut out of history) does not count.
+Templates with {% generation %} say so themselves. For others the chat is rendered up to each reply and up to its end,
+and what lies between in the whole chat's text is the reply: from the generation prompt to the end of the turn. A reply
+that the template shows otherwise once more turns follow (thoughts cut out of history) does not count.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any, cast
 
 import numpy as np
@@ -62,7 +61,7 @@ def need_chat_template(tokenizer: PreTrainedTokenizerBase, target: object) -> No
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> str:
-    return cast(str, tokenizer.get_chat_template())
+    return tokenizer.get_chat_template()
 
 
 def _by_mask(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tuple[list[int], list[bool]]:
@@ -90,7 +89,13 @@ def _span(
     if not (whole.startswith(before) and whole.startswith(through)):
         return None
     opening = _rendered(tokenizer, messages[:i], opening=True)
-    return len(commonprefix([opening, whole])), len(through)
+    return _num_equal(opening, whole), len(through)
+
+
+def _num_equal(first: str, second: str) -> int:
+    """Characters that both begin with."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], opening: bool = False) -> str:

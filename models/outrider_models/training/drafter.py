@@ -28,6 +28,7 @@ class DrafterTask:
         self._recipe = recipe
         torch.manual_seed(recipe.stream.seed)
         self.pupil: Pupil = trainable(recipe.family).pupil(recipe.settings, self.teacher.facts, self._frequencies)
+        self.pupil.start_from(self.teacher.lm_head)
 
     @property
     def network(self) -> nn.Module:
@@ -35,7 +36,7 @@ class DrafterTask:
 
     def lesson(self, batch: Batch, progress: float = 0.0) -> Marks:
         """Run target and drafter over a batch."""
-        text = Text(batch.inputs, batch.weights == 1)
+        text = Text(batch.inputs, batch.labels, batch.weights == 1)
         marks: Marks = self.pupil(text, self.teacher.says(text.tokens, self.pupil.needs), progress)
         return marks
 
@@ -49,7 +50,9 @@ class DrafterTask:
     def probe(self, samples: int) -> Mapping[str, str]:
         """How often the first drafted token is the target's likeliest, on held-out text under training's masks."""
         batch = collate(self.tokenizer, probe_samples(samples), prompt_weight=0.0)
+        self.pupil.eval()
         marks = self.lesson(batch)
+        self.pupil.train()
         agreement = by_group(marks.hits.float(), batch.groups[marks.rows], torch.ones_like(marks.main))
         return {name: f"{share:.3f}" for name, share in zip(GROUPS, agreement.tolist(), strict=True)}
 

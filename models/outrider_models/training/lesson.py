@@ -17,7 +17,8 @@ class Text:
     """Right-padded rows of tokens, and which of them teach."""
 
     tokens: Tensor  # [B, T] int64
-    counts: Tensor  # [B, T] bool: the token after position i belongs to a reply, so what i predicts is learnt
+    successors: Tensor  # [B, T] int64: the token after position i
+    counts: Tensor  # [B, T] bool: that token belongs to a reply, so what predicts it is learnt
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,15 @@ Frequencies = Callable[[], Tensor]  # how often each token [V] int64 stands in r
 
 
 class Pupil(nn.Module, ABC):
-    """A drafter in training: its network, and how it learns. `forward` is the whole lesson, so that wrappers for several
-    devices see one call."""
+    """A drafter in training: its network, and how it learns. `forward` is the whole lesson: what wraps it for several
+    devices has to see one call."""
 
     network: nn.Module
     needs = Needs()
     options = DrafterOptions()  # with which the exported files are to be loaded
+
+    def start_from(self, lm_head: Tensor) -> None:  # most start from nothing
+        """Take from the target's lm_head [V, E] what the family starts from; called once, before training."""
 
     @abstractmethod
     def forward(self, text: Text, said: Said, progress: float) -> Marks:

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from outrider_models.tables import need_at_least
+from outrider_proto.errors import UsageError
 
-Head = Callable[[Tensor], Tensor]  # rows [n, E] -> logits [n, V]
-LogitLoss = Callable[[Tensor, Tensor], Tensor]  # logits, wanted logits, both [n, V] -> [n]
+Head = Callable[[Tensor], Tensor]  # rows [n, ...] -> logits [n, V]
+LogitLoss = Callable[[Tensor, Tensor], Tensor]  # logits, and those wanted -> [n]
 MAX_LOGITS = 1 << 26  # made at once; more rows go in parts, whose logits backward makes anew
 
 
@@ -30,10 +31,32 @@ class Losses:
 PAPER = Losses(divergence=0.1, feature=1.0, in_units=False)
 
 
+@dataclass(frozen=True, slots=True)
+class HeadDecay:
+    """What several heads or steps weigh: 1, decay, decay squared ..."""
+
+    count: int
+    decay: float
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 1, "count")
+        if not 0 < self.decay <= 1:
+            raise UsageError(f"decay={self.decay}: need more than 0 and at most 1")
+
+    @property
+    def weights(self) -> list[float]:
+        return [self.decay**number for number in range(self.count)]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Compared:
     loss: Tensor  # [n] float32
     hits: Tensor  # [n] bool: both have the same likeliest token
+
+
+def size_of(features: Tensor) -> Tensor:
+    """Root mean square of all values."""
+    return features.float().pow(2).mean().sqrt()
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> Head:
@@ -41,14 +64,26 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> Head:
     return lambda rows: F.linear(rows, weight, bias)
 
 
-def compare(student: Head, drafted: Tensor, teacher: Head, wanted: Tensor, loss: LogitLoss, vocab: int) -> Compared:
-    """The loss between the logits of `drafted` and of `wanted`, both [n, ...]; never more than MAX_LOGITS at once."""
+def compare(
+    student: Head,
+    drafted: Tensor,
+    teacher: Head,
+    wanted: Tensor,
+    loss: LogitLoss,
+    vocab: int,
+    student_ids: Tensor | None = None,
+) -> Compared:
+    """The loss between the logits of `drafted` and of `wanted`, both [n, ...]; never more than MAX_LOGITS at once.
+
+    The teacher may answer with tokens [n] instead of logits. `student_ids` [Vd]: the target's ids of the student's.
+    """
+    work = (student, teacher, loss, student_ids)
     rows = max(1, MAX_LOGITS // vocab)
     if len(drafted) <= rows:
-        return Compared(*_part(student, drafted, teacher, wanted, loss))
+        return Compared(*_part(drafted, wanted, *work))
     parts = [
-        checkpoint(_part, student, some, teacher, others, loss, use_reentrant=False)
-        for some, others in zip(drafted.split(rows), wanted.split(rows), strict=True)
+        checkpoint(_part, some, others, *work, use_reentrant=False)
+        for some, others in zip(torch.split(drafted, rows), torch.split(wanted, rows), strict=True)
     ]
     return Compared(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]))
 
@@ -56,6 +91,11 @@ def compare(student: Head, drafted: Tensor, teacher: Head, wanted: Tensor, loss:
 def soft_cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
     """Cross-entropy [n] of softmax(wanted) against softmax(logits), both [n, V]: forward KL up to a constant."""
     return -(wanted.float().softmax(-1) * logits.float().log_softmax(-1)).sum(-1)
+
+
+def token_cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Cross-entropy [n] of tokens [n] against softmax(logits) [n, V]."""
+    return F.cross_entropy(logits.float(), tokens, reduction="none")
 
 
 def top_cross_entropy(logits: Tensor, wanted: Tensor, top_k: int) -> Tensor:
@@ -69,8 +109,11 @@ def feature_distance(drafted: Tensor, wanted: Tensor, unit: Tensor | float = 1.0
     return F.smooth_l1_loss(drafted.float() / unit, wanted.float() / unit, reduction="none").mean(-1)
 
 
-def _part(student: Head, drafted: Tensor, teacher: Head, wanted: Tensor, loss: LogitLoss) -> tuple[Tensor, Tensor]:
+def _part(
+    drafted: Tensor, wanted: Tensor, student: Head, teacher: Head, loss: LogitLoss, student_ids: Tensor | None
+) -> tuple[Tensor, Tensor]:
     logits = student(drafted)
     with torch.no_grad():
         aim = teacher(wanted)
-    return loss(logits, aim), logits.argmax(-1) == aim.argmax(-1)
+    likeliest = logits.argmax(-1) if student_ids is None else student_ids[logits.argmax(-1)]
+    return loss(logits, aim), likeliest == (aim if aim.ndim == 1 else aim.argmax(-1))

@@ -13,7 +13,7 @@ class Optimiser:
 
     def __init__(self, model: nn.Module, muon_lr: float, adamw_lr: float, weight_decay: float) -> None:
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        hidden = [p for name, p in trained if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
+        hidden = [p for name, p in trained if p.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name]
         chosen = {id(p) for p in hidden}
         rest = [p for _, p in trained if id(p) not in chosen]
         self.parameters = [p for _, p in trained]

@@ -20,10 +20,10 @@ class Teacher:
     """A target that answers and does not learn."""
 
     def __init__(self, model: PreTrainedModel, facts: TargetFacts) -> None:
-        self.model = model.requires_grad_(False).eval()
+        self.model = model.requires_grad_(False).train(False)
         self.facts = facts
         self.embed: Tensor = _weight(model.get_input_embeddings(), "embedding")
-        self.lm_head: Tensor = _weight(model.get_output_embeddings(), "lm_head")
+        self.lm_head: Tensor = _weight(_output(model), "lm_head")
         self._unit = _final_norm_size(model)
         self._read: dict[int, LastLayers] = {}
 
@@ -36,7 +36,7 @@ class Teacher:
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
         except (OSError, ValueError) as error:
             raise UsageError(f"{directory}: not a causal language model that transformers loads ({error})") from error
-        return cls(model.to(device), facts)
+        return cls(model.to(device), facts)  # type: ignore[arg-type]  # transformers' wrapper hides the arguments
 
     def frozen(self) -> FrozenTarget:
         """The parts that drafters borrow, as they lie in the model."""
@@ -72,6 +72,10 @@ def target_facts(directory: Path) -> TargetFacts:
     """Sizes that drafters' defaults follow from. Raises UsageError."""
     config, sizes = read_config(directory), target_sizes(directory)
     return TargetFacts(directory, sizes, config_int(config, "intermediate_size", 4 * sizes.hidden))
+
+
+def _output(model: PreTrainedModel) -> object:
+    return model.get_output_embeddings()  # type: ignore[no-untyped-call]  # unannotated in transformers
 
 
 def _weight(module: Any, what: str) -> Tensor:  # Any: whatever the model answers with

@@ -1,10 +1,11 @@
 """The families that can be trained, by name: one file each, with its settings, its loss and the paper's values."""
 
-from outrider_models.training.families import eagle2, hass, moa
+from outrider_models.training.families import eagle2, eagle3, hass, hydra, independent, medusa, moa
 from outrider_models.training.families.family import Trainable
 from outrider_proto.errors import UsageError
 
-TRAINABLES = {one.name: one for one in (moa.TRAINABLE, eagle2.TRAINABLE, hass.TRAINABLE)}
+_ALL = (moa, eagle2, hass, eagle3, medusa, hydra, independent)
+TRAINABLES: dict[str, Trainable] = {family.TRAINABLE.name: family.TRAINABLE for family in _ALL}
 
 
 def trainable(name: str) -> Trainable:

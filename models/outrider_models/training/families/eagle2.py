@@ -58,9 +58,8 @@ class Eagle2Pupil(Pupil):
 
     def forward(self, text: Text, said: Said, progress: float) -> Marks:
         losses, hidden = self._settings.losses, said.hidden[-1]
-        drafted = self.network.forward_train(
-            F.embedding(text.tokens[:, 1:], said.embed), noisy(hidden[:, :-1], self._settings.noise)
-        )
+        features = noisy(hidden[:, :-1], self._settings.noise if self.training else 0.0)
+        drafted = self.network.forward_train(F.embedding(text.tokens[:, 1:], said.embed), features)
         counts = text.counts[:, 1:]
         ours, theirs = drafted[counts], hidden[:, 1:][counts]
         head = linear(said.lm_head)

@@ -65,7 +65,7 @@ class HassPupil(Pupil):
     def _drafted(self, text: Text, said: Said) -> list[Tensor]:
         """Hidden states [B, T - 1 - step, E] of every step."""
         block, embeds = self.network.block, F.embedding(text.tokens, said.embed)
-        features = noisy(said.hidden[-1][:, :-1], self._settings.noise)
+        features = noisy(said.hidden[-1][:, :-1], self._settings.noise if self.training else 0.0)
         keys: list[Tensor] = []
         values: list[Tensor] = []
         outputs: list[Tensor] = []

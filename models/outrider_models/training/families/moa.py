@@ -1,7 +1,11 @@
 """Mixture of Attentions (arXiv 2410.03804, 3.3; details of huawei-noah/HEBO, branch mixture-of-attentions).
 
-T-step bounded mask: in a reply the target's news reach the drafter every n tokens only, n drawn for each row, so that it
-learns to go on with old ones. 0.1 cross-entropy against the target's distribution + 1.0 smooth L1 on the features.
+T-step bounded mask: in a reply the target's news reach the drafter every n tokens only, n drawn for each row, so that
+it learns to go on with old ones. 0.1 cross-entropy against the target's distribution + 1.0 smooth L1 on the features;
+with TLI N > 0 half of the latter at the last hidden state, half at the state that enters layer L - N.
+
+Staircase (the repository's, not the paper's): in the first half of the run SA of some rows sees the tokens since the
+last news alone, in all rows at first, in ever fewer then.
 """
 
 from dataclasses import dataclass
@@ -11,10 +15,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider_drafters.config import read_config
 from outrider_drafters.moa import MoA, MoASizes, pack_kv
+from outrider_drafters.rope import rope_scaling
+from outrider_drafters.source import DrafterOptions
+from outrider_models.tables import need_at_least
 from outrider_models.training.families.family import Trainable, divisor
 from outrider_models.training.lesson import Frequencies, Marks, Needs, Pupil, Said, TargetFacts, Text, rows_of
-from outrider_models.training.losses import PAPER, Losses, compare, feature_distance, linear, soft_cross_entropy
+from outrider_models.training.losses import (
+    PAPER,
+    Losses,
+    compare,
+    feature_distance,
+    linear,
+    size_of,
+    soft_cross_entropy,
+)
 from outrider_models.training.rates import Length, Schedule
 from outrider_proto.errors import UsageError
 
@@ -49,29 +65,61 @@ class MoaSettings:
     shape: MoaShape
     blocks: Blocks
     losses: Losses
+    tli: int  # target layers that run on the client (paper 3.2)
+    lsa: bool  # false: the paper's ablation, the target's last hidden state instead of its K/V
+    staircase: bool
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 0, "tli")
 
 
 class MoaPupil(Pupil):
-    needs = Needs(kv=True)
-
     def __init__(self, settings: MoaSettings, target: TargetFacts) -> None:
         super().__init__()
         self._settings, self._target = settings, target.sizes
-        self.network: MoA = MoA(_sizes(settings.shape, target))
+        self.network: MoA = MoA(_sizes(settings, target))
+        entering = (-1 - settings.tli,) if settings.tli else ()
+        self.needs = Needs(hidden=(-1, *entering), kv=settings.lsa, last_layers=settings.tli)
+        self.options = DrafterOptions(tli=settings.tli)
 
     def forward(self, text: Text, said: Said, progress: float) -> Marks:
-        assert said.keys is not None
-        assert said.values is not None
-        losses, counts = self._settings.losses, text.counts
-        starts = sync_points(counts, self._settings.blocks)
-        packed_kv = pack_kv(said.keys, said.values)
-        drafted = self.network.forward_train(F.embedding(text.tokens, said.embed), packed_kv, starts)
-        ours, theirs = drafted[counts], said.hidden[-1][counts]
+        counts, hidden = text.counts, said.hidden[-1]
+        drafted, entering_distance = self._drafted(text, said, progress)
+        ours, theirs = drafted[counts], hidden[counts]
         head = linear(said.lm_head)
         compared = compare(head, ours, head, theirs, soft_cross_entropy, self._target.vocab)
+        losses = self._settings.losses
         feature = feature_distance(ours, theirs, said.unit if losses.in_units else 1.0)
+        if entering_distance is not None:
+            feature = 0.5 * feature + 0.5 * entering_distance
         total = (losses.divergence * compared.loss + losses.feature * feature).sum()
         return Marks(total, compared.loss.detach(), compared.hits, rows_of(counts))
+
+    def _drafted(self, text: Text, said: Said, progress: float) -> tuple[Tensor, Tensor | None]:
+        """What stands for the target's last hidden states [B, T, E]; with TLI, how far what enters its last layers is
+        from the target's own [n]."""
+        starts = sync_points(text.counts, self._settings.blocks)
+        stairs = self._stairs(len(starts), progress).to(starts.device) if self._settings.staircase else None
+        embeds = F.embedding(text.tokens, said.embed)
+        drafted = self.network.forward_train(embeds, self._activations(said), starts, stairs)
+        if not self._settings.tli:
+            return drafted, None
+        assert said.last_layers is not None
+        entering = said.hidden[-1 - self._settings.tli]
+        finished = said.last_layers.forward_train(drafted, entering, starts)
+        wanted = entering[text.counts]
+        unit = size_of(wanted) if self._settings.losses.in_units else 1.0
+        return finished.hidden, feature_distance(finished.entering[text.counts], wanted, unit)
+
+    def _activations(self, said: Said) -> Tensor:
+        if not self._settings.lsa:
+            return said.hidden[-1]
+        assert said.keys is not None
+        assert said.values is not None
+        return pack_kv(said.keys, said.values)
+
+    def _stairs(self, rows: int, progress: float) -> Tensor:  # [rows] bool
+        return torch.rand(rows) < 1 - 2 * progress if self.training else torch.zeros(rows, dtype=torch.bool)
 
     def export(self, directory: Path) -> None:
         """The published training layout."""
@@ -115,28 +163,33 @@ def make_pupil(settings: MoaSettings, target: TargetFacts, frequencies: Frequenc
     return MoaPupil(settings, target)
 
 
-def _sizes(shape: MoaShape, target: TargetFacts) -> MoASizes:
-    sizes = target.sizes
+def _sizes(settings: MoaSettings, target: TargetFacts) -> MoASizes:
+    shape, sizes = settings.shape, target.sizes
     return MoASizes(
         hidden=sizes.hidden,
         heads=sizes.heads,
         head_dim=sizes.head_dim,
-        packed_kv=sizes.packed_kv,
-        lsa_kv_heads=shape.layer_kv_heads,
-        lsa_mlp=shape.layer_intermediate,
+        packed_kv=sizes.packed_kv if settings.lsa else 0,
+        lsa_kv_heads=shape.layer_kv_heads if settings.lsa else 0,
+        lsa_mlp=shape.layer_intermediate if settings.lsa else 0,
         sa_kv_heads=shape.self_kv_heads,
         sa_mlp=shape.self_intermediate,
         ca_kv_heads=shape.cross_kv_heads,
         ca_mlp=shape.cross_intermediate,
         rope_theta=sizes.rope_theta,
         eps=sizes.eps,
+        qkv_bias=sizes.model_type == "qwen2",  # its SA and LSA are the target's kind of layer
+        tli=settings.tli,
+        rope_scaling=rope_scaling(read_config(target.directory)),
     )
 
 
 TRAINABLE = Trainable(
     name="moa",
     settings=MoaSettings,
-    defaults=lambda target: MoaSettings(default_shape(target), Blocks(5, 15, blind_share=0.0), PAPER),
+    defaults=lambda target: MoaSettings(
+        default_shape(target), Blocks(5, 15, blind_share=0.0), PAPER, tli=0, lsa=True, staircase=False
+    ),
     pupil=make_pupil,
     schedule=Schedule(
         peak=6e-4, last=3e-5, warmup_updates=50, decay="linear", decay_epochs=1.0,

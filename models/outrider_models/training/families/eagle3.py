@@ -1,0 +1,145 @@
+"""EAGLE-3 (arXiv 2503.01840; numbers of SafeAILab/EAGLE traineagle3): training-time test over several steps.
+
+Step j eats the drafter's own output of step j - 1 and aims at the target's distribution over the draft vocabulary;
+no loss on features. Steps weigh 0.8^j. Where the target's likeliest token cannot be drafted, nothing is learnt.
+
+The draft vocabulary is what stands most often in the replies; its rows of the target's lm_head start the head's own.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.eagle3_network import Eagle3, Eagle3Sizes
+from outrider_drafters.eagle3_taps import default_layers
+from outrider_drafters.layers import BlockShape
+from outrider_models.tables import need_at_least
+from outrider_models.training.families.eagle2 import EagleShape, default_shape
+from outrider_models.training.families.family import Trainable
+from outrider_models.training.lesson import Frequencies, Marks, Needs, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.losses import HeadDecay, compare, linear, soft_cross_entropy
+from outrider_models.training.rates import Length, Schedule
+from outrider_proto.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Settings:
+    shape: EagleShape
+    draft_vocab: int
+    target_layers: tuple[int, ...]  # whose input it eats, as indices of Hugging Face's hidden_states
+    steps: HeadDecay
+    rope_theta: float
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 1, "draft_vocab")
+        if not self.target_layers or len(set(self.target_layers)) != len(self.target_layers):
+            raise UsageError(f"target_layers={list(self.target_layers)}: need at least one, none twice")
+
+
+class Eagle3Pupil(Pupil):
+    draft_tokens: Tensor
+
+    def __init__(self, settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> None:
+        super().__init__()
+        self._settings, self._target = settings, target.sizes
+        self.needs = Needs(hidden=(-1, *settings.target_layers))
+        self.network: Eagle3 = Eagle3(_sizes(settings, target))
+        vocab = target.sizes.vocab
+        chosen = most_frequent(frequencies(), settings.draft_vocab) if settings.draft_vocab < vocab else None
+        if chosen is not None:
+            self.network.set_draft_tokens(chosen)
+        self.register_buffer("draft_tokens", torch.arange(vocab) if chosen is None else chosen, persistent=False)
+        self.register_buffer("covered", torch.zeros(vocab, dtype=torch.bool), persistent=False)
+        self.covered[self.draft_tokens] = True
+
+    covered: Tensor  # [V] bool: can be drafted
+
+    def start_from(self, lm_head: Tensor) -> None:
+        assert self.network.lm_head is not None
+        with torch.no_grad():
+            self.network.lm_head.weight.copy_(lm_head[self.draft_tokens.to(lm_head.device)])
+
+    def forward(self, text: Text, said: Said, progress: float) -> Marks:
+        embeds = F.embedding(text.tokens[:, 1:], said.embed)
+        states = torch.cat([said.hidden[layer] for layer in self._settings.target_layers], dim=-1)
+        count = min(self._settings.steps.count, embeds.shape[1])
+        steps = self.network.forward_train(embeds, self.network.fuse(states[:, :-1]), count)
+        marks = [self._marks(step.logits, number, text, said) for number, step in enumerate(steps)]
+        weighted = [weight * one.total for weight, one in zip(self._settings.steps.weights, marks, strict=False)]
+        return Marks(torch.stack(weighted).sum(), marks[0].main, marks[0].hits, marks[0].rows)
+
+    def export(self, directory: Path) -> None:
+        """SafeAILab's layout, d2t and t2d inside, without a copy of the target's embedding."""
+        self.network.export(directory, self._target, torch.bfloat16)
+
+    def _marks(self, logits: Tensor, step: int, text: Text, said: Said) -> Marks:
+        """Row t of a step predicts token t + 2 + step: what the target's position t + 1 + step knows."""
+        ahead = step + 1
+        counts = text.counts[:, ahead:]
+        ours = logits[:, : counts.shape[1]][counts]
+        theirs = said.hidden[-1][:, ahead:][counts]
+        compared = compare(
+            _as_it_is, ours, linear(said.lm_head), theirs, self._loss, self._target.vocab, self.draft_tokens
+        )
+        return Marks(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(counts))
+
+    def _loss(self, logits: Tensor, wanted: Tensor) -> Tensor:
+        learnable = self.covered[wanted.argmax(-1)]
+        return soft_cross_entropy(logits, wanted[:, self.draft_tokens]) * learnable
+
+
+def most_frequent(frequencies: Tensor, count: int) -> Tensor:
+    """The ids [count] of the largest of [V] counts, rising; of equals the lower id."""
+    order: Tensor = frequencies.sort(descending=True, stable=True).indices
+    return order[:count].sort().values
+
+
+def make_pupil(settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> Pupil:
+    return Eagle3Pupil(settings, target, frequencies)
+
+
+def _as_it_is(logits: Tensor) -> Tensor:
+    return logits
+
+
+def _sizes(settings: Eagle3Settings, target: TargetFacts) -> Eagle3Sizes:
+    sizes = target.sizes
+    if wrong := [layer for layer in settings.target_layers if not 0 <= layer < sizes.layers]:
+        raise UsageError(f"target_layers: {wrong[0]}: need 0 to {sizes.layers - 1}")
+    return Eagle3Sizes(
+        block=BlockShape(
+            width=sizes.hidden,
+            heads=sizes.heads,
+            kv_heads=settings.shape.kv_heads,
+            head_dim=sizes.head_dim,
+            mlp=settings.shape.intermediate,
+            rope_theta=settings.rope_theta,
+            eps=sizes.eps,
+        ),
+        vocab=sizes.vocab,
+        draft_vocab=min(settings.draft_vocab, sizes.vocab),
+        target_hidden=sizes.hidden,
+        target_layers=settings.target_layers,
+    )
+
+
+TRAINABLE = Trainable(
+    name="eagle3",
+    settings=Eagle3Settings,
+    defaults=lambda target: Eagle3Settings(
+        shape=default_shape(target),
+        draft_vocab=min(32000, target.sizes.vocab),
+        target_layers=default_layers(target.sizes.layers),
+        steps=HeadDecay(count=7, decay=0.8),
+        rope_theta=10000.0,  # of the published heads, whatever the target's
+    ),
+    pupil=make_pupil,
+    schedule=Schedule(
+        peak=5e-5, last=0.0, warmup_updates=12000, decay="linear", decay_epochs=0,
+        beta1=0.9, beta2=0.95, weight_decay=0.0, clip_norm=0.5,
+    ),
+    length=Length(batch=16, epochs=40),
+)  # fmt: skip

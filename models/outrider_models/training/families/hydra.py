@@ -1,0 +1,120 @@
+"""Hydra and Hydra++ (arXiv 2402.05109, 3 and 4; zankner/Hydra train.py): heads that also read the tokens since, taught
+the target's whole distribution. Every head weighs the same.
+
+`own_output`: each head's output is trained, from the target's lm_head on (published). Without, it stays the target's;
+the files hold it all the same.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.hydra import Hydra, HydraSizes
+from outrider_drafters.layers import BlockShape
+from outrider_models.tables import need_at_least
+from outrider_models.training.families.eagle2 import EagleShape, default_shape
+from outrider_models.training.families.family import Trainable
+from outrider_models.training.lesson import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.losses import compare, linear, soft_cross_entropy
+from outrider_models.training.rates import Length, Schedule
+from outrider_proto.errors import UsageError
+
+ROPE_THETA = 10000.0  # of the prefix layer, whatever the target's: the published code knows no other
+
+
+@dataclass(frozen=True, slots=True)
+class HydraSettings:
+    heads: int
+    blocks: int
+    prefix: bool  # Hydra++'s layer over the target's hidden states
+    shape: EagleShape  # of that layer
+    own_output: bool
+    dropout: float
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 1, "heads", "blocks")
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"dropout={self.dropout}: need at least 0 and less than 1")
+
+
+class HydraPupil(Pupil):
+    def __init__(self, settings: HydraSettings, target: TargetFacts) -> None:
+        super().__init__()
+        self._settings, self._target, self._base = settings, target.sizes, target.directory.name
+        self.network: Hydra = Hydra(_sizes(settings, target))
+        self.network.hydra_lm_head.requires_grad_(settings.own_output)
+
+    def start_from(self, lm_head: Tensor) -> None:
+        self.network.start_from(lm_head)
+
+    def forward(self, text: Text, said: Said, progress: float) -> Marks:
+        hidden = said.hidden[-1]
+        features = hidden if self.network.prefix is None else self.network.prefix(hidden)
+        embeds = F.embedding(text.tokens, said.embed)
+        marks = [self._marks(number, features, embeds, text, said) for number in range(self._settings.heads)]
+        return Marks(torch.stack([one.total for one in marks]).sum(), marks[0].main, marks[0].hits, marks[0].rows)
+
+    def export(self, directory: Path) -> None:
+        """The published layout, without its copy of the embedding."""
+        self.network.export(directory, self._target, torch.bfloat16, self._base)
+
+    def _marks(self, number: int, features: Tensor, embeds: Tensor, text: Text, said: Said) -> Marks:
+        """Head i at row t reads tokens t + 1 .. t + 1 + i and predicts t + 2 + i, as position t + 1 + i does."""
+        ahead = number + 1
+        counts = text.counts[:, ahead:]
+        rows = counts.shape[1]
+        parts = [embeds[:, 1 + further : 1 + further + rows][counts] for further in range(ahead)]
+        x = torch.cat((features[:, :rows][counts], *parts), dim=-1)
+        blocks, output = self.network.heads[number]
+
+        def student(rows: Tensor) -> Tensor:
+            for block in blocks:
+                rows = block(F.dropout(rows, self._settings.dropout, self.training))
+            logits: Tensor = output(F.dropout(rows, self._settings.dropout, self.training))
+            return logits
+
+        theirs = said.hidden[-1][:, ahead:][counts]
+        compared = compare(student, x, linear(said.lm_head), theirs, soft_cross_entropy, self._target.vocab)
+        return Marks(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(counts))
+
+
+def make_pupil(settings: HydraSettings, target: TargetFacts, frequencies: Frequencies) -> Pupil:
+    return HydraPupil(settings, target)
+
+
+def _sizes(settings: HydraSettings, target: TargetFacts) -> HydraSizes:
+    sizes, shape = target.sizes, settings.shape
+    prefix = BlockShape(
+        width=sizes.hidden,
+        heads=sizes.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=sizes.head_dim,
+        mlp=shape.intermediate,
+        rope_theta=ROPE_THETA,
+        eps=sizes.eps,
+    )
+    return HydraSizes(
+        hidden=sizes.hidden,
+        vocab=sizes.vocab,
+        heads=settings.heads,
+        blocks=settings.blocks,
+        prefix=prefix if settings.prefix else None,
+    )
+
+
+TRAINABLE = Trainable(
+    name="hydra",
+    settings=HydraSettings,
+    defaults=lambda target: HydraSettings(
+        heads=4, blocks=4, prefix=True, shape=default_shape(target), own_output=True, dropout=0.2
+    ),
+    pupil=make_pupil,
+    schedule=Schedule(
+        peak=5e-4, last=1.65e-4, warmup_updates=100, decay="cosine", decay_epochs=0,
+        beta1=0.9, beta2=0.999, weight_decay=0.1, clip_norm=1.0,
+    ),
+    length=Length(batch=32, epochs=10),
+)  # fmt: skip

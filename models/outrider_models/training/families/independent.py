@@ -1,0 +1,127 @@
+"""An independent drafter: a small language model of the target's kind, taught the target's distribution on its text
+(forward KL, as DistillSpec, arXiv 2310.08461, has it for fixed data). No paper fixes its sizes or rates: ours.
+
+`start` names a model to go on from, and then the sizes are its own.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from outrider_drafters.frozen import resolve_dir
+from outrider_models.tables import need_at_least
+from outrider_models.training.families.family import Trainable, divisor
+from outrider_models.training.lesson import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.losses import compare, linear, soft_cross_entropy
+from outrider_models.training.rates import Length, Schedule
+from outrider_proto.errors import UsageError
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class IndependentSettings:
+    start: str  # directory or hub name; empty: a fresh one of the sizes below
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 1, "layers", "hidden", "heads", "kv_heads", "intermediate")
+        if self.hidden % self.heads or self.heads % self.kv_heads:
+            raise UsageError(
+                f"hidden={self.hidden}, heads={self.heads}, kv_heads={self.kv_heads}: "
+                "each must be a multiple of the next"
+            )
+
+
+class IndependentPupil(Pupil):
+    def __init__(self, settings: IndependentSettings, target: TargetFacts) -> None:
+        super().__init__()
+        self._target = target
+        self.network: PreTrainedModel = _continued(settings.start) if settings.start else _fresh(settings, target)
+        if (rows := len(self._output())) < target.sizes.vocab:
+            raise UsageError(f"start={settings.start}: vocabulary of {rows}, the target's {target.sizes.vocab}")
+
+    def forward(self, text: Text, said: Said, progress: float) -> Marks:
+        drafted = self.network.base_model(input_ids=text.tokens, use_cache=False).last_hidden_state
+        counts, vocab = text.counts, self._target.sizes.vocab
+        student, teacher = linear(self._output()[:vocab]), linear(said.lm_head)
+        theirs = said.hidden[-1][counts]
+        compared = compare(student, drafted[counts], teacher, theirs, soft_cross_entropy, vocab)
+        return Marks(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(counts))
+
+    def export(self, directory: Path) -> None:
+        """A Hugging Face directory with the target's tokenizer."""
+        half = {name: tensor.to(torch.bfloat16) for name, tensor in self.network.state_dict().items()}
+        self.network.save_pretrained(directory, state_dict=half)
+        for name in _TOKENIZER_FILES:
+            if (self._target.directory / name).is_file():
+                shutil.copyfile(self._target.directory / name, directory / name)
+
+    def _output(self) -> Tensor:
+        weight: Tensor = self.network.get_output_embeddings().weight  # type: ignore[no-untyped-call]  # transformers
+        return weight
+
+
+def make_pupil(settings: IndependentSettings, target: TargetFacts, frequencies: Frequencies) -> Pupil:
+    return IndependentPupil(settings, target)
+
+
+def default_settings(target: TargetFacts) -> IndependentSettings:
+    """An eighth of the target's depth, half of its width."""
+    sizes = target.sizes
+    heads = max(1, sizes.heads // 2)
+    return IndependentSettings(
+        start="",
+        layers=max(1, sizes.layers // 8),
+        hidden=heads * sizes.head_dim,
+        heads=heads,
+        kv_heads=divisor(max(1, sizes.kv_heads // 2), heads),
+        intermediate=target.mlp // 2,
+    )
+
+
+def _fresh(settings: IndependentSettings, target: TargetFacts) -> PreTrainedModel:
+    config = AutoConfig.from_pretrained(target.directory)
+    config = getattr(config, "text_config", config)
+    config.num_hidden_layers = settings.layers
+    config.hidden_size = settings.hidden
+    config.num_attention_heads, config.num_key_value_heads = settings.heads, settings.kv_heads
+    config.head_dim = settings.hidden // settings.heads
+    config.intermediate_size = settings.intermediate
+    config.tie_word_embeddings = True
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[: settings.layers]
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # transformers
+        config, dtype=torch.float32
+    )
+    return model
+
+
+def _continued(start: str) -> PreTrainedModel:
+    directory = resolve_dir(start)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"start={start}: not a causal language model that transformers loads ({error})") from error
+    return model
+
+
+TRAINABLE = Trainable(
+    name="independent",
+    settings=IndependentSettings,
+    defaults=default_settings,
+    pupil=make_pupil,
+    schedule=Schedule(
+        peak=3e-4, last=3e-5, warmup_updates=500, decay="cosine", decay_epochs=0,
+        beta1=0.9, beta2=0.95, weight_decay=0.1, clip_norm=1.0,
+    ),
+    length=Length(batch=32, epochs=3),
+)  # fmt: skip

@@ -1,0 +1,88 @@
+"""Medusa-1 (arXiv 2401.10774, 2.2.1): heads on a frozen target, each taught the token that stands so far ahead.
+
+Head k weighs 0.8^k. Rates of FasterDecoding/Medusa's README. Heads use the target's lm_head unless told to have
+outputs of their own (`own_output`, the published v0.1 files: V x E more parameters a head, started from lm_head).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.medusa import Medusa, MedusaSizes
+from outrider_models.tables import need_at_least
+from outrider_models.training.families.family import Trainable
+from outrider_models.training.lesson import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.losses import HeadDecay, compare, token_cross_entropy
+from outrider_models.training.rates import Length, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaSettings:
+    heads: HeadDecay
+    blocks: int
+    tied: bool  # all blocks of a head are one, as the published code has them
+    own_output: bool
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 1, "blocks")
+
+
+class MedusaPupil(Pupil):
+    def __init__(self, settings: MedusaSettings, target: TargetFacts) -> None:
+        super().__init__()
+        self._settings, self._target, self._base = settings, target.sizes, target.directory.name
+        rows = target.sizes.vocab if settings.own_output else 0
+        self.network: Medusa = Medusa(
+            MedusaSizes(target.sizes.hidden, rows, settings.heads.count, settings.blocks, tied=settings.tied)
+        )
+
+    def start_from(self, lm_head: Tensor) -> None:
+        if self._settings.own_output:
+            self.network.start_from(lm_head)
+
+    def forward(self, text: Text, said: Said, progress: float) -> Marks:
+        marks = [self._marks(number, text, said) for number in range(self._settings.heads.count)]
+        weighted = [weight * one.total for weight, one in zip(self._settings.heads.weights, marks, strict=True)]
+        return Marks(torch.stack(weighted).sum(), marks[0].main, marks[0].hits, marks[0].rows)
+
+    def export(self, directory: Path) -> None:
+        """The published v0.1 layout."""
+        self.network.export(directory, self._target, torch.bfloat16, self._base)
+
+    def _marks(self, number: int, text: Text, said: Said) -> Marks:
+        """Head i at row t predicts token t + 2 + i, the successor of position t + 1 + i."""
+        ahead, head = number + 1, self.network.heads[number]
+        counts = text.counts[:, ahead:]
+        rows = said.hidden[-1][:, : counts.shape[1]][counts]
+        tokens = text.successors[:, ahead:][counts]
+
+        def student(hidden: Tensor) -> Tensor:
+            output: Tensor = head(hidden)
+            return output if self._settings.own_output else F.linear(output, said.lm_head)
+
+        compared = compare(student, rows, _as_they_are, tokens, token_cross_entropy, self._target.vocab)
+        return Marks(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(counts))
+
+
+def make_pupil(settings: MedusaSettings, target: TargetFacts, frequencies: Frequencies) -> Pupil:
+    return MedusaPupil(settings, target)
+
+
+def _as_they_are(tokens: Tensor) -> Tensor:
+    return tokens
+
+
+TRAINABLE = Trainable(
+    name="medusa",
+    settings=MedusaSettings,
+    defaults=lambda target: MedusaSettings(HeadDecay(count=5, decay=0.8), blocks=1, tied=True, own_output=False),
+    pupil=make_pupil,
+    schedule=Schedule(
+        peak=1e-3, last=0.0, warmup_updates=100, decay="cosine", decay_epochs=0,
+        beta1=0.9, beta2=0.999, weight_decay=0.0, clip_norm=1.0,
+    ),
+    length=Length(batch=128, epochs=2),
+)  # fmt: skip
