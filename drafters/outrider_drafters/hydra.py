@@ -147,15 +147,10 @@ class Hydra(nn.Module):
 
 def published_name(name: str) -> str:
     """A tensor's name in Hydra++'s files, where modules for dropout stand before each block and output."""
-    kind, *rest = name.split(".")
-    match kind:
-        case "hydra_mlp":
-            head, block, *leaf = rest
-            return ".".join((kind, head, str(2 * int(block) + 1), *leaf))
-        case "hydra_lm_head":
-            head, leaf = rest
-            return f"{kind}.{head}.1.{leaf}"
-    return name
+    kind, head, *rest = name.split(".")
+    if kind == "hydra_mlp":
+        return ".".join((kind, head, str(2 * int(rest[0]) + 1), *rest[1:]))
+    return ".".join((kind, head, "1", *rest)) if kind == "hydra_lm_head" else name
 
 
 def _blocks(sizes: HydraSizes, head: int) -> nn.ModuleList:
