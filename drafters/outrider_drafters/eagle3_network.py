@@ -192,8 +192,8 @@ class Eagle3(nn.Module):
         """Draft these target ids [Vd], rising."""
         if len(tokens) != self.sizes.draft_vocab:
             raise UsageError(f"{len(tokens)} draft tokens: need draft_vocab={self.sizes.draft_vocab}")
+        draft_tokens(offsets(tokens), self.sizes.vocab)  # it refuses what d2t cannot say
         self.d2t.copy_(offsets(tokens))
-        draft_tokens(self.d2t, self.sizes.vocab)
 
     def fuser(self) -> Fuser:
         """The server's part. Not of a head that eats the last hidden state alone."""
