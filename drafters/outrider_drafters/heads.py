@@ -56,7 +56,7 @@ class HeadsState:
     def __init__(self, heads: Heads) -> None:
         self._heads = heads
         self._record = NewestRecord(heads.tap.width, heads.like)
-        self._feature = heads.like.new_zeros(1, heads.tap.width)  # what this drafting reads
+        self._feature = torch.empty(0)  # [1, width], what this drafting reads
         self._root: Line = ()  # this drafting's
         self._lines: list[Line] = []  # of its scratch rows
 
