@@ -23,6 +23,7 @@ from transformers import (
 from outrider_drafters import FrozenTarget, TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.drafter import ENDLESS
 from outrider_drafters.independent import CHUNK
+from outrider_drafters.tap import Memoryless
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
@@ -139,7 +140,7 @@ def test_greedy_output_of_the_golden_pair_is_exact(golden, target_tiny, generate
     assert drafter.new_state().reach == 257
 
 
-class NoTap:
+class NoTap(Memoryless):
     def rows(self, acts) -> torch.Tensor:
         return torch.zeros(0, 0)
 
