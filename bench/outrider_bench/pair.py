@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider_client.async_client import AsyncClient
-from outrider_client.config import NO_DRAFTER, ClientConfig
+from outrider_client.config import ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_client.local_transport import LocalTransport
 from outrider_server.taps import load_taps
@@ -38,7 +38,7 @@ async def in_process(target_dir: Path, config: ClientConfig, target: Target | No
     """Serve `target_dir` (or the loaded `target` of it) to the drafter that `config` names. Raises UsageError."""
     models = LocalModels.load(config)
     loaded = target if target is not None else Target.load(str(target_dir))
-    drafters = [] if config.drafter is None or config.drafter == NO_DRAFTER else [config.drafter]
+    drafters = [drafter for drafter in config.drafters if drafter is not None]
     verifier = Verifier(loaded, load_taps(loaded, target_dir, drafters))
     await verifier.start()
     try:

@@ -1,0 +1,100 @@
+"""The command that measures routing between heads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from outrider_bench.progress import Counter, Step, progress_line
+from outrider_bench.prompts import questions
+from outrider_bench.report import write_report
+from outrider_bench.routing import Outcome, compare_ways, perturbed, ways
+from outrider_bench.tables import table
+from outrider_client.config import NO_DRAFTER, ClientConfig
+from outrider_client.local_models import LocalModels
+from outrider_drafters.frozen import resolve_dir
+from outrider_models.embedded import drafter_dir, target_dir
+from outrider_server.plain import plain_greedy
+from outrider_server.target import Target
+
+NOISE = 0.1  # of the second head, where none is given
+console = Console(stderr=True)
+
+
+def routing_command(
+    target: Annotated[str | None, typer.Option(help="Directory or hub name of the target; default: embedded.")] = None,
+    heads: Annotated[
+        tuple[str, str] | None,
+        typer.Option(help="Two drafters for one target; default: the embedded EAGLE-2 head and a noisy copy of it."),
+    ] = None,
+    gate: Annotated[float, typer.Option(help="Probability that spares the second head.")] = 0.8,
+    per_family: Annotated[int, typer.Option(min=1, help="Held-out prompts of each category.")] = 10,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens an answer.")] = 128,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the report here; - for standard output.")] = None,
+) -> None:
+    """Two heads, each alone and routed: acceptance against what the second head costs."""
+    directory = target_dir() if target is None else resolve_dir(target)
+    with TemporaryDirectory() as scratch, progress_line() as step:
+        chosen = heads or _embedded_heads(Path(scratch))
+        outcomes = asyncio.run(_measure(directory, chosen, gate, per_family, max_new_tokens, step))
+    for show in (_tau_table, _cost_table):
+        console.print(show(outcomes))
+    report = {"heads": list(heads) if heads else ["eagle2", f"eagle2 with noise {NOISE:g}"], "gate": gate}
+    write_report(json, {**report, "ways": {name: asdict(outcome) for name, outcome in outcomes.items()}})
+    if any(outcome.mismatches for outcome in outcomes.values()):
+        raise typer.Exit(1)
+
+
+async def _measure(
+    directory: Path, heads: tuple[str, str], gate: float, per_family: int, limit: int, step: Step
+) -> dict[str, Outcome]:
+    asked = questions(LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER)), per_family)
+    target = Target.load(str(directory))
+    counter = Counter(step, "target alone", len(asked))
+    expected = []
+    for question in asked:
+        expected.append(tuple(plain_greedy(target, question.prompt, limit)))
+        counter()
+    return await compare_ways(ways(heads, gate), ClientConfig(target=directory), target, asked, expected, step)
+
+
+def _embedded_heads(scratch: Path) -> tuple[str, str]:
+    head = drafter_dir("eagle2")
+    return str(head), str(perturbed(head, scratch / "eagle2-noisy", NOISE))
+
+
+def _tau_table(outcomes: Mapping[str, Outcome]) -> Table:
+    categories = list(next(iter(outcomes.values())).tau)
+    rows = [
+        [name, *(f"{outcome.tau[category]:.2f}" for category in categories), f"{outcome.overall:.2f}"]
+        for name, outcome in outcomes.items()
+    ]
+    return table("mean acceptance length (tokens per verdict, bonus included)", ("way", *categories, "all"), rows)
+
+
+def _cost_table(outcomes: Mapping[str, Outcome]) -> Table:
+    """The routing report's routers always take +100 % trees."""
+    counted = ("trees/1000 tokens", "extra trees", "passes/1000 tokens")
+    columns = ("way", *counted, "skipped", "draft ms a cycle", "sent", "not exact")
+    rows = [
+        [
+            name,
+            f"{outcome.drafts_per_1000_tokens:.0f}",
+            f"{outcome.extra_drafts:+.0%}",
+            f"{outcome.passes_per_1000_tokens:.0f}",
+            f"{outcome.skipped:.0%}",
+            f"{outcome.draft_ms:.2f}",
+            " / ".join(f"{share:.0%}" for share in outcome.shares.values()),
+            f"{outcome.mismatches}",
+        ]
+        for name, outcome in outcomes.items()
+    ]
+    return table("what it takes to draft", columns, rows)
