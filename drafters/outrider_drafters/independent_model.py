@@ -69,7 +69,8 @@ class CausalModel:
     def __init__(self, model: PreTrainedModel) -> None:
         _register()
         model.set_attn_implementation(IMPLEMENTATION)
-        self.model = model.eval().requires_grad_(False)
+        model.train(False)
+        self.model = model.requires_grad_(False)
         config = model.config.get_text_config()
         self.kind: str = model.config.model_type
         self.max_context: int | None = getattr(config, "max_position_embeddings", None)
