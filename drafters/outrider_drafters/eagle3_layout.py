@@ -174,7 +174,10 @@ def _own_embedding(files: DrafterFiles, target: TargetSizes, width: int) -> bool
     if asked == "target" and width != target.hidden:
         raise files.fault(f"embedding=target: its width is {target.hidden}, the head's {width}")
     if held:
-        files.need_equal(f"rows of {EMBEDDING}", files.checkpoint.matrix(EMBEDDING)[0], target.vocab)
+        rows, columns = files.checkpoint.matrix(EMBEDDING)
+        files.need_equal(f"rows of {EMBEDDING}", rows, target.vocab)
+        if columns != width:
+            raise files.fault(f"{EMBEDDING} has {columns} columns: need {width}, the head's width")
     return asked == "own" or width != target.hidden
 
 
