@@ -206,4 +206,5 @@ FAMILY = Family(
     recognises=recognises,
     drafter=_load_drafter,
     tap=_load_tap,
+    keeps=lambda name: name.startswith(PREFIX),
 )
