@@ -24,13 +24,13 @@ class StackedBlock:
         weights = [block.weights for block in blocks]
         self.shape = blocks[0].shape
         self.num_heads = len(blocks)
-        self._qkv = torch.stack([each.qkv for each in weights])
-        self._qkv_bias = _stacked([each.qkv_bias for each in weights])
-        self._head_norms = _stacked([each.head_norms for each in weights])
-        self._out = torch.stack([each.out for each in weights])
-        self._gate_up = torch.stack([each.gate_up for each in weights])
-        self._down = torch.stack([each.down for each in weights])
-        self._input_norm = _stacked([each.input_norm for each in weights])
+        self._qkv = stacked([each.qkv for each in weights])
+        self._qkv_bias = _stacked_if_any([each.qkv_bias for each in weights])
+        self._head_norms = _stacked_if_any([each.head_norms for each in weights])
+        self._out = stacked([each.out for each in weights])
+        self._gate_up = stacked([each.gate_up for each in weights])
+        self._down = stacked([each.down for each in weights])
+        self._input_norm = _stacked_if_any([each.input_norm for each in weights])
         self._mlp_norm = torch.stack([each.mlp_norm for each in weights])
 
     def new_cache(self) -> StackedCache:
@@ -97,9 +97,13 @@ class StackedCache:
 
 
 def times(x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [heads, n, in] through weights [heads, out, in] and bias [heads, out]."""
-    turned = weights.transpose(1, 2)
-    return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, turned)
+    """x [heads, n, in] through stacked matrices [heads, in, out] and bias [heads, out]."""
+    return torch.bmm(x, weights) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weights)
+
+
+def stacked(matrices: Sequence[Tensor]) -> Tensor:
+    """Matrices [out, in] as [heads, in, out], laid out so: bmm over few rows then takes half the time on a CPU."""
+    return torch.stack([matrix.detach() for matrix in matrices]).transpose(1, 2).contiguous()
 
 
 def for_all(rows: Tensor, heads: slice, num_heads: int) -> Tensor:
@@ -124,6 +128,6 @@ def can_stack(one: Tensor | None, other: Tensor | None) -> bool:
     return plain and (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
-def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:
+def _stacked_if_any(tensors: Sequence[Tensor | None]) -> Tensor | None:
     present = [tensor for tensor in tensors if tensor is not None]
     return torch.stack(present) if present else None

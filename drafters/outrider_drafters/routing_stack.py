@@ -19,7 +19,7 @@ from outrider_drafters.eagle2 import Eagle2Drafter
 from outrider_drafters.grow import Level
 from outrider_drafters.layers import Rope
 from outrider_drafters.record import Record
-from outrider_drafters.routing_block import StackedBlock, alike, can_stack, for_all, times
+from outrider_drafters.routing_block import StackedBlock, alike, can_stack, for_all, stacked, times
 from outrider_drafters.rows import Rows
 from outrider_proto.tree import ROOT
 
@@ -34,7 +34,7 @@ class Stack:
         self.embed = heads[0].embed
         self.block = StackedBlock([head.block for head in heads])
         self._first = heads[0]
-        self._fc = torch.stack([head.fc.weight.detach() for head in heads])
+        self._fc = stacked([head.fc.weight for head in heads])
         self._fc_bias = torch.stack([bias.detach() for bias in biases]) if biases else None
 
     def pairs(self, embeds: Tensor, features: Tensor, heads: slice) -> Tensor:
