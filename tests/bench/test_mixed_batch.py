@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from golden_pairs import GOLDEN, PROMPTS, drafters, models, target, target_of
+from golden_pairs import GOLDEN, PROMPTS, TARGETS, models, source, target
 
 from outrider_drafters.drafter import DraftState
 from outrider_drafters.grow import grow_tree
@@ -42,7 +42,7 @@ class Rider:
         self.tokens = list(self.prompt)
         self.state = models(self.name, self.target_name).drafter.new_state()
         self.state.append(self.tokens)
-        tap = load_tap(drafters()[self.name], GOLDEN / self.target_name)
+        tap = load_tap(source(self.name), GOLDEN / self.target_name)
         self.held = Held(target(self.target_name).kv, tap)
 
     @property
@@ -76,7 +76,7 @@ def ride(engine: Engine, riders: list[Rider]) -> None:
 
 def riders(target_name: str) -> list[Rider]:
     """Every drafter of this target, and the ones that need no checkpoint; two of each, of different lengths."""
-    names = [name for name in drafters() if target_of(name) == target_name]
+    names = [name for name in TARGETS if TARGETS[name] == target_name]
     names += [name for name in ("lookup",) if name not in names]
     return [
         Rider(name, target_name, rule, PROMPTS[number % 2] * (1 + number) + [7 + number])
@@ -84,7 +84,7 @@ def riders(target_name: str) -> list[Rider]:
     ]
 
 
-@pytest.mark.parametrize("target_name", sorted({target_of(name) for name in drafters()}))
+@pytest.mark.parametrize("target_name", sorted(set(TARGETS.values())))
 def test_each_writes_as_it_would_alone(target_name):
     engine, alone, together = Engine(target(target_name)), riders(target_name), riders(target_name)
     for rider in alone:

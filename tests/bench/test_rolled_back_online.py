@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import pytest
 import torch
-from golden_pairs import GOLDEN, PROMPTS, drafters, models, target, target_of
+from golden_pairs import GOLDEN, PROMPTS, TARGETS, models, source, target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -22,12 +23,16 @@ from outrider_drafters.drafter import Drafter, DraftState
 from outrider_drafters.load import load_tap
 from outrider_drafters.shape import TreeShape
 from outrider_proto.frames import Sampling
-from outrider_proto.tree import DraftTree
+from outrider_proto.tree import ROOT, DraftTree
 from outrider_server.choice import Chooser
 from outrider_server.engine import Engine, Work
 from outrider_server.held import Held
+from outrider_server.plain import plain_greedy
 from outrider_server.taps import load_taps
+from outrider_server.target import Target
 from outrider_server.verifier import Verifier
+
+NEW_TOKENS = 16
 
 
 @dataclass
@@ -41,27 +46,34 @@ class Drafting:
 
 
 class Watched:
-    """A drafter that notes what its states answer, and tells its caller something else: logits with noise, so that what
-    is drafted, accepted and rolled back is as random as `noise` says."""
+    """A drafter that notes what its states answer, and tells its caller something else: logits with noise, and now and
+    then the target's own next token first. So any drafter's drafts are accepted and rolled back at random."""
 
-    def __init__(self, inner: Drafter, noise: float, seed: int) -> None:
+    def __init__(self, inner: Drafter, noise: float, hints: float, seed: int) -> None:
         self._inner = inner
         self._noise = noise
+        self._hints = hints
         self._generator = torch.Generator().manual_seed(seed)
+        self.truth: list[int] = []  # what the target writes, its prompt included
         self.family, self.tap, self.vocab_size, self.plan = inner.family, inner.tap, inner.vocab_size, inner.plan
         self.noted: list[Drafting] = []
 
     def new_state(self) -> WatchedState:
         return WatchedState(self._inner.new_state(), self)
 
-    def disturbed(self, logits: Tensor) -> Tensor:
-        return logits + self._noise * torch.randn(logits.shape, generator=self._generator)
+    def disturbed(self, logits: Tensor, text: list[int]) -> Tensor:  # [V], for what follows the text
+        logits = logits + self._noise * torch.randn(logits.shape, generator=self._generator)
+        knows = len(text) < len(self.truth) and self.truth[: len(text)] == text
+        if knows and float(torch.rand((), generator=self._generator)) < self._hints:
+            logits[self.truth[len(text)]] = logits.max() + 1
+        return logits
 
 
 class WatchedState:
     def __init__(self, inner: DraftState, drafter: Watched) -> None:
         self._inner, self._drafter = inner, drafter
         self._tokens: list[int] = []
+        self._texts: list[list[int]] = []  # that end with each expanded node
 
     @property
     def num_tokens(self) -> int:
@@ -89,20 +101,23 @@ class WatchedState:
     def root_logits(self) -> Tensor:
         logits = self._inner.root_logits()
         self._drafter.noted.append(Drafting(list(self._tokens), self._inner.num_features, logits.clone()))
-        return self._drafter.disturbed(logits)
+        self._texts.clear()
+        return self._drafter.disturbed(logits, self._tokens)
 
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         logits = self._inner.expand(tokens, parents)
         self._drafter.noted[-1].levels.append((list(tokens), list(parents), logits.clone()))
-        return self._drafter.disturbed(logits)
+        for token, parent in zip(tokens, parents, strict=True):
+            self._texts.append([*(self._tokens if parent == ROOT else self._texts[parent]), token])
+        ends = self._texts[-len(tokens) :]
+        return torch.stack([self._drafter.disturbed(*pair) for pair in zip(logits, ends, strict=True)])
 
 
 @asynccontextmanager
 async def served(name: str):
     """The real verifier in this process, with what this drafter wants."""
-    verifier = Verifier(
-        target(target_of(name)), load_taps(target(target_of(name)), GOLDEN / target_of(name), [drafters()[name]])
-    )
+    served_target = target(TARGETS[name])
+    verifier = Verifier(served_target, load_taps(served_target, GOLDEN / TARGETS[name], [source(name)]))
     await verifier.start()
     try:
         yield LocalTransport(verifier.describe, verifier.session)
@@ -114,9 +129,9 @@ def fresh(name: str, drafting: Drafting) -> DraftState:
     """A new state given the same tokens, and the features of a new session of the server on them, as many."""
     state = models(name).drafter.new_state()
     state.append(drafting.tokens)
-    tap = load_tap(drafters()[name], GOLDEN / target_of(name))
+    tap = load_tap(source(name), GOLDEN / TARGETS[name])
     if tap is not None and drafting.num_features:
-        engine, held = Engine(target(target_of(name))), Held(target(target_of(name)).kv, tap)
+        engine, held = Engine(target(TARGETS[name])), Held(target(TARGETS[name]).kv, tap)
         chain = drafting.tokens[: drafting.num_features]
         (outcome,) = engine.verify([Work(held, chain, DraftTree(), Chooser(Sampling()))])
         engine.commit(outcome)
@@ -137,6 +152,7 @@ def check(name: str, drafting: Drafting) -> None:
 scripts = st.fixed_dictionaries(
     {
         "noise": st.sampled_from([0.0, 1.0, 4.0]),
+        "hints": st.sampled_from([0.0, 0.5, 0.9]),
         "seed": st.integers(0, 2**31),
         "shared": st.integers(0, 12),  # of the first answer's text, how much the second prompt begins with
         "shape": st.builds(TreeShape, st.integers(1, 4), st.integers(1, 5), st.integers(1, 12)),
@@ -146,28 +162,43 @@ scripts = st.fixed_dictionaries(
 )
 
 
+@lru_cache
+def oracle(name: str) -> Target:
+    """The target once more, for the plain loop beside the one that serves."""
+    return Target.load(str(GOLDEN / name))
+
+
+@lru_cache
+def written(name: str, prompt: tuple[int, ...]) -> list[int]:
+    """A prompt and what the target writes, greedily."""
+    return [*prompt, *plain_greedy(oracle(name), prompt, NEW_TOKENS)]
+
+
 async def play(name: str, script: dict) -> list[Drafting]:
     """Two answers of one session, the second on a prompt that shares some text with the first."""
-    watched = Watched(models(name).drafter, script["noise"], script["seed"])
+    watched = Watched(models(name).drafter, script["noise"], script["hints"], script["seed"])
     config = ClientConfig(
-        target=GOLDEN / target_of(name),
-        drafter=drafters()[name],
+        target=GOLDEN / TARGETS[name],
+        drafter=source(name),
         codec="float32",
         shape=script["shape"] if watched.plan is None else None,
         wait_for_features=script["wait_for_features"],
         sampling=Sampling(script["temperature"], seed=script["seed"]),
-        max_new_tokens=16,
+        max_new_tokens=NEW_TOKENS,
     )
     equipment = replace(models(name), drafter=watched)
     async with served(name) as transport, AsyncClient(config, models=equipment, transport=transport) as client:
+        watched.truth = written(TARGETS[name], tuple(PROMPTS[0]))
         first = await gather(client, PROMPTS[0])
         text = [*PROMPTS[0], *first.token_ids]
-        await gather(client, [*text[: len(PROMPTS[0]) - 4 + script["shared"]], *PROMPTS[1][1:5]])
+        second = [*text[: len(PROMPTS[0]) - 4 + script["shared"]], *PROMPTS[1][1:5]]
+        watched.truth = written(TARGETS[name], tuple(second))
+        await gather(client, second)
     return watched.noted
 
 
-@pytest.mark.parametrize("name", drafters())
-@settings(max_examples=8)
+@pytest.mark.parametrize("name", TARGETS)
+@settings(max_examples=6)
 @given(script=scripts)
 async def test_state_equals_that_after_a_fresh_prefill(name, script):
     noted = await play(name, script)
