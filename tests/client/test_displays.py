@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import sys
 
 from rich.console import Console
 
+from outrider_client import cli
 from outrider_client.events import (
     Committed,
     Cycle,
@@ -17,7 +19,9 @@ from outrider_client.events import (
     Stats,
     Unverified,
     Verified,
+    Warned,
 )
+from outrider_client.head_use import HeadUse
 from outrider_client.json_display import JsonDisplay
 from outrider_client.link_state import LinkState
 from outrider_client.live_display import LiveDisplay, coloured
@@ -106,6 +110,26 @@ def test_terminal_ends_with_the_text_and_a_line_of_figures():
     assert "3 calls" in final
     assert "↑ 1.5 kB" in final
     assert "1 rolled back" in final
+
+
+def test_terminal_says_whose_drafts_were_sent():
+    use = HeadUse(drafts_per_1000_tokens=251.7, cycles={"math": 3, "chat": 1}, shares={"math": 0.75, "chat": 0.25})
+    screen = shown([Finished("limit", Statistics(heads=use))], width=140, height=20)
+    assert "math 75%, chat 25% of drafts, 252 trees/1000 tokens" in screen
+    one = HeadUse(drafts_per_1000_tokens=251.7, cycles={"moa": 3}, shares={"moa": 1.0})
+    assert "trees" not in shown([Finished("limit", Statistics(heads=one))], width=140, height=20)
+
+
+def test_a_warning_waits_for_the_end_of_the_answer(capsys):
+    class Client:
+        def generate(self, prompt):
+            yield Warned("odd drafter")
+            yield from ANSWER
+
+    cli._answer(Client(), [1], PlainDisplay(sys.stdout))
+    heard = capsys.readouterr()
+    assert heard.out == TEXT + "\n"
+    assert heard.err == "outrider: warning: odd drafter\n"
 
 
 def test_terminal_scrolls_what_can_no_longer_change():

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from outrider_client.statistics import Meter, Statistics
+from outrider_drafters.grow import Drafted
+from outrider_drafters.routing_confidence import confidence_of
+from outrider_drafters.routing_heads import Routed
 from outrider_proto.frames import Verdict
+from outrider_proto.tree import DraftTree
 
 
 def snapshot(meter: Meter, now: float = 2.0, new_tokens: int = 10, unverified: int = 0) -> Statistics:
@@ -20,6 +26,20 @@ def test_acceptance():
     assert statistics.mean_acceptance_length == pytest.approx(1 + 7 / 4)
     assert statistics.draft_acceptance_rate == pytest.approx(7 / 35)
     assert statistics.acceptance_histogram == (1, 1, 0, 2)
+
+
+def test_acceptance_of_a_drafted_tree_goes_to_its_head():
+    meter = Meter(0.0, ["moa"])
+    drafted = Drafted(DraftTree.chain((4, 5)), (-0.1, -0.7))
+    meter.routed(Routed(drafted, 0, confidence_of(drafted), 1, 2, skipped=False))
+    meter.judged_draft(drafted, (0,))
+    meter.copied()
+    statistics = snapshot(meter, new_tokens=12, unverified=2)
+    assert statistics.acceptance_histogram == (0, 1)
+    assert statistics.copied == 1
+    assert statistics.heads.cycles == {"moa": 1}
+    assert statistics.heads.drafts_per_1000_tokens == pytest.approx(100)  # of tokens with the target's word
+    assert statistics.heads.confidence.accepted == pytest.approx(math.exp(-0.1))
 
 
 def test_times():
