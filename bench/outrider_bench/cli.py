@@ -8,6 +8,7 @@ from outrider_bench.comparison_commands import depth_sweep_command, drafters_com
 from outrider_bench.pair_commands import eval_command, exact_command, overhead_command, recover_command
 from outrider_bench.routing_command import routing_command
 from outrider_bench.trace_command import trace_command
+from outrider_bench.verify_cost_command import verify_cost_command
 from outrider_proto.errors import LinkError, OutriderError, Refusal
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -19,6 +20,7 @@ app.command("recover")(recover_command)
 app.command("drafters")(drafters_command)
 app.command("depth-sweep")(depth_sweep_command)
 app.command("routing")(routing_command)
+app.command("verify-cost")(verify_cost_command)
 
 
 @app.callback()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider_bench.evaluation import Evaluation
+from outrider_bench.verify_cost import Cost
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +25,31 @@ def plot_evaluation(evaluation: Evaluation, path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     _plot_acceptance(left, evaluation)
     _plot_outage(right, evaluation)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def plot_verify_costs(title: str, costs: Sequence[Cost], path: Path) -> None:
+    """A pass's cost against its new tokens, in decodes."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.5, 4.5), layout="constrained")
+    sizes = [cost.tokens for cost in costs]
+    axes.plot(sizes, [cost.ratio for cost in costs], "o-", color=_COLOURS[0], label="one pass")
+    axes.plot(sizes, sizes, "--", color="grey", label="as many decodes")
+    axes.axhline(1, color="black", linewidth=1, label="one decode")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_yticks(sizes, [str(size) for size in sizes])
+    axes.set_xlabel("new tokens in a pass")
+    axes.set_ylabel("time of the pass, in decodes")
+    axes.set_title(title, fontsize="medium")
+    axes.legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
