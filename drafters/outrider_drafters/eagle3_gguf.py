@@ -81,7 +81,7 @@ def halves(file: GgufFile, name: str, tensor: Tensor, heads: int) -> Tensor:
 
 def _offsets(d2t: Tensor) -> Tensor:
     """Target ids occur once, while a table of offsets of any real vocabulary repeats some."""
-    return offsets(d2t) if len(d2t.unique()) == len(d2t) else d2t
+    return offsets(d2t) if len(set(d2t.tolist())) == len(d2t) else d2t
 
 
 def _config(file: GgufFile, heads: int) -> Config:

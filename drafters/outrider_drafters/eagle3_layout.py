@@ -126,6 +126,8 @@ def _block(files: DrafterFiles) -> BlockShape:
         raise files.fault(f"{prefix}: {q_rows} rows of q_proj and {k_rows} of k_proj do not make {heads} heads")
     if columns != 2 * width:
         raise files.fault(f"{prefix}q_proj has {columns} columns: need {2 * width}, an embedding beside a feature")
+    if files.config.get("hidden_act") not in (None, "silu", "swish"):
+        raise files.fault(f"hidden_act={files.config['hidden_act']}: need silu")
     if files.config.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise files.fault(f"partial_rotary_factor={files.config['partial_rotary_factor']}: need 1")
     theta = files.options.rope_theta

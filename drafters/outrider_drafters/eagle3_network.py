@@ -112,7 +112,7 @@ class PairAttention(nn.Module):
         return rope.turn(queries), rope.turn(keys), self._heads(self.v_proj(x))
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
+        return x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim).transpose(-3, -2)
 
 
 class PairLayer(nn.Module):
@@ -150,11 +150,11 @@ class _Seen:
         """[B, T, heads x head_dim] for queries [B, heads, T, head_dim], keys and values [B, kv_heads, T, head_dim]."""
         self._keys.append(keys.unsqueeze(2))
         self._values.append(values.unsqueeze(2))
-        queries = queries.unflatten(1, (keys.shape[1], -1)) * queries.shape[-1] ** -0.5  # [B, kv, group, T, head_dim]
-        scores = (queries @ self._keys[0].transpose(-1, -2)).masked_fill(~self._mask, -torch.inf)
-        own = [(queries * later).sum(-1, keepdim=True) for later in self._keys[1:]]
+        batch, heads, length, width = queries.shape
+        grouped = queries.reshape(batch, keys.shape[1], heads // keys.shape[1], length, width) * width**-0.5
+        scores = (grouped @ self._keys[0].transpose(-1, -2)).masked_fill(~self._mask, -torch.inf)
+        own = [(grouped * later).sum(-1, keepdim=True) for later in self._keys[1:]]
         weights = torch.cat((scores, *own), dim=-1).float().softmax(-1).to(values.dtype)
-        length = scores.shape[-1]
         mixed = weights[..., :length] @ self._values[0]
         for number, later in enumerate(self._values[1:]):
             mixed = mixed + weights[..., length + number, None] * later

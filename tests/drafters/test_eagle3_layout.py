@@ -106,6 +106,7 @@ def test_heads_that_do_not_divide_are_refused(head):
         ("target_hidden_size", 32, "target_hidden_size is 32, the target's 64"),
         ("rope_scaling", {"rope_type": "longrope"}, "rope_scaling of type longrope"),
         ("partial_rotary_factor", 0.5, r"partial_rotary_factor=0\.5"),
+        ("hidden_act", "gelu", "hidden_act=gelu: need silu"),
         ("norm_before_fc", True, r"lacks tensors input_norm\.weight"),
         ("fc_norm", True, r"lacks tensors fc_norm\.0\.weight, fc_norm\.1\.weight, fc_norm\.2\.weight"),
         ("eagle_aux_hidden_state_layer_ids", [2, 4], "takes 3 hidden states, but the layers are 2-4; name the right"),
