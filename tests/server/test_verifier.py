@@ -114,6 +114,19 @@ async def test_sampled_decode_and_drafts_say_the_same():
         assert texts[0] == texts[1] == texts[2]
 
 
+async def test_typical_decodes_argmaxes_and_drafts_as_the_rule_has_it(truth):
+    """No draft: the target's greedy text, whatever the seed. A draft of typical tokens stands, right or not."""
+    loose = Sampling(5.0, seed=8, acceptance="typical", epsilon=0.0)
+    async with serving() as verifier, talking(verifier) as talk:
+        await talk.open(verifier.describe(), sampling=loose)
+        assert [v.bonus for v in await talk.decode(0, PROMPT[:-1], PROMPT[-1], 9)] == truth[:9]
+        wrong = DraftTree.chain([(token + 1) % 61 or 3 for token in truth[1:5]])
+        verdict = await talk.verdict(len(PROMPT), (), truth[0], wrong)
+        assert verdict.path == (0, 1, 2, 3)
+        (bonus,) = await talk.decode(len(PROMPT), (truth[0], *wrong.tokens[:-1]), wrong.tokens[-1], 1)
+        assert bonus.bonus == verdict.bonus
+
+
 async def test_cancel_ends_a_decode():
     async with serving() as verifier, talking(verifier) as talk:
         await talk.open(verifier.describe())
