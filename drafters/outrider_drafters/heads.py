@@ -26,6 +26,14 @@ DEFAULT_CHOICES = "mc_sim_7b_63"
 Line = tuple[int, ...]  # the tokens after the feature's position
 
 
+class Reading(Protocol):
+    """What heads make of one feature."""
+
+    def after(self, lines: Sequence[Line]) -> Tensor:
+        """Logits [n, V] for the successors of n lines of the same length; of no tokens: the target's lm_head's."""
+        ...
+
+
 class Heads(Protocol):
     """What a family of heads computes."""
 
@@ -45,18 +53,18 @@ class Heads(Protocol):
         """Of the type and on the device in which it computes."""
         ...
 
-    def after(self, feature: Tensor, lines: Sequence[Line]) -> Tensor:
-        """Logits [n, V] for the successors of n lines of the same length, feature [1, width]; no tokens: lm_head's."""
+    def read(self, feature: Tensor) -> Reading:
+        """Of one drafting's feature [1, width]."""
         ...
 
 
-class HeadsState:
+class ReadingState:
     """See drafter.DraftState. Nothing is cached between drafts, so a rollback has nothing to undo."""
 
     def __init__(self, heads: Heads) -> None:
         self._heads = heads
         self._record = NewestRecord(heads.tap.width, heads.like)
-        self._feature = torch.empty(0)  # [1, width], what this drafting reads
+        self._reading: Reading | None = None  # this drafting's
         self._root: Line = ()  # this drafting's
         self._lines: list[Line] = []  # of its scratch rows
 
@@ -91,19 +99,20 @@ class HeadsState:
         if newest is None or not self.reach:
             raise UsageError(f"the newest of {self.num_features} features is too old for {self._heads.num_heads} heads")
         position, row = newest
-        self._feature = row.clone()  # a rollback may overwrite it
+        self._reading = self._heads.read(row.clone())  # a rollback may overwrite the row
         self._root = tuple(self._record.tokens[position + 1 :])
         self._lines = []
-        return self._heads.after(self._feature, [self._root])[0]
+        return self._reading.after([self._root])[0]
 
     @torch.inference_mode()
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        assert self._reading is not None
         above = [self._root if parent == ROOT else self._lines[parent] for parent in parents]
         lines = [(*line, token) for line, token in zip(above, tokens, strict=True)]
         if len(lines[0]) > self._heads.num_heads:
             raise UsageError(f"a level beyond the last of {self._heads.num_heads} heads")
         self._lines += lines
-        return self._heads.after(self._feature, lines)
+        return self._reading.after(lines)
 
     def _newest(self) -> tuple[int, Tensor] | None:
         """The feature to draft from; the root's own only where its successor can be told from it."""

@@ -23,7 +23,7 @@ from outrider_drafters.checkpoint import Checkpoint
 from outrider_drafters.family import Family
 from outrider_drafters.files import DrafterFiles
 from outrider_drafters.frozen import FrozenTarget, TargetSizes
-from outrider_drafters.heads import HeadsState, Line, default_choices
+from outrider_drafters.heads import ReadingState, Line, default_choices
 from outrider_drafters.hydra import Hydra, HydraBlock, HydraSizes
 from outrider_drafters.hydra_tap import HydraPrefixTap, prefix_info
 from outrider_drafters.layers import WEIGHTS, BlockShape, stored_shape
@@ -71,22 +71,33 @@ class HydraDrafter:
         self.num_heads = hydra.sizes.heads
         self.knows_next = hydra.prefix is None and hydra.sizes.offset == 0
         self.plan: TreePlan | None = default_choices(self.num_heads)
-        self._grounded = hydra.sizes.grounded
-        self._heads = [HydraHead(*parts) for parts in hydra.heads]
+        self.grounded = hydra.sizes.grounded
+        self.heads = [HydraHead(*parts) for parts in hydra.heads]
 
-    def new_state(self) -> HeadsState:
-        return HeadsState(self)
+    def new_state(self) -> ReadingState:
+        return ReadingState(self)
 
-    def after(self, feature: Tensor, lines: Sequence[Line]) -> Tensor:
-        """See heads.Heads."""
+    def read(self, feature: Tensor) -> HydraReading:
+        return HydraReading(self, feature)
+
+
+class HydraReading:
+    """See heads.Reading."""
+
+    def __init__(self, drafter: HydraDrafter, feature: Tensor) -> None:
+        self._drafter = drafter
+        self._feature = feature
+
+    def after(self, lines: Sequence[Line]) -> Tensor:
         number = len(lines[0]) - 1
         if number < 0:
-            return F.linear(feature, self.frozen.lm_head).float()
-        if not self._grounded:
-            return self._heads[number].logits(feature).float().expand(len(lines), -1)
-        embeds = F.embedding(torch.tensor(lines, dtype=torch.int64, device=self.like.device), self.frozen.embed)
-        x = torch.cat((feature.expand(len(lines), -1), embeds.flatten(1)), dim=-1)
-        return self._heads[number].logits(x).float()
+            return F.linear(self._feature, self._drafter.frozen.lm_head).float()
+        head = self._drafter.heads[number]
+        if not self._drafter.grounded:
+            return head.logits(self._feature).float().expand(len(lines), -1)
+        tokens = torch.tensor(lines, dtype=torch.int64, device=self._feature.device)
+        embeds = F.embedding(tokens, self._drafter.frozen.embed).flatten(1)
+        return head.logits(torch.cat((self._feature.expand(len(lines), -1), embeds), dim=-1)).float()
 
 
 def tap_info(hydra: Hydra) -> TapInfo:

@@ -19,7 +19,7 @@ from outrider_drafters.checkpoint import MEDUSA_HEADS, write_model
 from outrider_drafters.family import Family
 from outrider_drafters.files import DrafterFiles
 from outrider_drafters.frozen import FrozenTarget, TargetSizes
-from outrider_drafters.heads import HeadsState, Line, default_choices
+from outrider_drafters.heads import ReadingState, Line, default_choices
 from outrider_drafters.medusa_layout import EXTRAS, SHARED, MedusaLayout, read_layout, read_token_map, recognises
 from outrider_drafters.newest import NewestHiddenTap, newest_hidden_info
 from outrider_drafters.shape import TreePlan
@@ -111,24 +111,54 @@ class MedusaDrafter:
         self.plan: TreePlan | None = default_choices(sizes.heads)
         self._blocks = [head[: sizes.blocks] for head in medusa.heads]
         common = frozen.lm_head if shared is None else shared
-        outputs = [_output(head) for head in medusa.heads] if sizes.rows else [common] * sizes.heads
+        outputs = [_output(head) for head in medusa.heads] if sizes.rows else [common]
         self._tokens = None if tokens is None else tokens.to(self.like.device)
         self._outputs = [_kept(output, self._tokens) for output in outputs]
 
-    def new_state(self) -> HeadsState:
-        return HeadsState(self)
+    def new_state(self) -> ReadingState:
+        return ReadingState(self)
 
-    def after(self, feature: Tensor, lines: Sequence[Line]) -> Tensor:
-        """See heads.Heads: every line has the same successors."""
-        return self._logits(feature, len(lines[0]) - 1).expand(len(lines), -1)
+    def read(self, feature: Tensor) -> MedusaReading:
+        return MedusaReading(self, feature)
 
-    def _logits(self, feature: Tensor, head: int) -> Tensor:
-        if head < 0:
-            return F.linear(feature, self.frozen.lm_head).float()
-        logits = F.linear(self._blocks[head](feature), self._outputs[head]).float()
+    @property
+    def has_common_output(self) -> bool:
+        return len(self._outputs) < self.num_heads
+
+    def next_logits(self, feature: Tensor) -> Tensor:
+        """The target's own answer [1, V]."""
+        return F.linear(feature, self.frozen.lm_head).float()
+
+    def logits(self, feature: Tensor, heads: range) -> Tensor:
+        """Those of some heads [heads, V]: one that has its own output, or any of those that have one together."""
+        mixed = torch.cat([self._blocks[head](feature) for head in heads])
+        logits = F.linear(mixed, self._outputs[0 if self.has_common_output else heads.start]).float()
         if self._tokens is None:
             return logits
-        return logits.new_full((1, self.vocab_size), -torch.inf).index_copy_(1, self._tokens, logits)
+        return logits.new_full((len(heads), self.vocab_size), -torch.inf).index_copy_(1, self._tokens, logits)
+
+
+class MedusaReading:
+    """See heads.Reading. A common output is gone through once for all heads: fetching its rows is the cost."""
+
+    def __init__(self, drafter: MedusaDrafter, feature: Tensor) -> None:
+        self._drafter = drafter
+        self._feature = feature
+        self._together: Tensor | None = None  # [heads, V]
+
+    def after(self, lines: Sequence[Line]) -> Tensor:
+        """Every line has the same successors."""
+        return self._of(len(lines[0]) - 1).expand(len(lines), -1)
+
+    def _of(self, head: int) -> Tensor:
+        """A head's logits [1, V]; the target's own for -1."""
+        if head < 0:
+            return self._drafter.next_logits(self._feature)
+        if not self._drafter.has_common_output:
+            return self._drafter.logits(self._feature, range(head, head + 1))
+        if self._together is None:
+            self._together = self._drafter.logits(self._feature, range(self._drafter.num_heads))
+        return self._together[head : head + 1]
 
 
 def _head(sizes: MedusaSizes) -> nn.Sequential:

@@ -195,7 +195,24 @@ def test_vllms_heads_may_share_an_output(place, tensors, arrays, own_name):
         | {f"lm_heads.{head}.weight": shared for head in range(4)},
         VLLM_CONFIG,
     ).load()
-    assert torch.equal(levels(drafter, arrays), levels(each, arrays))
+    close(levels(drafter, arrays), levels(each, arrays))
+
+
+def test_a_common_output_is_gone_through_once(place, tensors, arrays, monkeypatch):
+    """A tree of four levels costs one product with lm_head where the heads share it."""
+    products, linear = [], torch.nn.functional.linear
+
+    def counted(x, weight, *bias):
+        products.append(tuple(weight.shape))
+        return linear(x, weight, *bias)
+
+    blocks = {name: tensor for name, tensor in tensors.items() if "linear" in name}
+    shared, own = place.write(blocks).load(), place.write(tensors).load()
+    monkeypatch.setattr(torch.nn.functional, "linear", counted)
+    for drafter, count in ((shared, 1), (own, 4)):
+        products.clear()
+        levels(drafter, arrays)
+        assert products.count((256, 64)) == count
 
 
 @pytest.mark.parametrize("cut", [True, False])
