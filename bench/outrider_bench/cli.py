@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from outrider_bench.comparison_commands import depth_sweep_command, drafters_command
+from outrider_bench.edge_weights import edge_weights_command
 from outrider_bench.pair_commands import eval_command, exact_command, overhead_command, recover_command
 from outrider_bench.routing_command import routing_command
 from outrider_bench.trace_command import trace_command
@@ -19,6 +20,7 @@ app.command("overhead")(overhead_command)
 app.command("recover")(recover_command)
 app.command("drafters")(drafters_command)
 app.command("depth-sweep")(depth_sweep_command)
+app.command("edge-weights")(edge_weights_command)
 app.command("routing")(routing_command)
 app.command("verify-cost")(verify_cost_command)
 

@@ -39,7 +39,7 @@ class FileMark:
     @classmethod
     def of(cls, path: Path) -> FileMark:
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES))  # type: ignore[arg-type]  # typeshed wants what hashlib does not
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES))
         return cls(path.stat().st_size, digest.hexdigest())
 
 

@@ -39,6 +39,7 @@ class FusedBlock:
         self.shape = block.shape
         self._qkv = torch.cat([projection.weight for projection in projections]).detach()
         self._qkv_bias = torch.cat([p.bias for p in projections]).detach() if block.shape.qkv_bias else None
+        self._projections: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
         self._head_norms = _head_norms(block)
         self._out = attention.o_proj.weight.detach()
         self._gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach()
@@ -92,11 +93,17 @@ class FusedBlock:
         """Of q, k and v heads in this order those from `first` to `end`: [..., heads, n, head_dim]."""
         if self._input_norm is not None:
             x = F.rms_norm(x, self._input_norm.shape, self._input_norm, self.shape.eps)
-        rows = slice(first * self.shape.head_dim, end * self.shape.head_dim)
-        bias = None if self._qkv_bias is None else self._qkv_bias[rows]
-        heads = F.linear(x, self._qkv[rows], bias)
+        heads = F.linear(x, *self._projection(first, end))
         heads = heads.view(*x.shape[:-1], end - first, self.shape.head_dim).transpose(-3, -2)
         return heads if self._head_norms is None else self._normed(heads, self._head_norms[first:end])
+
+    def _projection(self, first: int, end: int) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of those heads, cut once: quantised rows are repacked for it."""
+        if (first, end) not in self._projections:
+            rows = slice(first * self.shape.head_dim, end * self.shape.head_dim)
+            bias = None if self._qkv_bias is None else self._qkv_bias[rows]
+            self._projections[first, end] = self._qkv[rows], bias
+        return self._projections[first, end]
 
     def _normed(self, heads: Tensor, weights: Tensor) -> Tensor:
         """The first heads with their own norms [k, 1, head_dim]; the v heads that follow have none."""

@@ -7,23 +7,19 @@ half-quadratic quantization), which moves a group's zero until few values are fa
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from outrider_drafters.quantised import Int4Codes, Int8Codes, QuantisedWeight
+from outrider_drafters.quantised import INT4_ROWS, Int4Codes, Int8Codes, QuantisedWeight
+from outrider_drafters.torchao_log import hush_torchao
 from outrider_proto.errors import UsageError
 
 Weights = Literal["float32", "bfloat16", "int8", "int4"]
 GROUP = 32  # values that share int4's scale and zero
-INT4_ROWS = 16  # torch's int4 kernel wants multiples of so many
 INT8, INT4, SCALE, ZERO = ".int8", ".int4", ".scale", ".zero"
 
 
@@ -104,22 +100,10 @@ def _int4(weight: Tensor) -> Int4Codes:
     return Int4Codes(codes[:, ::2] | (codes[:, 1::2] << 4), scales.view(groups), zeros.view(groups))
 
 
-def _torchao() -> Any:  # Any: torchao ships no types
+def _torchao() -> Any:  # Any: as below
+    hush_torchao()
     try:
-        with _quietly():
-            from torchao.quantization import quant_primitives
+        from torchao.quantization import quant_primitives  # type: ignore[import-untyped]  # ships no types
     except ImportError as error:
         raise UsageError("int8 and int4 weights are made with torchao: pip install 'outrider[edge]'") from error
     return quant_primitives
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """torchao's import tells of extensions that it does without, on standard error and in the log."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(before)

@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 MIDDLE = 8  # of int4's codes 0 .. 15
+ALIGNMENT = 16  # bytes: where rows begin elsewhere, the kernels of torch 2.13 fault or read past them
+INT4_ROWS = 16  # its int4 kernel takes multiples of so many
 FEW_ROWS = 16  # up to here torch's kernels for few rows are faster than a product with codes as bfloat16
 
 
@@ -60,6 +62,9 @@ class Int8Codes:
     codes: Tensor  # [n, k] int8
     scales: Tensor  # [n] bfloat16
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codes", _aligned(self.codes))  # a mapped file's are not
+
     @property
     def shape(self) -> tuple[int, int]:
         return self.codes.shape[0], self.codes.shape[1]
@@ -72,6 +77,8 @@ class Int8Codes:
         return self.codes.float() * self.scales.float().unsqueeze(-1)
 
     def few(self, x: Tensor) -> Tensor:
+        if self.codes.shape[1] % ALIGNMENT:
+            return self.many(x)
         return torch.ops.aten._weight_int8pack_mm(x, self.codes, self.scales)  # type: ignore[no-any-return]  # torch.ops
 
     def many(self, x: Tensor) -> Tensor:
@@ -108,6 +115,8 @@ class Int4Codes:
         return (grouped * self.scales.float().unsqueeze(-1) + self.zeros.float().unsqueeze(-1)).view(self.shape)
 
     def few(self, x: Tensor) -> Tensor:
+        if self.shape[0] % INT4_ROWS:
+            return self.many(x)
         packed, scales_and_zeros = self._packed
         group = self.shape[1] // self.scales.shape[1]
         product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, group, scales_and_zeros)
@@ -135,6 +144,10 @@ class Int4Codes:
         return packed, torch.stack((self.scales, self.zeros), dim=-1).transpose(0, 1).contiguous()
 
 
+def _aligned(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+
+
 class QuantisedWeight(Tensor):
     """Codes [n, k] in a tensor's place. Not trainable; on another device than the CPU it becomes a plain tensor."""
 
@@ -142,13 +155,13 @@ class QuantisedWeight(Tensor):
 
     @staticmethod
     def __new__(cls: type[QuantisedWeight], coded: Codes, dtype: torch.dtype = torch.float32) -> QuantisedWeight:
-        made: QuantisedWeight = Tensor._make_wrapper_subclass(cls, coded.shape, dtype=dtype)  # type: ignore[attr-defined]  # not in the stubs
+        made: QuantisedWeight = Tensor._make_wrapper_subclass(cls, coded.shape, dtype=dtype)
         return made
 
     def __init__(self, coded: Codes, dtype: torch.dtype = torch.float32) -> None:
         self.coded = coded
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # Any: the stub's
         return f"QuantisedWeight({type(self.coded).__name__}, shape={list(self.coded.shape)}, dtype={self.dtype})"
 
     def values(self) -> Tensor:
@@ -157,9 +170,9 @@ class QuantisedWeight(Tensor):
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [..., k] by the rows: [..., n], of x's type."""
-        rows = x.reshape(-1, x.shape[-1]).bfloat16()
+        rows = _aligned(x.reshape(-1, x.shape[-1]).bfloat16().contiguous())
         multiply = self.coded.few if len(rows) <= FEW_ROWS else self.coded.many
-        made = multiply(rows).to(x.dtype).view(*x.shape[:-1], -1)
+        made = multiply(rows).to(x.dtype).view(*x.shape[:-1], self.coded.shape[0])
         return made if bias is None else made + bias
 
     @classmethod
@@ -180,7 +193,7 @@ class QuantisedWeight(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # the stub forgets that it is a class method
         cls,
         func: Callable[..., Any],  # Any: as above
         types: Sequence[type],

@@ -67,6 +67,21 @@ def train(
 
 
 @app.command()
+def bundle(
+    drafter: Annotated[str, typer.Option(help="Directory or hub name, with its options: DIR,tli=1; or lookup.")],
+    out: Annotated[Path, typer.Option(help="Directory for the bundle, empty or not there.")],
+    target: Annotated[str | None, typer.Option(help="Directory or hub name; default: the embedded target.")] = None,
+    weights: Annotated[str, typer.Option(help="float32, bfloat16, int8 or int4.")] = "int8",
+) -> None:
+    """Put all that an edge device needs of a target and a drafter into one directory."""
+    from outrider_models.bundling import make_bundle, size_bytes  # torch takes seconds to import: not for --help
+    from outrider_models.embedded import target_dir
+
+    made = make_bundle(target or target_dir(), drafter, weights, out)
+    print(f"{out}: {size_bytes(out):,} bytes, {weights}, for target {made.target} ({made.target_fingerprint})")
+
+
+@app.command()
 def info() -> None:
     """List the embedded models: parameters, sizes, fingerprints, scores."""
     from outrider_models.info import embedded_models, embedded_scores, tokenizer_mark

@@ -1,0 +1,184 @@
+"""Making an edge bundle (outrider_drafters.bundle) of a target and a drafter."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import get_args
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outrider_drafters.bundle import DRAFTER, MANIFEST, Bundle, find_bundle
+from outrider_drafters.checkpoint import SINGLE, Checkpoint
+from outrider_drafters.config import read_config
+from outrider_drafters.drafter import Drafter
+from outrider_drafters.family import Family
+from outrider_drafters.files import DrafterFiles
+from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerprint
+from outrider_drafters.frozen import FrozenTarget, borrowed_names, resolve_dir
+from outrider_drafters.last_layers import LastLayers
+from outrider_drafters.load import load_drafter, open_source
+from outrider_drafters.quantise import Weights, quantised, stored
+from outrider_drafters.source import DrafterSource
+from outrider_proto.errors import UsageError
+
+OF_TARGET = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "spiece.model",
+    "chat_template.*",
+)
+EMBEDDING = "embed_tokens.weight"
+
+
+@dataclass(frozen=True, eq=False)
+class _Watched(FrozenTarget):
+    """A target that remembers how many of its last layers were asked for."""
+
+    asked: list[int] = field(default_factory=list)
+
+    def last_layers(self, count: int) -> LastLayers:
+        self.asked.append(count)
+        return FrozenTarget.last_layers(self, count)
+
+
+def make_bundle(target: str | Path, drafter: str | Path, weights: str, out: Path) -> Bundle:
+    """Write the bundle to `out` and load it again. Raises UsageError, having written nothing, for a directory that is
+    not empty and for a drafter that does not fit; and for what cannot be read again."""
+    directory, source = resolve_dir(target), DrafterSource.parse(drafter)
+    _check(weights, directory, out)
+    frozen = FrozenTarget.load(directory)
+    watched = _Watched(frozen.embed, frozen.lm_head, frozen.sizes, frozen.eos_token_ids, frozen.directory)
+    loaded = load_drafter(source, watched)
+    family, files = open_source(source)
+    packed = _packing(weights)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        _write_target(directory, max(watched.asked, default=0), packed, out)
+        if family.needs_files:
+            _write_drafter(files, family, packed, frozen, out / DRAFTER)
+        bundle = _manifest(str(target), directory, weights, source, family, loaded, frozen)
+        bundle.write(out)
+        _check_again(out, loaded)
+    except BaseException:
+        shutil.rmtree(out)
+        raise
+    return bundle
+
+
+def _check(weights: str, target: Path, out: Path) -> None:
+    if weights not in get_args(Weights):
+        raise UsageError(f"--weights {weights}: choose one of {', '.join(get_args(Weights))}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"--out {out}: not an empty directory")
+    if find_bundle(target) is not None:
+        raise UsageError(f"--target {target}: a bundle itself; give the full target")
+
+
+def _check_again(out: Path, made_of: Drafter) -> None:
+    again = load_drafter(out, FrozenTarget.load(out))
+    if again.tap != made_of.tap:
+        raise UsageError(f"{out}: the bundle's drafter wants features {again.tap.fingerprint}, not those of its source")
+
+
+def _manifest(
+    name: str,
+    target: Path,
+    weights: str,
+    source: DrafterSource,
+    family: Family,
+    loaded: Drafter,
+    frozen: FrozenTarget,
+) -> Bundle:
+    return Bundle(
+        weights=weights,
+        target=Path(name).name,
+        target_fingerprint=target_fingerprint(target),
+        tokenizer_fingerprint=tokenizer_fingerprint(target),
+        drafter=DRAFTER if family.needs_files else family.name,
+        options={**source.options.chosen(), "family": family.name},
+        tap=asdict(loaded.tap),
+        sizes=asdict(frozen.sizes),
+        made_by={package: version(package) for package in ("outrider", "torch")},
+    )
+
+
+Packing = Callable[[str, Tensor], Mapping[str, Tensor]]  # of a tensor's name and values: what lies in the file
+
+
+def _packing(weights: str) -> Packing:
+    match weights:
+        case "float32" | "bfloat16":
+            dtype = torch.float32 if weights == "float32" else torch.bfloat16
+            return lambda name, tensor: {name: tensor.to(dtype) if tensor.is_floating_point() else tensor}
+        case "int8" | "int4":
+            return lambda name, tensor: _coded(name, tensor, weights)
+    raise AssertionError(weights)
+
+
+def _coded(name: str, tensor: Tensor, weights: str) -> Mapping[str, Tensor]:
+    """Matrices as codes, embeddings never in fewer than 8 bits: a look-up reads one row, so there is nothing to win."""
+    if not (name.endswith(".weight") and tensor.ndim == 2 and tensor.is_floating_point()):
+        return {name: tensor}
+    return stored(name, quantised(tensor, "int8" if weights == "int8" or name.endswith(EMBEDDING) else "int4"))
+
+
+def _write_target(target: Path, num_layers: int, packed: Packing, out: Path) -> None:
+    """Its small files, embedding, lm_head, and the last layers with the norm after them."""
+    for pattern in OF_TARGET:
+        for path in target.glob(pattern):
+            shutil.copyfile(path, out / path.name)
+    config, checkpoint = read_config(target), Checkpoint(target)
+    embedding, head = borrowed_names(config, checkpoint)
+    stem = embedding.removesuffix(EMBEDDING)
+    total = int(config["num_hidden_layers"])
+    layers = tuple(f"{stem}layers.{number}." for number in range(total - num_layers, total))
+    names = {embedding, head} | {name for name in checkpoint.names if layers and name.startswith(layers)}
+    _save(checkpoint, names | ({f"{stem}norm.weight"} if layers else set()), packed, out)
+
+
+def _write_drafter(files: DrafterFiles, family: Family, packed: Packing, frozen: FrozenTarget, out: Path) -> None:
+    """Its tensors under their own names, without a copy of the target's embedding."""
+    out.mkdir()
+    path = files.directory / "config.json"
+    (out / "config.json").write_text(path.read_text() if path.is_file() else json.dumps(dict(files.config), indent=2))
+    for extra in files.directory.glob("*.json") if files.directory.is_dir() else ():
+        if extra.name != "config.json" and "index" not in extra.name:
+            shutil.copyfile(extra, out / extra.name)
+    names = set(files.names)
+    if EMBEDDING in names and _same(files.checkpoint.read(EMBEDDING), frozen.embed):
+        names.remove(EMBEDDING)
+    kept: Packing = lambda name, tensor: {name: tensor} if family.keeps(name) else packed(name, tensor)  # noqa: E731
+    _save(files.checkpoint, names, kept, out)
+
+
+def _same(own: Tensor, target: Tensor) -> bool:
+    return own.shape == target.shape and torch.equal(own.to(target), target)
+
+
+def _save(checkpoint: Checkpoint, names: set[str], packed: Packing, out: Path) -> None:
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(names):
+        tensors |= packed(name, checkpoint.read(name))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / SINGLE, metadata={"format": "pt"})
+
+
+def size_bytes(bundle: Path) -> int:
+    """Of all its files."""
+    return sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
+
+
+def has_bundle(directory: Path) -> bool:
+    """Whether it is one, without checking it."""
+    return (directory / MANIFEST).is_file()
