@@ -23,7 +23,7 @@ from outrider_drafters.checkpoint import Checkpoint
 from outrider_drafters.family import Family
 from outrider_drafters.files import DrafterFiles
 from outrider_drafters.frozen import FrozenTarget, TargetSizes
-from outrider_drafters.heads import ReadingState, Line, default_choices
+from outrider_drafters.heads import Line, ReadingState, default_choices
 from outrider_drafters.hydra import Hydra, HydraBlock, HydraSizes
 from outrider_drafters.hydra_tap import HydraPrefixTap, prefix_info
 from outrider_drafters.layers import WEIGHTS, BlockShape, stored_shape

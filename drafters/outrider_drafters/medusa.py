@@ -19,7 +19,7 @@ from outrider_drafters.checkpoint import MEDUSA_HEADS, write_model
 from outrider_drafters.family import Family
 from outrider_drafters.files import DrafterFiles
 from outrider_drafters.frozen import FrozenTarget, TargetSizes
-from outrider_drafters.heads import ReadingState, Line, default_choices
+from outrider_drafters.heads import Line, ReadingState, default_choices
 from outrider_drafters.medusa_layout import EXTRAS, SHARED, MedusaLayout, read_layout, read_token_map, recognises
 from outrider_drafters.newest import NewestHiddenTap, newest_hidden_info
 from outrider_drafters.shape import TreePlan
