@@ -44,9 +44,23 @@ def test_an_answer_can_choose_for_itself():
     assert config.max_new_tokens == 5
     assert (config.sampling.temperature, config.sampling.seed, config.sampling.top_p) == (0.5, 3, 1.0)
     assert ClientConfig().for_answer() == ClientConfig()
+    typical = ClientConfig().for_answer(acceptance="typical", temperature=0.7, epsilon=0.2).sampling
+    assert (typical.acceptance, typical.epsilon, typical.alpha, typical.draws) == ("typical", 0.2, 0.3, False)
 
 
-@pytest.mark.parametrize("choices", [{"server": "x:1"}, {"colour": "red"}, {"temperature": -1.0}, {"top_p": 0.0}])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"server": "x:1"},
+        {"colour": "red"},
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"temperature": 0.0, "acceptance": "typical"},
+        {"acceptance": "loose"},
+        {"epsilon": 1.5},
+        {"alpha": float("inf")},
+    ],
+)
 def test_an_answer_cannot_choose(choices):
     with pytest.raises(UsageError, match=next(iter(choices))):
         ClientConfig().for_answer(**choices)
