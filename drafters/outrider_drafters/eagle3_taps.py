@@ -2,7 +2,8 @@
 
 Everywhere in here a layer's number is that of its input, which is Hugging Face's index of hidden_states; the number of
 layers stands for the last layer's output. Published configurations count in two ways: so, or by the layer whose output
-it is. SGLang tells them apart by the first id: 1 is an output's (SGLang#25454).
+it is. SGLang tells them apart by the first id: 1 is an output's (SGLang#25454). That holds for speculators' files too,
+which count inputs and start at 2, unless they were converted and kept the ids of the original.
 """
 
 from __future__ import annotations
@@ -54,8 +55,7 @@ def _listed(config: Config, num_layers: int) -> list[int]:
     if ids is None:
         return list(default_layers(num_layers))
     listed = _ids(IDS, ids)
-    outputs = bool(listed) and listed[0] == 1 and "transformer_layer_config" not in config  # speculators: inputs always
-    return [layer + 1 for layer in listed] if outputs else listed
+    return [layer + 1 for layer in listed] if listed and listed[0] == 1 else listed
 
 
 def _said(config: Config, key: str) -> Any:  # Any: raw JSON

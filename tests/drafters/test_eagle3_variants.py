@@ -108,12 +108,21 @@ FORMS = {
     "speculators, silent on its residual": Form(
         rename=rename_to_vllm, config={"speculators_model_type": "eagle3"}, nested={}, norm_before_residual=True
     ),
-    "speculators' layers are inputs": Form(
+    "speculators' layers": Form(
         rename=rename_to_vllm,
-        layers=(1, 4, 5),
-        config={"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": [1, 4, 5]},
+        layers=(2, 4, 6),
+        config={"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": [2, 4, 6]},
         nested={"rope_parameters": {"rope_type": "default", "rope_theta": 44.0}},
         theta=44.0,
+    ),
+    "converted to speculators with SGLang's layers": Form(
+        rename=rename_to_vllm,
+        layers=(2, 4, 6),
+        config={"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": [1, 3, 5]},
+        nested={},
+    ),
+    "a first layer of 1 as it stands": Form(
+        layers=(1, 4, 6), config={"target_layers": [1, 4, 6], "eagle_aux_hidden_state_layer_ids": [1, 4, 6]}
     ),
 }
 
