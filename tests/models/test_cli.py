@@ -46,6 +46,15 @@ def test_info_lists_what_is_embedded(monkeypatch, capsys):
         (["train", "--recipe", "target", "--out", "OUT", "--minutes", "0"], "--minutes 0"),
         (["train", "--recipe", "target", "--out", "FULL"], "not an empty directory"),
         (["train", "--recipe", "target", "--out", "OUT", "--target", "FULL"], "needs none"),
+        (["train", "--out", "OUT"], "either --recipe"),
+        (["train", "--out", "OUT", "--recipe", "moa", "--family", "moa"], "either --recipe"),
+        (["train", "--out", "OUT", "--recipe", "moa", "--set", "length.batch=1"], "belong to --family"),
+        (["train", "--out", "OUT", "--family", "moa"], "needs --data"),
+        (["train", "--out", "OUT", "--family", "moa", "--data", "FULL"], "cannot be read"),
+        (["train", "--out", "OUT", "--family", "moa", "--data", "FULL", "--minutes", "3"], "belong to --recipe"),
+        (["train", "--out", "OUT", "--family", "moa", "--data", "FULL", "--set", "x"], "TABLE.KEY=VALUE"),
+        (["train", "--out", "OUT", "--family", "oracle", "--data", "FULL"], "family 'oracle'"),
+        (["train", "--out", "OUT", "--family", "moa", "--data", "FULL", "--settings", "OUT"], "out"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(monkeypatch, capsys, tmp_path, arguments, message):

@@ -65,6 +65,7 @@ def start_on_chats(
     torch.manual_seed(course.data.seed)
     pupil = course.family.pupil(course.drafter, facts, lambda: reply_frequencies(split.taught, facts.sizes.vocab))
     pupil.start_from(teacher.lm_head)
+    teacher.says(torch.zeros(1, 2, dtype=torch.int64, device=accelerator.device), pupil.needs)  # or a UsageError now
     torch.manual_seed(course.data.seed + 1 + accelerator.process_index)  # masks and noise: each process its own
     if accelerator.is_main_process:
         order.out.mkdir(parents=True, exist_ok=True)

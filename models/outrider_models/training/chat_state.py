@@ -22,7 +22,7 @@ def save_state(accelerator: Accelerator, directory: Path) -> None:
     """Replace the checkpoint; every process takes part."""
     partial, old = directory / f"{_STATE}.partial", directory / f"{_STATE}.old"
     accelerator.wait_for_everyone()
-    accelerator.save_state(str(partial))
+    accelerator.save_state(str(partial), safe_serialization=False)  # safetensors knows no shared tensors
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         shutil.rmtree(old, ignore_errors=True)

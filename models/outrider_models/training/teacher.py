@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from outrider_drafters.config import config_int, read_config
 from outrider_drafters.frozen import FrozenTarget, resolve_dir, target_sizes
@@ -30,6 +31,7 @@ class Teacher:
     @classmethod
     def load(cls, name_or_path: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Teacher":
         """Read a directory or a hub name. Raises UsageError."""
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers
         directory = resolve_dir(name_or_path)
         facts = target_facts(directory)
         try:

@@ -77,6 +77,8 @@ class MoaPupil(Pupil):
     def __init__(self, settings: MoaSettings, target: TargetFacts) -> None:
         super().__init__()
         self._settings, self._target = settings, target.sizes
+        if settings.tli > target.sizes.layers:
+            raise UsageError(f"tli={settings.tli}: the target has {target.sizes.layers} layers")
         self.network: MoA = MoA(_sizes(settings, target))
         entering = (-1 - settings.tli,) if settings.tli else ()
         self.needs = Needs(hidden=(-1, *entering), kv=settings.lsa, last_layers=settings.tli)
