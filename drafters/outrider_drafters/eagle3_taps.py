@@ -27,11 +27,12 @@ def chosen_layers(config: Config, option: Sequence[int] | None, num_layers: int,
     """The `count` layers (as many as fc takes) of a target of `num_layers`, in fc's order. Raises UsageError.
 
     Published code gathers them while it runs through the target: in rising order, an id that is named twice once. A
-    list of the right length is otherwise taken as it stands.
+    list of the right length is otherwise taken as it stands, as are the option's and that of target_layers.
     """
-    listed = list(option) if option is not None else _listed(config, num_layers)
+    stated = option if option is not None else _stated(config)
+    listed = list(stated) if stated is not None else _published(config, num_layers)
     rising = sorted(set(listed))
-    if option is None and len(rising) == count:
+    if stated is None and len(rising) == count:
         listed = rising
     if len(listed) != count:
         raise UsageError(
@@ -48,13 +49,16 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({layer for layer in (2, num_layers // 2, num_layers - 3) if 0 <= layer < num_layers}))
 
 
-def _listed(config: Config, num_layers: int) -> list[int]:
-    if (stated := config.get(AS_THEY_STAND)) is not None:
-        return _ids(AS_THEY_STAND, stated)
-    ids = _said(config, IDS)
-    if ids is None:
+def _stated(config: Config) -> list[int] | None:
+    value = config.get(AS_THEY_STAND)
+    return None if value is None else _ids(AS_THEY_STAND, value)
+
+
+def _published(config: Config, num_layers: int) -> list[int]:
+    value = _said(config, IDS)
+    if value is None:
         return list(default_layers(num_layers))
-    listed = _ids(IDS, ids)
+    listed = _ids(IDS, value)
     return [layer + 1 for layer in listed] if listed and listed[0] == 1 else listed
 
 

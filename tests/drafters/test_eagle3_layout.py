@@ -227,3 +227,4 @@ def test_a_list_of_the_right_length_is_taken_with_its_repetitions():
     assert chosen_layers(listed, None, 4, 3) == (2, 2, 1)
     assert chosen_layers(listed, None, 4, 2) == (1, 2)
     assert chosen_layers({}, (3, 1), 4, 2) == (3, 1)
+    assert chosen_layers({"target_layers": [3, 1]}, None, 4, 2) == (3, 1)  # GGUF's, and what export writes
