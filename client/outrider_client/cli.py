@@ -65,6 +65,8 @@ def generate(
             raise typer.Exit(EXIT_INTERRUPTED) from None
     if finished.reason == "unverified" and config.mode != "offline":
         _say("the link stayed away: the end of this answer is unverified")
+    if finished.reason == "link" and config.mode == "offline":
+        raise LinkError("offline: neither the drafter nor the last resort could tell how this text goes on")
     if finished.reason == "link":
         raise LinkError(f"{config.server}: lost, and it did not come back in time")
 

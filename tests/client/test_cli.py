@@ -148,6 +148,15 @@ def test_offline_mode_needs_no_server(outrider):
     assert json.loads(out.splitlines()[-1])["origins"] == ["unverified"] * 8
 
 
+def test_offline_without_a_drafter_copies_or_says_that_it_cannot(outrider, models):
+    bare = ("--target", str(models[0]), "--drafter", "none", "--mode", "offline", "--max-new-tokens", "3")
+    code, out, _ = outrider("generate", "--raw", "one two one ", *bare, options=False, address="127.0.0.1:1")
+    assert (code, out) == (0, "two\n")
+    code, out, err = outrider("generate", "--raw", "abcd", *bare, options=False, address="127.0.0.1:1")
+    assert (code, out) == (4, "")
+    assert "neither the drafter nor the last resort" in err
+
+
 def test_heads_share_the_drafting(outrider, models, plain):
     """Two copies of one head: the text is the target's, and the first is never bettered."""
     heads = ("--target", str(models[0]), "--drafter", str(models[1]), "--drafter", f"{models[1]},tli=0")
