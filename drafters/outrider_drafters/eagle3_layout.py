@@ -169,18 +169,20 @@ def _head(files: DrafterFiles, target: TargetSizes) -> tuple[int, bool]:
 
 
 def _own_embedding(files: DrafterFiles, target: TargetSizes, width: int) -> bool:
-    """Whether to use the file's embedding: only of need, or asked to. Some files hold a random one (TorchSpec#38)."""
-    asked, held = files.options.embedding, EMBEDDING in files.names
-    if asked == "own" or width != target.hidden:
+    """Whether to use the file's embedding: of need, asked to, or where speculators trained it. Elsewhere it is a copy of
+    the target's, or should be: some exports hold a random one (TorchSpec#38)."""
+    asked, held, needed = files.options.embedding, EMBEDDING in files.names, width != target.hidden
+    if asked == "own" or needed:
         files.need(frozenset({EMBEDDING}))
-    if asked == "target" and width != target.hidden:
+    if asked == "target" and needed:
         raise files.fault(f"embedding=target: its width is {target.hidden}, the head's {width}")
     if held:
         rows, columns = files.checkpoint.matrix(EMBEDDING)
         files.need_equal(f"rows of {EMBEDDING}", rows, target.vocab)
         if columns != width:
             raise files.fault(f"{EMBEDDING} has {columns} columns: need {width}, the head's width")
-    return asked == "own" or width != target.hidden
+    trained = held and files.config.get("embed_requires_grad") is True
+    return needed or (trained if asked is None else asked == "own")
 
 
 def _norm_output(files: DrafterFiles) -> bool:

@@ -76,6 +76,14 @@ FORMS = {
     "wider head": Form(hidden=80, holds_embedding=True, uses_own_embedding=True, config={"target_hidden_size": HT}),
     "embedding is the target's": Form(holds_embedding=True),
     "embedding is its own": Form(holds_embedding=True, uses_own_embedding=True, options=",embedding=own"),
+    "embedding was trained": Form(
+        holds_embedding=True,
+        uses_own_embedding=True,
+        config={"embed_requires_grad": True, "norm_before_residual": False},
+    ),
+    "embedding was trained, target's asked for": Form(
+        holds_embedding=True, config={"embed_requires_grad": True}, options=",embedding=target"
+    ),
     "embedding absent, target's asked for": Form(options=",embedding=target"),
     "whole vocabulary": Form(draft_vocab=V),
     "target's lm_head": Form(draft_vocab=V, own_head=False, config={"draft_vocab_size": None}),
