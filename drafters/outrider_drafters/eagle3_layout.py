@@ -169,8 +169,10 @@ def _head(files: DrafterFiles, target: TargetSizes) -> tuple[int, bool]:
 
 
 def _own_embedding(files: DrafterFiles, target: TargetSizes, width: int) -> bool:
-    """Whether to use the file's embedding: of need, asked to, or where speculators trained it. Elsewhere it is a copy of
-    the target's, or should be: some exports hold a random one (TorchSpec#38)."""
+    """Whether to use the file's embedding: of need, asked to, or where speculators trained it.
+
+    Elsewhere it is a copy of the target's, or should be: some exports hold a random one (TorchSpec#38).
+    """
     asked, held, needed = files.options.embedding, EMBEDDING in files.names, width != target.hidden
     if asked == "own" or needed:
         files.need(frozenset({EMBEDDING}))
