@@ -22,13 +22,12 @@ class ByPosition:
 
 def by_position(cycles: Sequence[Cycle]) -> ByPosition:
     """Cycles whose request was a draft tree; none at all give empty shares."""
-    drafts = [cycle for cycle in cycles if isinstance(cycle.request, Draft)]
-    levels = max((max(cycle.request.tree.depths(), default=0) for cycle in drafts), default=0)  # type: ignore[union-attr] # drafts, see above
-    accepted = [len(cycle.verdict.path) for cycle in drafts]
-    at_least = [sum(count >= depth for count in accepted) for depth in range(levels + 1)]
-    drafted = sum(len(cycle.request.tree) for cycle in drafts)  # type: ignore[union-attr] # as above
+    drafts = [(cycle.request.tree, len(cycle.verdict.path)) for cycle in cycles if isinstance(cycle.request, Draft)]
+    levels = max((max(tree.depths(), default=0) for tree, _ in drafts), default=0)
+    at_least = [sum(1 for _, accepted in drafts if accepted >= depth) for depth in range(levels + 1)]
+    drafted = sum(len(tree) for tree, _ in drafts)
     return ByPosition(
         reached=tuple(count / len(drafts) for count in at_least[1:]),
         kept=tuple(count / before if before else 0.0 for before, count in pairwise(at_least)),
-        rate=sum(accepted) / drafted if drafted else 0.0,
+        rate=sum(accepted for _, accepted in drafts) / drafted if drafted else 0.0,
     )
