@@ -161,7 +161,7 @@ class QuantisedWeight(Tensor):
     def __init__(self, coded: Codes, dtype: torch.dtype = torch.float32) -> None:
         self.coded = coded
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # Any: the stub's
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # the stub names it otherwise
         return f"QuantisedWeight({type(self.coded).__name__}, shape={list(self.coded.shape)}, dtype={self.dtype})"
 
     def values(self) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outrider_drafters.drafter import ENDLESS, Drafter
 from outrider_drafters.eagle2 import Eagle2Drafter
+from outrider_drafters.fused import FusedBlock
 from outrider_drafters.grow import Level
 from outrider_drafters.layers import Rope
 from outrider_drafters.record import Record
@@ -32,7 +33,7 @@ class Stack:
         self.num_heads = len(heads)
         self.tap = heads[0].tap
         self.embed = heads[0].embed
-        self.block = StackedBlock([head.block for head in heads])
+        self.block = StackedBlock([head.block for head in heads if isinstance(head.block, FusedBlock)])
         self._first = heads[0]
         self._fc = stacked([head.fc.weight for head in heads])
         self._fc_bias = torch.stack([bias.detach() for bias in biases]) if biases else None
@@ -201,4 +202,6 @@ class StackState:
 def _alike(one: Eagle2Drafter, other: Eagle2Drafter) -> bool:
     shared = one.embed is other.embed and one.frozen is other.frozen
     same_fc = can_stack(one.fc.weight, other.fc.weight) and can_stack(one.fc.bias, other.fc.bias)
+    if not isinstance(one.block, FusedBlock) or not isinstance(other.block, FusedBlock):
+        return False
     return shared and same_fc and alike(one.block, other.block)
