@@ -71,9 +71,7 @@ class StackState:
         self._features = Rows(width=stack.tap.width, dtype=dtype, device=self._device)
         self._cache = stack.block.new_cache()
         self._outputs = Rows(stack.num_heads, width=stack.tap.width, dtype=dtype, device=self._device)
-        self._lines: list[
-            list[list[int]]
-        ] = []  # of each head's scratch rows: ancestors and own, numbered for all heads
+        self._lines: list[list[list[int]]] = []  # of each head and scratch row: ancestors and own, as rows of all
         self._num_true = 0  # as in PairState
         self._num_standing = 0
         self._next_token = 0

@@ -10,6 +10,7 @@ from outrider_drafters.choices import Choices
 from outrider_drafters.grow import Level, grow
 from outrider_drafters.lookup import LookupDrafter
 from outrider_drafters.routing import Routing
+from outrider_drafters.routing_block import can_stack
 from outrider_drafters.routing_confidence import confidence_of
 from outrider_drafters.routing_heads import Heads
 from outrider_drafters.routing_stack import StackState, stack_heads
@@ -156,12 +157,26 @@ def test_unlike_heads_do_not_stack():
     without_bias = eagle(FROZEN, 1, Eagle2Sizes(16, 4, 2, 4, 20, fc_bias=False))
     elsewhere = eagle(frozen_target(), 1)
     own_words = Eagle2Drafter(Eagle2(EAGLE), FROZEN, torch.zeros(VOCABULARY, 16))
-    for other in (wider, without_bias, elsewhere, own_words, LookupDrafter(VOCABULARY)):
+    deeper = [eagle(FROZEN, seed, Eagle2Sizes(16, 4, 2, 4, 20, layers=2)) for seed in (1, 2)]
+    assert stack_heads(deeper) is None
+    for other in (wider, without_bias, elsewhere, own_words, deeper[0], LookupDrafter(VOCABULARY)):
         assert stack_heads([EAGLES[0], other]) is None
         assert not Heads([EAGLES[0], other]).batched
     assert Heads(EAGLES).batched
     assert not Heads(EAGLES, routing=Routing(batched=False)).batched
     assert not Heads(EAGLES, routing=Routing("keywords")).batched
+
+
+def test_only_plain_weights_stack():
+    class Packed(torch.Tensor):
+        """As quantised weights are: a tensor that is none to bmm."""
+
+    plain = torch.zeros(2, 2)
+    assert can_stack(plain, torch.nn.Parameter(plain))
+    assert not can_stack(plain, plain.as_subclass(Packed))
+    assert not can_stack(plain, plain.double())
+    assert not can_stack(plain, None)
+    assert can_stack(None, None)
 
 
 def told(heads: Heads, text: list[int] = [3, 1, 4, 1, 5]):  # noqa: B006 # never changed
