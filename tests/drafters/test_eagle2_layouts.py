@@ -1,0 +1,218 @@
+"""EAGLE-1/2 and HASS heads in every layout, against a slow network written from the formulas: no cache, no fusion."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from outrider_drafters import Eagle2, Eagle2Sizes, FrozenTarget, load_drafter
+from outrider_drafters.rope import RopeScaling
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT
+
+WIDTH, HEADS, EPS = 64, 4, 1e-5
+
+
+def rms_norm(x, weight):
+    return x * (x.pow(2).mean(-1, keepdim=True) + EPS).rsqrt() * weight
+
+
+def turned(x, theta, factor):
+    """Rotate heads [h, n, d] at positions 0 .. n - 1, halves as pairs."""
+    half = x.shape[-1] // 2
+    angles = torch.arange(x.shape[1])[:, None] / factor / theta ** (torch.arange(half) / half)
+    left, right = x[..., :half], x[..., half:]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+def attention(x, tensors, prefix, theta, factor):
+    def projected(name):
+        rows = x @ tensors[f"{prefix}{name}_proj.weight"].T + tensors.get(f"{prefix}{name}_proj.bias", 0.0)
+        return rows.view(len(x), -1, WIDTH // HEADS).transpose(0, 1)
+
+    q, k = turned(projected("q"), theta, factor), turned(projected("k"), theta, factor)
+    k, v = (part.repeat_interleave(HEADS // len(part), dim=0) for part in (k, projected("v")))
+    scores = (q @ k.transpose(1, 2)) / (WIDTH // HEADS) ** 0.5
+    scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -torch.inf)
+    return (scores.softmax(-1) @ v).transpose(0, 1).reshape(len(x), -1) @ tensors[f"{prefix}o_proj.weight"].T
+
+
+def outputs(tensors, embeds, features, theta, factor):
+    """Of rows of embeddings [n, E] of tokens 1 .. n and features [n, E] of positions 0 .. n - 1."""
+    x = torch.cat((embeds, features), dim=-1) @ tensors["fc.weight"].T + tensors.get("fc.bias", 0.0)
+    for i in range(sum(name.endswith("q_proj.weight") for name in tensors)):
+        norm = tensors.get(f"layers.{i}.input_layernorm.weight")
+        x = x + attention(x if norm is None else rms_norm(x, norm), tensors, f"layers.{i}.self_attn.", theta, factor)
+        normed = rms_norm(x, tensors[f"layers.{i}.post_attention_layernorm.weight"])
+        gate, up, down = (tensors[f"layers.{i}.mlp.{name}_proj.weight"].T for name in ("gate", "up", "down"))
+        x = x + (torch.nn.functional.silu(normed @ gate) * (normed @ up)) @ down
+    return x
+
+
+def expected(tensors, frozen, embed, features, tokens, theta=10000.0, factor=1.0):
+    """Logits after `tokens`; rows beyond the features go on from the row before's output."""
+    features = features[: len(tokens) - 1]
+    while True:
+        made = outputs(tensors, embed[tokens[1 : len(features) + 1]], features, theta, factor)
+        if len(features) == len(tokens) - 1:
+            return made[-1] @ frozen.lm_head.T
+        features = torch.cat((features, made[-1:]))
+
+
+def check(drafter, tensors, frozen, embed=None, **rope):
+    """Prefix in two portions, a stale row, a tree of two levels, and gone on after a rollback."""
+    embed = frozen.embed if embed is None else embed
+    tokens, features = [5, 9, 3, 7, 2, 8], torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(2))
+
+    def is_expected(logits, after, known):
+        torch.testing.assert_close(
+            logits, expected(tensors, frozen, embed, features[:known], after, **rope), atol=2e-4, rtol=1e-4
+        )
+
+    state = drafter.new_state()
+    state.append(tokens[:4])
+    state.add_features(0, features[:3])
+    is_expected(state.root_logits(), tokens[:4], 3)
+    state.append(tokens[4:])
+    is_expected(state.root_logits(), tokens, 3)
+    state.add_features(3, features[3:])
+    is_expected(state.root_logits(), tokens, 5)
+    children = state.expand([11, 12], [ROOT, ROOT])
+    grandchild = state.expand([13], [1])
+    is_expected(children[0], [*tokens, 11], 5)
+    is_expected(children[1], [*tokens, 12], 5)
+    is_expected(grandchild[0], [*tokens, 12, 13], 5)
+    state.rollback(5)
+    state.append([4])
+    is_expected(state.root_logits(), [*tokens[:5], 4], 5)
+
+
+@pytest.fixture(scope="module")
+def frozen(golden: Path) -> FrozenTarget:
+    return FrozenTarget.load(golden / "target_l4")
+
+
+def write(directory: Path, frozen: FrozenTarget, **sizes):
+    """A random head as its own export, and its tensors."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        eagle = Eagle2(Eagle2Sizes(WIDTH, HEADS, 2, WIDTH // HEADS, 48, **sizes))
+        for parameter in eagle.parameters():
+            torch.nn.init.normal_(parameter, std=0.15)
+    eagle.export(directory, frozen.sizes)
+    return {name: tensor.detach() for name, tensor in eagle.state_dict().items()}
+
+
+def change_config(directory: Path, drop=(), **values):
+    path = directory / "config.json"
+    config = {key: value for key, value in json.loads(path.read_text()).items() if key not in drop}
+    path.write_text(json.dumps(config | values))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"fc_bias": False},
+        {"qkv_bias": True},
+        {"layers": 2},
+        {"layers": 3, "fc_bias": False, "qkv_bias": True},
+        {"rope_theta": 500000.0},
+    ],
+    ids=str,
+)
+def test_layouts(tmp_path, frozen, sizes):
+    tensors = write(tmp_path, frozen, **sizes)
+    check(load_drafter(tmp_path, frozen), tensors, frozen, theta=sizes.get("rope_theta", 10000.0))
+
+
+def test_later_layers_alone_have_an_input_norm(tmp_path, frozen):
+    names = set(write(tmp_path, frozen, layers=2))
+    assert "layers.1.input_layernorm.weight" in names
+    assert "layers.0.input_layernorm.weight" not in names
+
+
+def test_a_layer_without_its_input_norm_is_refused(tmp_path, frozen):
+    tensors = write(tmp_path, frozen, layers=2)
+    del tensors["layers.1.input_layernorm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match=r"lacks tensors layers\.1\.input_layernorm\.weight"):
+        load_drafter(tmp_path, frozen)
+
+
+def test_layers_are_counted_not_read_from_the_config(tmp_path, frozen):
+    tensors = write(tmp_path, frozen)
+    change_config(tmp_path, num_hidden_layers=32)
+    check(load_drafter(tmp_path, frozen), tensors, frozen)
+
+
+def test_a_vicuna_config_leaves_much_unsaid(tmp_path, frozen):
+    tensors = write(tmp_path, frozen)
+    change_config(
+        tmp_path, drop=("num_key_value_heads", "rope_theta", "rope_scaling", "head_dim", "bias", "qkv_bias"),
+    )  # fmt: skip
+    check(load_drafter(tmp_path, frozen), tensors, frozen)
+
+
+@pytest.mark.parametrize("spelling", ["type", "rope_type"])
+def test_linear_scaling_forgets_the_base(tmp_path, frozen, spelling):
+    """cnets1.py builds the scaled rotary embedding without it."""
+    tensors = write(tmp_path, frozen)
+    change_config(tmp_path, rope_scaling={spelling: "linear", "factor": 4.0}, rope_theta=500000.0)
+    check(load_drafter(tmp_path, frozen), tensors, frozen, theta=10000.0, factor=4.0)
+    check(load_drafter(f"{tmp_path},rope_theta=500000", frozen), tensors, frozen, theta=500000.0, factor=4.0)
+
+
+def test_linear_scaling_is_exported(tmp_path, frozen):
+    tensors = write(tmp_path, frozen, rope_scaling=RopeScaling("linear", 2.5))
+    assert json.loads((tmp_path / "config.json").read_text())["rope_scaling"]["type"] == "linear"
+    check(load_drafter(tmp_path, frozen), tensors, frozen, factor=2.5)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "llama3", "yarn"])
+def test_other_scalings_are_refused_by_name(tmp_path, frozen, kind):
+    write(tmp_path, frozen)
+    change_config(tmp_path, rope_scaling={"type": kind, "factor": 2.0})
+    with pytest.raises(UsageError, match=f"rope_scaling of type {kind}"):
+        load_drafter(tmp_path, frozen)
+
+
+def test_base_of_choice(tmp_path, frozen):
+    tensors = write(tmp_path, frozen, rope_theta=500000.0)
+    check(load_drafter(f"{tmp_path},rope_theta=7000", frozen), tensors, frozen, theta=7000.0)
+
+
+@pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "bin"])
+def test_a_copy_of_the_embedding(tmp_path, frozen, pickled):
+    """HASS files always hold one. One that differs is the head's own, as the published code takes it."""
+    tensors = write(tmp_path, frozen)
+    other = torch.randn(frozen.embed.shape, generator=torch.Generator().manual_seed(3))
+    for embed in (frozen.embed, other):
+        held = {**tensors, "embed_tokens.weight": embed.clone()}
+        (tmp_path / "model.safetensors").unlink(missing_ok=True)
+        if pickled:
+            torch.save(held, tmp_path / "pytorch_model.bin")
+        else:
+            save_file(held, tmp_path / "model.safetensors")
+        loaded = load_drafter(tmp_path, frozen)
+        assert (loaded.embed is frozen.embed) == (embed is frozen.embed)
+        check(loaded, tensors, frozen, embed)
+    check(load_drafter(f"{tmp_path},embedding=own", frozen), tensors, frozen, other)
+    check(load_drafter(f"{tmp_path},embedding=target", frozen), tensors, frozen)
+
+
+def test_a_misshapen_embedding_can_be_passed_over(tmp_path, frozen):
+    tensors = write(tmp_path, frozen)
+    save_file({**tensors, "embed_tokens.weight": torch.zeros(300, WIDTH)}, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match=r"rows of embed_tokens\.weight is 300"):
+        load_drafter(tmp_path, frozen)
+    check(load_drafter(f"{tmp_path},embedding=target", frozen), tensors, frozen)
+
+
+def test_an_own_embedding_that_is_not_there_is_refused(tmp_path, frozen):
+    write(tmp_path, frozen)
+    with pytest.raises(UsageError, match=r"embedding=own: it has no tensor embed_tokens\.weight"):
+        load_drafter(f"{tmp_path},embedding=own", frozen)
