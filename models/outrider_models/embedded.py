@@ -28,4 +28,4 @@ def scores_file() -> Path:
 def model_dirs() -> dict[str, Path]:
     """Every embedded model that is present, by name."""
     named = {"target": target_dir(), **{name: drafter_dir(name) for name in DRAFTERS}}
-    return {name: path for name, path in named.items() if (path / "model.safetensors").is_file()}
+    return {name: path for name, path in named.items() if (path / "config.json").is_file()}

@@ -1,11 +1,14 @@
 """Training on one's own chats from end to end: tiny drafters of every family for a tiny target."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from rich.console import Console
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from outrider_drafters.frozen import FrozenTarget
@@ -21,6 +24,7 @@ from outrider_models.training.chat_batches import text_of
 from outrider_models.training.chat_start import ChatOrder, start_on_chats
 from outrider_models.training.course import Validation
 from outrider_models.training.families import TRAINABLES
+from outrider_models.training.peers import free_port
 from outrider_models.training.probe import probe_samples, prompt_ids
 from outrider_models.training.target import TargetTask
 from outrider_models.training.teacher import Teacher
@@ -114,6 +118,24 @@ def test_how_an_update_is_laid_out_does_not_matter(chats, target, tmp_path):
         weights.append(torch.cat([p.detach().flatten() for p in run.pupil.parameters()]))
     for other in weights[1:]:
         torch.testing.assert_close(other, weights[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(chats, target, tmp_path):
+    sets = ["length.batch=5", "machine.part=2", "drafter.noise=0.0", "schedule.peak=1e-3", "validation.every_updates=2"]
+    one = train("hass", chats, target, tmp_path / "one", *sets, "length.epochs=1.0")
+    assert one._accelerator.num_processes == 1
+    changes = merged(QUICK, parse_changes([*sets, "length.epochs=1.0"]))
+    pairs = [
+        f"--set={table}.{key}={json.dumps(value)}" for table, rows in changes.items() for key, value in rows.items()
+    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
+    program = ["-m", "outrider_models.cli", "train", "--family=hass", f"--data={chats}", f"--target={target}"]
+    subprocess.run([*torchrun, *program, f"--out={tmp_path / 'two'}", *pairs], check=True, timeout=200)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, atol=2e-3, rtol=0.02)  # stored in bfloat16
+    assert log_of(tmp_path / "one")[-1]["tokens"] == log_of(tmp_path / "two")[-1]["tokens"]
 
 
 def test_bf16_leaves_the_weights_themselves_wide(chats, target, tmp_path):

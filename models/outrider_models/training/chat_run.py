@@ -191,12 +191,13 @@ class ChatRun:
 
 
 def make_accelerator(course: Course) -> Accelerator:
-    """One process, or what `accelerate launch` or `torchrun` made of it."""
+    """One process, or its place among those that `accelerate launch` or `torchrun` started."""
     precision = course.machine.precision
     if precision == "auto":
         precision = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
     patience = InitProcessGroupKwargs(timeout=_PATIENCE)
-    return Accelerator(mixed_precision=precision, kwargs_handlers=[patience])
+    processor_alone = not torch.accelerator.is_available()  # several processes then meet only if told so
+    return Accelerator(mixed_precision=precision, cpu=processor_alone, kwargs_handlers=[patience])
 
 
 def _blend(old: float, new: float) -> float:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.eagle2 import Eagle2
+from outrider_drafters.layers import LlamaBlock
 from outrider_models.tables import need_at_least
 from outrider_models.training.families.eagle2 import EagleShape, default_shape, eagle_sizes, noisy
 from outrider_models.training.families.family import Trainable
@@ -64,7 +65,8 @@ class HassPupil(Pupil):
 
     def _drafted(self, text: Text, said: Said) -> list[Tensor]:
         """Hidden states [B, T - 1 - step, E] of every step."""
-        block, embeds = self.network.block, F.embedding(text.tokens, said.embed)
+        block, embeds = self.network.layers[0], F.embedding(text.tokens, said.embed)
+        assert isinstance(block, LlamaBlock)
         features = noisy(said.hidden[-1][:, :-1], self._settings.noise if self.training else 0.0)
         keys: list[Tensor] = []
         values: list[Tensor] = []
