@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider_bench.acceptance import TREE, acceptance
+from outrider_bench.edge_products import products, products_table
 from outrider_bench.pair import in_process
 from outrider_bench.progress import Counter, Step, progress_line
 from outrider_bench.prompts import Question, questions
@@ -64,6 +65,9 @@ def edge_weights_command(
         list[str] | None, typer.Option("--weights", help="float32, bfloat16, int8 or int4, repeatable; default: all.")
     ] = None,
     per_family: Annotated[int, typer.Option(min=1, help="Held-out questions of each family.")] = 20,
+    with_products: Annotated[
+        bool, typer.Option("--products", help="Time single products too, also at an 8B target's sizes: 2 GB of memory.")
+    ] = False,
     json: Annotated[Path | None, typer.Option("--json", help="Write the report here; - for standard output.")] = None,
 ) -> None:
     """Bytes, draft time and mean acceptance length of edge bundles, by type of weights."""
@@ -71,8 +75,13 @@ def edge_weights_command(
     kinds = weights or list(get_args(Weights))
     with progress_line() as step:
         results = asyncio.run(edge_weights(target or target_dir(), drafters, kinds, per_family, step))
-    Console(stderr=True).print(edge_weights_table(results))
-    write_report(json, {"edge_weights": [asdict(result) for result in results]})
+    multiplied = list(products(kinds)) if with_products else []
+    console = Console(stderr=True)
+    console.print(edge_weights_table(results))
+    if multiplied:
+        console.print(products_table(multiplied))
+    report = {"edge_weights": [asdict(result) for result in results], "products": [asdict(p) for p in multiplied]}
+    write_report(json, report)
     if any(result.not_exact for result in results):
         raise typer.Exit(1)
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 MIDDLE = 8  # of int4's codes 0 .. 15
-ALIGNMENT = 16  # bytes: where rows begin elsewhere, the kernels of torch 2.13 fault or read past them
+ALIGNMENT = 64  # bytes: where matrices begin elsewhere, the kernels of torch 2.13 fault
+INT8_WIDTH = 16  # and where rows are no multiple of so many values, its int8 kernel reads past them
 INT4_ROWS = 16  # its int4 kernel takes multiples of so many
 FEW_ROWS = 16  # up to here torch's kernels for few rows are faster than a product with codes as bfloat16
 
@@ -77,7 +78,7 @@ class Int8Codes:
         return self.codes.float() * self.scales.float().unsqueeze(-1)
 
     def few(self, x: Tensor) -> Tensor:
-        if self.codes.shape[1] % ALIGNMENT:
+        if self.codes.shape[1] % INT8_WIDTH:
             return self.many(x)
         return torch.ops.aten._weight_int8pack_mm(x, self.codes, self.scales)  # type: ignore[no-any-return]  # torch.ops
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider_drafters.bundle import DRAFTER, MANIFEST, Bundle, find_bundle
+from outrider_drafters.bundle import DRAFTER, Bundle, find_bundle
 from outrider_drafters.checkpoint import SINGLE, Checkpoint
 from outrider_drafters.config import read_config
 from outrider_drafters.drafter import Drafter
@@ -156,14 +156,16 @@ def _write_drafter(files: DrafterFiles, family: Family, packed: Packing, frozen:
     for extra in files.directory.glob("*.json") if files.directory.is_dir() else ():
         if extra.name != "config.json" and "index" not in extra.name:
             shutil.copyfile(extra, out / extra.name)
-    names = set(files.names)
-    if EMBEDDING in names and _same(files.checkpoint.read(EMBEDDING), frozen.embed):
-        names.remove(EMBEDDING)
+    unused = files.options.embedding == "target" or _same(files.checkpoint, frozen.embed)
+    names = set(files.names) - ({EMBEDDING} if unused else set())
     kept: Packing = lambda name, tensor: {name: tensor} if family.keeps(name) else packed(name, tensor)  # noqa: E731
     _save(files.checkpoint, names, kept, out)
 
 
-def _same(own: Tensor, target: Tensor) -> bool:
+def _same(checkpoint: Checkpoint, target: Tensor) -> bool:
+    if EMBEDDING not in checkpoint.names:
+        return False
+    own = checkpoint.read(EMBEDDING)
     return own.shape == target.shape and torch.equal(own.to(target), target)
 
 
@@ -177,8 +179,3 @@ def _save(checkpoint: Checkpoint, names: set[str], packed: Packing, out: Path) -
 def size_bytes(bundle: Path) -> int:
     """Of all its files."""
     return sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
-
-
-def has_bundle(directory: Path) -> bool:
-    """Whether it is one, without checking it."""
-    return (directory / MANIFEST).is_file()
