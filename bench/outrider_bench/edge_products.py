@@ -1,4 +1,4 @@
-"""Time of one product of a few rows with a matrix, by type of weights: what a drafter on the edge spends its time on."""
+"""Time of a product of few rows with a matrix, by type of weights: what a drafter on the edge spends its time on."""
 
 from __future__ import annotations
 

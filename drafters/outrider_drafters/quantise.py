@@ -20,6 +20,7 @@ from outrider_proto.errors import UsageError
 
 Weights = Literal["float32", "bfloat16", "int8", "int4"]
 GROUP = 32  # values that share int4's scale and zero
+CHUNK = 1 << 20  # values that HQQ gets at a time
 INT8, INT4, SCALE, ZERO = ".int8", ".int4", ".scale", ".zero"
 
 
@@ -93,6 +94,14 @@ def _int8(weight: Tensor) -> Int8Codes:
 
 
 def _int4(weight: Tensor) -> Int4Codes:
+    """A few rows at a time: HQQ makes several copies."""
+    first, *others = (_int4_rows(rows) for rows in weight.split(max(1, CHUNK // weight.shape[1])))
+    joined = first.joined(others)
+    assert isinstance(joined, Int4Codes)
+    return joined
+
+
+def _int4_rows(weight: Tensor) -> Int4Codes:
     codes, scales, zeros, _ = _torchao()._choose_qparams_and_quantize_affine_hqq(
         weight, nbits=4, group_size=GROUP, compute_dtype=torch.bfloat16, device="cpu"
     )

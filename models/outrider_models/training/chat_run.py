@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor
 
+from outrider_drafters.fingerprint import mark_drafter
 from outrider_drafters.source import DrafterSource
 from outrider_models.training.acceptance import Acceptance, Examiner
 from outrider_models.training.chat_batches import Update, epoch_updates, text_of, updates_an_epoch
@@ -151,6 +152,7 @@ class ChatRun:
         save_state(self._accelerator, self._directory)
         if self._accelerator.is_main_process:
             self.pupil.export(self._directory)
+            mark_drafter(self._directory, self._teacher.facts.directory)
 
     def _examine(self) -> None:
         """Note loss and tau; the leader alone, of files as a client would load them."""

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from outrider_drafters.fingerprint import mark_drafter
 from outrider_models.recipe import DrafterRecipe
 from outrider_models.training.data import GROUPS, Batch, collate, shard_batches
 from outrider_models.training.families import trainable
@@ -59,6 +60,7 @@ class DrafterTask:
     def export(self, directory: Path) -> None:
         """The family's published layout, in bfloat16."""
         self.pupil.export(directory)
+        mark_drafter(directory, self.teacher.facts.directory)
 
     def _frequencies(self) -> Tensor:
         """Of the first shard's replies."""
