@@ -95,7 +95,7 @@ def _int8(weight: Tensor) -> Int8Codes:
 
 def _int4(weight: Tensor) -> Int4Codes:
     """A few rows at a time: HQQ makes several copies."""
-    first, *others = (_int4_rows(rows) for rows in weight.split(max(1, CHUNK // weight.shape[1])))
+    first, *others = (_int4_rows(rows) for rows in torch.split(weight, max(1, CHUNK // weight.shape[1])))
     joined = first.joined(others)
     assert isinstance(joined, Int4Codes)
     return joined
