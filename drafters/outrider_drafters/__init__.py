@@ -11,6 +11,9 @@ from outrider_drafters.moa_drafter import MoADrafter
 from outrider_drafters.moa_tap import MoATap
 from outrider_drafters.shape import TreeShape
 from outrider_drafters.tap import Activations, LastHiddenTap, Tap
+from outrider_drafters.torchao_log import hush_torchao
+
+hush_torchao()  # before anything imports transformers, which imports torchao where that is installed
 
 __all__ = [
     "Activations",

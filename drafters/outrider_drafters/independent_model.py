@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider_drafters.rows import Rows
-from outrider_drafters.torchao_log import hush_torchao
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +68,6 @@ class CausalModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         _register()
-        hush_torchao()
         model.set_attn_implementation(IMPLEMENTATION)
         model.train(False)
         self.model = model.requires_grad_(False)
@@ -91,7 +89,6 @@ class CausalModel:
                 f"{directory}: a whole language model needs transformers: install outrider[models]"
             ) from error
         _register()
-        hush_torchao()
         logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(  # its annotation forgets output_loading_info

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.quantised import INT4_ROWS, Int4Codes, Int8Codes, QuantisedWeight
-from outrider_drafters.torchao_log import hush_torchao
 from outrider_proto.errors import UsageError
 
 Weights = Literal["float32", "bfloat16", "int8", "int4"]
@@ -110,7 +109,6 @@ def _int4_rows(weight: Tensor) -> Int4Codes:
 
 
 def _torchao() -> Any:  # Any: as below
-    hush_torchao()
     try:
         from torchao.quantization import quant_primitives  # type: ignore[import-untyped]  # ships no types
     except ImportError as error:

@@ -16,7 +16,6 @@ from transformers.utils import logging as transformers_logging
 from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.frozen import resolve_dir
 from outrider_drafters.tap import BEFORE_NORM
-from outrider_drafters.torchao_log import hush_torchao
 from outrider_proto.errors import UsageError
 from outrider_server.attention import IMPLEMENTATION, SlotAttention, register
 from outrider_server.fitness import check_against_eager, probe
@@ -160,7 +159,6 @@ def _last_layer(model: PreTrainedModel) -> nn.Module:
 
 def _load_model(path: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     register()
-    hush_torchao()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(  # its annotation forgets output_loading_info

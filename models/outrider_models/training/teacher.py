@@ -13,7 +13,6 @@ from outrider_drafters.config import config_int, read_config
 from outrider_drafters.frozen import FrozenTarget, resolve_dir, target_sizes
 from outrider_drafters.last_layers import LastLayers
 from outrider_drafters.tap import LAST, Activations
-from outrider_drafters.torchao_log import hush_torchao
 from outrider_models.training.lesson import Needs, Said, TargetFacts
 from outrider_proto.errors import UsageError
 
@@ -33,7 +32,6 @@ class Teacher:
     def load(cls, name_or_path: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Teacher":
         """Read a directory or a hub name. Raises UsageError."""
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers
-        hush_torchao()
         directory = resolve_dir(name_or_path)
         facts = target_facts(directory)
         try:
