@@ -9,7 +9,7 @@ from outrider_bench.answer import gather, mean_acceptance_length
 from outrider_bench.pair import Pair
 from outrider_bench.prompts import Question, by_family
 from outrider_client.events import Cycle
-from outrider_drafters.shape import TreeShape
+from outrider_drafters.trees.shape import TreeShape
 
 CHAIN = TreeShape(breadth=1, levels=4, budget=4)
 TREE = TreeShape()

@@ -19,7 +19,7 @@ from outrider_client.config import NO_DRAFTER, ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_client.options import tree_plan
 from outrider_drafters.frozen import resolve_dir
-from outrider_drafters.shape import TreePlan, TreeShape
+from outrider_drafters.trees.shape import TreePlan, TreeShape
 from outrider_models.embedded import DRAFTERS, drafter_dir, target_dir
 from outrider_server.target import Target
 

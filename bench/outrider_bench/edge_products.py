@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor
 
-from outrider_drafters.quantise import Weights, quantised
-from outrider_drafters.quantised import QuantisedWeight
+from outrider_drafters.edge.quantise import Weights, quantised
+from outrider_drafters.edge.quantised import QuantisedWeight
 
 SIZES = ((32768, 4096), (28672, 4096), (6144, 4096), (2048, 192), (1024, 192))  # of an 8B target (a quarter of its
 # lm_head, gate and up, q k and v), and of the embedded one

@@ -30,8 +30,8 @@ from outrider_bench.report import write_report
 from outrider_client.config import NO_DRAFTER, ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_drafters.drafter import Drafter
-from outrider_drafters.grow import grow_tree
-from outrider_drafters.quantise import Weights
+from outrider_drafters.edge.quantise import Weights
+from outrider_drafters.trees.grow import grow_tree
 from outrider_models.bundling import make_bundle, size_bytes
 from outrider_models.embedded import DRAFTERS, drafter_dir, target_dir
 from outrider_server.plain import plain_greedy

@@ -16,7 +16,7 @@ from outrider_bench.progress import Counter, Step
 from outrider_bench.prompts import Question, by_family
 from outrider_client.config import ClientConfig
 from outrider_client.head_use import HeadUse, Split
-from outrider_drafters.routing import Routing
+from outrider_drafters.routing.rules import Routing
 from outrider_server.target import Target
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from outrider_drafters.drafter import Drafter, DraftState
-from outrider_drafters.shape import TreePlan
+from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.frames import TapInfo
 
 

@@ -9,8 +9,8 @@ from outrider_bench.answer import gather, mean_acceptance_length
 from outrider_bench.pair import Pair, in_process
 from outrider_client.config import ClientConfig
 from outrider_client.events import Cycle
-from outrider_drafters.shape import TreePlan
 from outrider_drafters.source import DrafterSource
+from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.frames import Draft, Sampling
 from outrider_server.plain import plain_greedy
 

@@ -13,8 +13,8 @@ from outrider_bench.report import write_report
 from outrider_bench.trace import TraceRequest, trace
 from outrider_client.options import tree_plan
 from outrider_drafters.frozen import resolve_dir
-from outrider_drafters.shape import TreeShape
 from outrider_drafters.source import DrafterSource
+from outrider_drafters.trees.shape import TreeShape
 from outrider_proto.errors import UsageError, Violation
 from outrider_proto.frames import Sampling
 

@@ -29,7 +29,7 @@ from outrider_client.own_words import OwnWords
 from outrider_client.session import Session
 from outrider_client.statistics import Meter, Statistics
 from outrider_client.transcript import FinishReason, Origin, Outcome, Transcript
-from outrider_drafters.shape import TreePlan, TreeShape
+from outrider_drafters.trees.shape import TreePlan, TreeShape
 from outrider_proto.errors import LinkError, Reason, Refusal
 from outrider_proto.frames import Cancel, Decode, Draft, Features, Verdict
 from outrider_proto.packing import TOKEN_BYTES

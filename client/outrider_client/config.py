@@ -8,10 +8,10 @@ from typing import Any, Literal, Self, get_args
 
 from outrider_client.backoff import Backoff
 from outrider_client.heartbeat import Patience
-from outrider_drafters.routing import Routing
-from outrider_drafters.routing_keywords import Keywords
-from outrider_drafters.shape import TreePlan
+from outrider_drafters.routing.keywords import Keywords
+from outrider_drafters.routing.rules import Routing
 from outrider_drafters.source import DrafterSource
+from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.errors import UsageError, Violation
 from outrider_proto.frames import Codec, Sampling
 

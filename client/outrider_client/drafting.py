@@ -19,8 +19,8 @@ from outrider_client.choice import choose_token
 from outrider_client.transcript import common_length
 from outrider_client.worker import Worker
 from outrider_drafters.drafter import Drafter
-from outrider_drafters.routing_heads import Heads, Routed
-from outrider_drafters.shape import TreePlan
+from outrider_drafters.routing.heads import Heads, Routed
+from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.frames import Sampling
 

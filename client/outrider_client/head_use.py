@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider_drafters.grow import Drafted
-from outrider_drafters.routing_confidence import probabilities_of
-from outrider_drafters.routing_heads import Routed
+from outrider_drafters.routing.confidence import probabilities_of
+from outrider_drafters.routing.heads import Routed
+from outrider_drafters.trees.grow import Drafted
 
 
 @dataclass(frozen=True, slots=True)

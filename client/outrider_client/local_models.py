@@ -9,13 +9,13 @@ from pathlib import Path
 
 from outrider_client.config import ClientConfig
 from outrider_client.tokenizer import Message, TargetTokenizer, TextCodec
-from outrider_drafters.bundle import find_bundle
 from outrider_drafters.drafter import Drafter
+from outrider_drafters.edge.bundle import find_bundle
 from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.frozen import FrozenTarget, resolve_dir
 from outrider_drafters.load import load_drafter
-from outrider_drafters.routing_heads import Heads
-from outrider_drafters.routing_keywords import KeywordRule
+from outrider_drafters.routing.heads import Heads
+from outrider_drafters.routing.keywords import KeywordRule
 from outrider_drafters.source import DrafterSource
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import UsageError

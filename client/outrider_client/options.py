@@ -12,10 +12,10 @@ from typer import Option
 
 from outrider_client.config import ClientConfig, LastResort, Mode, OnReconnect
 from outrider_client.heartbeat import Patience
-from outrider_drafters.choices import Choices
-from outrider_drafters.routing import Route, Routing
-from outrider_drafters.routing_keywords import Keywords
-from outrider_drafters.shape import TreePlan, TreeShape
+from outrider_drafters.routing.keywords import Keywords
+from outrider_drafters.routing.rules import Route, Routing
+from outrider_drafters.trees.choices import Choices
+from outrider_drafters.trees.shape import TreePlan, TreeShape
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Acceptance, Codec
 

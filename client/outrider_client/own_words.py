@@ -9,9 +9,9 @@ from outrider_client.drafting import DraftingThread
 from outrider_client.fit import Fit
 from outrider_client.local_models import LocalModels
 from outrider_client.statistics import Meter
-from outrider_drafters.routing_confidence import best_path
-from outrider_drafters.routing_heads import Routed
-from outrider_drafters.shape import TreePlan
+from outrider_drafters.routing.confidence import best_path
+from outrider_drafters.routing.heads import Routed
+from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.frames import Sampling, Verdict
 from outrider_proto.tree import DraftTree
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider_client.head_use import HeadMeter, HeadUse
-from outrider_drafters.grow import Drafted
-from outrider_drafters.routing_heads import Routed
+from outrider_drafters.routing.heads import Routed
+from outrider_drafters.trees.grow import Drafted
 from outrider_proto.frames import Verdict
 
 

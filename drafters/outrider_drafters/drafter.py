@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from outrider_drafters.shape import TreePlan
+from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.frames import TapInfo
 
 ENDLESS = 2**31  # what `reach` answers where a drafter can go on from its own guesses

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from outrider_drafters import dflash, eagle2, eagle3, hydra_family, independent, lookup, medusa, moa_family, mtp
+from outrider_drafters import lookup, mtp
+from outrider_drafters.dflash import family as dflash
+from outrider_drafters.eagle import eagle2, eagle3
 from outrider_drafters.family import Family
+from outrider_drafters.heads import hydra_family, medusa
+from outrider_drafters.independent import family as independent
+from outrider_drafters.moa import family as moa_family
 
 FAMILIES: tuple[Family, ...] = (
     mtp.FAMILY,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.drafter import Drafter
-from outrider_drafters.files import DrafterFiles
+from outrider_drafters.files.drafter_files import DrafterFiles
 from outrider_drafters.frozen import FrozenTarget, TargetSizes
 from outrider_drafters.tap import Tap
 

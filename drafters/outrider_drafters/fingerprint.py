@@ -13,9 +13,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from outrider_drafters.bundle import find_bundle
-from outrider_drafters.checkpoint import Checkpoint
-from outrider_drafters.config import read_config, read_json
+from outrider_drafters.edge.bundle import find_bundle
+from outrider_drafters.files.checkpoint import Checkpoint
+from outrider_drafters.files.config import read_config, read_json
 from outrider_drafters.frozen import borrowed_names, resolve_dir, sizes_of
 
 DIGEST_BYTES = 16

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider_drafters.bundle import find_bundle
-from outrider_drafters.checkpoint import Checkpoint
-from outrider_drafters.config import Config, config_int, read_config, read_json, rms_norm_eps, rope_theta
+from outrider_drafters.edge.bundle import find_bundle
+from outrider_drafters.files.checkpoint import Checkpoint
+from outrider_drafters.files.config import Config, config_int, read_config, read_json, rms_norm_eps, rope_theta
 from outrider_drafters.last_layers import LastLayers, read_last_layers
 from outrider_proto.errors import UsageError
 

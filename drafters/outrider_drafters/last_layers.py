@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from outrider_drafters.checkpoint import Checkpoint
-from outrider_drafters.config import Config, config_int
-from outrider_drafters.layers import BlockShape, LlamaBlock, RMSNorm, causal_mask, stored_shape
-from outrider_drafters.rope import rope_scaling, unscaled
+from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm, causal_mask, stored_shape
+from outrider_drafters.blocks.rope import rope_scaling, unscaled
+from outrider_drafters.files.checkpoint import Checkpoint
+from outrider_drafters.files.config import Config, config_int
 from outrider_proto.errors import UsageError
 
-KINDS = ("llama", "mistral", "qwen2", "qwen3")  # model types whose layers are the block of layers.py
+KINDS = ("llama", "mistral", "qwen2", "qwen3")  # model types whose layers are the block of blocks/layers.py
 IGNORED = "rotary_emb.inv_freq"
 
 
@@ -30,7 +30,7 @@ class Finished:
 
 
 class LastLayers(nn.Module):
-    """Plain form, for training; moa_tail.py runs it fused. `windows` holds each layer's sliding window, None: it sees
+    """Plain form, for training; moa/tail.py runs it fused. `windows` holds each layer's sliding window, None: it sees
     all."""
 
     def __init__(self, shape: BlockShape, windows: tuple[int | None, ...]) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from outrider_drafters.bundle import find_bundle
 from outrider_drafters.drafter import Drafter
+from outrider_drafters.edge.bundle import find_bundle
 from outrider_drafters.families import FAMILIES
 from outrider_drafters.family import Family, like
-from outrider_drafters.files import DrafterFiles, listed
+from outrider_drafters.files.drafter_files import DrafterFiles, listed
 from outrider_drafters.fingerprint import TARGET_MARK, target_fingerprint
 from outrider_drafters.frozen import FrozenTarget, target_sizes
 from outrider_drafters.source import DrafterSource

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider_drafters.blocks.record import Record
 from outrider_drafters.drafter import Drafter
 from outrider_drafters.family import Family
-from outrider_drafters.files import DrafterFiles
+from outrider_drafters.files.drafter_files import DrafterFiles
 from outrider_drafters.frozen import FrozenTarget
-from outrider_drafters.record import Record
-from outrider_drafters.shape import TreePlan, TreeShape
 from outrider_drafters.tap import NO_FEATURES
+from outrider_drafters.trees.shape import TreePlan, TreeShape
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 

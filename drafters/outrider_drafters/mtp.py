@@ -12,7 +12,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from outrider_drafters.family import Family
-from outrider_drafters.files import DrafterFiles
+from outrider_drafters.files.drafter_files import DrafterFiles
 from outrider_drafters.frozen import FrozenTarget, TargetSizes
 
 NAME = "mtp"

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider_drafters.checkpoint import Checkpoint
+from outrider_drafters.files.checkpoint import Checkpoint
 from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_models.embedded import model_dirs, scores_file, target_dir
 

@@ -11,10 +11,10 @@ import torch
 
 from outrider_client.config import ClientConfig
 from outrider_client.local_models import LocalModels
+from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.frozen import target_sizes
-from outrider_drafters.hydra import Hydra, HydraSizes
-from outrider_drafters.layers import BlockShape
-from outrider_drafters.moa import MoA, MoASizes
+from outrider_drafters.heads.hydra import Hydra, HydraSizes
+from outrider_drafters.moa.network import MoA, MoASizes
 from outrider_server.target import Target
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"

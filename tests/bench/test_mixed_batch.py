@@ -8,9 +8,9 @@ import torch
 from golden_pairs import GOLDEN, PROMPTS, TARGETS, models, source, target
 
 from outrider_drafters.drafter import DraftState
-from outrider_drafters.grow import grow_tree
 from outrider_drafters.load import load_tap
-from outrider_drafters.shape import TreeShape
+from outrider_drafters.trees.grow import grow_tree
+from outrider_drafters.trees.shape import TreeShape
 from outrider_proto.frames import Finish, Sampling
 from outrider_proto.tree import DraftTree
 from outrider_server.choice import Chooser

@@ -21,7 +21,7 @@ from outrider_client.config import ClientConfig
 from outrider_client.local_transport import LocalTransport
 from outrider_drafters.drafter import Drafter, DraftState
 from outrider_drafters.load import load_tap
-from outrider_drafters.shape import TreeShape
+from outrider_drafters.trees.shape import TreeShape
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import ROOT, DraftTree
 from outrider_server.choice import Chooser

@@ -12,7 +12,13 @@ from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 from outrider_bench.cli import app
-from outrider_drafters import Activations, FrozenTarget, grow_tree, load_drafter, load_tap
+from outrider_drafters import (
+    Activations,
+    FrozenTarget,
+    grow_tree,
+    load_drafter,
+    load_tap,
+)
 
 PROMPT = [1, 205, 36, 252, 143, 44, 179, 124, 18, 114, 78, 177]
 

@@ -18,7 +18,7 @@ from outrider_client.heartbeat import Patience
 from outrider_client.local_models import LocalModels
 from outrider_client.local_transport import LocalTransport
 from outrider_drafters.drafter import ENDLESS
-from outrider_drafters.shape import TreePlan, TreeShape
+from outrider_drafters.trees.shape import TreePlan, TreeShape
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import LinkError, Refusal
 from outrider_proto.frames import (

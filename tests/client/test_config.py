@@ -6,8 +6,8 @@ import pytest
 
 from outrider_client.config import ClientConfig
 from outrider_client.grpc_transport import GrpcTransport
-from outrider_drafters.routing import Routing
-from outrider_drafters.routing_keywords import Keywords
+from outrider_drafters.routing.keywords import Keywords
+from outrider_drafters.routing.rules import Routing
 from outrider_proto.errors import UsageError
 
 WORDS = Keywords({"a": ("word",)})

@@ -13,7 +13,7 @@ from outrider_client.events import Committed, LinkChanged, RolledBack, Unverifie
 from outrider_client.heartbeat import Patience
 from outrider_client.link_state import LinkState
 from outrider_drafters.load import load_tap
-from outrider_drafters.shape import TreeShape
+from outrider_drafters.trees.shape import TreeShape
 from outrider_netsim import Link, profile_named
 from outrider_proto.errors import LinkError, Reason, Refusal
 from outrider_server.plain import plain_greedy

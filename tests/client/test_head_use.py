@@ -7,9 +7,9 @@ import math
 import pytest
 
 from outrider_client.head_use import HeadMeter, HeadUse, Split
-from outrider_drafters.grow import Drafted
-from outrider_drafters.routing_confidence import confidence_of
-from outrider_drafters.routing_heads import Routed
+from outrider_drafters.routing.confidence import confidence_of
+from outrider_drafters.routing.heads import Routed
+from outrider_drafters.trees.grow import Drafted
 from outrider_proto.tree import ROOT, DraftTree
 
 TREE = DraftTree((4, 5, 6), (ROOT, ROOT, 0))

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from outrider_bench.pair import in_process
 from outrider_client import ClientConfig
 from outrider_client.events import Cycle, Unverified
-from outrider_drafters.dflash_network import DFlash, DFlashSizes, Sight
-from outrider_drafters.layers import BlockShape
+from outrider_drafters.blocks.layers import BlockShape
+from outrider_drafters.dflash.network import DFlash, DFlashSizes, Sight
 from outrider_proto.frames import Draft
 from outrider_server.plain import plain_greedy
 from outrider_server.target import Target

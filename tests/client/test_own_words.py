@@ -12,9 +12,9 @@ from outrider_client.config import ClientConfig
 from outrider_client.events import LinkChanged, Unverified, Warned
 from outrider_client.link_state import LinkState
 from outrider_client.local_models import LocalModels, head_names
-from outrider_drafters.routing import Routing
-from outrider_drafters.routing_heads import Heads
-from outrider_drafters.routing_keywords import Keywords
+from outrider_drafters.routing.heads import Heads
+from outrider_drafters.routing.keywords import Keywords
+from outrider_drafters.routing.rules import Routing
 from outrider_drafters.source import DrafterSource
 from outrider_proto.errors import UsageError
 

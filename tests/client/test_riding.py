@@ -12,7 +12,7 @@ import pytest
 from outrider_client.events import Committed, Finished, LinkChanged, RolledBack, Unverified, Verified
 from outrider_client.heartbeat import Patience
 from outrider_client.link_state import LinkState
-from outrider_drafters.shape import TreeShape
+from outrider_drafters.trees.shape import TreeShape
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 
 PROMPT = [5, 9, 12, 3]

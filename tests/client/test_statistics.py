@@ -7,9 +7,9 @@ import math
 import pytest
 
 from outrider_client.statistics import Meter, Statistics
-from outrider_drafters.grow import Drafted
-from outrider_drafters.routing_confidence import confidence_of
-from outrider_drafters.routing_heads import Routed
+from outrider_drafters.routing.confidence import confidence_of
+from outrider_drafters.routing.heads import Routed
+from outrider_drafters.trees.grow import Drafted
 from outrider_proto.frames import Verdict
 from outrider_proto.tree import DraftTree
 

@@ -29,18 +29,18 @@ from outrider_drafters import (
     load_drafter,
     load_tap,
 )
-from outrider_drafters.dflash import DFlashDrafter
-from outrider_drafters.dflash_network import DFlash, DFlashSizes, Sight
-from outrider_drafters.eagle3 import Eagle3Drafter
-from outrider_drafters.eagle3_network import Eagle3, Eagle3Sizes
-from outrider_drafters.hydra import Hydra, HydraSizes
-from outrider_drafters.hydra_family import HydraDrafter
-from outrider_drafters.independent import IndependentDrafter
-from outrider_drafters.independent_model import CausalModel
+from outrider_drafters.blocks.layers import BlockShape
+from outrider_drafters.dflash.family import DFlashDrafter
+from outrider_drafters.dflash.network import DFlash, DFlashSizes, Sight
+from outrider_drafters.eagle.eagle3 import Eagle3Drafter
+from outrider_drafters.eagle.eagle3_network import Eagle3, Eagle3Sizes
+from outrider_drafters.heads.hydra import Hydra, HydraSizes
+from outrider_drafters.heads.hydra_family import HydraDrafter
+from outrider_drafters.heads.medusa import Medusa, MedusaDrafter, MedusaSizes
+from outrider_drafters.independent.family import IndependentDrafter
+from outrider_drafters.independent.model import CausalModel
 from outrider_drafters.last_layers import LastLayers
-from outrider_drafters.layers import BlockShape
 from outrider_drafters.lookup import LookupDrafter
-from outrider_drafters.medusa import Medusa, MedusaDrafter, MedusaSizes
 from outrider_proto.tree import ROOT, DraftTree
 
 sys.path.insert(0, str(Path(__file__).parent))  # for modules shared between the tests of this folder

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider_drafters.checkpoint import HEADS, Checkpoint, write_model
+from outrider_drafters.files.checkpoint import HEADS, Checkpoint, write_model
 from outrider_proto.errors import UsageError
 
 ONES = {"a": torch.ones(2, 3)}

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from outrider_drafters import grow_tree
-from outrider_drafters.choices import Choices
 from outrider_drafters.drafter import ENDLESS
+from outrider_drafters.trees.choices import Choices
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 

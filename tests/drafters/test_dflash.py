@@ -10,11 +10,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from outrider_drafters import Activations, FrozenTarget, TargetSizes, TreeShape, grow_tree
-from outrider_drafters.dflash import FAMILY, DFlashDrafter, DFlashTap
-from outrider_drafters.dflash_layout import load_network, recognises
-from outrider_drafters.dflash_network import DFlash
-from outrider_drafters.files import DrafterFiles
+from outrider_drafters import (
+    Activations,
+    FrozenTarget,
+    TargetSizes,
+    TreeShape,
+    grow_tree,
+)
+from outrider_drafters.dflash.family import FAMILY, DFlashDrafter, DFlashTap
+from outrider_drafters.dflash.layout import load_network, recognises
+from outrider_drafters.dflash.network import DFlash
+from outrider_drafters.files.drafter_files import DrafterFiles
 from outrider_drafters.source import DrafterSource
 from outrider_drafters.tap import LAST
 from outrider_proto.errors import UsageError

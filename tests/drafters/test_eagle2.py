@@ -7,9 +7,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outrider_drafters import Eagle2, Eagle2Sizes, FrozenTarget, TargetSizes, TreeShape, grow_tree, load_drafter
-from outrider_drafters.eagle2 import Eagle2Drafter
-from outrider_drafters.pairs import PairState
+from outrider_drafters import (
+    Eagle2,
+    Eagle2Sizes,
+    FrozenTarget,
+    TargetSizes,
+    TreeShape,
+    grow_tree,
+    load_drafter,
+)
+from outrider_drafters.eagle.eagle2 import Eagle2Drafter
+from outrider_drafters.eagle.pairs import PairState
 from outrider_proto.tree import ROOT
 
 SETTINGS = [(24, 4, 6), (60, 7, 10), (5, 3, 1)]  # total_token, depth, top_k

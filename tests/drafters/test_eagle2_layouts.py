@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from outrider_drafters import Eagle2, Eagle2Sizes, FrozenTarget, load_drafter
-from outrider_drafters.rope import RopeScaling
+from outrider_drafters.blocks.rope import RopeScaling
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 

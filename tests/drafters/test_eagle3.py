@@ -8,9 +8,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from outrider_drafters import FrozenTarget, TreeShape, grow_tree, load_drafter, load_tap
-from outrider_drafters.eagle3 import Eagle3Drafter, Eagle3Tap
-from outrider_drafters.pairs import PairState
+from outrider_drafters import (
+    FrozenTarget,
+    TreeShape,
+    grow_tree,
+    load_drafter,
+    load_tap,
+)
+from outrider_drafters.eagle.eagle3 import Eagle3Drafter, Eagle3Tap
+from outrider_drafters.eagle.pairs import PairState
 from outrider_drafters.tap import Activations
 from outrider_proto.tree import ROOT
 

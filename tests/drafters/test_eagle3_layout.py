@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider_drafters import FrozenTarget, LastHiddenTap, load_drafter, load_tap
-from outrider_drafters.eagle3 import Eagle3Drafter
-from outrider_drafters.eagle3_taps import chosen_layers, default_layers
+from outrider_drafters.eagle.eagle3 import Eagle3Drafter
+from outrider_drafters.eagle.eagle3_taps import chosen_layers, default_layers
 from outrider_proto.errors import UsageError
 
 OPTIONAL = {"t2d", "lm_head.weight", "d2t"}

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from outrider_drafters import FrozenTarget, load_drafter
-from outrider_drafters.eagle3 import Eagle3Drafter
-from outrider_drafters.eagle3_network import Eagle3, Eagle3Sizes
-from outrider_drafters.layers import BlockShape
-from outrider_drafters.rope import RopeScaling
+from outrider_drafters.blocks.layers import BlockShape
+from outrider_drafters.blocks.rope import RopeScaling
+from outrider_drafters.eagle.eagle3 import Eagle3Drafter
+from outrider_drafters.eagle.eagle3_network import Eagle3, Eagle3Sizes
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 

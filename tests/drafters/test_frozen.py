@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider_drafters import FrozenTarget, resolve_dir, target_fingerprint, tokenizer_fingerprint
-from outrider_drafters.checkpoint import Checkpoint
+from outrider_drafters.files.checkpoint import Checkpoint
 from outrider_proto.errors import UsageError
 
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider_drafters import FrozenTarget, load_drafter, load_tap
-from outrider_drafters.checkpoint import Checkpoint
-from outrider_drafters.eagle3 import Eagle3Drafter
-from outrider_drafters.eagle3_layout import canonical
-from outrider_drafters.files import DrafterFiles
-from outrider_drafters.gguf_file import GgufFile
+from outrider_drafters.eagle.eagle3 import Eagle3Drafter
+from outrider_drafters.eagle.eagle3_layout import canonical
+from outrider_drafters.files.checkpoint import Checkpoint
+from outrider_drafters.files.drafter_files import DrafterFiles
+from outrider_drafters.files.gguf_file import GgufFile
 from outrider_drafters.source import DrafterOptions, DrafterSource
 from outrider_proto.errors import UsageError
 
@@ -151,7 +151,7 @@ def expected(tensors: dict[str, Tensor], golden: Path, **config: object) -> Eagl
         **config,
     }
     files = DrafterFiles(golden, raw, Checkpoint.holding(golden, held), DrafterOptions())
-    from outrider_drafters.eagle3 import FAMILY
+    from outrider_drafters.eagle.eagle3 import FAMILY
 
     drafter = FAMILY.drafter(files, FrozenTarget.load(golden / "target_l8"))
     assert isinstance(drafter, Eagle3Drafter)

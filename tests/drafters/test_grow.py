@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider_drafters import TreeShape, grow_tree
-from outrider_drafters.choices import Choices
 from outrider_drafters.drafter import ENDLESS
-from outrider_drafters.grow import begin_growth, grow
-from outrider_drafters.shape import TreePlan
+from outrider_drafters.trees.choices import Choices
+from outrider_drafters.trees.grow import begin_growth, grow
+from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 

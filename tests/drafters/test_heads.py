@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from outrider_drafters import TreeShape, grow_tree
-from outrider_drafters.choices import Choices, shipped_choices
-from outrider_drafters.heads import default_choices
-from outrider_drafters.newest import NewestHiddenTap, newest_hidden_info
+from outrider_drafters.heads.newest import NewestHiddenTap, newest_hidden_info
+from outrider_drafters.heads.reading import default_choices
 from outrider_drafters.tap import Activations, LastHiddenTap
+from outrider_drafters.trees.choices import Choices, shipped_choices
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 

@@ -8,10 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider_drafters import FrozenTarget, TreeShape, grow_tree, load_drafter, load_tap
-from outrider_drafters.choices import Choices
-from outrider_drafters.hydra import Hydra, HydraSizes
-from outrider_drafters.layers import BlockShape
+from outrider_drafters import (
+    FrozenTarget,
+    TreeShape,
+    grow_tree,
+    load_drafter,
+    load_tap,
+)
+from outrider_drafters.blocks.layers import BlockShape
+from outrider_drafters.heads.hydra import Hydra, HydraSizes
+from outrider_drafters.trees.choices import Choices
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 

@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaModel
 
 from outrider_drafters import Activations, FrozenTarget, load_drafter, load_tap
 from outrider_drafters.family import like
-from outrider_drafters.files import DrafterFiles
-from outrider_drafters.hydra_family import FAMILY
+from outrider_drafters.files.drafter_files import DrafterFiles
+from outrider_drafters.heads.hydra_family import FAMILY
 from outrider_drafters.source import DrafterSource
 from outrider_drafters.tap import Tap, TapState
 from outrider_proto.tree import ROOT

@@ -20,9 +20,15 @@ from transformers import (
     Qwen3Config,
 )
 
-from outrider_drafters import FrozenTarget, TreeShape, grow_tree, load_drafter, load_tap
+from outrider_drafters import (
+    FrozenTarget,
+    TreeShape,
+    grow_tree,
+    load_drafter,
+    load_tap,
+)
 from outrider_drafters.drafter import ENDLESS
-from outrider_drafters.independent import CHUNK
+from outrider_drafters.independent.family import CHUNK
 from outrider_drafters.tap import Memoryless
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT

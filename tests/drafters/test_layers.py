@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model, Qwen3Config, Qwen3Model
 
-from outrider_drafters.fused import FusedBlock
-from outrider_drafters.layers import BlockShape, LlamaBlock, causal_mask
+from outrider_drafters.blocks.fused import FusedBlock
+from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, causal_mask
 
 SIZES = {"vocab_size": 20, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 1}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}

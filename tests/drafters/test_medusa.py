@@ -8,9 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider_drafters import FrozenTarget, TreeShape, grow_tree, load_drafter, load_tap
-from outrider_drafters.choices import Choices
-from outrider_drafters.medusa import Medusa, MedusaSizes
+from outrider_drafters import (
+    FrozenTarget,
+    TreeShape,
+    grow_tree,
+    load_drafter,
+    load_tap,
+)
+from outrider_drafters.heads.medusa import Medusa, MedusaSizes
+from outrider_drafters.trees.choices import Choices
 from outrider_proto.errors import UsageError
 
 VLLM_CONFIG = {"hidden_size": 64, "num_heads": 4, "num_hidden_layers": 1, "vocab_size": 256, "medusa_fc_bias": True}

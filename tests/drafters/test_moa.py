@@ -8,10 +8,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outrider_drafters import Activations, FrozenTarget, MoA, MoASizes, TreeShape, load_drafter, load_tap, pack_kv
-from outrider_drafters.moa import layer_mean, staircase_mask
-from outrider_drafters.moa_drafter import MoADrafter
-from outrider_drafters.rope import RopeScaling
+from outrider_drafters import (
+    Activations,
+    FrozenTarget,
+    MoA,
+    MoASizes,
+    TreeShape,
+    load_drafter,
+    load_tap,
+    pack_kv,
+)
+from outrider_drafters.blocks.rope import RopeScaling
+from outrider_drafters.moa.drafter import MoADrafter
+from outrider_drafters.moa.network import layer_mean, staircase_mask
 from outrider_drafters.tap import LastHiddenTap, last_hidden_info
 from outrider_proto.errors import UsageError
 

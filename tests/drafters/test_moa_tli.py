@@ -32,11 +32,11 @@ from outrider_drafters import (
     load_drafter,
     load_tap,
 )
+from outrider_drafters.blocks.layers import causal_mask
+from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.frozen import target_sizes
-from outrider_drafters.layers import causal_mask
-from outrider_drafters.moa import pack_kv, unpack_kv
-from outrider_drafters.moa_drafter import MoADrafter
-from outrider_drafters.rope import rope_scaling
+from outrider_drafters.moa.drafter import MoADrafter
+from outrider_drafters.moa.network import pack_kv, unpack_kv
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 

@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from outrider_drafters import FrozenTarget, load_drafter
-from outrider_drafters.checkpoint import Checkpoint
+from outrider_drafters.edge.quantise import holds_codes, quantised, restored, stored
+from outrider_drafters.edge.quantised import Int4Codes, Int8Codes, QuantisedWeight
+from outrider_drafters.files.checkpoint import Checkpoint
 from outrider_drafters.load import open_source
-from outrider_drafters.quantise import holds_codes, quantised, restored, stored
-from outrider_drafters.quantised import Int4Codes, Int8Codes, QuantisedWeight
 from outrider_drafters.source import DrafterSource
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
@@ -198,7 +198,7 @@ def test_scales_that_do_not_fit_are_refused(weight, spoilt):
 
 
 def test_torchao_says_nothing():
-    program = "import torch; from outrider_drafters.quantise import quantised; quantised(torch.ones(16, 32), 'int4')"
+    program = "import torch; from outrider_drafters.edge.quantise import quantised as q; q(torch.ones(16, 32), 'int4')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
 
@@ -213,7 +213,7 @@ def test_reading_codes_needs_no_torchao(tmp_path: Path, weight):
     save_file(stored("a", weight), tmp_path / "model.safetensors")
     program = (
         "import sys; sys.modules['torchao'] = None; from pathlib import Path; import torch\n"
-        "from outrider_drafters.checkpoint import Checkpoint\n"
+        "from outrider_drafters.files.checkpoint import Checkpoint\n"
         f"print((torch.ones(2, 64) @ Checkpoint(Path({str(tmp_path)!r})).read('a').T).shape)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -5,8 +5,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from outrider_drafters.layers import BlockShape
-from outrider_drafters.rope import inverse_frequencies, rope_scaling, unscaled
+from outrider_drafters.blocks.layers import BlockShape
+from outrider_drafters.blocks.rope import inverse_frequencies, rope_scaling, unscaled
 from outrider_proto.errors import UsageError
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from outrider_drafters.grow import Drafted
-from outrider_drafters.routing import Routing
-from outrider_drafters.routing_confidence import Confidence, best_path, confidence_of
-from outrider_drafters.routing_keywords import Keywords
+from outrider_drafters.routing.confidence import Confidence, best_path, confidence_of
+from outrider_drafters.routing.keywords import Keywords
+from outrider_drafters.routing.rules import Routing
+from outrider_drafters.trees.grow import Drafted
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 

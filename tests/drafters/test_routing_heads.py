@@ -5,16 +5,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider_drafters import Drafter, Eagle2, Eagle2Drafter, Eagle2Sizes, FrozenTarget, TargetSizes, TreeShape
-from outrider_drafters.choices import Choices
-from outrider_drafters.grow import Level, grow
+from outrider_drafters import (
+    Drafter,
+    Eagle2,
+    Eagle2Drafter,
+    Eagle2Sizes,
+    FrozenTarget,
+    TargetSizes,
+    TreeShape,
+)
 from outrider_drafters.lookup import LookupDrafter
-from outrider_drafters.routing import Routing
-from outrider_drafters.routing_block import can_stack
-from outrider_drafters.routing_confidence import confidence_of
-from outrider_drafters.routing_heads import Heads
-from outrider_drafters.routing_stack import StackState, stack_heads
-from outrider_drafters.routing_states import Apart, States
+from outrider_drafters.routing.block import can_stack
+from outrider_drafters.routing.confidence import confidence_of
+from outrider_drafters.routing.heads import Heads
+from outrider_drafters.routing.rules import Routing
+from outrider_drafters.routing.stack import StackState, stack_heads
+from outrider_drafters.routing.states import Apart, States
+from outrider_drafters.trees.choices import Choices
+from outrider_drafters.trees.grow import Level, grow
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import ROOT

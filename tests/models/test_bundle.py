@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from outrider_client.config import ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_drafters import FrozenTarget, load_drafter, target_fingerprint, tokenizer_fingerprint
-from outrider_drafters.bundle import find_bundle
+from outrider_drafters.edge.bundle import find_bundle
+from outrider_drafters.edge.quantised import QuantisedWeight
 from outrider_drafters.fingerprint import TARGET_MARK, mark_drafter
 from outrider_drafters.load import load_tap
-from outrider_drafters.quantised import QuantisedWeight
 from outrider_models.bundling import make_bundle, size_bytes
 from outrider_models.cli import main
 from outrider_models.embedded import drafter_dir, target_dir

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from outrider_drafters.frozen import FrozenTarget
-from outrider_drafters.grow import grow_tree
 from outrider_drafters.load import load_drafter
-from outrider_drafters.shape import TreeShape
 from outrider_drafters.source import DrafterSource
+from outrider_drafters.trees.grow import grow_tree
+from outrider_drafters.trees.shape import TreeShape
 from outrider_models.corpus import generate
 from outrider_models.embedded import drafter_dir, target_dir
 from outrider_models.tables import merged, parse_changes

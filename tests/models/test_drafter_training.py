@@ -8,10 +8,10 @@ import torch
 from rich.console import Console
 
 from outrider_drafters.frozen import FrozenTarget
-from outrider_drafters.grow import grow_tree
 from outrider_drafters.load import load_drafter, load_tap
-from outrider_drafters.moa import pack_kv
-from outrider_drafters.shape import TreeShape
+from outrider_drafters.moa.network import pack_kv
+from outrider_drafters.trees.grow import grow_tree
+from outrider_drafters.trees.shape import TreeShape
 from outrider_models.embedded import target_dir
 from outrider_models.recipe import read_recipe, shipped_recipes
 from outrider_models.training.data import collate

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.drafter import Drafter
-from outrider_drafters.grow import grow_tree
 from outrider_drafters.load import load_drafter, load_tap
-from outrider_drafters.shape import TreeShape
 from outrider_drafters.source import DrafterSource
 from outrider_drafters.tap import Tap
+from outrider_drafters.trees.grow import grow_tree
+from outrider_drafters.trees.shape import TreeShape
 from outrider_models.training.course import Validation
 from outrider_models.training.teacher import Teacher
 

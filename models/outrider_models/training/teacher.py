@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from outrider_drafters.config import config_int, read_config
+from outrider_drafters.files.config import config_int, read_config
 from outrider_drafters.frozen import FrozenTarget, resolve_dir, target_sizes
 from outrider_drafters.last_layers import LastLayers
 from outrider_drafters.tap import LAST, Activations

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.eagle2 import Eagle2, Eagle2Sizes
+from outrider_drafters.eagle.eagle2 import Eagle2, Eagle2Sizes
 from outrider_drafters.frozen import TargetSizes
 from outrider_models.tables import need_at_least
 from outrider_models.training.families.family import Trainable

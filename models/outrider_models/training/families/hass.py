@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.eagle2 import Eagle2
-from outrider_drafters.layers import LlamaBlock
+from outrider_drafters.blocks.layers import LlamaBlock
+from outrider_drafters.eagle.eagle2 import Eagle2
 from outrider_models.tables import need_at_least
 from outrider_models.training.families.eagle2 import EagleShape, default_shape, eagle_sizes, noisy
 from outrider_models.training.families.family import Trainable

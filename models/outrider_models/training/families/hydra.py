@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.hydra import Hydra, HydraSizes
-from outrider_drafters.layers import BlockShape
+from outrider_drafters.blocks.layers import BlockShape
+from outrider_drafters.heads.hydra import Hydra, HydraSizes
 from outrider_models.tables import need_at_least
 from outrider_models.training.families.eagle2 import EagleShape, default_shape
 from outrider_models.training.families.family import Trainable

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.medusa import Medusa, MedusaSizes
+from outrider_drafters.heads.medusa import Medusa, MedusaSizes
 from outrider_models.tables import need_at_least
 from outrider_models.training.families.family import Trainable
 from outrider_models.training.lesson import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of

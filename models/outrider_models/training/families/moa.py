@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.config import read_config
-from outrider_drafters.moa import MoA, MoASizes, pack_kv
-from outrider_drafters.rope import rope_scaling
+from outrider_drafters.blocks.rope import rope_scaling
+from outrider_drafters.files.config import read_config
+from outrider_drafters.moa.network import MoA, MoASizes, pack_kv
 from outrider_drafters.source import DrafterOptions
 from outrider_models.tables import need_at_least
 from outrider_models.training.families.family import Trainable, divisor

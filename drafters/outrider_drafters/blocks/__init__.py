@@ -1,0 +1,1 @@
+"""What drafters are built of: transformer blocks, positions, rows that grow and are dropped."""

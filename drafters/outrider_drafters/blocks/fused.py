@@ -1,0 +1,129 @@
+"""A Llama block made for inference: no modules, one product for q, k, v and one for gate and up.
+
+It computes what layers.LlamaBlock computes (the plain form, which is trained), with fewer and larger steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.blocks.layers import LlamaBlock, RMSNorm, Rope
+from outrider_drafters.blocks.rows import KvCache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockWeights:
+    """A block's matrices [out, in], its bias and norms; None for those it does not have."""
+
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    head_norms: Tensor | None  # [heads + kv_heads, 1, head_dim]
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+    input_norm: Tensor | None
+    mlp_norm: Tensor
+
+
+class FusedBlock:
+    """Rows x [n, width] of one text, the caller says which cache they go to and what they see; or many short rows of
+    rows [b, n, width], each for itself."""
+
+    def __init__(self, block: LlamaBlock) -> None:
+        attention, mlp = block.self_attn, block.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self.shape = block.shape
+        self._qkv = torch.cat([projection.weight for projection in projections]).detach()
+        self._qkv_bias = torch.cat([p.bias for p in projections]).detach() if block.shape.qkv_bias else None
+        self._projections: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
+        self._head_norms = _head_norms(block)
+        self._out = attention.o_proj.weight.detach()
+        self._gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach()
+        self._down = mlp.down_proj.weight.detach()
+        norm = block.input_layernorm
+        self._input_norm = norm.weight.detach() if isinstance(norm, RMSNorm) else None
+        self._mlp_norm = block.post_attention_layernorm.weight.detach()
+
+    @property
+    def weights(self) -> BlockWeights:
+        """What several blocks of one shape are stacked from."""
+        return BlockWeights(
+            self._qkv,
+            self._qkv_bias,
+            self._head_norms,
+            self._out,
+            self._gate_up,
+            self._down,
+            self._input_norm,
+            self._mlp_norm,
+        )
+
+    def new_cache(self) -> KvCache:
+        return KvCache(self.shape.kv_heads, self.shape.head_dim, self._out.dtype, self._out.device)
+
+    def run(self, x: Tensor, rope: Rope, cache: KvCache, mask: Tensor | None = None) -> Tensor:
+        """Put the rows' keys and values into the cache, let them attend to it; mask [n, length] bool, None: see all."""
+        split = self.shape.heads + self.shape.kv_heads
+        heads = self._heads(x, 0, split + self.shape.kv_heads)
+        turned = rope.turn(heads[:split])
+        cache.append(turned[self.shape.heads :], heads[split:])
+        return self._attend(x, turned[: self.shape.heads], cache.keys, cache.values, mask)
+
+    def self_attend(self, x: Tensor, rope: Rope) -> Tensor:
+        """Every one of b rows of rows [b, n, width] over its own keys and values, all of them."""
+        split = self.shape.heads + self.shape.kv_heads
+        heads = self._heads(x, 0, split + self.shape.kv_heads)
+        turned = rope.turn(heads[:, :split])
+        return self._attend(x, turned[:, : self.shape.heads], turned[:, self.shape.heads :], heads[:, split:], None)
+
+    def remember(self, x: Tensor, rope: Rope, cache: KvCache) -> None:
+        """Put the rows' keys and values into the cache, and no more."""
+        heads = self._heads(x, self.shape.heads, self.shape.heads + 2 * self.shape.kv_heads)
+        cache.append(rope.turn(heads[: self.shape.kv_heads]), heads[self.shape.kv_heads :])
+
+    def ask(self, x: Tensor, rope: Rope, keys: Tensor, values: Tensor) -> Tensor:
+        """Let the rows attend to all of keys and values [1, kv_heads, m, head_dim]."""
+        return self._attend(x, rope.turn(self._heads(x, 0, self.shape.heads)), keys, values, None)
+
+    def _heads(self, x: Tensor, first: int, end: int) -> Tensor:
+        """Of q, k and v heads in this order those from `first` to `end`: [..., heads, n, head_dim]."""
+        if self._input_norm is not None:
+            x = F.rms_norm(x, self._input_norm.shape, self._input_norm, self.shape.eps)
+        heads = F.linear(x, *self._projection(first, end))
+        heads = heads.view(*x.shape[:-1], end - first, self.shape.head_dim).transpose(-3, -2)
+        return heads if self._head_norms is None else self._normed(heads, self._head_norms[first:end])
+
+    def _projection(self, first: int, end: int) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of those heads, cut once: quantised rows are repacked for it."""
+        if (first, end) not in self._projections:
+            rows = slice(first * self.shape.head_dim, end * self.shape.head_dim)
+            bias = None if self._qkv_bias is None else self._qkv_bias[rows]
+            self._projections[first, end] = self._qkv[rows], bias
+        return self._projections[first, end]
+
+    def _normed(self, heads: Tensor, weights: Tensor) -> Tensor:
+        """The first heads with their own norms [k, 1, head_dim]; the v heads that follow have none."""
+        split = len(weights)
+        normed = F.rms_norm(heads[..., :split, :, :], (self.shape.head_dim,), eps=self.shape.eps) * weights
+        return torch.cat((normed, heads[..., split:, :, :]), dim=-3)
+
+    def _attend(self, x: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        queries = queries if queries.ndim == 4 else queries.unsqueeze(0)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+        x = x + F.linear(mixed.transpose(1, 2).flatten(2).view(*x.shape[:-1], self._out.shape[1]), self._out)
+        normed = F.rms_norm(x, self._mlp_norm.shape, self._mlp_norm, self.shape.eps)
+        gate, up = F.linear(normed, self._gate_up).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, self._down)
+
+
+def _head_norms(block: LlamaBlock) -> Tensor | None:
+    """Norm weights of all q and k heads [heads + kv_heads, 1, head_dim]; None for a block without."""
+    q_norm, k_norm = block.self_attn.q_norm, block.self_attn.k_norm
+    if not isinstance(q_norm, RMSNorm) or not isinstance(k_norm, RMSNorm):
+        return None
+    weights = q_norm.weight.expand(block.shape.heads, 1, -1), k_norm.weight.expand(block.shape.kv_heads, 1, -1)
+    return torch.cat(weights).detach()

@@ -1,0 +1,195 @@
+"""The Llama block every drafter is made of: RMSNorm, rotate-half RoPE, grouped-query attention and a gated MLP.
+
+The caller owns keys, values and masks, so that one block serves teacher-forced training, cached drafting,
+cross-attention and attention over a target's layers. Submodules carry the names of the published checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from outrider_drafters.blocks.rope import RopeScaling, inverse_frequencies
+from outrider_drafters.files.checkpoint import Checkpoint
+from outrider_drafters.files.config import Config, config_int, rms_norm_eps, unscaled_rope_theta
+from outrider_proto.errors import UsageError
+
+WEIGHTS = (
+    "input_layernorm.weight",
+    "self_attn.q_proj.weight",
+    "self_attn.k_proj.weight",
+    "self_attn.v_proj.weight",
+    "self_attn.o_proj.weight",
+    "post_attention_layernorm.weight",
+    "mlp.gate_proj.weight",
+    "mlp.up_proj.weight",
+    "mlp.down_proj.weight",
+)
+QKV_BIASES = ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")  # Qwen2 targets
+QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # Qwen3 targets: over each head, before RoPE
+
+INIT_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """Sizes of one block. Raises UsageError when heads do not divide or RoPE has no pairs to turn."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    rope_theta: float = 10000.0
+    eps: float = 1e-5
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    rope_scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.heads, self.kv_heads, self.head_dim, self.mlp) < 1:
+            raise UsageError(f"{self}: every size must be at least 1")
+        if self.heads % self.kv_heads:
+            raise UsageError(f"kv_heads={self.kv_heads}: must divide heads={self.heads}")
+        if self.head_dim % 2:
+            raise UsageError(f"head_dim={self.head_dim}: RoPE needs an even one")
+
+    def rope(self, positions: Tensor) -> Rope:
+        """Angles for integer positions [n]; negative ones are legal."""
+        angles = positions.unsqueeze(-1) * inverse_frequencies(
+            self.head_dim, self.rope_theta, self.rope_scaling, positions.device
+        )
+        cos, sin = angles.cos(), angles.sin()
+        if self.rope_scaling is not None:
+            cos, sin = cos * self.rope_scaling.magnitude, sin * self.rope_scaling.magnitude
+        return Rope(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope:
+    """Cosines and sines of a row of positions, for both halves of a head; the left half's sines are negative."""
+
+    cos: Tensor  # [n, head_dim] float32
+    sin: Tensor
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Rotate x [..., n, head_dim], whose halves (not neighbours) form the pairs."""
+        swapped = x.roll(x.shape[-1] // 2, dims=-1)
+        return torch.addcmul(x * self.cos.to(x.dtype), swapped, self.sin.to(x.dtype))
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The cast keeps autocast from handing us a narrow x: the norm runs in the weight's precision.
+        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.width, q_width, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(shape.width, kv_width, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(shape.width, kv_width, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(q_width, shape.width, bias=False)
+        self.q_norm = RMSNorm(shape.head_dim, shape.eps) if shape.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(shape.head_dim, shape.eps) if shape.qk_norm else nn.Identity()
+
+    def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        """Keys (turned) and values of x [b, n, width]: twice [b, kv_heads, n, head_dim]."""
+        return rope.turn(self.k_norm(self._heads(self.k_proj(x)))), self._heads(self.v_proj(x))
+
+    def forward(self, x: Tensor, rope: Rope, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        queries = rope.turn(self.q_norm(self._heads(self.q_proj(x))))
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
+
+    def _heads(self, x: Tensor) -> Tensor:
+        batch, rows, width = x.shape
+        return x.view(batch, rows, width // self.head_dim, self.head_dim).transpose(1, 2)
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]  # as above
+
+
+class LlamaBlock(nn.Module):
+    """Pre-norm block whose queries come from x and whose keys and values the caller hands in.
+
+    `input_norm=False` is EAGLE's first layer, which takes x as it is.
+    """
+
+    def __init__(self, shape: BlockShape, *, input_norm: bool = True) -> None:
+        super().__init__()
+        self.shape = shape
+        self.input_layernorm = RMSNorm(shape.width, shape.eps) if input_norm else nn.Identity()
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = RMSNorm(shape.width, shape.eps)
+        self.mlp = GatedMLP(shape.width, shape.mlp)
+        self.apply(_initialise)
+
+    def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        """What later queries attend to: keys and values of x [b, n, width], each [b, kv_heads, n, head_dim]."""
+        return self.self_attn.keys_values(self.input_layernorm(x), rope)
+
+    def forward(self, x: Tensor, rope: Rope, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x [b, n, width] attends to keys and values [b, kv_heads, m, head_dim]; mask: bool, broadcast to [b, 1, n, m],
+        true where a query sees a key, None when all see all."""
+        x = x + self.self_attn(self.input_layernorm(x), rope, keys, values, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]  # as above
+
+    def self_attend(self, x: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
+        """The block over x's own keys and values."""
+        return self(x, rope, *self.keys_values(x, rope), mask)  # type: ignore[no-any-return]  # as above
+
+
+def stored_shape(checkpoint: Checkpoint, prefix: str, config: Config) -> BlockShape:
+    """Sizes of the block whose tensors' names start with `prefix`; heads, RoPE's base and eps are the config's.
+
+    Raises UsageError where rows do not divide into heads.
+    """
+    heads = config_int(config, "num_attention_heads")
+    q_rows, width = checkpoint.matrix(f"{prefix}self_attn.q_proj.weight")
+    k_rows, _ = checkpoint.matrix(f"{prefix}self_attn.k_proj.weight")
+    head_dim = q_rows // heads
+    if head_dim * heads != q_rows or head_dim == 0 or k_rows % head_dim:
+        raise UsageError(f"{prefix}self_attn: {q_rows} rows of q_proj and {k_rows} of k_proj do not make {heads} heads")
+    return BlockShape(
+        width=width,
+        heads=heads,
+        kv_heads=k_rows // head_dim,
+        head_dim=head_dim,
+        mlp=checkpoint.matrix(f"{prefix}mlp.gate_proj.weight")[0],
+        rope_theta=unscaled_rope_theta(config),
+        eps=rms_norm_eps(config),
+        qkv_bias=prefix + QKV_BIASES[0] in checkpoint.names,
+        qk_norm=prefix + QK_NORMS[0] in checkpoint.names,
+    )
+
+
+def causal_mask(length: int, device: torch.device) -> Tensor:
+    """[length, length] bool, true at and below the diagonal."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=INIT_STD)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

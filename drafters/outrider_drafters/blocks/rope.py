@@ -1,0 +1,159 @@
+"""RoPE's frequencies, plain and scaled, from a raw config.json.
+
+linear   every frequency / factor                               (kaiokendev's position interpolation)
+llama3   waves longer than the original context / low_freq_factor are stretched by `factor`, those shorter than
+         it / high_freq_factor are not, those between in part     (Llama 3.1, config.rope_scaling)
+yarn     the same by the number of turns a pair makes within the original context, from beta_fast to beta_slow;
+         cosines and sines are multiplied by `magnitude`          (arXiv 2309.00071, 3.2 and 3.4)
+divisors every frequency / its own number                        (llama.cpp's rope_freqs.weight)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, assert_never, cast, get_args
+
+import torch
+from torch import Tensor
+
+from outrider_drafters.files.config import Config, config_int, rope_theta
+from outrider_proto.errors import UsageError
+
+Kind = Literal["linear", "llama3", "yarn", "divisors"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How a model's RoPE was stretched. `slow` and `fast` bound the pairs that are stretched in part: llama3's
+    low_freq_factor and high_freq_factor, yarn's beta_slow and beta_fast."""
+
+    kind: Kind
+    factor: float
+    original_context: float = 0.0
+    slow: float = 1.0
+    fast: float = 1.0
+    magnitude: float = 1.0
+    truncate: bool = True
+    divisors: tuple[float, ...] = ()  # one a pair
+
+    def as_config(self) -> Config:
+        """The `rope_scaling` entry of a config.json."""
+        match self.kind:
+            case "linear":
+                return {"rope_type": "linear", "factor": self.factor}
+            case "llama3":
+                edges = {"low_freq_factor": self.slow, "high_freq_factor": self.fast}
+            case "yarn":
+                edges = {"beta_slow": self.slow, "beta_fast": self.fast, "attention_factor": self.magnitude}
+                edges["truncate"] = self.truncate
+            case "divisors":
+                return {"rope_type": "divisors", "divisors": list(self.divisors)}
+            case _:
+                assert_never(self.kind)
+        context = {"original_max_position_embeddings": int(self.original_context)}
+        return {"rope_type": self.kind, "factor": self.factor, **context, **edges}
+
+
+def rope_scaling(config: Config) -> RopeScaling | None:
+    """The scaling a config asks for, in transformers' spelling of version 4 or 5. Raises UsageError for one that is not
+    known, or whose numbers are missing."""
+    entry = _entry(config)
+    kind = entry.get("rope_type") or entry.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind not in get_args(Kind):
+        raise UsageError(f"config.json: rope_scaling of type {kind}: need one of {', '.join(get_args(Kind))}")
+    if float(entry.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise UsageError(f"config.json: partial_rotary_factor={entry['partial_rotary_factor']}: need 1")
+    return _read(cast(Kind, kind), entry, config)
+
+
+def unscaled(config: Config) -> Config:
+    """The same config with plain RoPE of the same base."""
+    return {**config, "rope_theta": rope_theta(config), "rope_scaling": None, "rope_parameters": None}
+
+
+@lru_cache(maxsize=64)
+def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> Tensor:
+    """Radians per position of each pair, [head_dim / 2] float32."""
+    with torch.inference_mode(False):  # the cached tensor also serves training
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+        plain = 1.0 / theta**exponents  # in this order to the last bit, as transformers does
+        if scaling is None:
+            return plain
+        if scaling.kind == "divisors":
+            return plain / _divisors(scaling, plain)
+        return plain + (plain / scaling.factor - plain) * _stretched(plain, theta, scaling)
+
+
+def _entry(config: Config) -> Config:
+    entry = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(entry, dict):
+        raise UsageError(f"config.json: rope_scaling={entry!r}: need an object")
+    return entry
+
+
+def _read(kind: Kind, entry: Config, config: Config) -> RopeScaling:
+    if kind == "divisors":
+        return RopeScaling(kind, 1.0, divisors=tuple(map(float, entry["divisors"])))
+    factor = _number(entry, "factor")
+    if kind == "linear":
+        return RopeScaling(kind, factor)
+    context = entry.get("original_max_position_embeddings") or config_int(config, "max_position_embeddings")
+    if kind == "llama3":
+        low, high = _number(entry, "low_freq_factor"), _number(entry, "high_freq_factor")
+        return RopeScaling(kind, factor, float(context), low, high)
+    slow, fast = float(entry.get("beta_slow") or 1), float(entry.get("beta_fast") or 32)
+    truncate = entry.get("truncate", True) is not False
+    return RopeScaling(kind, factor, float(context), slow, fast, _magnitude(entry, factor), truncate)
+
+
+def _number(entry: Config, key: str) -> float:
+    value = entry.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise UsageError(f"config.json: rope_scaling's {key}={value}: need a positive number")
+    return float(value)
+
+
+def _magnitude(entry: Config, factor: float) -> float:
+    """YaRN's factor on cosines and sines (its eq. 22; DeepSeek's mscale pair where given)."""
+    if (given := entry.get("attention_factor")) is not None:
+        return float(given)
+
+    def growth(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    own, shared = entry.get("mscale"), entry.get("mscale_all_dim")
+    return growth(float(own)) / growth(float(shared)) if own and shared else growth(1.0)
+
+
+def _divisors(scaling: RopeScaling, plain: Tensor) -> Tensor:
+    if len(scaling.divisors) != len(plain):
+        raise UsageError(f"{len(scaling.divisors)} divisors of RoPE's frequencies: need {len(plain)}, half a head")
+    return torch.tensor(scaling.divisors, dtype=torch.float32, device=plain.device)
+
+
+def _stretched(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
+    """How much of the stretch each pair gets, 0 to 1."""
+    match scaling.kind:
+        case "linear" | "divisors":
+            return torch.ones_like(plain)
+        case "llama3":
+            turns = scaling.original_context * plain / (2 * math.pi)
+            return ((scaling.fast - turns) / (scaling.fast - scaling.slow)).clamp(0, 1)
+        case "yarn":
+            first, last = (_pair_of(turns, len(plain), theta, scaling) for turns in (scaling.fast, scaling.slow))
+            if scaling.truncate:
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(first, 0), min(last, 2 * len(plain) - 1)
+            pairs = torch.arange(len(plain), dtype=torch.float32, device=plain.device)
+            return ((pairs - first) / (last - first if last != first else 0.001)).clamp(0, 1)
+        case _:
+            assert_never(scaling.kind)
+
+
+def _pair_of(turns: float, num_pairs: int, theta: float, scaling: RopeScaling) -> float:
+    """The pair, as a fraction, that makes so many turns within the original context."""
+    return num_pairs * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(theta)

@@ -1,0 +1,1 @@
+"""EAGLE-1/2, HASS, EAGLE-3 and EAGLE 3.1."""

@@ -1,0 +1,178 @@
+"""EAGLE-3 and EAGLE 3.1 at work: the tap that fuses the target's hidden states, and the drafter that goes on from them.
+
+The network and its formulas are eagle3_network.py's, what a text leaves behind pairs.py's. `fc` runs on the server, so
+that a token's feature is H values instead of one width of the target's for every layer.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.blocks.layers import RMSNorm, Rope
+from outrider_drafters.blocks.rows import KvCache
+from outrider_drafters.eagle.eagle3_layout import D2T, EMBEDDING, T2D, canonical, check_vocabulary, recognised, sizes_of
+from outrider_drafters.eagle.eagle3_network import Eagle3, PairLayer
+from outrider_drafters.eagle.eagle3_vocabulary import over_target_vocabulary
+from outrider_drafters.eagle.pairs import PairState
+from outrider_drafters.family import Family
+from outrider_drafters.files.drafter_files import DrafterFiles
+from outrider_drafters.fingerprint import tensors_fingerprint
+from outrider_drafters.frozen import FrozenTarget, TargetSizes
+from outrider_drafters.tap import BEFORE_NORM, Activations, LastHiddenTap, Memoryless, Tap, last_hidden_info
+from outrider_drafters.trees.shape import TreePlan
+from outrider_proto.frames import TapInfo
+
+NAME = "eagle3"
+
+
+def tap_info(eagle: Eagle3, target_layers: int) -> TapInfo:
+    """The features of this head: named after what fuses them, and which of the target's layers."""
+    sizes = eagle.sizes
+    if not sizes.target_layers:
+        return last_hidden_info(sizes.target_hidden)
+    fusing = {name: tensor for name, tensor in eagle.state_dict().items() if name.startswith(("fc", "input_norm"))}
+    numbers = torch.tensor([sizes.block.eps, target_layers, *sizes.target_layers], dtype=torch.float64)
+    return TapInfo(f"eagle3:{tensors_fingerprint({**fusing, 'numbers': numbers})}", NAME, sizes.hidden)
+
+
+class Eagle3Tap(Memoryless):
+    """Server half: hidden states of several layers, fused to one row a token."""
+
+    needs_kv = False
+
+    def __init__(self, eagle: Eagle3, num_layers: int, info: TapInfo | None = None) -> None:
+        self.info = tap_info(eagle, num_layers) if info is None else info
+        self._layers = tuple(BEFORE_NORM if layer == num_layers else layer for layer in eagle.sizes.target_layers)
+        self.hidden_layers = tuple(dict.fromkeys(self._layers))
+        self._fuse, self._like = eagle.fuser(), eagle.norm.weight
+
+    @torch.inference_mode()
+    def rows(self, acts: Activations) -> Tensor:
+        return self._fuse(torch.cat([acts.hidden[layer] for layer in self._layers], dim=-1).to(self._like)).float()
+
+
+class FusedPairLayer:
+    """PairLayer and the norm after it, made for inference: no modules, few products. Rows [n, 2 H] of one text.
+
+    What it answers is what goes on in place of a feature.
+    """
+
+    def __init__(self, layer: PairLayer, norm: RMSNorm) -> None:
+        attention, mlp, sizes = layer.self_attn, layer.mlp, layer.sizes
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self.shape = sizes.block
+        self._norm_before_residual = sizes.norm_before_residual
+        self._qkv = torch.cat([projection.weight for projection in projections]).detach()
+        self._qkv_bias = torch.cat([p.bias for p in projections]).detach() if self.shape.qkv_bias else None
+        self._head_norms = [n.weight for n in (attention.q_norm, attention.k_norm) if isinstance(n, RMSNorm)]
+        self._out, self._out_bias = attention.o_proj.weight, attention.o_proj.bias
+        self._gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach()
+        self._down = mlp.down_proj.weight
+        self._embed_norm, self._feature_norm = layer.input_layernorm.weight, layer.hidden_norm.weight
+        self._mlp_norm = layer.post_attention_layernorm.weight
+        self._output_norm = norm.weight if sizes.norm_output else None
+
+    def new_cache(self) -> KvCache:
+        return KvCache(self.shape.kv_heads, self.shape.head_dim, self._out.dtype, self._out.device)
+
+    def run(self, x: Tensor, rope: Rope, cache: KvCache, mask: Tensor | None = None) -> Tensor:
+        embeds, features = x.chunk(2, dim=-1)
+        normed = self._normed(features, self._feature_norm)
+        queries, keys, values = self._projected(embeds, normed, 0, rope)
+        cache.append(keys, values)
+        mixed = F.scaled_dot_product_attention(
+            queries.unsqueeze(0), cache.keys, cache.values, attn_mask=mask, enable_gqa=True
+        )
+        y = F.linear(mixed[0].transpose(0, 1).flatten(1), self._out, self._out_bias)
+        y = y + (normed if self._norm_before_residual else features)
+        gate, up = F.linear(self._normed(y, self._mlp_norm), self._gate_up).chunk(2, dim=-1)
+        output = y + F.linear(F.silu(gate) * up, self._down)
+        return output if self._output_norm is None else self._normed(output, self._output_norm)
+
+    def remember(self, x: Tensor, rope: Rope, cache: KvCache) -> None:
+        embeds, features = x.chunk(2, dim=-1)
+        _, keys, values = self._projected(embeds, self._normed(features, self._feature_norm), self.shape.heads, rope)
+        cache.append(keys, values)
+
+    def _projected(self, embeds: Tensor, normed: Tensor, first: int, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys (both turned) and values, each [heads, n, head_dim], of the heads from number `first` on; q, k
+        and v heads are numbered in this order."""
+        shape, skipped = self.shape, first * self.shape.head_dim
+        counts = [shape.heads - first, shape.kv_heads, shape.kv_heads]
+        pairs = torch.cat((self._normed(embeds, self._embed_norm), normed), dim=-1)
+        bias = None if self._qkv_bias is None else self._qkv_bias[skipped:]
+        heads = F.linear(pairs, self._qkv[skipped:], bias)
+        heads = heads.view(len(pairs), sum(counts), shape.head_dim).transpose(0, 1)
+        queries, keys, values = torch.split(heads, counts)
+        if self._head_norms:
+            q_norm, k_norm = self._head_norms
+            queries, keys = self._normed(queries, q_norm), self._normed(keys, k_norm)
+        return rope.turn(queries), rope.turn(keys), values
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.shape.eps)
+
+
+class Eagle3Drafter:
+    """Client half; the server half is Eagle3Tap, or tap.LastHiddenTap for a head without fc."""
+
+    family = NAME
+
+    def __init__(self, eagle: Eagle3, frozen: FrozenTarget, tap: TapInfo | None = None) -> None:
+        self.frozen = frozen
+        self.tap = tap_info(eagle, frozen.sizes.layers) if tap is None else tap
+        self.vocab_size = frozen.sizes.vocab
+        self.plan: TreePlan | None = None
+        self.embed = frozen.embed if eagle.embed_tokens is None else eagle.embed_tokens.weight.detach()
+        self.block = FusedPairLayer(eagle.midlayer, eagle.norm)
+        self._draft_tokens = eagle.draft_tokens
+        self._head = frozen.lm_head if eagle.lm_head is None else eagle.lm_head.weight.detach()
+        self._norm = None if eagle.sizes.norm_output else eagle.norm
+
+    def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:
+        return torch.cat((embeds, features), dim=-1)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        normed = outputs if self._norm is None else self._norm(outputs)
+        return over_target_vocabulary(F.linear(normed, self._head).float(), self._draft_tokens, self.vocab_size)
+
+    def new_state(self) -> PairState:
+        return PairState(self)
+
+
+def _load(files: DrafterFiles, target: TargetSizes) -> Eagle3:
+    files = canonical(files)
+    sizes = sizes_of(files, target)
+    with torch.device("meta"):
+        network = Eagle3(sizes)
+    files.fill(network, also_known=frozenset({EMBEDDING, D2T, T2D}))
+    check_vocabulary(files, sizes)
+    return network
+
+
+def _load_drafter(files: DrafterFiles, frozen: FrozenTarget) -> Eagle3Drafter:
+    eagle = _load(files, frozen.sizes)
+    info = tap_info(eagle, frozen.sizes.layers)  # of the values as stored
+    return Eagle3Drafter(eagle.to(frozen.embed.device, frozen.embed.dtype), frozen, info)
+
+
+def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Tap:
+    eagle = _load(files, target)
+    if not eagle.sizes.target_layers:
+        return LastHiddenTap(target.hidden)
+    info = tap_info(eagle, target.layers)
+    return Eagle3Tap(eagle.to(like.device, like.dtype), target.layers, info)
+
+
+FAMILY = Family(
+    name=NAME,
+    eats="hidden states of some target layers, fused to one row a token",
+    offline="goes on",
+    trees="dynamic",
+    recognises=recognised,
+    drafter=_load_drafter,
+    tap=_load_tap,
+    keeps=lambda name: name.startswith(("fc", "input_norm")),
+)

@@ -1,0 +1,1 @@
+"""Weights for the edge device: bundles, and quantised ones."""

@@ -1,0 +1,1 @@
+"""Drafters that read the newest feature alone: Medusa, Hydra, Hydra++."""

@@ -1,0 +1,1 @@
+"""Any small language model of the target's tokenizer."""

@@ -1,0 +1,229 @@
+"""A causal language model of transformers, run row by row on a cache of our own.
+
+transformers' caches cut back differently from version to version and know no trees. So the model runs without any: an
+attention function registered under the name `outrider_drafter` puts each layer's K/V into the rows of this file, and
+attends to them under the mask of the pass. Any architecture whose layers go through AttentionInterface works; whether
+one does is tried out at load, against the model's own attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from outrider_drafters.blocks.rows import Rows
+from outrider_proto.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+IMPLEMENTATION = "outrider_drafter"
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}  # mean, in logit standard deviations
+_PROBE_TOKENS = 8
+
+
+class CausalCache:
+    """Keys and values of all layers for the rows so far, and the rows' positions."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, Rows] = {}
+        self._values: dict[int, Rows] = {}
+        self._positions: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return len(self._positions)
+
+    @property
+    def positions(self) -> Sequence[int]:
+        return self._positions
+
+    def extend(self, positions: Sequence[int]) -> None:
+        """Rows of these positions follow, in every layer."""
+        self._positions.extend(positions)
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add rows [1, kv_heads, n, dim] to a layer; all that it holds now. Keys and values may differ in width."""
+        for rows, new in ((self._keys, keys), (self._values, values)):
+            if layer not in rows:
+                rows[layer] = Rows(1, new.shape[1], width=new.shape[3], dtype=new.dtype, device=new.device)
+            rows[layer].append(new)
+        return self._keys[layer].all, self._values[layer].all
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` rows, or all when there are fewer."""
+        del self._positions[length:]
+        for rows in (*self._keys.values(), *self._values.values()):
+            rows.truncate(length)
+
+
+class CausalModel:
+    """A loaded model; any number of caches. Raises UsageError for one that cannot run on them."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        _register()
+        model.set_attn_implementation(IMPLEMENTATION)
+        model.train(False)
+        self.model = model.requires_grad_(False)
+        config = model.config.get_text_config()
+        self.kind: str = model.config.model_type
+        self.max_context: int | None = getattr(config, "max_position_embeddings", None)
+        self.num_rows = num_embeddings(model)
+        self._check()
+
+    @classmethod
+    def load(cls, directory: Path, like: Tensor, prepare: Callable[[PreTrainedModel], set[str]]) -> CausalModel:
+        """Read a Hugging Face directory, in the type and to the device of `like`. `prepare` may change the model, and
+        answers with the tensors that the files need not hold. Raises UsageError."""
+        try:
+            from transformers import AutoModelForCausalLM
+            from transformers.utils import logging
+        except ImportError as error:
+            raise UsageError(
+                f"{directory}: a whole language model needs transformers: install outrider[models]"
+            ) from error
+        _register()
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(  # its annotation forgets output_loading_info
+                directory, dtype=like.dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True
+            )
+        except (ValueError, OSError, KeyError, RuntimeError) as error:
+            raise UsageError(f"{directory}: transformers cannot load it as a causal language model: {error}") from error
+        model, info = loaded
+        spare = prepare(model)
+        for trouble, names in (
+            ("lacks", set(info["missing_keys"]) - spare),
+            ("holds unknown", set(info["unexpected_keys"])),
+        ):
+            if names:
+                raise UsageError(f"{directory}: {trouble} tensors {', '.join(sorted(names)[:8])}")
+        return cls(model.to(like.device))
+
+    @torch.inference_mode()
+    def run(
+        self, tokens: Sequence[int], positions: Sequence[int], cache: CausalCache, mask: Tensor | None, last_only: bool
+    ) -> Tensor:
+        """Put the tokens' rows into the cache; logits [n, rows] float32, or [1, rows] of the last.
+
+        mask [n, rows of the cache] bool; None: they see all that was there and each other causally.
+        """
+        cache.extend(positions)
+        ids = torch.tensor([list(tokens), list(positions)], device=self.model.device)
+        logits: Tensor = self.model(
+            input_ids=ids[:1],
+            position_ids=ids[1:],
+            use_cache=False,
+            outrider_pass=Pass(cache, len(tokens), mask),
+            logits_to_keep=1 if last_only else 0,
+        ).logits[0]
+        return (logits[-1:] if last_only else logits).float()
+
+    @torch.inference_mode()
+    def _check(self) -> None:
+        """Raise UsageError unless a chain and a tree on our cache give what the model's own attention gives."""
+        tokens = [(7919 * i + 13) % self.num_rows for i in range(_PROBE_TOKENS)]
+        half, places = _PROBE_TOKENS // 2, list(range(_PROBE_TOKENS))
+        cache = CausalCache()
+        # The second pass begins with a dead end, which all that follows must not see.
+        mask = torch.ones(half + 1, _PROBE_TOKENS + 1, dtype=torch.bool, device=self.model.device).tril(half)
+        mask[1:, half] = False
+        try:
+            first = self.run(tokens[:half], places[:half], cache, None, last_only=False)
+            second = self.run([tokens[0], *tokens[half:]], [half, *places[half:]], cache, mask, last_only=False)
+            self.model.set_attn_implementation("eager")
+            ids = torch.tensor([tokens], device=self.model.device)
+            own = self.model(input_ids=ids, use_cache=False).logits[0].float()
+        except (TypeError, ValueError, AttributeError, KeyError, RuntimeError) as error:
+            raise UsageError(f"{self.kind}: it does not run on a drafter's cache: {error}") from error
+        finally:
+            self.model.set_attn_implementation(IMPLEMENTATION)
+        difference = float((torch.cat((first, second[1:])) - own).abs().mean() / own.std().clamp_min(1e-6))
+        if not difference <= TOLERANCE.get(self.model.dtype, 0.05):
+            raise UsageError(
+                f"{self.kind}: a drafter's cache does not reproduce the model's own attention (logits differ by"
+                f" {difference:.2g} standard deviations); this architecture cannot be an independent drafter"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """What a layer's attention has to know: the cache, how many rows are new, what they see."""
+
+    cache: CausalCache
+    num_new: int
+    mask: Tensor | None
+
+    def visible(self, window: int | None) -> Tensor | None:
+        """Mask [new rows, all rows] bool; None where every row sees all. A window is measured in positions."""
+        length = self.cache.length
+        mask = self.mask
+        if mask is None and self.num_new > 1:
+            mask = torch.ones(self.num_new, length, dtype=torch.bool).tril(length - self.num_new)
+        if window is None or max(self.cache.positions) < window:
+            return mask
+        places = torch.tensor(self.cache.positions)
+        near = places[-self.num_new :, None] - places < window
+        return near if mask is None else mask & near.to(mask.device)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    outrider_pass: Pass,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **extra: Any,  # whatever else a model passes to attention functions; the check at load judges the result
+) -> tuple[Tensor, None]:
+    """query [1, heads, n, dim], key and value [1, kv_heads, n, dim] -> [1, n, heads, value_dim]."""
+    layer: int = module.layer_idx  # type: ignore[assignment] # nn.Module's attributes have no types
+    keys, values = outrider_pass.cache.append(layer, key, value)
+    mask = outrider_pass.visible(sliding_window)
+    mask = None if mask is None else mask.to(query.device)
+    if softcap is None:
+        out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=True)
+    else:
+        out = _softcapped(query, keys, values, mask, query.shape[-1] ** -0.5 if scaling is None else scaling, softcap)
+    return out.transpose(1, 2), None
+
+
+def _softcapped(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, softcap: float
+) -> Tensor:
+    """Scores within +-softcap before the softmax (Gemma 2)."""
+    group = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+    scores = torch.tanh(query @ keys.transpose(2, 3) * (scaling / softcap)) * softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:  # signature is transformers' mask functions'
+    """The pass brings its own."""
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(IMPLEMENTATION, _attend)
+    AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
+
+
+def num_embeddings(model: PreTrainedModel) -> int:
+    """Rows of the model's embedding: token ids it can read. Raises UsageError."""
+    embedding = model.get_input_embeddings()
+    if not isinstance(embedding, nn.Embedding):
+        raise UsageError(f"{model.config.model_type}: has no embedding of tokens")
+    return embedding.num_embeddings

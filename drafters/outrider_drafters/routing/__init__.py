@@ -1,0 +1,1 @@
+"""Several heads on one client, of which one drafts."""

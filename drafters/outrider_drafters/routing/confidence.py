@@ -1,0 +1,55 @@
+"""How sure a head is of its draft. Knows no head.
+
+c_i = exp(s_i)                 s_i: log-probability of node i's whole path, as the head sees it
+mean = (c_1 + ... + c_N) / N   the EAGLE and HASS routers' measure, over all N nodes of the tree
+expected = c_1 + ... + c_N     the tokens the head expects to be accepted, were it as often right as it believes
+entropy                        mean over the best path of the entropies [nats] its tokens were drawn from
+
+The best path follows the likeliest child from the root to a leaf.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider_drafters.trees.grow import Drafted
+from outrider_proto.tree import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """See the module. Of an empty tree: 0 and infinite entropy. `entropy` is None where it was not measured."""
+
+    mean: float
+    expected: float
+    entropy: float | None = None
+
+
+def confidence_of(drafted: Drafted) -> Confidence:
+    if not drafted.scores:
+        return Confidence(0.0, 0.0, math.inf)
+    probabilities = probabilities_of(drafted)
+    expected = math.fsum(probabilities)
+    entropies = drafted.entropies
+    path = best_path(drafted)
+    entropy = None if entropies is None else math.fsum(entropies[node] for node in path) / len(path)
+    return Confidence(expected / len(probabilities), expected, entropy)
+
+
+def probabilities_of(drafted: Drafted) -> tuple[float, ...]:
+    """c of every node."""
+    return tuple(math.exp(score) for score in drafted.scores)
+
+
+def best_path(drafted: Drafted) -> Sequence[int]:
+    """Nodes from a child of the root to a leaf, the likeliest child each time; of equals the first."""
+    best: dict[int, int] = {}
+    for node, parent in enumerate(drafted.tree.parents):
+        if parent not in best or drafted.scores[node] > drafted.scores[best[parent]]:
+            best[parent] = node
+    path: list[int] = []
+    while (child := best.get(path[-1] if path else ROOT)) is not None:
+        path.append(child)
+    return path

@@ -1,0 +1,182 @@
+"""Several heads that draft for one text, kept in step by its tokens and features; a cycle sends one head's tree.
+
+    append, features, rollback ----> every head
+    draft: root of the head in use -- sure? --> its tree alone
+                                   -- else ---> a tree from every head, together level by level; the best is sent
+
+One head is the same with nothing to choose. Knows no family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider_drafters.drafter import Drafter
+from outrider_drafters.routing.confidence import Confidence, confidence_of
+from outrider_drafters.routing.rules import Routing
+from outrider_drafters.routing.stack import Stack, stack_heads
+from outrider_drafters.routing.states import Apart, States
+from outrider_drafters.tap import NO_FEATURES
+from outrider_drafters.trees.grow import Drafted, Growth, Level, begin_growth
+from outrider_drafters.trees.shape import TreePlan
+from outrider_proto.errors import UsageError
+from outrider_proto.frames import TapInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """One cycle's draft: whose it is, by number, and what it took.
+
+    `num_drafts`: heads that drafted. `num_passes`: passes through heads; one that serves several heads is one.
+    `skipped`: the gate spared the other heads.
+    """
+
+    drafted: Drafted
+    head: int
+    confidence: Confidence
+    num_drafts: int
+    num_passes: int
+    skipped: bool
+
+
+class Heads:
+    """Drafters for one target that eat the same features, or none. Raises UsageError for others."""
+
+    family = "heads"
+
+    def __init__(
+        self, heads: Sequence[Drafter], names: Sequence[str] | None = None, routing: Routing | None = None
+    ) -> None:
+        self.heads = tuple(heads)
+        self.names = tuple(head.family for head in heads) if names is None else tuple(names)
+        self.routing = Routing() if routing is None else routing
+        self.tap = _shared_tap(self.heads, self.names)
+        self.vocab_size = self.heads[0].vocab_size
+        self.plan = self.heads[0].plan if all(head.plan == self.heads[0].plan for head in heads) else None
+        one_at_a_time = len(self.heads) == 1 or self.routing.route == "keywords" or not self.routing.batched
+        self._stack: Stack | None = None if one_at_a_time else stack_heads(self.heads)
+
+    @classmethod
+    def of(cls, drafter: Drafter) -> Heads:
+        """Several heads as they are, or one."""
+        return drafter if isinstance(drafter, Heads) else cls((drafter,))
+
+    @property
+    def batched(self) -> bool:
+        """Whether they draft in one batch."""
+        return self._stack is not None
+
+    def new_states(self) -> States:
+        return Apart(self.heads) if self._stack is None else self._stack.new_state()
+
+    def new_state(self) -> HeadsState:
+        return HeadsState(self)
+
+
+class HeadsState:
+    """See drafter.DraftState: as one state it is the head in use, `current`."""
+
+    def __init__(self, heads: Heads) -> None:
+        self._heads = heads
+        self._states = heads.new_states()
+        self.current = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self._states.num_tokens
+
+    @property
+    def num_features(self) -> int:
+        return self._states.num_features
+
+    @property
+    def reach(self) -> int:
+        return self._states.reach(self.current)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self._states.append(tokens)
+
+    def add_features(self, first: int, rows: Tensor) -> None:
+        self._states.add_features(first, rows)
+
+    def rollback(self, num_tokens: int) -> None:
+        self._states.rollback(num_tokens)
+
+    def root_logits(self) -> Tensor:
+        self._states.start()
+        return self._states.root(self.current)
+
+    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        return self._states.expand({self.current: Level(list(tokens), list(parents))})[self.current]
+
+    def use_one_that_can(self) -> bool:
+        """Change to a head that can draft, unless the one in use can; False when none can."""
+        able = self._able()
+        if able and self.current not in able:
+            self.current = able[0]
+        return bool(able)
+
+    @torch.inference_mode()
+    def draft(self, plan: TreePlan, only: int | None = None, cancelled: Callable[[], bool] = lambda: False) -> Routed:
+        """The best head's tree, or that of the head `only` where it can draft; it is the one in use from now on."""
+        if not self.use_one_that_can():
+            return Routed(Drafted(), self.current, confidence_of(Drafted()), 0, 0, skipped=False)
+        routing, able = self._heads.routing, self._able()
+        first = self.current if only is None or only not in able else only
+        others = [head for head in able if head != first] if only is None else []
+        passes_before = self._states.num_passes
+        self._states.start()
+        skipped = bool(others) and not routing.opens(_first_probability(self._states.root(first)))
+        asked = [first] if skipped else [first, *others]
+        drafts = self._grow(asked, plan, cancelled)
+        confidences = {head: confidence_of(drafted) for head, drafted in drafts.items()}
+        self.current = routing.choose(confidences, first)
+        return Routed(
+            drafts[self.current],
+            self.current,
+            confidences[self.current],
+            len(drafts),
+            self._states.num_passes - passes_before,
+            skipped,
+        )
+
+    def _grow(self, asked: Sequence[int], plan: TreePlan, cancelled: Callable[[], bool]) -> dict[int, Drafted]:
+        """Trees of some heads, level by level side by side."""
+        measure = len(self._heads.heads) > 1
+        growths = {head: begin_growth(self._states.root(head), plan, entropies=measure) for head in asked}
+        for depth in range(1, plan.levels):
+            levels = {head: level for head in asked if (level := self._level(head, growths[head], depth)) is not None}
+            if not levels or cancelled():
+                break
+            for head, logits in self._states.expand(levels).items():
+                growths[head].take(logits)
+        return {head: growth.drafted() for head, growth in growths.items()}
+
+    def _level(self, head: int, growth: Growth, depth: int) -> Level | None:
+        return growth.level() if depth < self._states.reach(head) else None
+
+    def _able(self) -> list[int]:
+        return [head for head in range(len(self._heads.heads)) if self._states.reach(head)]
+
+
+def _first_probability(logits: Tensor) -> float:
+    """Of the likeliest token, from logits [V]."""
+    return float((logits.max() - logits.float().logsumexp(-1)).exp())
+
+
+def _shared_tap(heads: Sequence[Drafter], names: Sequence[str]) -> TapInfo:
+    """What the heads that eat features eat. Raises UsageError when they do not agree: a session has one tap."""
+    if not heads:
+        raise UsageError("heads: need at least one")
+    eaters = [(name, head.tap) for name, head in zip(names, heads, strict=True) if head.tap.fingerprint]
+    for name, tap in eaters[1:]:
+        if tap != eaters[0][1]:
+            raise UsageError(
+                f"heads {eaters[0][0]} and {name} eat different features ({eaters[0][1].fingerprint}, "
+                f"{tap.fingerprint}): a session gets one kind, so heads must share it or eat none"
+            )
+    return eaters[0][1] if eaters else NO_FEATURES

@@ -1,0 +1,205 @@
+"""Several EAGLE-1/2 heads of one size as one network: what each would draft alone, in one batch.
+
+The heads read the same tokens and features and share embedding and lm_head; fc and block are stacked. The state keeps
+one cache for all: standing rows are every head's, scratch rows belong to the heads that drafted them, and a head's mask
+shows it no others. See pairs.PairState for the rows themselves, which is the plain form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.blocks.fused import FusedBlock
+from outrider_drafters.blocks.layers import Rope
+from outrider_drafters.blocks.record import Record
+from outrider_drafters.blocks.rows import Rows
+from outrider_drafters.drafter import ENDLESS, Drafter
+from outrider_drafters.eagle.eagle2 import Eagle2Drafter
+from outrider_drafters.routing.block import StackedBlock, alike, can_stack, for_all, stacked, times
+from outrider_drafters.trees.grow import Level
+from outrider_proto.tree import ROOT
+
+
+class Stack:
+    """The stacked network. The heads must be alike: see `stack_heads`."""
+
+    def __init__(self, heads: Sequence[Eagle2Drafter]) -> None:
+        biases = [head.fc.bias for head in heads if head.fc.bias is not None]
+        self.num_heads = len(heads)
+        self.tap = heads[0].tap
+        self.embed = heads[0].embed
+        self.block = StackedBlock([head.block for head in heads if isinstance(head.block, FusedBlock)])
+        self._first = heads[0]
+        self._fc = stacked([head.fc.weight for head in heads])
+        self._fc_bias = torch.stack([bias.detach() for bias in biases]) if biases else None
+
+    def pairs(self, embeds: Tensor, features: Tensor, heads: slice) -> Tensor:
+        """What the heads' blocks eat, of embeddings and features, both [heads, n, E]."""
+        bias = None if self._fc_bias is None else self._fc_bias[heads]
+        return times(torch.cat((embeds, features), dim=-1), self._fc[heads], bias)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Logits [heads, n, V] of outputs [heads, n, E]: lm_head is read once for all."""
+        return self._first.logits(outputs)
+
+    def new_state(self) -> StackState:
+        return StackState(self)
+
+
+def stack_heads(heads: Sequence[Drafter]) -> Stack | None:
+    """All heads as one; None where they are not of a kind that stacks, or differ in more than their weights."""
+    eagles = [head for head in heads if isinstance(head, Eagle2Drafter)]
+    if len(eagles) < len(heads) or not all(_alike(eagles[0], other) for other in eagles[1:]):
+        return None
+    return Stack(eagles)
+
+
+class StackState:
+    """The heads' states, in step. See routing_states.States."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.num_passes = 0
+        self._stack = stack
+        self._all = slice(0, stack.num_heads)
+        self._device, dtype = stack.embed.device, stack.embed.dtype
+        self._record = Record(stack.tap.width)
+        self._features = Rows(width=stack.tap.width, dtype=dtype, device=self._device)
+        self._cache = stack.block.new_cache()
+        self._outputs = Rows(stack.num_heads, width=stack.tap.width, dtype=dtype, device=self._device)
+        self._lines: list[list[list[int]]] = []  # of each head and scratch row: ancestors and own, as rows of all
+        self._num_true = 0  # as in PairState
+        self._num_standing = 0
+        self._next_token = 0
+        self._output: Tensor | None = None  # [heads, 1, E] of the last standing row
+        self._roots: Tensor | None = None  # [heads, V] of the draft under way
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._record.tokens)
+
+    @property
+    def num_features(self) -> int:
+        return self._record.num_features
+
+    def reach(self, head: int) -> int:
+        return ENDLESS
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self._record.append(tokens)
+
+    @torch.inference_mode()
+    def add_features(self, first: int, rows: Tensor) -> None:
+        self._features.append(self._record.take(first, rows).to(self._stack.embed))
+
+    def rollback(self, num_tokens: int) -> None:
+        self._record.rollback(num_tokens)
+        self._features.truncate(self._record.num_features)
+        self._num_true = min(self._num_true, self._record.usable)
+        self._output = None
+
+    def start(self) -> None:
+        self._roots = None
+
+    @torch.inference_mode()
+    def root(self, head: int) -> Tensor:
+        if self._roots is None:
+            self._roots = self._stack.logits(self._root_outputs())[:, 0]
+            self.num_passes += 1
+        return self._roots[head]
+
+    @torch.inference_mode()
+    def expand(self, levels: Mapping[int, Level]) -> dict[int, Tensor]:
+        if len(levels) == self._stack.num_heads:
+            ordered = sorted(levels)
+            return dict(zip(ordered, self._expand(self._all, [levels[head] for head in ordered]), strict=True))
+        return {head: self._expand(slice(head, head + 1), [level])[0] for head, level in levels.items()}
+
+    def _root_outputs(self) -> Tensor:
+        """Bring the standing rows up to date and forget the scratch rows; outputs [heads, 1, E] of the root's row."""
+        self._record.need_root()
+        output = self._output
+        if output is None or self._num_true != self._record.usable:
+            output = self._settle()
+        self._cache.truncate(self._num_standing)
+        while self._next_token < self.num_tokens:
+            output = self._standing_rows(self._next_token, output)
+        self._output = output
+        self._lines = [[] for _ in range(self._stack.num_heads)]
+        self._outputs.truncate(0)
+        self._outputs.append(output)
+        return output
+
+    def _settle(self) -> Tensor:
+        """Make the rows that have true features and lack them in the cache; outputs [heads, 1, E] of the last one."""
+        usable = self._record.usable
+        first = max(0, min(self._num_true, usable - 1))
+        self._num_true = usable
+        self._num_standing, self._next_token = first, first + 1 if usable else 0
+        self._cache.truncate(first)
+        if usable == 0:
+            return self._features.all.new_zeros(self._stack.num_heads, 1, self._stack.tap.width)
+        features = self._features.all[first:usable]
+        return self._standing_rows(first + 1, features.expand(self._stack.num_heads, -1, -1))
+
+    def _standing_rows(self, first_token: int, features: Tensor) -> Tensor:
+        """Pair as many tokens as there are features [heads, n, E]; outputs [heads, 1, E] of the last one."""
+        num_rows = features.shape[1]
+        self._next_token = first_token + num_rows
+        tokens = [self._record.tokens[first_token : self._next_token]] * self._stack.num_heads
+        rope = self._rope(torch.arange(first_token - 1, self._next_token - 1, device=self._device))
+        sees = torch.ones(num_rows, self._cache.length + num_rows, dtype=torch.bool, device=self._device)
+        mask = sees.tril(self._cache.length) if num_rows > 1 else None
+        outputs = self._stack.block.run(self._pairs(tokens, features, self._all), rope, self._cache, self._all, mask)
+        self._num_standing = self._cache.length
+        return outputs[:, -1:]
+
+    def _expand(self, heads: slice, levels: Sequence[Level]) -> list[Tensor]:
+        """One level of some heads, each [n, V]; shorter levels are padded with rows that nobody sees."""
+        num_rows = max(len(level.tokens) for level in levels)
+        first, lines = self._outputs.length - 1, self._lines[heads]
+        above = np.zeros((len(levels), num_rows), dtype=np.int64)  # rows of self._outputs: 0 is the root's
+        depths = np.ones((len(levels), num_rows), dtype=np.int64)
+        sees = np.zeros((len(levels), 1, num_rows, self._num_standing + first + num_rows), dtype=np.bool_)
+        sees[..., : self._num_standing] = True
+        for i, (line, level) in enumerate(zip(lines, levels, strict=True)):
+            for row, ancestors in enumerate([[] if parent == ROOT else line[parent] for parent in level.parents]):
+                above[i, row] = ancestors[-1] + 1 if ancestors else 0
+                depths[i, row] = len(ancestors) + 1
+                line.append([*ancestors, first + row])
+                sees[i, 0, row, [self._num_standing + seen for seen in line[-1]]] = True
+        tokens = [[*level.tokens, *[0] * (num_rows - len(level.tokens))] for level in levels]
+        rope = self._rope(self._tensor(depths).unsqueeze(1) + (self.num_tokens - 2))
+        pairs = self._pairs(tokens, self._outputs_at(heads, self._tensor(above)), heads)
+        outputs = self._stack.block.run(pairs, rope, self._cache, heads, self._tensor(sees))
+        self._outputs.append(for_all(outputs, heads, self._stack.num_heads))
+        self.num_passes += 1
+        logits = self._stack.logits(outputs)
+        return [rows[: len(level.tokens)] for rows, level in zip(logits, levels, strict=True)]
+
+    def _pairs(self, tokens: Sequence[Sequence[int]], features: Tensor, heads: slice) -> Tensor:
+        ids = torch.tensor(tokens, dtype=torch.int64, device=self._device)
+        return self._stack.pairs(F.embedding(ids, self._stack.embed), features, heads)
+
+    def _outputs_at(self, heads: slice, rows: Tensor) -> Tensor:
+        """Of each head the rows [heads, n]: [heads, n, E]."""
+        outputs = self._outputs.all[heads]
+        return outputs.gather(1, rows.unsqueeze(-1).expand(-1, -1, outputs.shape[-1]))
+
+    def _rope(self, positions: Tensor) -> Rope:
+        return self._stack.block.shape.rope(positions)
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+def _alike(one: Eagle2Drafter, other: Eagle2Drafter) -> bool:
+    shared = one.embed is other.embed and one.frozen is other.frozen
+    same_fc = can_stack(one.fc.weight, other.fc.weight) and can_stack(one.fc.bias, other.fc.bias)
+    if not isinstance(one.block, FusedBlock) or not isinstance(other.block, FusedBlock):
+        return False
+    return shared and same_fc and alike(one.block, other.block)

@@ -1,0 +1,89 @@
+"""The states of several heads on one text, each its own: the plain form of what routing_stack does in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from outrider_drafters.drafter import Drafter
+from outrider_drafters.trees.grow import Level
+
+
+class States(Protocol):
+    """Heads in step: told the same tokens and features, asked one by one or together. Heads go by number."""
+
+    num_passes: int  # forward passes asked for so far; one that serves several heads is one
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def num_features(self) -> int: ...
+
+    def reach(self, head: int) -> int: ...
+
+    def append(self, tokens: Sequence[int]) -> None: ...
+
+    def add_features(self, first: int, rows: Tensor) -> None: ...
+
+    def rollback(self, num_tokens: int) -> None: ...
+
+    def start(self) -> None:
+        """A new draft begins; earlier ones are forgotten."""
+        ...
+
+    def root(self, head: int) -> Tensor:
+        """Logits [V] for the root's successor; asked again within a draft, the same."""
+        ...
+
+    def expand(self, levels: Mapping[int, Level]) -> dict[int, Tensor]:
+        """Logits [n, V] of each head's level."""
+        ...
+
+
+class Apart:
+    """One state a head. Heads that eat no features get none."""
+
+    def __init__(self, heads: Sequence[Drafter]) -> None:
+        self.num_passes = 0
+        self._states = [head.new_state() for head in heads]
+        self._roots: dict[int, Tensor] = {}
+        self._fed = [state for state, head in zip(self._states, heads, strict=True) if head.tap.fingerprint]
+
+    @property
+    def num_tokens(self) -> int:
+        return self._states[0].num_tokens
+
+    @property
+    def num_features(self) -> int:
+        return self._fed[0].num_features if self._fed else 0
+
+    def reach(self, head: int) -> int:
+        return self._states[head].reach
+
+    def append(self, tokens: Sequence[int]) -> None:
+        for state in self._states:
+            state.append(tokens)
+
+    def add_features(self, first: int, rows: Tensor) -> None:
+        for state in self._fed:
+            state.add_features(first, rows)
+
+    def rollback(self, num_tokens: int) -> None:
+        for state in self._states:
+            state.rollback(num_tokens)
+
+    def start(self) -> None:
+        self._roots.clear()
+
+    def root(self, head: int) -> Tensor:
+        if head not in self._roots:
+            self._roots[head] = self._states[head].root_logits()
+            self.num_passes += 1
+        return self._roots[head]
+
+    def expand(self, levels: Mapping[int, Level]) -> dict[int, Tensor]:
+        self.num_passes += len(levels)
+        return {head: self._states[head].expand(level.tokens, level.parents) for head, level in levels.items()}

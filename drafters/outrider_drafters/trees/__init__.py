@@ -1,0 +1,1 @@
+"""Draft trees: how large they may grow, fixed choices, and growing them."""

@@ -1,0 +1,203 @@
+"""Draft trees, grown from any draft state. Knows no family.
+
+Dynamic (EAGLE-2, arXiv 2406.16858): each level expands `breadth` nodes, the likeliest of those the level before gave, a
+node's likelihood being the product along its path. Each expanded node offers its `breadth` likeliest successors. Of all
+nodes offered, the `budget` likeliest make the tree, numbered in the order they were offered: a parent comes before its
+children and is at least as likely, so it is always among them.
+
+    root -> a b c (offered, all expanded) -> 9 offered, the 3 best of these expanded -> 9 offered ...
+
+Static (Medusa, arXiv 2401.10774): which ranks are drafted below which node is fixed beforehand (choices.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
+
+import torch
+from torch import Tensor
+
+from outrider_drafters.drafter import DraftState
+from outrider_drafters.trees.choices import Choices
+from outrider_drafters.trees.shape import TreePlan, TreeShape
+from outrider_proto.tree import ROOT, DraftTree
+
+IMPOSSIBLE = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A draft tree and, node by node, the log-probability of its whole path and, where it was asked for, the entropy in
+    nats of the distribution that it was drawn from (the drafter's, over all its vocabulary)."""
+
+    tree: DraftTree = field(default_factory=DraftTree)
+    scores: tuple[float, ...] = ()
+    entropies: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Nodes to expand next, as DraftState.expand takes them."""
+
+    tokens: list[int]
+    parents: list[int]
+
+
+class Growth(Protocol):
+    """A tree under way. It asks, and whoever has the state answers: so several can be answered in one batch."""
+
+    def level(self) -> Level | None:
+        """What to expand for one level more; None when nothing is left."""
+        ...
+
+    def take(self, logits: Tensor) -> None:  # [n, V]
+        """The answer to the level asked for last."""
+        ...
+
+    def drafted(self) -> Drafted: ...
+
+
+def grow_tree(state: DraftState, plan: TreePlan, cancelled: Callable[[], bool] = lambda: False) -> DraftTree:
+    """Draft a tree from the state's root, as deep as the state reaches. `cancelled` is asked before each further level;
+    what is there is kept."""
+    return grow(state, plan, cancelled).tree
+
+
+@torch.inference_mode()
+def grow(state: DraftState, plan: TreePlan, cancelled: Callable[[], bool] = lambda: False) -> Drafted:
+    """As grow_tree, with how likely the drafter holds each node."""
+    levels = min(plan.levels, state.reach)
+    if levels == 0:
+        return Drafted()
+    growth = begin_growth(state.root_logits(), plan)
+    for _ in range(levels - 1):
+        if cancelled() or (level := growth.level()) is None:
+            break
+        growth.take(state.expand(level.tokens, level.parents))
+    return growth.drafted()
+
+
+def begin_growth(root_logits: Tensor, plan: TreePlan, entropies: bool = False) -> Growth:
+    """The first level of a tree, from root_logits [V]; `entropies` are worth a pass over each row of logits."""
+    match plan:
+        case TreeShape():
+            return _DynamicGrowth(root_logits, plan, entropies)
+        case Choices():
+            return _FixedGrowth(root_logits, plan, entropies)
+        case _:
+            assert_never(plan)
+
+
+class _DynamicGrowth:
+    """All nodes on offer, as plain numbers: tensors of sixteen values cost more than sorting them."""
+
+    def __init__(self, root_logits: Tensor, shape: TreeShape, entropies: bool) -> None:
+        self._shape = shape
+        self._entropies: list[float] | None = [] if entropies else None
+        self._least = math.log(shape.min_probability) if shape.min_probability else IMPOSSIBLE
+        self._tokens: list[int] = []
+        self._scores: list[float] = []  # log-probability of the whole path
+        self._parents: list[int] = []  # numbers among the offers
+        self._rows = {ROOT: ROOT}  # scratch rows of the offers that were expanded
+        self._frontier: list[int] = []  # offers to expand next
+        self._offer([ROOT], root_logits.unsqueeze(0))
+
+    def level(self) -> Level | None:
+        nodes = self._frontier
+        tokens = [self._tokens[node] for node in nodes]
+        return Level(tokens, [self._rows[self._parents[node]] for node in nodes]) if nodes else None
+
+    def take(self, logits: Tensor) -> None:
+        for node in self._frontier:
+            self._rows[node] = len(self._rows) - 1
+        self._offer(self._frontier, logits)
+
+    def drafted(self) -> Drafted:
+        """The best nodes of all on offer."""
+        kept = sorted(self._best(range(len(self._tokens)), self._shape.budget))
+        number = {offer: node for node, offer in enumerate(kept)} | {ROOT: ROOT}
+        tree = DraftTree(
+            tuple(self._tokens[offer] for offer in kept), tuple(number[self._parents[offer]] for offer in kept)
+        )
+        return Drafted(tree, tuple(self._scores[offer] for offer in kept), _picked(self._entropies, kept))
+
+    def _offer(self, nodes: Sequence[int], logits: Tensor) -> None:
+        """Put the likeliest successors of the nodes on offer, logits [nodes, V]; the best are the new frontier."""
+        first = len(self._tokens)
+        tokens = logits.topk(min(self._shape.breadth, logits.shape[1])).indices
+        log_probabilities = logits.float().log_softmax(-1)
+        gains = log_probabilities.gather(1, tokens)
+        unsure = [0.0] * len(nodes) if self._entropies is None else entropies_of(log_probabilities)
+        for node, successors, scores, entropy in zip(nodes, tokens.tolist(), gains.tolist(), unsure, strict=True):
+            so_far = 0.0 if node == ROOT else self._scores[node]
+            for token, gain in zip(successors, scores, strict=True):
+                if gain > IMPOSSIBLE and so_far + gain >= self._least:
+                    self._tokens.append(token)
+                    self._scores.append(so_far + gain)
+                    self._parents.append(node)
+                    if self._entropies is not None:
+                        self._entropies.append(entropy)
+        self._frontier = self._best(range(first, len(self._tokens)), self._shape.breadth)
+
+    def _best(self, offers: Sequence[int], count: int) -> list[int]:
+        """The likeliest first; of equals the earlier: a sure child scores exactly as its parent, which must stay."""
+        return sorted(offers, key=lambda offer: -self._scores[offer])[:count]
+
+
+class _FixedGrowth:
+    """Nodes by their paths of ranks; a level's inner nodes are expanded together, in order."""
+
+    def __init__(self, root_logits: Tensor, choices: Choices, entropies: bool) -> None:
+        self._choices = choices
+        self._level = 0
+        self._tokens: dict[tuple[int, ...], int] = {}
+        self._scores: dict[tuple[int, ...], float] = {(): 0.0}
+        self._entropies: list[float] | None = [] if entropies else None
+        self._rows: dict[tuple[int, ...], int] = {(): ROOT}
+        self._inner: list[tuple[int, ...]] = []  # nodes asked for
+        self._fill([()], root_logits.unsqueeze(0))
+
+    def level(self) -> Level | None:
+        self._inner = sorted({path[:-1] for path in self._choices.at_level(self._level + 1)} & self._tokens.keys())
+        tokens = [self._tokens[path] for path in self._inner]
+        return Level(tokens, [self._rows[path[:-1]] for path in self._inner]) if self._inner else None
+
+    def take(self, logits: Tensor) -> None:
+        for path in self._inner:
+            self._rows[path] = len(self._rows) - 1
+        self._fill(self._inner, logits)
+
+    def drafted(self) -> Drafted:
+        paths = list(self._tokens)
+        number = {path: node for node, path in enumerate(paths)} | {(): ROOT}
+        tree = DraftTree(tuple(self._tokens.values()), tuple(number[path[:-1]] for path in paths))
+        return Drafted(tree, tuple(self._scores[path] for path in paths), _picked(self._entropies, range(len(paths))))
+
+    def _fill(self, parents: Sequence[tuple[int, ...]], logits: Tensor) -> None:
+        """Choose the tokens of the next level; a rank beyond what a parent can be followed by makes no node."""
+        self._level += 1
+        wanted = self._choices.at_level(self._level)
+        ranks = min(1 + max((path[-1] for path in wanted), default=0), logits.shape[1])
+        best, norms = logits.topk(ranks), logits.float().logsumexp(-1).tolist()
+        unsure = [0.0] * len(parents) if self._entropies is None else entropies_of(logits.float().log_softmax(-1))
+        tokens, values = best.indices.tolist(), best.values.tolist()
+        row_of = {path: row for row, path in enumerate(parents)}
+        for path in wanted:
+            row, rank = row_of.get(path[:-1]), path[-1]
+            if row is not None and rank < ranks and values[row][rank] > IMPOSSIBLE:
+                self._tokens[path] = tokens[row][rank]
+                self._scores[path] = self._scores[path[:-1]] + values[row][rank] - norms[row]
+                if self._entropies is not None:
+                    self._entropies.append(unsure[row])
+
+
+def entropies_of(log_probabilities: Tensor) -> list[float]:
+    """In nats, of every row of log_probabilities [n, V]."""
+    return torch.special.entr(log_probabilities.exp()).sum(-1).tolist()  # type: ignore[no-any-return] # torch's tolist
+
+
+def _picked(values: Sequence[float] | None, numbers: Sequence[int]) -> tuple[float, ...] | None:
+    return None if values is None else tuple(values[number] for number in numbers)
