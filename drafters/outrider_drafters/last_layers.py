@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm, causal_mask, stored_shape
-from outrider_drafters.blocks.rope import rope_scaling, unscaled
+from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.files.checkpoint import Checkpoint
 from outrider_drafters.files.config import Config, config_int
 from outrider_proto.errors import UsageError
@@ -88,7 +88,7 @@ def read_last_layers(config: Config, checkpoint: Checkpoint, stem: str, count: i
 
 
 def _shape(config: Config, checkpoint: Checkpoint, prefix: str) -> BlockShape:
-    return replace(stored_shape(checkpoint, prefix, unscaled(config)), rope_scaling=rope_scaling(config))
+    return replace(stored_shape(checkpoint, prefix, config), rope_scaling=rope_scaling(config))
 
 
 def _layer_tensors(layers: LastLayers, checkpoint: Checkpoint, ours: str, theirs: str) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outrider_drafters.blocks.layers import BlockShape
-from outrider_drafters.blocks.rope import inverse_frequencies, rope_scaling, unscaled
+from outrider_drafters.blocks.rope import inverse_frequencies, rope_scaling
 from outrider_proto.errors import UsageError
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -55,9 +55,6 @@ def test_context_defaults_to_the_models():
 def test_no_scaling():
     for config in ({}, {"rope_scaling": None}, {"rope_parameters": {"rope_type": "default", "rope_theta": 3.0}}):
         assert rope_scaling(config) is None
-    plain = unscaled({"rope_parameters": LLAMA3 | {"rope_theta": 3.0}, "other": 1})
-    assert rope_scaling(plain) is None
-    assert (plain["rope_theta"], plain["other"]) == (3.0, 1)
 
 
 @pytest.mark.parametrize(

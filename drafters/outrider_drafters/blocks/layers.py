@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from outrider_drafters.blocks.rope import RopeScaling, inverse_frequencies
 from outrider_drafters.files.checkpoint import Checkpoint
-from outrider_drafters.files.config import Config, config_int, rms_norm_eps, unscaled_rope_theta
+from outrider_drafters.files.config import Config, config_int, rms_norm_eps, rope_theta
 from outrider_proto.errors import UsageError
 
 WEIGHTS = (
@@ -162,7 +162,7 @@ class LlamaBlock(nn.Module):
 def stored_shape(checkpoint: Checkpoint, prefix: str, config: Config) -> BlockShape:
     """Sizes of the block whose tensors' names start with `prefix`; heads, RoPE's base and eps are the config's.
 
-    Raises UsageError where rows do not divide into heads.
+    RoPE is plain: whose is scaled, the caller knows. Raises UsageError where rows do not divide into heads.
     """
     heads = config_int(config, "num_attention_heads")
     q_rows, width = checkpoint.matrix(f"{prefix}self_attn.q_proj.weight")
@@ -176,7 +176,7 @@ def stored_shape(checkpoint: Checkpoint, prefix: str, config: Config) -> BlockSh
         kv_heads=k_rows // head_dim,
         head_dim=head_dim,
         mlp=checkpoint.matrix(f"{prefix}mlp.gate_proj.weight")[0],
-        rope_theta=unscaled_rope_theta(config),
+        rope_theta=rope_theta(config),
         eps=rms_norm_eps(config),
         qkv_bias=prefix + QKV_BIASES[0] in checkpoint.names,
         qk_norm=prefix + QK_NORMS[0] in checkpoint.names,

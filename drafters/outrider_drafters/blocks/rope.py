@@ -18,7 +18,7 @@ from typing import Literal, assert_never, cast, get_args
 import torch
 from torch import Tensor
 
-from outrider_drafters.files.config import Config, config_int, rope_theta
+from outrider_drafters.files.config import Config, config_int
 from outrider_proto.errors import UsageError
 
 Kind = Literal["linear", "llama3", "yarn", "divisors"]
@@ -68,11 +68,6 @@ def rope_scaling(config: Config) -> RopeScaling | None:
     if float(entry.get("partial_rotary_factor") or 1.0) != 1.0:
         raise UsageError(f"config.json: partial_rotary_factor={entry['partial_rotary_factor']}: need 1")
     return _read(cast(Kind, kind), entry, config)
-
-
-def unscaled(config: Config) -> Config:
-    """The same config with plain RoPE of the same base."""
-    return {**config, "rope_theta": rope_theta(config), "rope_scaling": None, "rope_parameters": None}
 
 
 @lru_cache(maxsize=64)

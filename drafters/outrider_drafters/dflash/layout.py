@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider_drafters.blocks.layers import QK_NORMS, WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.dflash.network import DFlash, DFlashSizes, Sight
-from outrider_drafters.files.config import config_int, rope_theta
+from outrider_drafters.files.config import config_int
 from outrider_drafters.files.drafter_files import DrafterFiles
 from outrider_drafters.frozen import TargetSizes
 from outrider_drafters.tap import LAST
@@ -75,8 +75,8 @@ def _refuse_others(files: DrafterFiles) -> None:
 
 
 def _shape(files: DrafterFiles) -> BlockShape:
-    plain = {**files.config, "rope_scaling": None, "rope_parameters": None, "rope_theta": rope_theta(files.config)}
-    return replace(stored_shape(files.checkpoint, "layers.0.", plain), rope_scaling=rope_scaling(files.config))
+    shape = stored_shape(files.checkpoint, "layers.0.", files.config)
+    return replace(shape, rope_scaling=rope_scaling(files.config))
 
 
 def _taps(files: DrafterFiles, target: TargetSizes) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, LlamaBlock, causal_mask, stored_shape
-from outrider_drafters.blocks.rope import RopeScaling, rope_scaling, unscaled
+from outrider_drafters.blocks.rope import RopeScaling, rope_scaling
 from outrider_drafters.blocks.stack import FusedStack
 from outrider_drafters.eagle.pairs import PairState
 from outrider_drafters.family import Family
@@ -139,7 +139,7 @@ def sizes_of(checkpoint: Checkpoint, config: Config, theta: float | None = None)
     depend on the length so far (`dynamic`).
     """
     scaling = _scaling(config)
-    block = stored_shape(checkpoint, FIRST, unscaled(config))
+    block = stored_shape(checkpoint, FIRST, config)
     return Eagle2Sizes(
         hidden=checkpoint.matrix("fc.weight")[0],
         heads=block.heads,

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from outrider_drafters.blocks.layers import QK_NORMS, QKV_BIASES, WEIGHTS, BlockShape
+from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.eagle.eagle3_network import Eagle3Sizes
 from outrider_drafters.eagle.eagle3_taps import chosen_layers, uses_layers
 from outrider_drafters.eagle.eagle3_vocabulary import check_membership, draft_tokens
-from outrider_drafters.files.config import Config, config_int, rms_norm_eps, rope_theta
+from outrider_drafters.files.config import Config, config_int
 from outrider_drafters.files.drafter_files import DrafterFiles
 from outrider_drafters.frozen import TargetSizes
 from outrider_proto.errors import UsageError
@@ -117,30 +117,21 @@ def _bare(name: str) -> str:
 
 def _block(files: DrafterFiles) -> BlockShape:
     """Sizes of the layer. Its config may say nothing of key-value heads, head width or RoPE's base."""
-    heads, prefix = config_int(files.config, "num_attention_heads"), f"{LAYER}self_attn."
-    q_rows, columns = files.checkpoint.matrix(f"{prefix}q_proj.weight")
-    k_rows, _ = files.checkpoint.matrix(f"{prefix}k_proj.weight")
-    width = files.checkpoint.matrix(f"{prefix}o_proj.weight")[0]
-    head_dim = q_rows // heads
-    if head_dim * heads != q_rows or head_dim == 0 or k_rows % head_dim:
-        raise files.fault(f"{prefix}: {q_rows} rows of q_proj and {k_rows} of k_proj do not make {heads} heads")
-    if columns != 2 * width:
-        raise files.fault(f"{prefix}q_proj has {columns} columns: need {2 * width}, an embedding beside a feature")
+    block = stored_shape(files.checkpoint, LAYER, files.config)
+    width = files.checkpoint.matrix(f"{LAYER}self_attn.o_proj.weight")[0]
+    if block.width != 2 * width:
+        raise files.fault(
+            f"{LAYER}self_attn.q_proj has {block.width} columns: need {2 * width}, an embedding beside a feature"
+        )
     if files.config.get("hidden_act") not in (None, "silu", "swish"):
         raise files.fault(f"hidden_act={files.config['hidden_act']}: need silu")
     if files.config.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise files.fault(f"partial_rotary_factor={files.config['partial_rotary_factor']}: need 1")
     theta = files.options.rope_theta
-    return BlockShape(
+    return replace(
+        block,
         width=width,
-        heads=heads,
-        kv_heads=k_rows // head_dim,
-        head_dim=head_dim,
-        mlp=files.checkpoint.matrix(f"{LAYER}mlp.gate_proj.weight")[0],
-        rope_theta=rope_theta(files.config) if theta is None else theta,
-        eps=rms_norm_eps(files.config),
-        qkv_bias=LAYER + QKV_BIASES[0] in files.names,
-        qk_norm=LAYER + QK_NORMS[0] in files.names,
+        rope_theta=block.rope_theta if theta is None else theta,
         rope_scaling=rope_scaling(files.config),
     )
 

@@ -47,15 +47,6 @@ def rope_theta(config: Config) -> float:
     return float(config.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
 
 
-def unscaled_rope_theta(config: Config) -> float:
-    """RoPE's base of a drafter. Raises UsageError for scaled RoPE, which no drafter here computes."""
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind != "default":
-        raise UsageError(f"config.json: rope_scaling of type {kind}: drafters with scaled RoPE are not supported")
-    return rope_theta(config)
-
-
 def rms_norm_eps(config: Config) -> float:
     """eps of the norms; missing means Llama's 1e-6."""
     return float(config.get("rms_norm_eps") or 1e-6)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
-from outrider_drafters.blocks.rope import rope_scaling, unscaled
+from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.family import Family
 from outrider_drafters.files.config import config_int
 from outrider_drafters.files.drafter_files import DrafterFiles, listed
@@ -27,9 +27,8 @@ def sizes_of(files: DrafterFiles) -> MoASizes:
     """Sizes from the tensors, TLI from the options or the config. Raises UsageError."""
     has_lsa = _has_lsa(files)
     files.need(REQUIRED | (REQUIRED_FOR_LSA if has_lsa else frozenset()))
-    plain = unscaled(files.config)
-    sa, ca = (stored_shape(files.checkpoint, block, plain) for block in (SA, CA))
-    lsa = stored_shape(files.checkpoint, LSA, plain) if has_lsa else None
+    sa, ca = (stored_shape(files.checkpoint, block, files.config) for block in (SA, CA))
+    lsa = stored_shape(files.checkpoint, LSA, files.config) if has_lsa else None
     _check_told(files, lsa, sa, ca)
     return MoASizes(
         hidden=sa.width,
@@ -118,5 +117,5 @@ FAMILY = Family(
     recognises=lambda files: any(name.startswith(PARTS) for name in files.names),
     drafter=_load_drafter,
     tap=_load_tap,
-    keeps=lambda name: name.startswith("layer_self_attention."),
+    keeps=lambda name: name.startswith(LSA),
 )

@@ -60,7 +60,7 @@ def stack_heads(heads: Sequence[Drafter]) -> Stack | None:
 
 
 class StackState:
-    """The heads' states, in step. See routing_states.States."""
+    """The heads' states, in step. See states.States."""
 
     def __init__(self, stack: Stack) -> None:
         self.num_passes = 0

@@ -1,4 +1,4 @@
-"""The states of several heads on one text, each its own: the plain form of what routing_stack does in one batch."""
+"""The states of several heads on one text, each its own: the plain form of what stack.py does in one batch."""
 
 from __future__ import annotations
 
