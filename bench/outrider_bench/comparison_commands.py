@@ -20,7 +20,7 @@ from outrider_client.local_models import LocalModels
 from outrider_client.options import tree_plan
 from outrider_drafters.frozen import resolve_dir
 from outrider_drafters.trees.shape import TreePlan, TreeShape
-from outrider_models.embedded import DRAFTERS, drafter_dir, target_dir
+from outrider_models.embedded import DRAFTERS, drafter_source, target_dir
 from outrider_server.target import Target
 
 TargetOption = Annotated[str | None, typer.Option(help="Directory or hub name of the target; default: the embedded.")]
@@ -101,8 +101,7 @@ def _compare(
 
 
 def _entrant(target: str | None, drafter: str, plan: TreePlan | None) -> Entrant:
-    source = str(drafter_dir(drafter)) if drafter in DRAFTERS else drafter
-    return Entrant(ClientConfig(target=_target(target), drafter=source), plan)
+    return Entrant(ClientConfig(target=_target(target), drafter=drafter_source(drafter)), plan)
 
 
 def _label(drafter: str) -> str:

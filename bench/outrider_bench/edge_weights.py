@@ -33,7 +33,7 @@ from outrider_drafters.drafter import Drafter
 from outrider_drafters.edge.quantise import Weights
 from outrider_drafters.trees.grow import grow_tree
 from outrider_models.bundling import make_bundle, size_bytes
-from outrider_models.embedded import DRAFTERS, drafter_dir, target_dir
+from outrider_models.embedded import PAIR, drafter_source, target_dir
 from outrider_server.plain import plain_greedy
 from outrider_server.target import Target
 
@@ -71,7 +71,7 @@ def edge_weights_command(
     json: Annotated[Path | None, typer.Option("--json", help="Write the report here; - for standard output.")] = None,
 ) -> None:
     """Bytes, draft time and mean acceptance length of edge bundles, by type of weights."""
-    drafters = {name: str(drafter_dir(name)) if name in DRAFTERS else name for name in drafter or DRAFTERS}
+    drafters = {name: drafter_source(name) for name in drafter or PAIR}
     kinds = weights or list(get_args(Weights))
     with progress_line() as step:
         results = asyncio.run(edge_weights(target or target_dir(), drafters, kinds, per_family, step))

@@ -26,12 +26,13 @@ from outrider_client.config import NO_DRAFTER, ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_drafters.frozen import resolve_dir
 from outrider_models.corpus import FAMILIES
-from outrider_models.embedded import DRAFTERS, drafter_dir, target_dir
+from outrider_models.embedded import DRAFTERS, PAIR, drafter_dir, target_dir
 from outrider_proto.errors import UsageError
 
 TargetOption = Annotated[Path | None, typer.Option(help="Directory of the target; default: the embedded one.")]
 DraftersOption = Annotated[
-    list[str] | None, typer.Option("--drafter", help="Embedded drafter or directory, repeatable; default: both.")
+    list[str] | None,
+    typer.Option("--drafter", help="Embedded drafter or directory, repeatable; default: moa, eagle2."),
 ]
 PromptsOption = Annotated[int, typer.Option("--prompts", min=1, help="Held-out prompts, spread over the families.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the report here; - for standard output.")]
@@ -166,7 +167,7 @@ def _some(target: Path, count: int) -> list[Question]:
 
 def _drafters(names: list[str] | None) -> dict[str, Path]:
     """By name: embedded ones, or directories."""
-    chosen = names or list(DRAFTERS)
+    chosen = names or list(PAIR)
     found = {name: drafter_dir(name) if name in DRAFTERS else resolve_dir(name) for name in chosen}
     for name, directory in found.items():
         if not (directory / "config.json").is_file():

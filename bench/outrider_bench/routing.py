@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save_file
-
 from outrider_bench.answer import Answer, gather, mean_acceptance_length
 from outrider_bench.pair import in_process
 from outrider_bench.progress import Counter, Step
@@ -83,20 +80,6 @@ async def compare_ways(
                 counter()
         outcomes[name] = _outcome(asked, answers, expected)
     return outcomes
-
-
-def perturbed(head: Path, directory: Path, strength: float, seed: int = 0) -> Path:
-    """A copy of an EAGLE head whose every tensor is off by noise of `strength` times its own spread."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = load_file(head / "model.safetensors")
-    off = {
-        name: tensor + strength * tensor.std() * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
-        for name, tensor in tensors.items()
-    }
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file(off, directory / "model.safetensors")
-    (directory / "config.json").write_bytes((head / "config.json").read_bytes())
-    return directory
 
 
 def _outcome(asked: Sequence[Question], answers: Sequence[Answer], expected: Sequence[tuple[int, ...]]) -> Outcome:

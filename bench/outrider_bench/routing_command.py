@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -16,16 +15,16 @@ from rich.table import Table
 from outrider_bench.progress import Counter, Step, progress_line
 from outrider_bench.prompts import questions
 from outrider_bench.report import write_report
-from outrider_bench.routing import Outcome, compare_ways, perturbed, ways
+from outrider_bench.routing import Outcome, compare_ways, ways
 from outrider_bench.tables import table
 from outrider_client.config import NO_DRAFTER, ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_drafters.frozen import resolve_dir
-from outrider_models.embedded import drafter_dir, target_dir
+from outrider_models.embedded import drafter_source, target_dir
 from outrider_server.plain import plain_greedy
 from outrider_server.target import Target
 
-NOISE = 0.1  # of the second head, where none is given
+DOMAIN_HEADS = ("eagle2_math", "eagle2_chat")
 console = Console(stderr=True)
 
 
@@ -33,7 +32,7 @@ def routing_command(
     target: Annotated[str | None, typer.Option(help="Directory or hub name of the target; default: embedded.")] = None,
     heads: Annotated[
         tuple[str, str] | None,
-        typer.Option(help="Two drafters for one target; default: the embedded EAGLE-2 head and a noisy copy of it."),
+        typer.Option(help="Two drafters for one target; default: the embedded heads for math and for chat."),
     ] = None,
     gate: Annotated[float, typer.Option(help="Probability that spares the second head.")] = 0.8,
     per_family: Annotated[int, typer.Option(min=1, help="Held-out prompts of each category.")] = 10,
@@ -42,13 +41,15 @@ def routing_command(
 ) -> None:
     """Two heads, each alone and routed: acceptance against what the second head costs."""
     directory = target_dir() if target is None else resolve_dir(target)
-    with TemporaryDirectory() as scratch, progress_line() as step:
-        chosen = heads or _embedded_heads(Path(scratch))
+    names = heads or DOMAIN_HEADS
+    chosen = (drafter_source(names[0]), drafter_source(names[1]))
+    with progress_line() as step:
         outcomes = asyncio.run(_measure(directory, chosen, gate, per_family, max_new_tokens, step))
     for show in (_tau_table, _cost_table):
         console.print(show(outcomes))
-    report = {"heads": list(heads) if heads else ["eagle2", f"eagle2 with noise {NOISE:g}"], "gate": gate}
-    write_report(json, {**report, "ways": {name: asdict(outcome) for name, outcome in outcomes.items()}})
+    write_report(
+        json, {"heads": names, "gate": gate, "ways": {name: asdict(outcome) for name, outcome in outcomes.items()}}
+    )
     if any(outcome.mismatches for outcome in outcomes.values()):
         raise typer.Exit(1)
 
@@ -64,11 +65,6 @@ async def _measure(
         expected.append(tuple(plain_greedy(target, question.prompt, limit)))
         counter()
     return await compare_ways(ways(heads, gate), ClientConfig(target=directory), target, asked, expected, step)
-
-
-def _embedded_heads(scratch: Path) -> tuple[str, str]:
-    head = drafter_dir("eagle2")
-    return str(head), str(perturbed(head, scratch / "eagle2-noisy", NOISE))
 
 
 def _tau_table(outcomes: Mapping[str, Outcome]) -> Table:

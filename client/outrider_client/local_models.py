@@ -115,6 +115,12 @@ def _embedded_target() -> Path:
     return target_dir()
 
 
+def _embedded_source(source: str | Path | DrafterSource) -> str | Path | DrafterSource:
+    from outrider_models.embedded import drafter_source
+
+    return drafter_source(source) if isinstance(source, str) else source
+
+
 def head_names(sources: Sequence[str | Path | DrafterSource | None]) -> tuple[str, ...]:
     """What each drafter is called: the last part of its name, or all of it where two would be called the same. One that
     is there twice is numbered."""
@@ -135,7 +141,7 @@ def _load_drafters(config: ClientConfig, frozen: FrozenTarget) -> Drafter | None
 
 def _load_drafter(source: str | Path | DrafterSource | None, config: ClientConfig, frozen: FrozenTarget) -> Drafter:
     if source is not None:
-        return load_drafter(source, frozen)
+        return load_drafter(_embedded_source(source) if config.target is None else source, frozen)
     if config.target is not None:
         if find_bundle(resolve_dir(config.target)) is not None:
             return load_drafter(config.target, frozen)

@@ -5,7 +5,8 @@ from pathlib import Path
 from outrider_proto.errors import UsageError
 
 _ROOT = Path(__file__).parent / "embedded"
-DRAFTERS = ("moa", "eagle2")
+PAIR = ("moa", "eagle2")  # of equal size, taught alike: the two that are compared by default
+DRAFTERS = (*PAIR, "medusa", "eagle2_math", "eagle2_chat")
 
 
 def target_dir() -> Path:
@@ -18,6 +19,12 @@ def drafter_dir(name: str) -> Path:
     if name not in DRAFTERS:
         raise UsageError(f"drafter {name!r}: the embedded ones are {', '.join(DRAFTERS)}")
     return _ROOT / name
+
+
+def drafter_source(text: str) -> str:
+    """A drafter's source (drafters/source.py) in which the name of an embedded one stands for its directory."""
+    name, comma, options = text.partition(",")
+    return f"{drafter_dir(name)}{comma}{options}" if name in DRAFTERS else text
 
 
 def scores_file() -> Path:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from outrider_models.embedded import model_dirs
+from outrider_models.embedded import drafter_source, model_dirs
 from outrider_proto.errors import OutriderError, UsageError
 from outrider_proto.frames import ServerDescription
 from outrider_proto.tree import MAX_NODES
@@ -72,7 +72,7 @@ def _models(target: str | None, drafters: list[str]) -> tuple[str, tuple[str, ..
     if "target" not in embedded:
         raise UsageError("this installation has no embedded target: name one with --target")
     home = embedded.pop("target")
-    return str(home), tuple(drafters) or tuple(map(str, embedded.values()))
+    return str(home), tuple(map(drafter_source, drafters)) or tuple(map(str, embedded.values()))
 
 
 async def _serve(config: ServerConfig, ready_file: Path | None) -> None:

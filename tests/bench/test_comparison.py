@@ -40,7 +40,19 @@ def test_speed_is_the_median_of_ratios_not_the_ratio_of_medians():
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> dict:
     directory = tmp_path_factory.mktemp("comparison")
-    command = ["drafters", "--per-family", "1", "--max-new-tokens", "12", "--levels", "3"]
+    command = [
+        "drafters",
+        "--drafter",
+        "moa",
+        "--drafter",
+        "eagle2",
+        "--per-family",
+        "1",
+        "--max-new-tokens",
+        "12",
+        "--levels",
+        "3",
+    ]
     command += ["--json", str(directory / "report.json"), "--plot", str(directory / "report.png")]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output

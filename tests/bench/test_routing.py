@@ -3,13 +3,10 @@
 import json
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from outrider_bench.cli import app
-from outrider_bench.routing import perturbed, ways
-from outrider_models.embedded import drafter_dir
+from outrider_bench.routing import ways
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +19,7 @@ def report(tmp_path_factory) -> dict:
 
 
 def test_every_way_is_exact(report):
-    assert list(report["ways"]) == list(ways(("a/eagle2", "b/eagle2-noisy"), 0.5))
+    assert list(report["ways"]) == list(ways(("a/eagle2_math", "b/eagle2_chat"), 0.5))
     assert all(way["mismatches"] == 0 and way["overall"] > 1 for way in report["ways"].values())
 
 
@@ -35,15 +32,6 @@ def test_what_the_second_head_costs(report):
     assert 0 < gated["skipped"] == pytest.approx(1 - gated["extra_drafts"])
     assert gated_batch["extra_drafts"] == gated["extra_drafts"]
     assert alone["confidence"]["accepted"] > alone["confidence"]["rejected"]
-
-
-def test_a_perturbed_head_differs_and_loads(tmp_path):
-    copy = perturbed(drafter_dir("eagle2"), tmp_path / "copy", 0.1)
-    own, original = load_file(copy / "model.safetensors"), load_file(drafter_dir("eagle2") / "model.safetensors")
-    assert own.keys() == original.keys()
-    for name, tensor in own.items():
-        assert tensor.dtype == original[name].dtype
-        assert not torch.equal(tensor, original[name])
 
 
 def test_heads_that_are_not_there():
