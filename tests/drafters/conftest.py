@@ -33,7 +33,8 @@ from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.dflash.family import DFlashDrafter
 from outrider_drafters.dflash.network import DFlash, DFlashSizes, Sight
 from outrider_drafters.eagle.eagle3 import Eagle3Drafter
-from outrider_drafters.eagle.eagle3_network import Eagle3, Eagle3Sizes
+from outrider_drafters.eagle.eagle3_network import Eagle3
+from outrider_drafters.eagle.eagle3_sizes import Eagle3Sizes
 from outrider_drafters.heads.hydra import Hydra, HydraSizes
 from outrider_drafters.heads.hydra_family import HydraDrafter
 from outrider_drafters.heads.medusa import Medusa, MedusaDrafter, MedusaSizes

@@ -12,7 +12,8 @@ from outrider_drafters import FrozenTarget, load_drafter
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.blocks.rope import RopeScaling
 from outrider_drafters.eagle.eagle3 import Eagle3Drafter
-from outrider_drafters.eagle.eagle3_network import Eagle3, Eagle3Sizes
+from outrider_drafters.eagle.eagle3_network import Eagle3
+from outrider_drafters.eagle.eagle3_sizes import Eagle3Sizes
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 

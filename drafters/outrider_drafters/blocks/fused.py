@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.blocks.layers import LlamaBlock, RMSNorm, Rope
+from outrider_drafters.blocks.layers import Attention, BlockShape, GatedMLP, LlamaBlock, RMSNorm, Rope
 from outrider_drafters.blocks.rows import KvCache
 
 
@@ -29,37 +29,75 @@ class BlockWeights:
     mlp_norm: Tensor
 
 
+class FusedProjections:
+    """An attention's q, k and v heads, numbered in this order, as one product."""
+
+    def __init__(self, attention: Attention, shape: BlockShape) -> None:
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self.weight = torch.cat([projection.weight for projection in projections]).detach()
+        self.bias = torch.cat([p.bias for p in projections]).detach() if shape.qkv_bias else None
+        self.norms = _head_norms(attention, shape)
+        self._shape = shape
+        self._cut: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
+
+    def heads(self, x: Tensor, first: int, end: int) -> Tensor:
+        """Those from `first` to `end` of rows [..., n, inputs], q and k after their norms: [..., heads, n, head_dim]."""
+        heads = F.linear(x, *self._rows(first, end))
+        heads = heads.view(*x.shape[:-1], end - first, self._shape.head_dim).transpose(-3, -2)
+        return heads if self.norms is None else self._normed(heads, self.norms[first:end])
+
+    def _rows(self, first: int, end: int) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of those heads, cut once: quantised rows are repacked for it."""
+        if (first, end) not in self._cut:
+            rows = slice(first * self._shape.head_dim, end * self._shape.head_dim)
+            self._cut[first, end] = self.weight[rows], None if self.bias is None else self.bias[rows]
+        return self._cut[first, end]
+
+    def _normed(self, heads: Tensor, weights: Tensor) -> Tensor:
+        """The first heads with their own norms [k, 1, head_dim]; the v heads that follow have none."""
+        split = len(weights)
+        normed = F.rms_norm(heads[..., :split, :, :], (self._shape.head_dim,), eps=self._shape.eps) * weights
+        return torch.cat((normed, heads[..., split:, :, :]), dim=-3)
+
+
+class FusedMLP:
+    """A gated MLP with the norm before it and the residual around both."""
+
+    def __init__(self, norm: RMSNorm, mlp: GatedMLP) -> None:
+        self.norm, self._eps = norm.weight.detach(), norm.eps
+        self.gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach()
+        self.down = mlp.down_proj.weight.detach()
+
+    def run(self, x: Tensor) -> Tensor:
+        gate, up = F.linear(F.rms_norm(x, self.norm.shape, self.norm, self._eps), self.gate_up).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, self.down)
+
+
 class FusedBlock:
     """Rows x [n, width] of one text, the caller says which cache they go to and what they see; or many short rows of
     rows [b, n, width], each for itself."""
 
     def __init__(self, block: LlamaBlock) -> None:
-        attention, mlp = block.self_attn, block.mlp
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         self.shape = block.shape
-        self._qkv = torch.cat([projection.weight for projection in projections]).detach()
-        self._qkv_bias = torch.cat([p.bias for p in projections]).detach() if block.shape.qkv_bias else None
-        self._projections: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
-        self._head_norms = _head_norms(block)
-        self._out = attention.o_proj.weight.detach()
-        self._gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach()
-        self._down = mlp.down_proj.weight.detach()
+        self._projections = FusedProjections(block.self_attn, block.shape)
+        self._out = block.self_attn.o_proj.weight.detach()
+        self._mlp = FusedMLP(block.post_attention_layernorm, block.mlp)
         norm = block.input_layernorm
         self._input_norm = norm.weight.detach() if isinstance(norm, RMSNorm) else None
-        self._mlp_norm = block.post_attention_layernorm.weight.detach()
 
     @property
     def weights(self) -> BlockWeights:
         """What several blocks of one shape are stacked from."""
+        projections, mlp = self._projections, self._mlp
         return BlockWeights(
-            self._qkv,
-            self._qkv_bias,
-            self._head_norms,
+            projections.weight,
+            projections.bias,
+            projections.norms,
             self._out,
-            self._gate_up,
-            self._down,
+            mlp.gate_up,
+            mlp.down,
             self._input_norm,
-            self._mlp_norm,
+            mlp.norm,
         )
 
     def new_cache(self) -> KvCache:
@@ -90,40 +128,21 @@ class FusedBlock:
         return self._attend(x, rope.turn(self._heads(x, 0, self.shape.heads)), keys, values, None)
 
     def _heads(self, x: Tensor, first: int, end: int) -> Tensor:
-        """Of q, k and v heads in this order those from `first` to `end`: [..., heads, n, head_dim]."""
         if self._input_norm is not None:
             x = F.rms_norm(x, self._input_norm.shape, self._input_norm, self.shape.eps)
-        heads = F.linear(x, *self._projection(first, end))
-        heads = heads.view(*x.shape[:-1], end - first, self.shape.head_dim).transpose(-3, -2)
-        return heads if self._head_norms is None else self._normed(heads, self._head_norms[first:end])
-
-    def _projection(self, first: int, end: int) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of those heads, cut once: quantised rows are repacked for it."""
-        if (first, end) not in self._projections:
-            rows = slice(first * self.shape.head_dim, end * self.shape.head_dim)
-            bias = None if self._qkv_bias is None else self._qkv_bias[rows]
-            self._projections[first, end] = self._qkv[rows], bias
-        return self._projections[first, end]
-
-    def _normed(self, heads: Tensor, weights: Tensor) -> Tensor:
-        """The first heads with their own norms [k, 1, head_dim]; the v heads that follow have none."""
-        split = len(weights)
-        normed = F.rms_norm(heads[..., :split, :, :], (self.shape.head_dim,), eps=self.shape.eps) * weights
-        return torch.cat((normed, heads[..., split:, :, :]), dim=-3)
+        return self._projections.heads(x, first, end)
 
     def _attend(self, x: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         queries = queries if queries.ndim == 4 else queries.unsqueeze(0)
         mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
-        x = x + F.linear(mixed.transpose(1, 2).flatten(2).view(*x.shape[:-1], self._out.shape[1]), self._out)
-        normed = F.rms_norm(x, self._mlp_norm.shape, self._mlp_norm, self.shape.eps)
-        gate, up = F.linear(normed, self._gate_up).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate) * up, self._down)
+        mixed = mixed.transpose(1, 2).flatten(2).view(*x.shape[:-1], self._out.shape[1])
+        return self._mlp.run(x + F.linear(mixed, self._out))
 
 
-def _head_norms(block: LlamaBlock) -> Tensor | None:
-    """Norm weights of all q and k heads [heads + kv_heads, 1, head_dim]; None for a block without."""
-    q_norm, k_norm = block.self_attn.q_norm, block.self_attn.k_norm
+def _head_norms(attention: Attention, shape: BlockShape) -> Tensor | None:
+    """Norm weights of all q and k heads [heads + kv_heads, 1, head_dim]; None for an attention without."""
+    q_norm, k_norm = attention.q_norm, attention.k_norm
     if not isinstance(q_norm, RMSNorm) or not isinstance(k_norm, RMSNorm):
         return None
-    weights = q_norm.weight.expand(block.shape.heads, 1, -1), k_norm.weight.expand(block.shape.kv_heads, 1, -1)
+    weights = q_norm.weight.expand(shape.heads, 1, -1), k_norm.weight.expand(shape.kv_heads, 1, -1)
     return torch.cat(weights).detach()

@@ -93,24 +93,30 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, shape: BlockShape) -> None:
+    """Of rows `inputs` wide, or as wide as the block."""
+
+    def __init__(self, shape: BlockShape, inputs: int | None = None, *, out_bias: bool = False) -> None:
         super().__init__()
         self.head_dim = shape.head_dim
         q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.width, q_width, bias=shape.qkv_bias)
-        self.k_proj = nn.Linear(shape.width, kv_width, bias=shape.qkv_bias)
-        self.v_proj = nn.Linear(shape.width, kv_width, bias=shape.qkv_bias)
-        self.o_proj = nn.Linear(q_width, shape.width, bias=False)
+        inputs = shape.width if inputs is None else inputs
+        self.q_proj = nn.Linear(inputs, q_width, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(inputs, kv_width, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(inputs, kv_width, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(q_width, shape.width, bias=out_bias)
         self.q_norm = RMSNorm(shape.head_dim, shape.eps) if shape.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(shape.head_dim, shape.eps) if shape.qk_norm else nn.Identity()
 
+    def queries(self, x: Tensor, rope: Rope) -> Tensor:
+        """Queries, turned, of x [b, n, inputs]: [b, heads, n, head_dim]."""
+        return rope.turn(self.q_norm(self._heads(self.q_proj(x))))
+
     def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-        """Keys (turned) and values of x [b, n, width]: twice [b, kv_heads, n, head_dim]."""
+        """Keys (turned) and values of x [b, n, inputs]: twice [b, kv_heads, n, head_dim]."""
         return rope.turn(self.k_norm(self._heads(self.k_proj(x)))), self._heads(self.v_proj(x))
 
     def forward(self, x: Tensor, rope: Rope, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        queries = rope.turn(self.q_norm(self._heads(self.q_proj(x))))
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+        mixed = F.scaled_dot_product_attention(self.queries(x, rope), keys, values, attn_mask=mask, enable_gqa=True)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
 
     def _heads(self, x: Tensor) -> Tensor:

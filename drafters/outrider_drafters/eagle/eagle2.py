@@ -249,4 +249,5 @@ FAMILY = Family(
     recognises=lambda files: any(name.startswith(PARTS) for name in files.names),
     drafter=_load_drafter,
     tap=_load_tap,
+    options=("rope_theta", "embedding"),
 )

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.blocks.layers import RMSNorm, Rope
-from outrider_drafters.blocks.rows import KvCache
+from outrider_drafters.eagle.eagle3_layer import FusedPairLayer
 from outrider_drafters.eagle.eagle3_layout import D2T, EMBEDDING, T2D, canonical, check_vocabulary, recognised, sizes_of
-from outrider_drafters.eagle.eagle3_network import Eagle3, PairLayer
+from outrider_drafters.eagle.eagle3_network import Eagle3
 from outrider_drafters.eagle.eagle3_vocabulary import over_target_vocabulary
 from outrider_drafters.eagle.pairs import PairState
 from outrider_drafters.family import Family
@@ -51,68 +50,6 @@ class Eagle3Tap(Memoryless):
     @torch.inference_mode()
     def rows(self, acts: Activations) -> Tensor:
         return self._fuse(torch.cat([acts.hidden[layer] for layer in self._layers], dim=-1).to(self._like)).float()
-
-
-class FusedPairLayer:
-    """PairLayer and the norm after it, made for inference: no modules, few products. Rows [n, 2 H] of one text.
-
-    What it answers is what goes on in place of a feature.
-    """
-
-    def __init__(self, layer: PairLayer, norm: RMSNorm) -> None:
-        attention, mlp, sizes = layer.self_attn, layer.mlp, layer.sizes
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self.shape = sizes.block
-        self._norm_before_residual = sizes.norm_before_residual
-        self._qkv = torch.cat([projection.weight for projection in projections]).detach()
-        self._qkv_bias = torch.cat([p.bias for p in projections]).detach() if self.shape.qkv_bias else None
-        self._head_norms = [n.weight for n in (attention.q_norm, attention.k_norm) if isinstance(n, RMSNorm)]
-        self._out, self._out_bias = attention.o_proj.weight, attention.o_proj.bias
-        self._gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach()
-        self._down = mlp.down_proj.weight
-        self._embed_norm, self._feature_norm = layer.input_layernorm.weight, layer.hidden_norm.weight
-        self._mlp_norm = layer.post_attention_layernorm.weight
-        self._output_norm = norm.weight if sizes.norm_output else None
-
-    def new_cache(self) -> KvCache:
-        return KvCache(self.shape.kv_heads, self.shape.head_dim, self._out.dtype, self._out.device)
-
-    def run(self, x: Tensor, rope: Rope, cache: KvCache, mask: Tensor | None = None) -> Tensor:
-        embeds, features = x.chunk(2, dim=-1)
-        normed = self._normed(features, self._feature_norm)
-        queries, keys, values = self._projected(embeds, normed, 0, rope)
-        cache.append(keys, values)
-        mixed = F.scaled_dot_product_attention(
-            queries.unsqueeze(0), cache.keys, cache.values, attn_mask=mask, enable_gqa=True
-        )
-        y = F.linear(mixed[0].transpose(0, 1).flatten(1), self._out, self._out_bias)
-        y = y + (normed if self._norm_before_residual else features)
-        gate, up = F.linear(self._normed(y, self._mlp_norm), self._gate_up).chunk(2, dim=-1)
-        output = y + F.linear(F.silu(gate) * up, self._down)
-        return output if self._output_norm is None else self._normed(output, self._output_norm)
-
-    def remember(self, x: Tensor, rope: Rope, cache: KvCache) -> None:
-        embeds, features = x.chunk(2, dim=-1)
-        _, keys, values = self._projected(embeds, self._normed(features, self._feature_norm), self.shape.heads, rope)
-        cache.append(keys, values)
-
-    def _projected(self, embeds: Tensor, normed: Tensor, first: int, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys (both turned) and values, each [heads, n, head_dim], of the heads from number `first` on; q, k
-        and v heads are numbered in this order."""
-        shape, skipped = self.shape, first * self.shape.head_dim
-        counts = [shape.heads - first, shape.kv_heads, shape.kv_heads]
-        pairs = torch.cat((self._normed(embeds, self._embed_norm), normed), dim=-1)
-        bias = None if self._qkv_bias is None else self._qkv_bias[skipped:]
-        heads = F.linear(pairs, self._qkv[skipped:], bias)
-        heads = heads.view(len(pairs), sum(counts), shape.head_dim).transpose(0, 1)
-        queries, keys, values = torch.split(heads, counts)
-        if self._head_norms:
-            q_norm, k_norm = self._head_norms
-            queries, keys = self._normed(queries, q_norm), self._normed(keys, k_norm)
-        return rope.turn(queries), rope.turn(keys), values
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.shape.eps)
 
 
 class Eagle3Drafter:
@@ -175,4 +112,5 @@ FAMILY = Family(
     drafter=_load_drafter,
     tap=_load_tap,
     keeps=lambda name: name.startswith(("fc", "input_norm")),
+    options=("rope_theta", "norm_output", "embedding", "target_layers"),
 )

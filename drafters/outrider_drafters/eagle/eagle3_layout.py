@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
-from outrider_drafters.eagle.eagle3_network import Eagle3Sizes
+from outrider_drafters.eagle.eagle3_sizes import Eagle3Sizes
 from outrider_drafters.eagle.eagle3_taps import chosen_layers, uses_layers
 from outrider_drafters.eagle.eagle3_vocabulary import check_membership, draft_tokens
 from outrider_drafters.files.config import Config, config_int

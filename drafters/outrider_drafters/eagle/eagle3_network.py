@@ -17,55 +17,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.layers import INIT_STD, BlockShape, GatedMLP, RMSNorm, Rope, causal_mask
+from outrider_drafters.blocks.layers import INIT_STD, RMSNorm, causal_mask
+from outrider_drafters.eagle.eagle3_layer import PairLayer, Seen
+from outrider_drafters.eagle.eagle3_sizes import Eagle3Sizes
 from outrider_drafters.eagle.eagle3_vocabulary import draft_tokens, membership, offsets
 from outrider_drafters.files.checkpoint import write_model
 from outrider_drafters.frozen import TargetSizes
 from outrider_proto.errors import UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class Eagle3Sizes:
-    """Sizes and switches of a head. `block.width` is its own width H, `target_hidden` the target's Ht.
-
-    target_layers: the hidden states it eats, by Hugging Face's index (the number of layers: the last one's output
-    before the final norm); none: the last hidden state after it, and no fc. fc_norm: one norm for each of them;
-    input_norm: one over all. own_embedding, own_head: in the file, not borrowed. Raises UsageError for what does not
-    fit together.
-    """
-
-    block: BlockShape
-    vocab: int
-    draft_vocab: int
-    target_hidden: int
-    target_layers: tuple[int, ...]
-    fc_bias: bool = False
-    out_bias: bool = False
-    fc_norm: bool = False
-    input_norm: bool = False
-    norm_before_residual: bool = False
-    norm_output: bool = False
-    own_embedding: bool = False
-    own_head: bool = True
-
-    def __post_init__(self) -> None:
-        same_width = self.hidden == self.target_hidden
-        if not 1 <= self.draft_vocab <= self.vocab:
-            raise UsageError(f"draft_vocab={self.draft_vocab}: need 1 to {self.vocab}, the target's vocabulary")
-        if self.fc_norm and self.input_norm:
-            raise UsageError("fc_norm and input_norm: a head has one or the other")
-        if not self.target_layers and not same_width:
-            raise UsageError(f"hidden size is {self.hidden}, the target's {self.target_hidden}, and there is no fc")
-        if not self.own_head and not (same_width and self.draft_vocab == self.vocab):
-            raise UsageError("lacks lm_head.weight, and the target's fits only a head of its width and vocabulary")
-        if not self.own_embedding and not same_width:
-            raise UsageError(
-                f"hidden size is {self.hidden}, the target's {self.target_hidden}: the embedding must be the head's own"
-            )
-
-    @property
-    def hidden(self) -> int:
-        return self.block.width
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,76 +47,6 @@ class Fuser:
         if self._all is not None:
             states = self._all(states)
         return self._fc(states)  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
-
-
-class PairAttention(nn.Module):
-    """Attention whose queries, keys and values come from an embedding beside a feature."""
-
-    def __init__(self, shape: BlockShape, *, out_bias: bool) -> None:
-        super().__init__()
-        self.head_dim = shape.head_dim
-        q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(2 * shape.width, q_width, bias=shape.qkv_bias)
-        self.k_proj = nn.Linear(2 * shape.width, kv_width, bias=shape.qkv_bias)
-        self.v_proj = nn.Linear(2 * shape.width, kv_width, bias=shape.qkv_bias)
-        self.o_proj = nn.Linear(q_width, shape.width, bias=out_bias)
-        self.q_norm = RMSNorm(shape.head_dim, shape.eps) if shape.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(shape.head_dim, shape.eps) if shape.qk_norm else nn.Identity()
-
-    def projected(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys (both turned) and values of x [b, n, 2 H]: [b, their heads, n, head_dim]."""
-        queries = self.q_norm(self._heads(self.q_proj(x)))
-        keys = self.k_norm(self._heads(self.k_proj(x)))
-        return rope.turn(queries), rope.turn(keys), self._heads(self.v_proj(x))
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim).transpose(-3, -2)
-
-
-class PairLayer(nn.Module):
-    def __init__(self, sizes: Eagle3Sizes) -> None:
-        super().__init__()
-        self.sizes, shape = sizes, sizes.block
-        self.input_layernorm = RMSNorm(shape.width, shape.eps)
-        self.hidden_norm = RMSNorm(shape.width, shape.eps)
-        self.self_attn = PairAttention(shape, out_bias=sizes.out_bias)
-        self.post_attention_layernorm = RMSNorm(shape.width, shape.eps)
-        self.mlp = GatedMLP(shape.width, shape.mlp)
-
-    def forward(self, embeds: Tensor, features: Tensor, rope: Rope, seen: _Seen) -> Tensor:
-        """Outputs [B, T, H] of one training step; its keys and values join those seen."""
-        normed = self.hidden_norm(features)
-        pairs = torch.cat((self.input_layernorm(embeds), normed), dim=-1)
-        mixed = seen.attend(*self.self_attn.projected(pairs, rope))
-        y = (normed if self.sizes.norm_before_residual else features) + self.self_attn.o_proj(mixed)
-        return y + self.mlp(self.post_attention_layernorm(y))  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
-
-
-class _Seen:
-    """Keys and values of the training-time test's steps.
-
-    A row of step k sees the true rows up to its own (step 0, causal), and of the later steps its own row alone: these
-    are the tokens drafted one after the other from there.
-    """
-
-    def __init__(self, mask: Tensor) -> None:
-        self._mask = mask  # [T, T] bool, or broadcast to [B, 1, 1, T, T]
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """[B, T, heads x head_dim] for queries [B, heads, T, head_dim], keys and values [B, kv_heads, T, head_dim]."""
-        self._keys.append(keys.unsqueeze(2))
-        self._values.append(values.unsqueeze(2))
-        batch, heads, length, width = queries.shape
-        grouped = queries.reshape(batch, keys.shape[1], heads // keys.shape[1], length, width) * width**-0.5
-        scores = (grouped @ self._keys[0].transpose(-1, -2)).masked_fill(~self._mask, -torch.inf)
-        own = [(grouped * later).sum(-1, keepdim=True) for later in self._keys[1:]]
-        weights = torch.cat((scores, *own), dim=-1).float().softmax(-1).to(values.dtype)
-        mixed = weights[..., :length] @ self._values[0]
-        for number, later in enumerate(self._values[1:]):
-            mixed = mixed + weights[..., length + number, None] * later
-        return mixed.flatten(1, 2).transpose(1, 2).flatten(2)
 
 
 class Eagle3(nn.Module):
@@ -216,7 +104,7 @@ class Eagle3(nn.Module):
         """
         assert self.lm_head is not None
         length, device = fused.shape[1], fused.device
-        seen = _Seen(causal_mask(length, device) if mask is None else mask)
+        seen = Seen(causal_mask(length, device) if mask is None else mask)
         positions = torch.arange(length, device=device)
         made: list[TrainStep] = []
         features = fused

@@ -37,7 +37,7 @@ def chosen_layers(config: Config, option: Sequence[int] | None, num_layers: int,
     if len(listed) != count:
         raise UsageError(
             f"fc.weight takes {count} hidden states, but the layers are {_spelled(listed)}; "
-            "name the right ones: target_layers=2-4-5"
+            f"name {count} of the target's {num_layers}, as in target_layers=2-16-29"
         )
     if wrong := [layer for layer in listed if not 0 <= layer <= num_layers]:
         raise UsageError(f"target_layers {_spelled(listed)}: {wrong[0]} is not within 0 to {num_layers}, the target's")

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import BlockShape
-from outrider_drafters.eagle.eagle3_network import Eagle3, Eagle3Sizes
+from outrider_drafters.eagle.eagle3_network import Eagle3
+from outrider_drafters.eagle.eagle3_sizes import Eagle3Sizes
 from outrider_drafters.eagle.eagle3_taps import default_layers
 from outrider_models.tables import need_at_least
 from outrider_models.training.families.eagle2 import EagleShape, default_shape
