@@ -41,7 +41,7 @@ class FusedProjections:
         self._cut: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
 
     def heads(self, x: Tensor, first: int, end: int) -> Tensor:
-        """Those from `first` to `end` of rows [..., n, inputs], q and k after their norms: [..., heads, n, head_dim]."""
+        """Those from `first` to `end` of rows [..., n, inputs], q and k normed: [..., heads, n, head_dim]."""
         heads = F.linear(x, *self._rows(first, end))
         heads = heads.view(*x.shape[:-1], end - first, self._shape.head_dim).transpose(-3, -2)
         return heads if self.norms is None else self._normed(heads, self.norms[first:end])
