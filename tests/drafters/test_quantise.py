@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from outrider_drafters import FrozenTarget, load_drafter
+from outrider_drafters.edge.codes import Int4Codes, Int8Codes
 from outrider_drafters.edge.quantise import holds_codes, quantised, restored, stored
-from outrider_drafters.edge.quantised import Int4Codes, Int8Codes, QuantisedWeight
+from outrider_drafters.edge.quantised import QuantisedWeight
 from outrider_drafters.files.checkpoint import Checkpoint
 from outrider_drafters.load import open_source
 from outrider_drafters.source import DrafterSource

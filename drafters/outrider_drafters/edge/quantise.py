@@ -1,6 +1,6 @@
 """From float tensors to int8 and int4 codes, and how those lie in a safetensors file.
 
-`X` as int8 is stored as `X.int8` and `X.scale`, as int4 as `X.int4`, `X.scale` and `X.zero` (quantised.py says what
+`X` as int8 is stored as `X.int8` and `X.scale`, as int4 as `X.int4`, `X.scale` and `X.zero` (codes.py says what
 they mean). torchao chooses the codes: int8 by the largest value of a row, int4 by HQQ (Badri and Shaji 2023, mobiusml's
 half-quadratic quantization), which moves a group's zero until few values are far off. Reading needs no torchao.
 """
@@ -14,7 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from outrider_drafters.edge.quantised import INT4_ROWS, Int4Codes, Int8Codes, QuantisedWeight
+from outrider_drafters.edge.codes import INT4_ROWS, Int4Codes, Int8Codes
+from outrider_drafters.edge.quantised import QuantisedWeight
 from outrider_proto.errors import UsageError
 
 Weights = Literal["float32", "bfloat16", "int8", "int4"]

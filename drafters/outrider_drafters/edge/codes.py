@@ -1,0 +1,146 @@
+"""int8 and int4 codes of a matrix's values, and products of rows with them.
+
+int8   code * scale, a scale for every row                       1 byte a value
+int4   (code - 8) * scale + zero, both for every group of a row   1/2 byte a value and 4 bytes a group
+
+The products are torch's own kernels for few rows; activations are rounded to bfloat16 in them and never further, each
+row for itself, so that a node's logits depend on no other node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MIDDLE = 8  # of int4's codes 0 .. 15
+ALIGNMENT = 64  # bytes: where matrices begin elsewhere, the kernels of torch 2.13 fault
+INT8_WIDTH = 16  # and where rows are no multiple of so many values, its int8 kernel reads past them
+INT4_ROWS = 16  # its int4 kernel takes multiples of so many
+
+
+class Codes(Protocol):
+    """How values are coded. Everything is for rows of a matrix [n, k]."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def values(self) -> Tensor:
+        """[n, k] float32."""
+        ...
+
+    def few(self, x: Tensor) -> Tensor:
+        """Products [m, n] of few rows [m, k], bfloat16."""
+        ...
+
+    def many(self, x: Tensor) -> Tensor:
+        """The same for many rows."""
+        ...
+
+    def picked(self, rows: Tensor | slice) -> Self: ...
+
+    def joined(self, others: Sequence[Codes]) -> Codes | None:
+        """These rows and then the others'; None for rows of another kind."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Int8Codes:
+    """One scale a row."""
+
+    codes: Tensor  # [n, k] int8
+    scales: Tensor  # [n] bfloat16
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codes", aligned(self.codes))  # a mapped file's are not
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+    def values(self) -> Tensor:
+        return self.codes.float() * self.scales.float().unsqueeze(-1)
+
+    def few(self, x: Tensor) -> Tensor:
+        if self.codes.shape[1] % INT8_WIDTH:
+            return self.many(x)
+        return torch.ops.aten._weight_int8pack_mm(x, self.codes, self.scales)  # type: ignore[no-any-return]  # torch.ops
+
+    def many(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.codes.bfloat16()) * self.scales  # 8 bits fit into bfloat16's mantissa
+
+    def picked(self, rows: Tensor | slice) -> Int8Codes:
+        return Int8Codes(self.codes[rows], self.scales[rows])
+
+    def joined(self, others: Sequence[Codes]) -> Codes | None:
+        alike = [self, *(other for other in others if isinstance(other, Int8Codes))]
+        if len(alike) <= len(others):
+            return None
+        return Int8Codes(torch.cat([each.codes for each in alike]), torch.cat([each.scales for each in alike]))
+
+
+@dataclass(frozen=True, eq=False)
+class Int4Codes:
+    """Two codes a byte, the first in the low half; one scale and one zero a group."""
+
+    pairs: Tensor  # [n, k / 2] uint8
+    scales: Tensor  # [n, groups] bfloat16
+    zeros: Tensor  # [n, groups] bfloat16, the value of code 8
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.pairs.shape[0], 2 * self.pairs.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.pairs.nbytes + self.scales.nbytes + self.zeros.nbytes
+
+    def values(self) -> Tensor:
+        grouped = (self._codes().float() - MIDDLE).view(*self.scales.shape, -1)
+        return (grouped * self.scales.float().unsqueeze(-1) + self.zeros.float().unsqueeze(-1)).view(self.shape)
+
+    def few(self, x: Tensor) -> Tensor:
+        if self.shape[0] % INT4_ROWS:
+            return self.many(x)
+        packed, scales_and_zeros = self._packed
+        group = self.shape[1] // self.scales.shape[1]
+        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, group, scales_and_zeros)
+        return product
+
+    def many(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.values().bfloat16())
+
+    def picked(self, rows: Tensor | slice) -> Int4Codes:
+        return Int4Codes(self.pairs[rows], self.scales[rows], self.zeros[rows])
+
+    def joined(self, others: Sequence[Codes]) -> Codes | None:
+        alike = [self, *(other for other in others if isinstance(other, Int4Codes))]
+        if len(alike) <= len(others) or len({each.scales.shape[1] for each in alike}) > 1:
+            return None
+        return Int4Codes(*(torch.cat([getattr(each, part) for each in alike]) for part in ("pairs", "scales", "zeros")))
+
+    def _codes(self) -> Tensor:
+        return torch.stack((self.pairs & 15, self.pairs >> 4), dim=-1).flatten(1)
+
+    @cached_property
+    def _packed(self) -> tuple[Tensor, Tensor]:
+        """As this processor's kernel wants them; another one's may want another order, so it is never stored."""
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(self._codes().int(), 1)
+        return packed, torch.stack((self.scales, self.zeros), dim=-1).transpose(0, 1).contiguous()
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The same where the kernels can read it."""
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
