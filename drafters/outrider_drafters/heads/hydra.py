@@ -107,14 +107,18 @@ class Hydra(nn.Module):
         """
         features = hidden if self.prefix is None else self.prefix(hidden)
         outputs = []
-        for number, (blocks, output) in enumerate(self.heads):
+        for number in range(self.sizes.heads):
             rows = hidden.shape[1] - 1 - number
             parts = [embeds[:, 1 + further : 1 + further + rows] for further in range(self.sizes.inputs(number) - 1)]
-            x = torch.cat((features[:, :rows], *parts), dim=-1)
-            for block in blocks:
-                x = block(F.dropout(x, dropout))
-            outputs.append(output(F.dropout(x, dropout)))
+            outputs.append(self.head_logits(number, torch.cat((features[:, :rows], *parts), dim=-1), dropout))
         return outputs
+
+    def head_logits(self, number: int, x: Tensor, dropout: float = 0.0) -> Tensor:
+        """One head's logits [..., V] of what it reads, x [..., inputs x E]; dropout as in forward_train."""
+        blocks, output = self.heads[number]
+        for block in blocks:
+            x = block(F.dropout(x, dropout))
+        return output(F.dropout(x, dropout))  # type: ignore[no-any-return]  # as above
 
     @torch.no_grad()
     def start_from(self, lm_head: Tensor) -> None:

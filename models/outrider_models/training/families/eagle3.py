@@ -42,6 +42,7 @@ class Eagle3Settings:
 
 class Eagle3Pupil(Pupil):
     draft_tokens: Tensor
+    covered: Tensor  # [V] bool: can be drafted
 
     def __init__(self, settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> None:
         super().__init__()
@@ -55,8 +56,6 @@ class Eagle3Pupil(Pupil):
         self.register_buffer("draft_tokens", torch.arange(vocab) if chosen is None else chosen, persistent=False)
         self.register_buffer("covered", torch.zeros(vocab, dtype=torch.bool), persistent=False)
         self.covered[self.draft_tokens] = True
-
-    covered: Tensor  # [V] bool: can be drafted
 
     def start_from(self, lm_head: Tensor) -> None:
         assert self.network.lm_head is not None

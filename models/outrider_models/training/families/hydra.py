@@ -14,6 +14,7 @@ from torch import Tensor
 
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.heads.hydra import Hydra, HydraSizes
+from outrider_drafters.heads.hydra_family import ROPE_THETA
 from outrider_models.tables import need_at_least
 from outrider_models.training.families.eagle2 import EagleShape, default_shape
 from outrider_models.training.families.family import Trainable
@@ -21,8 +22,6 @@ from outrider_models.training.lesson import Frequencies, Marks, Pupil, Said, Tar
 from outrider_models.training.losses import compare, linear, soft_cross_entropy
 from outrider_models.training.rates import Length, Schedule
 from outrider_proto.errors import UsageError
-
-ROPE_THETA = 10000.0  # of the prefix layer, whatever the target's: the published code knows no other
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,10 @@ class HydraPupil(Pupil):
         rows = counts.shape[1]
         parts = [embeds[:, 1 + further : 1 + further + rows][counts] for further in range(ahead)]
         x = torch.cat((features[:, :rows][counts], *parts), dim=-1)
-        blocks, output = self.network.heads[number]
+        dropout = self._settings.dropout if self.training else 0.0
 
         def student(rows: Tensor) -> Tensor:
-            for block in blocks:
-                rows = block(F.dropout(rows, self._settings.dropout, self.training))
-            logits: Tensor = output(F.dropout(rows, self._settings.dropout, self.training))
-            return logits
+            return self.network.head_logits(number, rows, dropout)
 
         theirs = said.hidden[-1][:, ahead:][counts]
         compared = compare(student, x, linear(said.lm_head), theirs, soft_cross_entropy, self._target.vocab)
