@@ -38,7 +38,7 @@ class TargetTokenizer:
             raise UsageError("text needs a tokenizer: pip install 'outrider[client]'") from error
         try:
             # Any: transformers' tokenizers share no annotated base class
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory))
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise UsageError(f"{directory}: no tokenizer that transformers can read ({error})") from error
         # Decoding runs for every verdict: without the wrapper it takes half the time.

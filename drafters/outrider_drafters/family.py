@@ -27,7 +27,7 @@ class Family:
     weights as the type and on the device of a tensor, None for a family that wants no features; both raise UsageError.
     A family that needs no files is asked for by its name, and its `recognises` is not asked. `keeps` names the tensors
     that an edge bundle must leave as they are: those that the tap's fingerprint is of, or that are not read through
-    DrafterFiles.
+    DrafterFiles. `options` names the fields of DrafterOptions that it reads, beside `family`; others are refused.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Family:
     tap: Callable[[DrafterFiles, TargetSizes, Tensor], Tap | None]
     needs_files: bool = True
     keeps: Callable[[str], bool] = lambda name: False
+    options: tuple[str, ...] = ()
 
 
 def like(dtype: torch.dtype, device: torch.device | str) -> Tensor:

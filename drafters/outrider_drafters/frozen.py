@@ -82,6 +82,8 @@ def resolve_dir(name_or_path: str | Path) -> Path:
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return path
+    if path.is_file():
+        raise UsageError(f"{name_or_path}: a file: need a model directory")
     if path.is_absolute() or len(path.parts) != 2 or str(name_or_path).startswith("."):
         raise UsageError(f"{name_or_path}: no such directory, and not a hub name (owner/model)")
     from huggingface_hub import snapshot_download

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -13,7 +15,7 @@ from outrider_drafters.family import Family, like
 from outrider_drafters.files.drafter_files import DrafterFiles, listed
 from outrider_drafters.fingerprint import TARGET_MARK, target_fingerprint
 from outrider_drafters.frozen import FrozenTarget, target_sizes
-from outrider_drafters.source import DrafterSource
+from outrider_drafters.source import DrafterOptions, DrafterSource
 from outrider_drafters.tap import Tap
 from outrider_proto.errors import UsageError
 
@@ -23,7 +25,8 @@ def load_drafter(source: str | Path | DrafterSource, frozen: FrozenTarget) -> Dr
     family, files = open_source(DrafterSource.parse(source))
     if frozen.directory is not None:
         check_target(files, frozen.directory)
-    return family.drafter(files, frozen)
+    with _naming(files):
+        return family.drafter(files, frozen)
 
 
 def load_tap(
@@ -35,7 +38,20 @@ def load_tap(
     """The server half; None for a drafter that wants no features. Raises UsageError naming whatever does not fit."""
     family, files = open_source(DrafterSource.parse(source))
     check_target(files, target_path)
-    return family.tap(files, target_sizes(target_path), like(dtype, device))
+    sizes = target_sizes(target_path)
+    with _naming(files):
+        return family.tap(files, sizes, like(dtype, device))
+
+
+@contextmanager
+def _naming(files: DrafterFiles) -> Iterator[None]:
+    """Put the directory before a fault that does not name it: with several heads one must know whose it is."""
+    try:
+        yield
+    except UsageError as error:
+        if str(files.directory) in str(error):
+            raise
+        raise files.fault(str(error)) from error
 
 
 def open_source(source: DrafterSource) -> tuple[Family, DrafterFiles]:
@@ -48,7 +64,7 @@ def open_source(source: DrafterSource) -> tuple[Family, DrafterFiles]:
         source = bundle.source(directory, source.options)
     for family in FAMILIES:
         if source.name == family.name and not family.needs_files:
-            _check_asked(source.options.family, family, source.name)
+            _check_asked(source.options, family, source.name)
             return family, DrafterFiles.none(source)
     files = DrafterFiles.open(source)
     return family_of(files), files
@@ -72,16 +88,20 @@ def family_of(files: DrafterFiles) -> Family:
     if not recognised:
         raise files.fault(
             f"not a drafter directory (architectures={files.config.get('architectures')}); "
-            f"need one of {', '.join(_names())}, but it holds {listed(sorted(files.names))}"
+            f"need one of {', '.join(_names())}, but it holds {listed(sorted(files.names)) or 'no tensors'}"
         )
     family = next((family for family in recognised if family.name == asked), recognised[0])
-    _check_asked(asked, family, files.directory)
+    _check_asked(files.options, family, files.directory)
     return family
 
 
-def _check_asked(asked: str | None, family: Family, name: str | Path) -> None:
-    if asked is not None and asked != family.name:
-        raise UsageError(f"{name}: a drafter of family {family.name}, not {asked}")
+def _check_asked(asked: DrafterOptions, family: Family, name: str | Path) -> None:
+    if asked.family is not None and asked.family != family.name:
+        raise UsageError(f"{name}: a drafter of family {family.name}, not {asked.family}")
+    if ignored := sorted(asked.chosen().keys() - {"family", *family.options}):
+        raise UsageError(
+            f"{name}: option {', '.join(ignored)}: family {family.name} takes {', '.join(family.options) or 'none'}"
+        )
 
 
 def _names() -> list[str]:

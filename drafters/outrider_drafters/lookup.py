@@ -144,4 +144,5 @@ FAMILY = Family(
     drafter=_load,
     tap=lambda files, target, like: None,
     needs_files=False,
+    options=("ngram",),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -63,37 +64,52 @@ def _options(pairs: list[str]) -> DrafterOptions:
             raise UsageError(f"drafter option {pair!r}: need KEY=VALUE with one of {', '.join(_READERS)}")
         try:
             values[key] = _READERS[key](text)
-        except ValueError:
-            raise UsageError(f"drafter option {pair!r}: {text!r} is no value of {key}") from None
+        except ValueError as error:
+            raise UsageError(f"drafter option {pair!r}: need {error}") from None
     return DrafterOptions(**values)
 
 
 def _switch(text: str) -> bool:
     if text not in ("true", "false"):
-        raise ValueError(text)
+        raise ValueError("true or false")
     return text == "true"
 
 
 def _embedding(text: str) -> str:
     if text not in get_args(Embedding):
-        raise ValueError(text)
+        raise ValueError(" or ".join(get_args(Embedding)))
     return text
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
+    if not text.isdecimal():
+        raise ValueError("a whole number of at least 0")
+    return int(text)
+
+
+def _base(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError("a number above 0")
     return value
 
 
-_READERS: Mapping[str, Callable[[str], object]] = {
+def _layers(text: str) -> tuple[int, ...]:
+    if not all(part.isdecimal() for part in text.split("-")):
+        raise ValueError("whole numbers such as 2-16-29")
+    return tuple(int(part) for part in text.split("-"))
+
+
+_READERS: Mapping[str, Callable[[str], object]] = {  # a ValueError says what is needed
     "family": str,
     "tli": _count,
-    "rope_theta": float,
+    "rope_theta": _base,
     "norm_output": _switch,
     "embedding": _embedding,
-    "target_layers": lambda text: tuple(_count(part) for part in text.split("-")),
+    "target_layers": _layers,
     "tie_to_target": _switch,
     "ngram": _count,
 }

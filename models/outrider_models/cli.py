@@ -68,16 +68,18 @@ def train(
 
 @app.command()
 def bundle(
-    drafter: Annotated[str, typer.Option(help="Directory or hub name, with its options: DIR,tli=1; or lookup.")],
+    drafter: Annotated[
+        str, typer.Option(help="Directory or hub name, with its options: DIR,tli=1; lookup; or an embedded one's name.")
+    ],
     out: Annotated[Path, typer.Option(help="Directory for the bundle, empty or not there.")],
     target: Annotated[str | None, typer.Option(help="Directory or hub name; default: the embedded target.")] = None,
     weights: Annotated[str, typer.Option(help="float32, bfloat16, int8 or int4.")] = "int8",
 ) -> None:
     """Put all that an edge device needs of a target and a drafter into one directory."""
     from outrider_models.bundling import make_bundle, size_bytes  # torch takes seconds to import: not for --help
-    from outrider_models.embedded import target_dir
+    from outrider_models.embedded import drafter_source, target_dir
 
-    made = make_bundle(target or target_dir(), drafter, weights, out)
+    made = make_bundle(target or target_dir(), drafter if target else drafter_source(drafter), weights, out)
     print(f"{out}: {size_bytes(out):,} bytes, {weights}, for target {made.target} ({made.target_fingerprint})")
 
 

@@ -25,7 +25,7 @@ def check_open(frame: Open, server: ServerDescription) -> None:
         raise Refusal(
             Reason.UNKNOWN_TAP,
             f"the client's drafter wants features {frame.tap}, the server offers {', '.join(taps)};"
-            " start it with that drafter (--drafter)",
+            " give both sides the same drafter and options (--drafter DIR,option=value)",
         )
     if frame.codec not in CODECS:
         raise Violation(Reason.MALFORMED_FRAME, f"codec={frame.codec}: need one of {', '.join(CODECS)}")

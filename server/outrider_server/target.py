@@ -162,7 +162,11 @@ def _load_model(path: str, dtype: torch.dtype, device: torch.device) -> PreTrain
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(  # its annotation forgets output_loading_info
-            path, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True
+            path,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
+            output_loading_info=True,
+            trust_remote_code=False,  # without a word it would ask whether to run the directory's own code
         )
     except (ValueError, OSError, KeyError, RuntimeError) as error:
         raise UsageError(f"target {path}: {error}") from error

@@ -109,7 +109,7 @@ def test_heads_that_do_not_divide_are_refused(head):
         ("hidden_act", "gelu", "hidden_act=gelu: need silu"),
         ("norm_before_fc", True, r"lacks tensors input_norm\.weight"),
         ("fc_norm", True, r"lacks tensors fc_norm\.0\.weight, fc_norm\.1\.weight, fc_norm\.2\.weight"),
-        ("eagle_aux_hidden_state_layer_ids", [2, 4], "takes 3 hidden states, but the layers are 2-4; name the right"),
+        ("eagle_aux_hidden_state_layer_ids", [2, 4], "takes 3 hidden states, but the layers are 2-4; name 3 of"),
         ("eagle_aux_hidden_state_layer_ids", [2, 4, 9], "2-4-9: 9 is not within 0 to 8"),
         ("eagle_aux_hidden_state_layer_ids", "2", "need a list of layers"),
     ],
@@ -126,7 +126,7 @@ def test_an_fc_of_another_width_is_refused(head):
 
 def test_more_layers_than_the_default_must_be_named(head):
     head.tensors["fc.weight"] = torch.zeros(64, 256)
-    head.refused("takes 4 hidden states, but the layers are 2-4-5; name the right ones: target_layers=")
+    head.refused("takes 4 hidden states, but the layers are 2-4-5; name 4 of the target")
     assert head.load(",target_layers=1-2-4-5").tap.width == 64
 
 

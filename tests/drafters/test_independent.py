@@ -263,6 +263,17 @@ def test_missing_unknown_and_misshapen_tensors_are_named(llama, tmp_path):
         load_drafter(llama, frozen)
 
 
+def test_code_of_the_directory_is_not_run_and_not_asked_about(llama, tmp_path, monkeypatch):
+    config = json.loads((llama / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+    (llama / "config.json").write_text(json.dumps(config))
+    (llama / "own.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')")
+    monkeypatch.setattr("builtins.input", lambda *prompt: "y")
+    with pytest.raises(UsageError, match="cannot load it"):
+        load_drafter(llama, frozen_of(tmp_path))
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_architecture_that_transformers_does_not_know_is_refused(llama, tmp_path):
     config = json.loads((llama / "config.json").read_text())
     (llama / "config.json").write_text(json.dumps(config | {"model_type": "nobody's"}))

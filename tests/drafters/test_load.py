@@ -169,6 +169,47 @@ def test_another_family_than_was_asked_for_is_refused(golden):
         load_drafter(f"{golden}/eagle2_llama/drafter,family=nobody", frozen)
 
 
+@pytest.mark.parametrize(
+    ("drafter", "target", "takes"),
+    [
+        ("moa_tli0/drafter,rope_theta=5", "target_tiny", "moa takes tli"),
+        ("eagle2_llama/drafter,target_layers=1-2", "target_l4", "eagle2 takes rope_theta, embedding"),
+        ("medusa_v01/drafter,tli=1", "target_vicuna_tiny", "medusa takes none"),
+        ("hydra_mlp/drafter,embedding=own", "target_vicuna_tiny", "hydra takes rope_theta"),
+        ("target_vicuna_tiny,rope_theta=5", "target_tiny", "independent takes tie_to_target"),
+    ],
+)
+def test_an_option_of_another_family_is_refused(golden, drafter, target, takes):
+    for load in (lambda: load_drafter(golden / drafter, FrozenTarget.load(golden / target)),
+                 lambda: load_tap(golden / drafter, golden / target)):  # fmt: skip
+        with pytest.raises(UsageError, match=takes):
+            load()
+
+
+def test_a_drafter_without_files_refuses_options_of_others(golden):
+    with pytest.raises(UsageError, match="lookup: option tli: family lookup takes ngram"):
+        load_drafter("lookup,tli=1", FrozenTarget.load(golden / "target_tiny"))
+
+
+def test_whole_numbers_in_place_of_weights_are_refused(directory):
+    name = next(name for name in directory.tensors if "mlp" in name)
+    directory.tensors[name] = directory.tensors[name].to(torch.int64)
+    directory.refused(f"tensor {name} is of type torch.int64")
+
+
+def test_a_fault_of_the_configuration_names_its_directory(directory):
+    directory.config["num_attention_heads"] = "eight"
+    directory.refused(f"{directory.path}: config.json: num_attention_heads=eight")
+
+
+def test_a_file_in_place_of_a_directory_is_refused(golden):
+    target = golden / "target_tiny"
+    with pytest.raises(UsageError, match="a file: need a model directory"):
+        load_drafter(target / "config.json", FrozenTarget.load(target))
+    with pytest.raises(UsageError, match="a file: need a model directory"):
+        FrozenTarget.load(target / "config.json")
+
+
 def test_empty_directory_is_refused(tmp_path, golden):
     frozen = FrozenTarget.load(golden / "target_l4")
     with pytest.raises(UsageError, match=r"has no config\.json"):

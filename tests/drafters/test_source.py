@@ -23,8 +23,20 @@ def test_a_path_that_exists_is_taken_whole(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["d,tli", "d,tli=", "d,tli=-1", "d,who=1", "d,embedding=mine", "d,norm_output=yes", "d,target_layers=2-x"]
+    ("text", "needed"),
+    [
+        ("d,tli", "KEY=VALUE"),
+        ("d,tli=", "a whole number"),
+        ("d,tli=-1", "a whole number"),
+        ("d,who=1", "KEY=VALUE"),
+        ("d,embedding=mine", "own or target"),
+        ("d,norm_output=yes", "true or false"),
+        ("d,target_layers=2-x", "whole numbers such as"),
+        ("d,rope_theta=big", "a number above 0"),
+        ("d,rope_theta=0", "a number above 0"),
+        ("d,rope_theta=nan", "a number above 0"),
+    ],
 )
-def test_an_option_that_is_none_is_refused(text):
-    with pytest.raises(UsageError, match="drafter option"):
+def test_an_option_that_is_none_is_refused(text, needed):
+    with pytest.raises(UsageError, match=f"drafter option '{text[2:]}': need {needed}"):
         DrafterSource.parse(text)

@@ -149,4 +149,5 @@ FAMILY = Family(
     recognises=recognises,
     drafter=_load_drafter,
     tap=_load_tap,
+    options=("target_layers",),
 )

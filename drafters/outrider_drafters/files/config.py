@@ -25,6 +25,8 @@ def read_json(path: Path) -> Config:
 
 def read_config(directory: Path) -> Config:
     """config.json of a model directory; a multimodal one answers with its text part. Raises UsageError."""
+    if directory.is_file():
+        raise UsageError(f"{directory}: a file: need a model directory")
     if not (directory / "config.json").is_file():
         raise UsageError(f"{directory}: not a model directory, it has no config.json")
     config = read_json(directory / "config.json")

@@ -83,7 +83,11 @@ class DrafterFiles:
                 raise self.fault(
                     f"tensor {name} has shape {list(self.checkpoint.shape(name))}: need {list(tensor.shape)}"
                 )
-        network.load_state_dict({name: self.checkpoint.read(name) for name in wanted}, assign=True)
+        tensors = {name: self.checkpoint.read(name) for name in wanted}
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() != wanted[name].is_floating_point():
+                raise self.fault(f"tensor {name} is of type {tensor.dtype}: need {wanted[name].dtype}")
+        network.load_state_dict(tensors, assign=True)
         network.eval().requires_grad_(False)
         return network if like is None else network.to(like.device, like.dtype)
 

@@ -43,6 +43,8 @@ class GgufFile:
             if architecture not in architectures:
                 raise UsageError(f"{path}: {ARCHITECTURE} is {architecture}: need {' or '.join(architectures)}")
             tensors = {tensor.name: _dequantised(path, tensor) for tensor in reader.tensors}
+        except UsageError:  # is a ValueError, too
+            raise
         except (ValueError, IndexError, TypeError) as error:
             raise _unreadable(path, error) from error
         return cls(path, architecture, values, tensors)

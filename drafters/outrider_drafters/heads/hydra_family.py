@@ -218,4 +218,5 @@ FAMILY = Family(
     drafter=_load_drafter,
     tap=_load_tap,
     keeps=lambda name: name.startswith(PREFIX),
+    options=("rope_theta",),
 )

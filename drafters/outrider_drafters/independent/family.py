@@ -149,4 +149,5 @@ FAMILY = Family(
     drafter=_load,
     tap=lambda files, target, like: None,
     keeps=lambda name: True,
+    options=("tie_to_target",),
 )

@@ -92,7 +92,11 @@ class CausalModel:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(  # its annotation forgets output_loading_info
-                directory, dtype=like.dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True
+                directory,
+                dtype=like.dtype,
+                attn_implementation=IMPLEMENTATION,
+                output_loading_info=True,
+                trust_remote_code=False,  # without a word it would ask whether to run the directory's own code
             )
         except (ValueError, OSError, KeyError, RuntimeError) as error:
             raise UsageError(f"{directory}: transformers cannot load it as a causal language model: {error}") from error

@@ -118,4 +118,5 @@ FAMILY = Family(
     drafter=_load_drafter,
     tap=_load_tap,
     keeps=lambda name: name.startswith(LSA),
+    options=("tli",),
 )

@@ -85,7 +85,7 @@ def start_on_chats(
 
 def _tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"{directory}: has no tokenizer that transformers loads ({error})") from error
     need_chat_template(tokenizer, directory)

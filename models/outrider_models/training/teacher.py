@@ -35,7 +35,7 @@ class Teacher:
         directory = resolve_dir(name_or_path)
         facts = target_facts(directory)
         try:
-            model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+            model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise UsageError(f"{directory}: not a causal language model that transformers loads ({error})") from error
         return cls(model.to(device), facts)  # type: ignore[arg-type]  # transformers' wrapper hides the arguments

@@ -89,7 +89,7 @@ def default_settings(target: TargetFacts) -> IndependentSettings:
 
 
 def _fresh(settings: IndependentSettings, target: TargetFacts) -> PreTrainedModel:
-    config = AutoConfig.from_pretrained(target.directory)
+    config = AutoConfig.from_pretrained(target.directory, trust_remote_code=False)
     config = getattr(config, "text_config", config)
     config.num_hidden_layers = settings.layers
     config.hidden_size = settings.hidden
@@ -108,7 +108,9 @@ def _fresh(settings: IndependentSettings, target: TargetFacts) -> PreTrainedMode
 def _continued(start: str) -> PreTrainedModel:
     directory = resolve_dir(start)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise UsageError(f"start={start}: not a causal language model that transformers loads ({error})") from error
     return model
