@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from heads_place import Place, close, fed
+from safetensors.torch import load_file
 
 from outrider_drafters import (
     FrozenTarget,
@@ -18,7 +19,6 @@ from outrider_drafters import (
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.heads.hydra import Hydra, HydraSizes
 from outrider_drafters.trees.choices import Choices
-from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
 
@@ -49,42 +49,7 @@ def arrays(case) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def place(tmp_path, target, frozen):
-    """Writes a drafter directory; loads both halves of it."""
-
-    class Place:
-        path = tmp_path / "drafter"
-
-        def write(self, tensors, config=None):
-            self.path.mkdir(exist_ok=True)
-            stored = {name: tensor.clone().contiguous() for name, tensor in tensors.items() if tensor is not None}
-            save_file(stored, self.path / "hydra_lm_head.safetensors")
-            (self.path / "config.json").write_text(json.dumps(config or {}))
-            return self
-
-        def load(self):
-            drafter = load_drafter(self.path, frozen)
-            assert load_tap(self.path, target).info == drafter.tap
-            return drafter
-
-        def refused(self, message):
-            with pytest.raises(UsageError, match=message):
-                load_drafter(self.path, frozen)
-            with pytest.raises(UsageError, match=message):
-                load_tap(self.path, target)
-
-    return Place()
-
-
-def close(ours: torch.Tensor, golden: torch.Tensor) -> None:
-    torch.testing.assert_close(ours, golden, atol=1e-4, rtol=0)
-
-
-def fed(drafter, arrays, position=10):
-    """A state with the newest feature just before its root."""
-    state = drafter.new_state()
-    state.append(arrays["input_ids"].flatten().tolist()[: position + 2])
-    state.add_features(position, arrays["hidden_post_norm"][position : position + 1])
-    return state
+    return Place(tmp_path / "drafter", target, frozen, "hydra_lm_head.safetensors")
 
 
 def along_the_text(drafter, arrays, position=10) -> torch.Tensor:

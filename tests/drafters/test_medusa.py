@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from heads_place import Place, close, fed
+from safetensors.torch import load_file
 
 from outrider_drafters import (
     FrozenTarget,
@@ -17,7 +18,6 @@ from outrider_drafters import (
 )
 from outrider_drafters.heads.medusa import Medusa, MedusaSizes
 from outrider_drafters.trees.choices import Choices
-from outrider_proto.errors import UsageError
 
 VLLM_CONFIG = {"hidden_size": 64, "num_heads": 4, "num_hidden_layers": 1, "vocab_size": 256, "medusa_fc_bias": True}
 
@@ -49,37 +49,7 @@ def arrays(case) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def place(tmp_path, target, frozen):
-    """Writes a drafter directory; loads both halves of it."""
-
-    class Place:
-        path = tmp_path / "drafter"
-
-        def write(self, tensors, config=None, file="medusa_lm_head.safetensors"):
-            self.path.mkdir(exist_ok=True)
-            save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, self.path / file)
-            (self.path / "config.json").write_text(json.dumps(config or {}))
-            return self
-
-        def load(self):
-            drafter = load_drafter(self.path, frozen)
-            assert load_tap(self.path, target).info == drafter.tap
-            return drafter
-
-        def refused(self, message):
-            with pytest.raises(UsageError, match=message):
-                load_drafter(self.path, frozen)
-            with pytest.raises(UsageError, match=message):
-                load_tap(self.path, target)
-
-    return Place()
-
-
-def fed(drafter, arrays, position=10):
-    """A state with the newest feature just before its root."""
-    state = drafter.new_state()
-    state.append(arrays["input_ids"].flatten().tolist()[: position + 2])
-    state.add_features(position, arrays["hidden_post_norm"][position : position + 1])
-    return state
+    return Place(tmp_path / "drafter", target, frozen, "medusa_lm_head.safetensors")
 
 
 def levels(drafter, arrays) -> torch.Tensor:
@@ -88,10 +58,6 @@ def levels(drafter, arrays) -> torch.Tensor:
     found = [state.root_logits()[None]]
     found += [state.expand([3], [level - 2]) for level in range(1, drafter.num_heads)]
     return torch.cat(found)
-
-
-def close(ours: torch.Tensor, golden: torch.Tensor) -> None:
-    torch.testing.assert_close(ours, golden, atol=1e-4, rtol=0)
 
 
 def vllm(tensors: dict[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:

@@ -210,15 +210,17 @@ def test_without_torchao_the_remedy_is_named(monkeypatch, plain):
         quantised(plain, "int8")
 
 
-def test_reading_codes_needs_no_torchao(tmp_path: Path, weight):
-    save_file(stored("a", weight), tmp_path / "model.safetensors")
+def test_reading_codes_needs_no_torchao(tmp_path: Path, plain):
+    codes = stored("a", quantised(plain, "int8")) | stored("b", quantised(plain, "int4"))
+    save_file(codes, tmp_path / "model.safetensors")
     program = (
         "import sys; sys.modules['torchao'] = None; from pathlib import Path; import torch\n"
         "from outrider_drafters.files.checkpoint import Checkpoint\n"
-        f"print((torch.ones(2, 64) @ Checkpoint(Path({str(tmp_path)!r})).read('a').T).shape)"
+        f"held = Checkpoint(Path({str(tmp_path)!r}))\n"
+        "print(*((torch.ones(2, 64) @ held.read(name).T).shape[1] for name in 'ab'))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "48" in done.stdout
+    assert done.stdout == "48 48\n"
 
 
 @pytest.mark.parametrize(("case", "target"), CASES)
