@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider_drafters.blocks.record import Record
+from outrider_drafters.blocks.record import Record, Recorded
 from outrider_drafters.drafter import Drafter
 from outrider_drafters.family import Family
 from outrider_drafters.files.drafter_files import DrafterFiles
@@ -50,7 +50,7 @@ class LookupDrafter:
         return LookupState(self)
 
 
-class LookupState:
+class LookupState(Recorded):
     """The text and where each of its n-grams first occurred. See drafter.DraftState.
 
     Appending and rolling back a token cost `ngram` entries each, looking up as many reads, whatever the text's length.
@@ -63,14 +63,6 @@ class LookupState:
         self._places: list[int | None] = []  # of each expanded node: the position it was copied from, None for others
 
     @property
-    def num_tokens(self) -> int:
-        return len(self._record.tokens)
-
-    @property
-    def num_features(self) -> int:
-        return self._record.num_features
-
-    @property
     def reach(self) -> int:
         """As many levels as tokens follow the match; 0 without one."""
         match = self._match()
@@ -78,7 +70,7 @@ class LookupState:
 
     def append(self, tokens: Sequence[int]) -> None:
         first = self.num_tokens
-        self._record.append(tokens)
+        super().append(tokens)
         for end in range(first, self.num_tokens):
             for ngram in self._ngrams(end):
                 self._ends.setdefault(ngram, end)

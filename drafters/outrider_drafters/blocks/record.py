@@ -54,3 +54,20 @@ class Record:
         """Raise UsageError without a token to draft from."""
         if not self.tokens:
             raise UsageError("nothing to draft from: append the prompt's tokens first")
+
+
+class Recorded:
+    """The part of a draft state that is its record. See drafter.DraftState."""
+
+    _record: Record
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._record.tokens)
+
+    @property
+    def num_features(self) -> int:
+        return self._record.num_features
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self._record.append(tokens)

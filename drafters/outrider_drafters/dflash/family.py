@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.blocks.record import Record
+from outrider_drafters.blocks.record import Record, Recorded
 from outrider_drafters.blocks.scratch import Scratch
 from outrider_drafters.dflash.layout import load_network, recognises
 from outrider_drafters.dflash.network import DFlash
@@ -67,7 +67,7 @@ class DFlashDrafter:
         return DFlashState(self)
 
 
-class DFlashState:
+class DFlashState(Recorded):
     """The context rows' keys and values, and the block of this drafting. See drafter.DraftState."""
 
     def __init__(self, drafter: DFlashDrafter) -> None:
@@ -78,19 +78,8 @@ class DFlashState:
         self._logits: Tensor | None = None  # [reach, V] of this drafting: row i for the token i + 1 after the root
 
     @property
-    def num_tokens(self) -> int:
-        return len(self._record.tokens)
-
-    @property
-    def num_features(self) -> int:
-        return self._record.num_features
-
-    @property
     def reach(self) -> int:
         return self._drafter.network.sizes.block - 1
-
-    def append(self, tokens: Sequence[int]) -> None:
-        self._record.append(tokens)
 
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import Rope
-from outrider_drafters.blocks.record import Record
+from outrider_drafters.blocks.record import Record, Recorded
 from outrider_drafters.blocks.rows import KvCache, Rows
 from outrider_drafters.blocks.scratch import Scratch
 from outrider_drafters.drafter import ENDLESS
@@ -61,7 +61,7 @@ class PairDrafter(Protocol):
         ...
 
 
-class PairState:
+class PairState(Recorded):
     """The block's cache over (token, feature) pairs. See drafter.DraftState.
 
     Row t pairs token t + 1 with feature t. Rows beyond the features are temporary: their feature is the row before's
@@ -83,19 +83,8 @@ class PairState:
         self._output: Tensor | None = None  # [1, E] of the last standing row; None when that row has to be made anew
 
     @property
-    def num_tokens(self) -> int:
-        return len(self._record.tokens)
-
-    @property
-    def num_features(self) -> int:
-        return self._record.num_features
-
-    @property
     def reach(self) -> int:
         return ENDLESS
-
-    def append(self, tokens: Sequence[int]) -> None:
-        self._record.append(tokens)
 
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:

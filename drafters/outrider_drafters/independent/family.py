@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.record import Record
+from outrider_drafters.blocks.record import Record, Recorded
 from outrider_drafters.blocks.scratch import Scratch
 from outrider_drafters.drafter import ENDLESS, Drafter
 from outrider_drafters.family import Family
@@ -48,7 +48,7 @@ class IndependentDrafter:
         return IndependentState(self)
 
 
-class IndependentState:
+class IndependentState(Recorded):
     """The model's cache over the tokens; expanded nodes' rows follow. See drafter.DraftState."""
 
     def __init__(self, drafter: IndependentDrafter) -> None:
@@ -59,21 +59,10 @@ class IndependentState:
         self._num_standing = 0  # rows of the cache that are tokens'; scratch rows follow
 
     @property
-    def num_tokens(self) -> int:
-        return len(self._record.tokens)
-
-    @property
-    def num_features(self) -> int:
-        return self._record.num_features
-
-    @property
     def reach(self) -> int:
         """As many levels as its own context has positions for: some models have none beyond."""
         limit = self._drafter.model.max_context
         return ENDLESS if limit is None else max(0, limit - self.num_tokens + 1)
-
-    def append(self, tokens: Sequence[int]) -> None:
-        self._record.append(tokens)
 
     def add_features(self, first: int, rows: Tensor) -> None:
         self._record.take(first, rows)

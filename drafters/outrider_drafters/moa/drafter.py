@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.layers import Rope
-from outrider_drafters.blocks.record import Record
+from outrider_drafters.blocks.record import Record, Recorded
 from outrider_drafters.blocks.scratch import Scratch
 from outrider_drafters.drafter import ENDLESS
 from outrider_drafters.frozen import FrozenTarget
@@ -50,7 +50,7 @@ class MoADrafter:
         return (rope if self._one_rope else self.sa.shape.rope(positions)), rope
 
 
-class MoAState:
+class MoAState(Recorded):
     """SA's cache over the tokens, CA's over the features, the last layers' over both. See drafter.DraftState."""
 
     def __init__(self, drafter: MoADrafter) -> None:
@@ -65,19 +65,8 @@ class MoAState:
         self._num_visible = 0  # rows of CA's cache that this drafting sees
 
     @property
-    def num_tokens(self) -> int:
-        return len(self._record.tokens)
-
-    @property
-    def num_features(self) -> int:
-        return self._record.num_features
-
-    @property
     def reach(self) -> int:
         return ENDLESS
-
-    def append(self, tokens: Sequence[int]) -> None:
-        self._record.append(tokens)
 
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.layers import Rope
-from outrider_drafters.blocks.record import Record
+from outrider_drafters.blocks.record import Record, Recorded
 from outrider_drafters.blocks.rows import Rows
 from outrider_drafters.drafter import ENDLESS, Drafter
 from outrider_drafters.eagle.eagle2 import Eagle2Drafter
@@ -59,7 +59,7 @@ def stack_heads(heads: Sequence[Drafter]) -> Stack | None:
     return Stack(eagles)
 
 
-class StackState:
+class StackState(Recorded):
     """The heads' states, in step. See states.States."""
 
     def __init__(self, stack: Stack) -> None:
@@ -78,19 +78,8 @@ class StackState:
         self._output: Tensor | None = None  # [heads, 1, E] of the last standing row
         self._roots: Tensor | None = None  # [heads, V] of the draft under way
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self._record.tokens)
-
-    @property
-    def num_features(self) -> int:
-        return self._record.num_features
-
     def reach(self, head: int) -> int:
         return ENDLESS
-
-    def append(self, tokens: Sequence[int]) -> None:
-        self._record.append(tokens)
 
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:
