@@ -43,7 +43,7 @@ def epoch_updates(
 
 
 def text_of(part: Sequence[ChatTokens | None], device: torch.device) -> Text:
-    """Right-padded; a missing chat is a copy of the first one (or a bare token) that teaches nothing."""
+    """Right-padded; a missing chat is a row of zeros that teaches nothing."""
     longest = max((len(chat.ids) for chat in part if chat is not None), default=_LEAST)
     ids = np.zeros((len(part), longest), np.int64)
     is_reply = np.zeros((len(part), longest), bool)
