@@ -44,8 +44,13 @@ async def acceptance(
             cycles.append(answer.cycles)
             mismatches += answer.token_ids != tokens
             step()
-    families = {
+    overall = mean_acceptance_length([cycle for some in cycles for cycle in some])
+    return Acceptance(tau_by_family(asked, cycles), overall, mismatches)
+
+
+def tau_by_family(asked: Sequence[Question], cycles: Sequence[Sequence[Cycle]]) -> dict[str, float]:
+    """Mean acceptance length over each family's questions; cycles[i] are those of question i's answer."""
+    return {
         family: mean_acceptance_length([cycle for number in numbers for cycle in cycles[number]])
         for family, numbers in by_family(asked).items()
     }
-    return Acceptance(families, mean_acceptance_length([cycle for some in cycles for cycle in some]), mismatches)

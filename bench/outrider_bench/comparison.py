@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
+from outrider_bench.acceptance import tau_by_family
 from outrider_bench.accepted import ByPosition, by_position
 from outrider_bench.answer import gather, mean_acceptance_length
 from outrider_bench.pair import in_process
 from outrider_bench.progress import Counter, Step
-from outrider_bench.prompts import Question, by_family
+from outrider_bench.prompts import Question
 from outrider_bench.timed_drafter import TimedDrafter
 from outrider_bench.wired_transport import WiredTransport
 from outrider_client.async_client import AsyncClient
@@ -117,10 +118,7 @@ class DrafterRun:
         tokens = sum(map(len, self.answers))
         return Drafted(
             family=self._timed.family,
-            tau={
-                family: mean_acceptance_length([cycle for number in numbers for cycle in self._cycles[number]])
-                for family, numbers in by_family(asked).items()
-            },
+            tau=tau_by_family(asked, self._cycles),
             overall=mean_acceptance_length(every),
             positions=by_position(every),
             draft_ms_per_level=statistics.median(self._ms_per_level) if self._ms_per_level else 0.0,
@@ -170,7 +168,10 @@ class Controls:
 def _load(directory: Path) -> Any:  # Any: as above
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32)
+    try:
+        return AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32, trust_remote_code=False)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{directory}: not a causal language model that transformers loads ({error})") from error
 
 
 async def compare(

@@ -25,8 +25,9 @@ from outrider_bench.acceptance import TREE, acceptance
 from outrider_bench.edge_products import products, products_table
 from outrider_bench.pair import in_process
 from outrider_bench.progress import Counter, Step, progress_line
-from outrider_bench.prompts import Question, questions
+from outrider_bench.prompts import questions
 from outrider_bench.report import write_report
+from outrider_bench.target_alone import plain_answers
 from outrider_client.config import NO_DRAFTER, ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_drafters.drafter import Drafter
@@ -34,7 +35,6 @@ from outrider_drafters.edge.quantise import Weights
 from outrider_drafters.trees.grow import grow_tree
 from outrider_models.bundling import make_bundle, size_bytes
 from outrider_models.embedded import PAIR, drafter_source, target_dir
-from outrider_server.plain import plain_greedy
 from outrider_server.target import Target
 
 MAX_NEW_TOKENS = 192
@@ -92,8 +92,7 @@ async def edge_weights(
     """Everything in one process, drafters and weights in turn."""
     target = Target.load(str(target_path))
     asked = questions(LocalModels.load(ClientConfig(target=target_path, drafter=NO_DRAFTER)), per_family)
-    counter = Counter(step, "target alone", len(asked))
-    expected = [_plain(target, question, counter) for question in asked]
+    expected = plain_answers(target, asked, MAX_NEW_TOKENS, step)
     results = []
     with TemporaryDirectory() as place:
         for name, source in drafters.items():
@@ -128,12 +127,6 @@ def edge_weights_table(results: Sequence[EdgeWeights]) -> Table:
             r.drafter, r.weights, *sizes, f"{r.ms_per_level:.3f}", f"{r.mean_acceptance_length:.3f}", f"{share:.1%}"
         )
     return table
-
-
-def _plain(target: Target, question: Question, counter: Counter) -> tuple[int, ...]:
-    answer = tuple(plain_greedy(target, question.prompt, MAX_NEW_TOKENS))
-    counter()
-    return answer
 
 
 def _level_times(bundles: Mapping[str, Path], texts: Sequence[Sequence[int]]) -> dict[str, float]:

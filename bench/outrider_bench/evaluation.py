@@ -12,10 +12,10 @@ from outrider_bench.outage import CUTS, outage_scores, stop_scores
 from outrider_bench.pair import Pair, in_process
 from outrider_bench.progress import Counter, Step
 from outrider_bench.prompts import Question, questions
+from outrider_bench.target_alone import plain_answers
 from outrider_client.config import NO_DRAFTER, ClientConfig
 from outrider_models.corpus import Family
 from outrider_models.corpus.check import Score, score_by_family
-from outrider_server.plain import plain_greedy
 from outrider_server.target import Target
 
 
@@ -57,7 +57,7 @@ async def evaluate(plan: Plan, step: Step) -> Evaluation:
     target = Target.load(str(plan.target))
     async with in_process(plan.target, _config(plan.target, NO_DRAFTER), target) as pair:
         asked = questions(pair.models, lambda family: plan.code if family == "code" else plan.per_family)
-        expected = _plain_answers(target, asked, plan.max_new_tokens, step)
+        expected = plain_answers(target, asked, plan.max_new_tokens, step)
         texts = [pair.models.decode(tokens) for tokens in expected]
         scores = score_by_family([question.sample for question in asked], texts)
         code = _of_family(asked, expected, "code")
@@ -89,15 +89,6 @@ async def _drafter_result(
         counter = Counter(step, f"{name}, link dead after {cut}", len(code[0]))
         outage[cut] = await outage_scores(pair, *code, cut, plan.max_new_tokens, counter)
     return DrafterResult(accepted, outage)
-
-
-def _plain_answers(target: Target, asked: Sequence[Question], limit: int, step: Step) -> list[tuple[int, ...]]:
-    counter = Counter(step, "target alone", len(asked))
-    answers = []
-    for question in asked:
-        answers.append(tuple(plain_greedy(target, question.prompt, limit)))
-        counter()
-    return answers
 
 
 def _config(target: Path, drafter: Path | str) -> ClientConfig:

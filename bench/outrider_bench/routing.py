@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from outrider_bench.acceptance import tau_by_family
 from outrider_bench.answer import Answer, gather, mean_acceptance_length
 from outrider_bench.pair import in_process
 from outrider_bench.progress import Counter, Step
-from outrider_bench.prompts import Question, by_family
+from outrider_bench.prompts import Question
 from outrider_client.config import ClientConfig
 from outrider_client.head_use import HeadUse, Split
 from outrider_drafters.routing.rules import Routing
@@ -89,10 +90,7 @@ def _outcome(asked: Sequence[Question], answers: Sequence[Answer], expected: Seq
     num_cycles, drafts = sum(cycles.values()), sum(use.drafts for use in uses)
     draft_ms = sum(answer.statistics.split_ms.draft * len(answer.token_ids) for answer in answers)
     return Outcome(
-        tau={
-            family: mean_acceptance_length([cycle for number in numbers for cycle in answers[number].cycles])
-            for family, numbers in by_family(asked).items()
-        },
+        tau=tau_by_family(asked, [answer.cycles for answer in answers]),
         overall=mean_acceptance_length([cycle for answer in answers for cycle in answer.cycles]),
         mismatches=sum(answer.token_ids != tokens for answer, tokens in zip(answers, expected, strict=True)),
         tokens=tokens,

@@ -12,16 +12,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from outrider_bench.progress import Counter, Step, progress_line
+from outrider_bench.progress import Step, progress_line
 from outrider_bench.prompts import questions
 from outrider_bench.report import write_report
 from outrider_bench.routing import Outcome, compare_ways, ways
 from outrider_bench.tables import table
+from outrider_bench.target_alone import plain_answers
 from outrider_client.config import NO_DRAFTER, ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_drafters.frozen import resolve_dir
 from outrider_models.embedded import drafter_source, target_dir
-from outrider_server.plain import plain_greedy
 from outrider_server.target import Target
 
 DOMAIN_HEADS = ("eagle2_math", "eagle2_chat")
@@ -59,11 +59,7 @@ async def _measure(
 ) -> dict[str, Outcome]:
     asked = questions(LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER)), per_family)
     target = Target.load(str(directory))
-    counter = Counter(step, "target alone", len(asked))
-    expected = []
-    for question in asked:
-        expected.append(tuple(plain_greedy(target, question.prompt, limit)))
-        counter()
+    expected = plain_answers(target, asked, limit, step)
     return await compare_ways(ways(heads, gate), ClientConfig(target=directory), target, asked, expected, step)
 
 
