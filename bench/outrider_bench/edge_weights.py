@@ -59,7 +59,8 @@ class EdgeWeights:
 def edge_weights_command(
     target: Annotated[Path | None, typer.Option(help="Directory of the target; default: the embedded one.")] = None,
     drafter: Annotated[
-        list[str] | None, typer.Option("--drafter", help="Embedded drafter or directory, repeatable; default: all.")
+        list[str] | None,
+        typer.Option("--drafter", help="Embedded drafter or directory, repeatable; default: moa and eagle2."),
     ] = None,
     weights: Annotated[
         list[str] | None, typer.Option("--weights", help="float32, bfloat16, int8 or int4, repeatable; default: all.")

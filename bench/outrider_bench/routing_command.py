@@ -21,6 +21,8 @@ from outrider_bench.target_alone import plain_answers
 from outrider_client.config import NO_DRAFTER, ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_drafters.frozen import resolve_dir
+from outrider_drafters.load import open_source
+from outrider_drafters.source import DrafterSource
 from outrider_models.embedded import drafter_source, target_dir
 from outrider_server.target import Target
 
@@ -43,6 +45,8 @@ def routing_command(
     directory = target_dir() if target is None else resolve_dir(target)
     names = heads or DOMAIN_HEADS
     chosen = (drafter_source(names[0]), drafter_source(names[1]))
+    for head in chosen:
+        open_source(DrafterSource.parse(head))  # refuse it before the target has answered everything
     with progress_line() as step:
         outcomes = asyncio.run(_measure(directory, chosen, gate, per_family, max_new_tokens, step))
     for show in (_tau_table, _cost_table):

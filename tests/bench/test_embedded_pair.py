@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli import app
-from outrider_models.embedded import DRAFTERS
+from outrider_models.embedded import PAIR
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -21,7 +21,7 @@ def test_answers_are_those_of_transformers_generate(tmp_path):
     """Both drafters, in process and over gRPC. `outrider-bench exact` does it with 200 prompts."""
     result, report = run(tmp_path, "exact", "--prompts", 24)
     assert result.exit_code == 0, result.output
-    assert report["differing"] == {f"{name} {way}": [] for name in DRAFTERS for way in ("in process", "over gRPC")}
+    assert report["differing"] == {f"{name} {way}": [] for name in PAIR for way in ("in process", "over gRPC")}
 
 
 def test_a_server_killed_in_mid_answer_changes_nothing(tmp_path):
@@ -38,7 +38,7 @@ def test_evaluation_of_a_few(tmp_path):
     result, report = run(tmp_path, "eval", *few, "--plot", picture)
     assert result.exit_code == 0, result.output
     assert picture.stat().st_size > 10_000
-    assert set(report["drafters"]) == set(DRAFTERS)
+    assert set(report["drafters"]) == set(PAIR)
     for drafter in report["drafters"].values():
         for accepted in drafter["acceptance"].values():
             assert accepted["mismatches"] == 0
