@@ -13,6 +13,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from outrider_drafters import FrozenTarget, load_drafter
+from outrider_drafters.blocks.fused import FusedProjections
+from outrider_drafters.blocks.layers import Attention, BlockShape
 from outrider_drafters.edge.codes import Int4Codes, Int8Codes
 from outrider_drafters.edge.quantise import holds_codes, quantised, restored, stored
 from outrider_drafters.edge.quantised import QuantisedWeight
@@ -221,6 +223,23 @@ def test_reading_codes_needs_no_torchao(tmp_path: Path, plain):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "48 48\n"
+
+
+def test_rows_are_cut_once(monkeypatch, kind):
+    """int4 codes are repacked for every cut: far more work than a product."""
+    shape = BlockShape(64, 4, 2, 16, 64)
+    attention = Attention(shape)
+    coded = {name: quantised(tensor, kind) for name, tensor in attention.state_dict().items()}
+    attention.load_state_dict(coded, assign=True)
+    cuts = []
+    for codes in (Int8Codes, Int4Codes):
+        picked = codes.picked
+        monkeypatch.setattr(codes, "picked", lambda self, rows, picked=picked: cuts.append(rows) or picked(self, rows))
+    projections, x = FusedProjections(attention.requires_grad_(False), shape), torch.randn(3, 64)
+    for _ in range(3):
+        projections.heads(x, 0, 8)
+        projections.heads(x, 4, 8)
+    assert cuts == [slice(0, 128), slice(64, 128)]
 
 
 @pytest.mark.parametrize(("case", "target"), CASES)
