@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from outrider_drafters.edge.codes import Codes, aligned
 
+Handled = Any  # a Tensor, or NotImplemented, which is Any to mypy
 FEW_ROWS = 16  # up to here torch's kernels for few rows are faster than a product with codes as bfloat16
 
 
@@ -33,7 +34,7 @@ class QuantisedWeight(Tensor):
     def __init__(self, coded: Codes, dtype: torch.dtype = torch.float32) -> None:
         self.coded = coded
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # the stub names it otherwise
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]  # the stub names it otherwise
         return f"QuantisedWeight({type(self.coded).__name__}, shape={list(self.coded.shape)}, dtype={self.dtype})"
 
     def values(self) -> Tensor:
@@ -95,17 +96,17 @@ def _tells(func: Callable[..., Any]) -> bool:
     )
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Handled:
     return weight.product(x, bias) if isinstance(weight, QuantisedWeight) and not _is(x) else NotImplemented
 
 
-def _embedding(ids: Tensor, weight: Tensor, *more: object, **named: object) -> Any:
+def _embedding(ids: Tensor, weight: Tensor, *more: object, **named: object) -> Handled:
     if not isinstance(weight, QuantisedWeight) or any(more) or any(named.values()):
         return NotImplemented
     return weight.coded.picked(ids.flatten()).values().to(weight.dtype).view(*ids.shape, -1)
 
 
-def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Handled:
     parts = [tensor for tensor in tensors if isinstance(tensor, QuantisedWeight)]
     if dim != 0 or len(parts) < len(tensors):
         return NotImplemented
@@ -113,13 +114,13 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     return NotImplemented if joined is None else QuantisedWeight(joined, parts[0].dtype)
 
 
-def _getitem(weight: Tensor, rows: object) -> Any:
+def _getitem(weight: Tensor, rows: object) -> Handled:
     if not isinstance(weight, QuantisedWeight) or not isinstance(rows, slice) or rows.step is not None:
         return NotImplemented
     return QuantisedWeight(weight.coded.picked(rows), weight.dtype)
 
 
-def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Handled:  # Any: as Tensor.to takes them
     """A quantised weight as another type; or any tensor as the type of one."""
     args = tuple(torch.empty(0, dtype=each.dtype, device=each.device) if _is(each) else each for each in args)
     if not isinstance(tensor, QuantisedWeight):
