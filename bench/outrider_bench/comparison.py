@@ -28,6 +28,7 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.config import ClientConfig
 from outrider_client.events import Cycle
 from outrider_drafters.trees.shape import TreePlan
+from outrider_proto.errors import UsageError
 from outrider_server.plain import plain_greedy
 from outrider_server.target import Target
 

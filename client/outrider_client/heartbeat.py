@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider_client.rtt import RttEstimator
+from outrider_proto.errors import UsageError
 
 _UNKNOWN_RTT_S = 1.0  # as RFC 6298 starts
 _MAX_FACTOR = 16.0
@@ -25,10 +26,19 @@ _UNPROVED_FACTOR = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How soon silence counts. `floor_s` is the least; `assumed_rate_bps` the rate that a link is trusted to have."""
+    """How soon silence counts. `floor_s` is the least; `assumed_rate_bps` the rate that a link is trusted to have.
+
+    Raises UsageError.
+    """
 
     floor_s: float = 0.2
     assumed_rate_bps: float = 2e6
+
+    def __post_init__(self) -> None:
+        if not self.floor_s >= 0:
+            raise UsageError(f"floor_s={self.floor_s}: need 0 or more")
+        if not self.assumed_rate_bps > 0:
+            raise UsageError(f"assumed_rate_bps={self.assumed_rate_bps}: need more than 0")
 
 
 class Heartbeat:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from outrider_drafters.edge.bundle import find_bundle
 from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.frozen import resolve_dir
 from outrider_drafters.tap import BEFORE_NORM
@@ -158,6 +159,8 @@ def _last_layer(model: PreTrainedModel) -> nn.Module:
 
 
 def _load_model(path: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    if find_bundle(Path(path)) is not None:
+        raise UsageError(f"target {path}: an edge bundle, which has no layers to verify with; give the full target")
     register()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers
     try:

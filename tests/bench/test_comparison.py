@@ -7,8 +7,10 @@ from typer.testing import CliRunner
 
 from outrider_bench.accepted import by_position
 from outrider_bench.cli import app
-from outrider_bench.comparison import PLAIN, _speed
+from outrider_bench.comparison import PLAIN, Controls, _speed
 from outrider_client.events import Cycle
+from outrider_models.embedded import target_dir
+from outrider_proto.errors import UsageError
 from outrider_proto.frames import Draft, Verdict
 from outrider_proto.tree import DraftTree
 
@@ -83,3 +85,8 @@ def test_the_sweep_goes_deeper_and_stays_exact(tmp_path):
     sweep = json.loads(out.read_text())
     assert [len(drafted["positions"]["reached"]) for drafted in sweep["drafters"].values()] == [1, 2, 3]
     assert sweep["drafters"]["3"]["overall"] > sweep["drafters"]["1"]["overall"]
+
+
+def test_an_assistant_that_is_no_model_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="not a causal language model"):
+        Controls.load(target_dir(), {"empty": tmp_path}, limit=4)

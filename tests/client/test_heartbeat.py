@@ -10,6 +10,7 @@ from outrider_client.backoff import Backoff
 from outrider_client.heartbeat import Heartbeat, Patience
 from outrider_client.link_state import Happening, IllegalChange, LinkState, next_state
 from outrider_client.rtt import RttEstimator
+from outrider_proto.errors import UsageError
 
 R = 0.1
 
@@ -139,6 +140,12 @@ def test_standing_still_ourselves_is_forgiven():
     heartbeat.forgive(3.0)
     assert not heartbeat.is_lost(3.1)
     assert heartbeat.is_lost(3.5)
+
+
+@pytest.mark.parametrize("wrong", [{"floor_s": -0.005}, {"assumed_rate_bps": 0.0}])
+def test_patience_is_not_negative(wrong):
+    with pytest.raises(UsageError, match=f"{next(iter(wrong))}=.*: need"):
+        Patience(**wrong)
 
 
 def test_backoff_is_capped_and_jittered():

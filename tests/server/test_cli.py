@@ -12,6 +12,7 @@ import pytest
 from tiny_targets import build
 from typer.testing import CliRunner
 
+from outrider_models.bundling import make_bundle
 from outrider_server.cli import _stop_signal, app
 
 COMMAND = [sys.executable, "-c", "from outrider_server.cli import main; main()"]
@@ -55,6 +56,13 @@ def test_a_directory_that_is_no_target(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     code, text = serve("--target", str(tmp_path))
     assert (code, text.count("\n")) == (2, 1)
+
+
+def test_an_edge_bundle_is_no_target(target_dir, tmp_path):
+    make_bundle(target_dir, "lookup", "int8", tmp_path / "bundle")
+    code, heard = serve("--target", str(tmp_path / "bundle"))
+    assert code == 2
+    assert "an edge bundle, which has no layers" in heard
 
 
 def test_missing_tensors_are_named(target_dir, tmp_path):
