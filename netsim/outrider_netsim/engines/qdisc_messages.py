@@ -52,7 +52,7 @@ class NetemOptions(nla):  # type: ignore[misc]  # pyroute2 ships no types
     class int16(nla):  # type: ignore[misc]  # pyroute2 finds the element of an array by this name
         fields: ClassVar[Fields] = (("value", "h"),)
 
-    class netem_loss(nla):  # type: ignore[misc]
+    class netem_loss(nla):  # type: ignore[misc]  # pyroute2 has no types
         """One of the two models; without the attribute losses are independent."""
 
         nla_flags: ClassVar[int] = NLA_F_NESTED
@@ -62,14 +62,14 @@ class NetemOptions(nla):  # type: ignore[misc]  # pyroute2 ships no types
             ("NETEM_LOSS_GE", "gemodel"),
         )
 
-        class gimodel(nla):  # type: ignore[misc]
+        class gimodel(nla):  # type: ignore[misc]  # pyroute2 has no types
             fields: ClassVar[Fields] = (("p13", "I"), ("p31", "I"), ("p32", "I"), ("p14", "I"), ("p23", "I"))
 
-        class gemodel(nla):  # type: ignore[misc]
+        class gemodel(nla):  # type: ignore[misc]  # pyroute2 has no types
             fields: ClassVar[Fields] = (("p", "I"), ("r", "I"), ("h", "I"), ("k1", "I"))
 
 
-class TbfOptions(nla):  # type: ignore[misc]
+class TbfOptions(nla):  # type: ignore[misc]  # pyroute2 has no types
     """Without rate tables: for a link layer that it knows the kernel computes times itself (since 3.8)."""
 
     nla_map: ClassVar[NlaMap] = (
@@ -84,13 +84,13 @@ class TbfOptions(nla):  # type: ignore[misc]
         ("TCA_TBF_PAD", "hex"),
     )
 
-    class tbf_parms(nla):  # type: ignore[misc]
+    class tbf_parms(nla):  # type: ignore[misc]  # pyroute2 has no types
         """struct tc_tbf_qopt; pyroute2's `rate___reserved` is the link layer today."""
 
         fields: ClassVar[Fields] = sched_tbf.options.tbf_parms.fields
 
 
-class QdiscMessage(nlmsg):  # type: ignore[misc]
+class QdiscMessage(nlmsg):  # type: ignore[misc]  # pyroute2 has no types
     """struct tcmsg: an RTM_*QDISC message with our options for netem and tbf, and pyroute2's for every other kind."""
 
     prefix = tcmsg.prefix
