@@ -60,9 +60,12 @@ def generate(
     config = client_config(options, raw=raw)
     with Client(config) as client:
         try:
-            finished = _answer(client, _prompt(prompt, prompt_ids), _display(client, as_json))
+            display = _display(client, as_json)
+            finished = _answer(client, _prompt(prompt, prompt_ids), display)
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
+    if display.written.token_ids and not display.written.text and not as_json:
+        _say("the answer's tokens have no text: --json shows their ids")
     if finished.reason == "unverified" and config.mode != "offline":
         _say("the link stayed away: the end of this answer is unverified")
     if finished.reason == "link" and config.mode == "offline":

@@ -229,6 +229,18 @@ def test_unreachable_server(outrider):
     assert outrider("describe", options=False, address="127.0.0.1:1")[0] == 4
 
 
+def test_tokens_without_text_are_not_passed_over(outrider, golden):
+    """The golden target's directory has no tokenizer."""
+    pair = ("--target", str(golden / "target_tiny"), "--drafter", "none", "--mode", "offline")
+    arguments = ("--prompt-ids", "1,2,3,1,2", "--max-new-tokens", "4", *pair)
+    code, out, err = outrider("generate", *arguments, options=False)
+    assert (code, out) == (0, "")
+    assert "--json shows their ids" in err
+    code, out, err = outrider("generate", *arguments, "--json", options=False)
+    assert json.loads(out.splitlines()[-1])["token_ids"][0] == 3
+    assert err == ""
+
+
 def test_server_without_our_drafter(outrider, models, golden):
     """The other target's server refuses us by name."""
     wrong = ("--target", str(golden / "target_l4"), "--drafter", "none")
