@@ -55,6 +55,12 @@ def moa(tmp_path, golden) -> Directory:
     return Directory(tmp_path / "drafter", golden, "moa")
 
 
+def test_a_value_that_is_no_number_is_refused(directory):
+    name = "self_attention.mlp.down_proj.weight" if "Ekv2E.weight" in directory.tensors else "fc.weight"
+    directory.tensors[name][0, 0] = float("nan")
+    directory.refused(rf"tensor {name} holds values that are no numbers")
+
+
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_every_missing_tensor_is_named(tmp_path, golden, family):
     directory = Directory(tmp_path / "drafter", golden, family)

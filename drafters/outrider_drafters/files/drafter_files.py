@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from outrider_drafters.files.checkpoint import Checkpoint
@@ -72,7 +73,7 @@ class DrafterFiles:
 
     def fill(self, network: Network, like: Tensor | None = None, also_known: frozenset[str] = frozenset()) -> Network:
         """Read every tensor of a network made on the meta device, as stored or moved to where and what `like` is;
-        missing, unknown and misshapen ones are refused. Frozen, for inference."""
+        missing, unknown, misshapen and damaged ones are refused. Frozen, for inference."""
         wanted = network.state_dict()
         self.need(frozenset(wanted))
         held = {name for name in self.names if not name.endswith(IGNORED)}
@@ -87,6 +88,8 @@ class DrafterFiles:
         for name, tensor in tensors.items():
             if tensor.is_floating_point() != wanted[name].is_floating_point():
                 raise self.fault(f"tensor {name} is of type {tensor.dtype}: need {wanted[name].dtype}")
+            if type(tensor) is Tensor and not torch.isfinite(tensor).all():
+                raise self.fault(f"tensor {name} holds values that are no numbers: the file is damaged")
         network.load_state_dict(tensors, assign=True)
         network.eval().requires_grad_(False)
         return network if like is None else network.to(like.device, like.dtype)
