@@ -38,6 +38,16 @@ async def test_bytes_pass_both_ways_intact():
         assert await reader.read(-1) == sent
 
 
+async def test_small_writes_are_not_held_back():
+    """Listeners made by hand leave Nagle's algorithm on, and with it every second small write waits for an ACK."""
+    async with through_two() as doorway, connected(f"127.0.0.1:{doorway.port}") as (reader, writer):
+        writer.write(b"one")
+        await reader.readexactly(3)
+        legs = [end._transport.get_extra_info("socket") for end in doorway._ends]
+        assert legs
+        assert all(leg.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for leg in legs)
+
+
 async def test_the_end_of_one_way_leaves_the_other_open():
     async def answer_after_the_end(reader, writer):
         writer.write(await reader.read(-1))

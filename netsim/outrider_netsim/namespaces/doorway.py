@@ -3,7 +3,8 @@
     client --> [ doorway ] ==== the link: TCP of its own, from A to B ==== [ doorway ] --> server
       its own namespace  socket of A                       listening in B  the server's namespace
 
-End of stream, reset and backpressure are passed on. asyncio sets TCP_NODELAY on both legs.
+End of stream, reset and backpressure are passed on, and nothing waits to be put together with more (TCP_NODELAY), which
+asyncio sees to for sockets of its own making alone.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class End(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport.set_write_buffer_limits(BUFFER_BYTES)
         self._transport.pause_reading()  # until joined
 
