@@ -35,6 +35,7 @@ class Reason(Enum):
     FRAME_TOO_LARGE = "RESOURCE_EXHAUSTED", 16
     SHUTTING_DOWN = "UNAVAILABLE", 17
     INTERNAL = "INTERNAL", 18
+    NO_SERVER_DRAFT = "FAILED_PRECONDITION", 19
 
     @property
     def status(self) -> str:

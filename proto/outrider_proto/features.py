@@ -1,37 +1,43 @@
 """The feature codec: rows of target activations as bytes and back. Loss here costs acceptance, never correctness.
 
-    int8     a float16 scale a row, absmax / 127, then the values rounded (paper, 4.2); all scales come first
-    float32  the values as they are, for tests and traces
+    int8          a step a row, absmax / 127 (paper, 4.2)
+    int8-grouped  a step for every 64 values, absmax / 127
+    int4-grouped  the same, absmax / 7
+    lean          the same, a share of the root mean square: more of it for the many rows of a prompt
+    bf16          the values in bfloat16
+    float32       the values as they are, for tests and traces
 
-Either is then compressed with zstd. The receiver knows the size before it decompresses, and allocates no more.
+How a codec writes numbers is quantisation.py's, how they are compressed entropy.py's. The receiver knows the size
+before it decompresses, and allocates no more.
 """
 
 from __future__ import annotations
 
-import threading
 from typing import assert_never
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
-from outrider_proto.errors import Reason, Violation
+from outrider_proto.entropy import huffman, malformed, unhuffman, unzstd, zstd
 from outrider_proto.frames import Codec
+from outrider_proto.quantisation import (
+    Fineness,
+    dequantise_grouped,
+    dequantise_per_row,
+    from_bf16,
+    num_groups,
+    quantise_grouped,
+    quantise_per_row,
+    to_bf16,
+)
 
 MAX_PAYLOAD_BYTES = 512 * 1024
 MAX_RAW_BYTES = 2 * MAX_PAYLOAD_BYTES
-_MAX_SCALE = float(np.finfo(np.float16).max)
-
-
-class _Zstd(threading.local):
-    """One context a thread: they may not be shared, and making one costs more than compressing a few rows."""
-
-    def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(level=1)
-        self.decompressor = zstandard.ZstdDecompressor()
-
-
-_zstd = _Zstd()
+MANY_ROWS = 16  # more than a reply has: a prompt
+INT8 = Fineness("absmax", 1 / 127)
+INT4 = Fineness("absmax", 1 / 7)
+LEAN = Fineness("rms", 0.4)
+LEANER = Fineness("rms", 0.8)
 
 
 def raw_bytes_per_row(codec: Codec, width: int) -> int:
@@ -39,6 +45,10 @@ def raw_bytes_per_row(codec: Codec, width: int) -> int:
     match codec:
         case "int8":
             return 2 + width
+        case "int8-grouped" | "int4-grouped" | "lean":
+            return num_groups(width) + width
+        case "bf16":
+            return 2 * width
         case "float32":
             return 4 * width
         case _:
@@ -56,66 +66,44 @@ def rows_per_frame(codec: Codec, width: int) -> int:
     return rows
 
 
-def encode_rows(rows: NDArray[np.float32], codec: Codec) -> bytes:
-    """[n, width] float32 -> compressed bytes. Values that are not finite become zero."""
+def encode_rows(rows: NDArray[np.float32], codec: Codec, of_rows: int = 0) -> bytes:
+    """[n, width] float32, a piece of `of_rows` where those are more -> compressed bytes. Values that are not finite
+    become zero."""
     clean = rows if np.isfinite(rows).all() else np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
     match codec:
         case "int8":
-            raw = _quantise(clean)
+            return zstd(quantise_per_row(clean))
+        case "int8-grouped":
+            return huffman(quantise_grouped(clean, INT8))
+        case "int4-grouped":
+            return huffman(quantise_grouped(clean, INT4))
+        case "lean":
+            return huffman(quantise_grouped(clean, LEANER if max(len(rows), of_rows) > MANY_ROWS else LEAN))
+        case "bf16":
+            return huffman(*to_bf16(clean))
         case "float32":
-            raw = clean.astype("<f4").tobytes()
+            return zstd(clean.astype("<f4").tobytes())
         case _:
             assert_never(codec)
-    return _zstd.compressor.compress(raw)
 
 
 def decode_rows(payload: bytes, codec: Codec, num_rows: int, width: int) -> NDArray[np.float32]:
     """Inverse of encode_rows. Raises Violation for anything but exactly num_rows x width finite values."""
     expected = num_rows * raw_bytes_per_row(codec, width)
     if not 0 < expected <= MAX_RAW_BYTES:
-        raise _malformed(f"{num_rows} rows of {width} values: need 1 to {MAX_RAW_BYTES} bytes a frame")
-    raw = _decompress(payload, expected)
+        raise malformed(f"{num_rows} rows of {width} values: need 1 to {MAX_RAW_BYTES} bytes a frame")
     match codec:
         case "int8":
-            rows = _dequantise(raw, num_rows, width)
+            rows = dequantise_per_row(unzstd(payload, expected), num_rows, width)
+        case "int8-grouped" | "int4-grouped" | "lean":
+            rows = dequantise_grouped(unhuffman(payload, expected), num_rows, width)
+        case "bf16":
+            rows = from_bf16(unhuffman(payload, expected), num_rows, width)
         case "float32":
+            raw = unzstd(payload, expected)
             rows = np.frombuffer(raw, dtype="<f4").reshape(num_rows, width).astype(np.float32)
         case _:
             assert_never(codec)
     if not np.isfinite(rows).all():
-        raise _malformed("features are not finite")
+        raise malformed("features are not finite")
     return rows
-
-
-def _quantise(rows: NDArray[np.float32]) -> bytes:
-    scales = np.minimum(np.abs(rows).max(axis=1) / 127.0, _MAX_SCALE).astype("<f2")
-    divisors = scales.astype(np.float32)[:, None]
-    divisors[divisors == 0] = 1.0
-    values = rows / divisors
-    np.rint(values, out=values)
-    np.minimum(values, 127.0, out=values)
-    np.maximum(values, -127.0, out=values)
-    return b"".join((scales.tobytes(), values.astype(np.int8).tobytes()))
-
-
-def _dequantise(raw: bytes, num_rows: int, width: int) -> NDArray[np.float32]:
-    scales = np.frombuffer(raw, dtype="<f2", count=num_rows).astype(np.float32)
-    values = np.frombuffer(raw, dtype=np.int8, offset=2 * num_rows).reshape(num_rows, width)
-    return values.astype(np.float32) * scales[:, None]
-
-
-def _decompress(payload: bytes, expected: int) -> bytes:
-    """Exactly `expected` bytes, or Violation. The frame must say so of itself, and zstd holds it to its word."""
-    try:
-        size = zstandard.get_frame_parameters(payload).content_size
-        if size != expected:
-            found = "an unknown number of" if size == zstandard.CONTENTSIZE_UNKNOWN else size
-            raise _malformed(f"features hold {found} bytes: {expected} declared")
-        raw: bytes = _zstd.decompressor.decompress(payload)
-    except zstandard.ZstdError as error:
-        raise _malformed(f"features do not decompress: {error}") from error
-    return raw
-
-
-def _malformed(message: str) -> Violation:
-    return Violation(Reason.MALFORMED_FEATURES, message)

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.tree import DraftTree
 
-Codec = Literal["int8", "float32"]
-CODECS: tuple[Codec, ...] = ("int8", "float32")
+Codec = Literal["int8", "int8-grouped", "int4-grouped", "lean", "bf16", "float32"]
+CODECS: tuple[Codec, ...] = ("int8", "int8-grouped", "int4-grouped", "lean", "bf16", "float32")
 Acceptance = Literal["exact", "typical"]
 ACCEPTANCES: tuple[Acceptance, ...] = ("exact", "typical")
 
@@ -141,7 +141,7 @@ class Opened:
     """The server's answer: its K/V covers the first `kept_len` tokens, whose hash is `kept_hash` (packing.py).
 
     A client whose own tokens hash differently sends everything again. `resumed` is false for a session that the
-    server does not know (any more).
+    server does not know (any more). `server_draft`: a Decode may ask the server to draft.
     """
 
     session_id: str
@@ -151,11 +151,18 @@ class Opened:
     max_context: int
     max_nodes: int
     eos_token_ids: tuple[int, ...]
+    server_draft: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One tree to verify. `features_from`: first position whose features the client lacks."""
+    """One tree to verify. `features_from`: first position whose features the client lacks.
+
+    `assumes`, when not empty, says that this draft was sent before the verdict it builds on: the hash (packing.py) of
+    all tokens up to and including the root; `context` is empty then. Unless exactly `base_len` tokens are held, and
+    they with the bonus of the session's last verdict hash to the same, the answer is a Verdict that is `stale`, and
+    nothing else happens.
+    """
 
     seq: int
     base_len: int
@@ -163,17 +170,31 @@ class Draft:
     root: int
     tree: DraftTree
     features_from: int = 0
+    assumes: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTree:
+    """Shape of the trees that a server grows itself; the names are TreeShape's."""
+
+    breadth: int
+    levels: int
+    budget: int
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Ask the target to write `max_tokens` tokens alone, one a pass; every token comes as a Verdict with this seq."""
+    """Ask the server to write `max_tokens` tokens: the target alone, one a pass, or with a drafter beside it where
+    there is a `tree`. Every pass is answered by a Verdict with this seq. Features from `features_from` on come along
+    unless it is None."""
 
     seq: int
     base_len: int
     context: tuple[int, ...]
     root: int
     max_tokens: int
+    features_from: int | None = None
+    tree: ServerTree | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +222,11 @@ class Close:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Answer to a Draft: accepted nodes in order, then the bonus token (None only when `path` ends with EOS, or when
-    a Decode was cancelled). Times are the server's: waiting for the model, and the target's forward pass."""
+    a Decode was cancelled). Times are the server's: waiting for the model, the target's forward pass, and drafting.
+
+    `stale`: the draft assumed what is not so; nothing was done. `tokens`: accepted tokens of a tree that the server
+    grew itself; `path` is empty then.
+    """
 
     seq: int
     path: tuple[int, ...]
@@ -209,18 +234,25 @@ class Verdict:
     finish: Finish = Finish.NOT_YET
     queue_us: int = 0
     verify_us: int = 0
+    stale: bool = False
+    tokens: tuple[int, ...] = ()
+    draft_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
     """Feature rows of positions first, first + 1, ...; `last` ends the rows that belong to `seq`, whose tap took
-    `tap_us` microseconds."""
+    `tap_us` microseconds. Sent as long as rows of `padded_width` values would be, where that is more (emulation).
+
+    `of_rows`: how many rows there were at once, where these are a piece of them; not sent, but a codec may care."""
 
     seq: int
     first: int
     rows: NDArray[np.float32]  # [n, width]
     last: bool
     tap_us: int = 0
+    padded_width: int = 0
+    of_rows: int = 0
 
 
 ClientFrame = Open | Draft | Decode | Cancel | Ping | Close

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from outrider_proto.errors import Reason, Violation
 
 TOKEN_BYTES = 3
+HASH_BYTES = 8
 MAX_TOKEN = 2**24 - 1
 
 
@@ -45,5 +46,5 @@ def unpack_parents(data: bytes) -> tuple[int, ...]:
 
 
 def prefix_hash(tokens: Sequence[int]) -> bytes:
-    """8 bytes that two sides compare to learn whether they hold the same tokens."""
-    return hashlib.blake2b(pack_tokens(tokens), digest_size=8).digest()
+    """HASH_BYTES that two sides compare to learn whether they hold the same tokens."""
+    return hashlib.blake2b(pack_tokens(tokens), digest_size=HASH_BYTES).digest()

@@ -12,6 +12,10 @@ class FeatureCodec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FEATURE_CODEC_UNSPECIFIED: _ClassVar[FeatureCodec]
     FEATURE_CODEC_INT8: _ClassVar[FeatureCodec]
     FEATURE_CODEC_FLOAT32: _ClassVar[FeatureCodec]
+    FEATURE_CODEC_BF16: _ClassVar[FeatureCodec]
+    FEATURE_CODEC_INT8_GROUPED: _ClassVar[FeatureCodec]
+    FEATURE_CODEC_INT4_GROUPED: _ClassVar[FeatureCodec]
+    FEATURE_CODEC_LEAN: _ClassVar[FeatureCodec]
 
 class Acceptance(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -28,6 +32,10 @@ class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 FEATURE_CODEC_UNSPECIFIED: FeatureCodec
 FEATURE_CODEC_INT8: FeatureCodec
 FEATURE_CODEC_FLOAT32: FeatureCodec
+FEATURE_CODEC_BF16: FeatureCodec
+FEATURE_CODEC_INT8_GROUPED: FeatureCodec
+FEATURE_CODEC_INT4_GROUPED: FeatureCodec
+FEATURE_CODEC_LEAN: FeatureCodec
 ACCEPTANCE_EXACT: Acceptance
 ACCEPTANCE_TYPICAL: Acceptance
 FINISH_NOT_YET: Finish
@@ -143,7 +151,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[Acceptance, str]] = ..., epsilon: _Optional[float] = ..., alpha: _Optional[float] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session_id", "resumed", "kept_len", "kept_hash", "max_context", "max_nodes", "eos_token_ids")
+    __slots__ = ("session_id", "resumed", "kept_len", "kept_hash", "max_context", "max_nodes", "eos_token_ids", "server_draft")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     KEPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +159,7 @@ class Opened(_message.Message):
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_DRAFT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     resumed: bool
     kept_len: int
@@ -158,10 +167,11 @@ class Opened(_message.Message):
     max_context: int
     max_nodes: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_id: _Optional[str] = ..., resumed: _Optional[bool] = ..., kept_len: _Optional[int] = ..., kept_hash: _Optional[bytes] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    server_draft: bool
+    def __init__(self, session_id: _Optional[str] = ..., resumed: _Optional[bool] = ..., kept_len: _Optional[int] = ..., kept_hash: _Optional[bytes] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_draft: _Optional[bool] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("seq", "base_len", "context", "root", "tokens", "parents", "features_from")
+    __slots__ = ("seq", "base_len", "context", "root", "tokens", "parents", "features_from", "assumes")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +179,7 @@ class Draft(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FROM_FIELD_NUMBER: _ClassVar[int]
+    ASSUMES_FIELD_NUMBER: _ClassVar[int]
     seq: int
     base_len: int
     context: bytes
@@ -176,21 +187,36 @@ class Draft(_message.Message):
     tokens: bytes
     parents: bytes
     features_from: int
-    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., tokens: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., features_from: _Optional[int] = ...) -> None: ...
+    assumes: bytes
+    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., tokens: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., features_from: _Optional[int] = ..., assumes: _Optional[bytes] = ...) -> None: ...
 
 class Decode(_message.Message):
-    __slots__ = ("seq", "base_len", "context", "root", "max_tokens")
+    __slots__ = ("seq", "base_len", "context", "root", "max_tokens", "features_from", "tree")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FROM_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
     seq: int
     base_len: int
     context: bytes
     root: int
     max_tokens: int
-    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+    features_from: int
+    tree: ServerTree
+    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., max_tokens: _Optional[int] = ..., features_from: _Optional[int] = ..., tree: _Optional[_Union[ServerTree, _Mapping]] = ...) -> None: ...
+
+class ServerTree(_message.Message):
+    __slots__ = ("breadth", "levels", "budget")
+    BREADTH_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    breadth: int
+    levels: int
+    budget: int
+    def __init__(self, breadth: _Optional[int] = ..., levels: _Optional[int] = ..., budget: _Optional[int] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("seq",)
@@ -215,23 +241,29 @@ class Close(_message.Message):
     def __init__(self) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("seq", "path", "bonus", "finish", "queue_us", "verify_us")
+    __slots__ = ("seq", "path", "bonus", "finish", "queue_us", "verify_us", "stale", "tokens", "draft_us")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     BONUS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     VERIFY_US_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     seq: int
     path: bytes
     bonus: int
     finish: Finish
     queue_us: int
     verify_us: int
-    def __init__(self, seq: _Optional[int] = ..., path: _Optional[bytes] = ..., bonus: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ...) -> None: ...
+    stale: bool
+    tokens: bytes
+    draft_us: int
+    def __init__(self, seq: _Optional[int] = ..., path: _Optional[bytes] = ..., bonus: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., stale: _Optional[bool] = ..., tokens: _Optional[bytes] = ..., draft_us: _Optional[int] = ...) -> None: ...
 
 class Features(_message.Message):
-    __slots__ = ("seq", "first", "num_rows", "width", "codec", "payload", "last", "tap_us")
+    __slots__ = ("seq", "first", "num_rows", "width", "codec", "payload", "last", "tap_us", "padding")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +272,7 @@ class Features(_message.Message):
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     TAP_US_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     seq: int
     first: int
     num_rows: int
@@ -248,4 +281,5 @@ class Features(_message.Message):
     payload: bytes
     last: bool
     tap_us: int
-    def __init__(self, seq: _Optional[int] = ..., first: _Optional[int] = ..., num_rows: _Optional[int] = ..., width: _Optional[int] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ..., payload: _Optional[bytes] = ..., last: _Optional[bool] = ..., tap_us: _Optional[int] = ...) -> None: ...
+    padding: bytes
+    def __init__(self, seq: _Optional[int] = ..., first: _Optional[int] = ..., num_rows: _Optional[int] = ..., width: _Optional[int] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ..., payload: _Optional[bytes] = ..., last: _Optional[bool] = ..., tap_us: _Optional[int] = ..., padding: _Optional[bytes] = ...) -> None: ...

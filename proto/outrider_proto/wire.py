@@ -10,13 +10,18 @@ from outrider_proto import frames as f
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.features import decode_rows, encode_rows, rows_per_frame
-from outrider_proto.packing import pack_parents, pack_tokens, unpack_parents, unpack_tokens
+from outrider_proto.packing import HASH_BYTES, pack_parents, pack_tokens, unpack_parents, unpack_tokens
+from outrider_proto.padding import padding
 from outrider_proto.tree import DraftTree
 
 MAX_FRAME_BYTES = 1024 * 1024
 _MAX_ID_LENGTH = 256
 _CODEC_TO_PB: dict[f.Codec, pb.FeatureCodec] = {
     "int8": pb.FEATURE_CODEC_INT8,
+    "int8-grouped": pb.FEATURE_CODEC_INT8_GROUPED,
+    "int4-grouped": pb.FEATURE_CODEC_INT4_GROUPED,
+    "lean": pb.FEATURE_CODEC_LEAN,
+    "bf16": pb.FEATURE_CODEC_BF16,
     "float32": pb.FEATURE_CODEC_FLOAT32,
 }
 _CODEC_FROM_PB: dict[int, f.Codec] = {number: codec for codec, number in _CODEC_TO_PB.items()}
@@ -199,10 +204,13 @@ def _draft_to_proto(frame: f.Draft) -> pb.Draft:
         tokens=pack_tokens(frame.tree.tokens),
         parents=pack_parents(frame.tree.parents),
         features_from=frame.features_from,
+        assumes=frame.assumes,
     )
 
 
 def _draft_from_proto(message: pb.Draft) -> f.Draft:
+    if message.assumes and (len(message.assumes) != HASH_BYTES or message.context):
+        raise _malformed(f"assumes: need {HASH_BYTES} bytes and no context")
     return f.Draft(
         seq=message.seq,
         base_len=message.base_len,
@@ -210,21 +218,36 @@ def _draft_from_proto(message: pb.Draft) -> f.Draft:
         root=message.root,
         tree=DraftTree(unpack_tokens(message.tokens), unpack_parents(message.parents)),
         features_from=message.features_from,
+        assumes=message.assumes,
     )
 
 
 def _decode_to_proto(frame: f.Decode) -> pb.Decode:
-    context = pack_tokens(frame.context)
+    tree = frame.tree
     return pb.Decode(
-        seq=frame.seq, base_len=frame.base_len, context=context, root=frame.root, max_tokens=frame.max_tokens
+        seq=frame.seq,
+        base_len=frame.base_len,
+        context=pack_tokens(frame.context),
+        root=frame.root,
+        max_tokens=frame.max_tokens,
+        features_from=frame.features_from,
+        tree=None if tree is None else pb.ServerTree(breadth=tree.breadth, levels=tree.levels, budget=tree.budget),
     )
 
 
 def _decode_from_proto(message: pb.Decode) -> f.Decode:
     if message.max_tokens < 1:
         raise _malformed("max_tokens=0: need at least 1")
-    context = unpack_tokens(message.context)
-    return f.Decode(message.seq, message.base_len, context, message.root, message.max_tokens)
+    tree = message.tree
+    return f.Decode(
+        seq=message.seq,
+        base_len=message.base_len,
+        context=unpack_tokens(message.context),
+        root=message.root,
+        max_tokens=message.max_tokens,
+        features_from=message.features_from if message.HasField("features_from") else None,
+        tree=f.ServerTree(tree.breadth, tree.levels, tree.budget) if message.HasField("tree") else None,
+    )
 
 
 def _opened_to_proto(frame: f.Opened) -> pb.Opened:
@@ -236,6 +259,7 @@ def _opened_to_proto(frame: f.Opened) -> pb.Opened:
         max_context=frame.max_context,
         max_nodes=frame.max_nodes,
         eos_token_ids=frame.eos_token_ids,
+        server_draft=frame.server_draft,
     )
 
 
@@ -248,6 +272,7 @@ def _opened_from_proto(message: pb.Opened) -> f.Opened:
         max_context=message.max_context,
         max_nodes=message.max_nodes,
         eos_token_ids=tuple(message.eos_token_ids),
+        server_draft=message.server_draft,
     )
 
 
@@ -259,6 +284,9 @@ def _verdict_to_proto(frame: f.Verdict) -> pb.Verdict:
         finish=_FINISH_TO_PB[frame.finish],
         queue_us=frame.queue_us,
         verify_us=frame.verify_us,
+        stale=frame.stale,
+        tokens=pack_tokens(frame.tokens),
+        draft_us=frame.draft_us,
     )
 
 
@@ -272,23 +300,29 @@ def _verdict_from_proto(message: pb.Verdict) -> f.Verdict:
         finish=_FINISH_FROM_PB[message.finish],
         queue_us=message.queue_us,
         verify_us=message.verify_us,
+        stale=message.stale,
+        tokens=unpack_tokens(message.tokens),
+        draft_us=message.draft_us,
     )
 
 
 def _features_to_proto(frame: f.Features, codec: f.Codec) -> Iterator[pb.Features]:
     total, width = frame.rows.shape
-    step = rows_per_frame(codec, width)
+    of_rows, wider = max(total, frame.of_rows), frame.padded_width if frame.padded_width > width > 0 else 0
+    step = rows_per_frame(codec, wider or width)
     for start in range(0, total, step):
         rows = frame.rows[start : start + step]
+        payload = encode_rows(rows, codec, of_rows)
         yield pb.Features(
             seq=frame.seq,
             first=frame.first + start,
             num_rows=len(rows),
             width=width,
             codec=_CODEC_TO_PB[codec],
-            payload=encode_rows(rows, codec),
+            payload=payload,
             last=(last := frame.last and start + step >= total),
             tap_us=frame.tap_us if last else 0,
+            padding=padding(len(payload), codec, len(rows), wider, of_rows) if wider else b"",
         )
 
 

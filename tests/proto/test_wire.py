@@ -26,20 +26,34 @@ samplings = st.one_of(
         alpha=st.floats(0, 100),
     ),
 )
+hashes = st.binary(min_size=8, max_size=8)
 trees = st.integers(0, 30).map(lambda n: DraftTree.chain(range(n)))
 client_frames = st.one_of(
     st.builds(
         f.Open, u32, st.text("ab", max_size=9), st.just("none"), st.just("t"), st.sampled_from(f.CODECS), samplings
     ),
     st.builds(f.Draft, u32, u32, ids, u32, trees, u32),
-    st.builds(f.Decode, u32, u32, ids, u32, st.integers(1, 2**32 - 1)),
+    st.builds(f.Draft, u32, u32, st.just(()), u32, trees, u32, hashes),
+    st.builds(
+        f.Decode,
+        u32,
+        u32,
+        ids,
+        u32,
+        st.integers(1, 2**32 - 1),
+        st.none() | u32,
+        st.none() | st.builds(f.ServerTree, u32, u32, u32),
+    ),
     st.builds(f.Cancel, u32),
     st.builds(f.Ping, st.integers(0, 2**64 - 1)),
     st.just(f.Close()),
 )
 server_frames = st.one_of(
-    st.builds(f.Opened, st.just("s"), st.booleans(), u32, st.binary(min_size=8, max_size=8), u32, u32, ids),
+    st.builds(f.Opened, st.just("s"), st.booleans(), u32, hashes, u32, u32, ids, st.booleans()),
     st.builds(f.Verdict, u32, st.binary(max_size=9).map(tuple), st.none() | u32, st.sampled_from(f.Finish), u32, u32),
+    st.builds(
+        f.Verdict, u32, st.just(()), st.none() | u32, st.sampled_from(f.Finish), u32, u32, st.booleans(), ids, u32
+    ),
     st.builds(f.Pong, st.integers(0, 2**64 - 1)),
 )
 
@@ -68,6 +82,21 @@ def test_long_features_travel_in_frames_below_the_limit():
     assert [b.first for b in back] == [11 + sum(len(p.rows) for p in back[:i]) for i in range(len(back))]
 
 
+def test_features_may_be_made_as_heavy_as_wider_ones():
+    """For emulation: each frame carries bytes that do not compress, and the rows are as they were."""
+    rows = np.random.default_rng(0).standard_normal((300, 96)).astype(np.float32)
+    (plain,) = wire.server_frame_to_proto(f.Features(7, 11, rows, last=True), "int8")
+    heavy = list(wire.server_frame_to_proto(f.Features(7, 11, rows, last=True, padded_width=960), "int8"))
+    wide = np.random.default_rng(1).standard_normal((300, 960)).astype(np.float32)
+    (meant,) = wire.server_frame_to_proto(f.Features(7, 11, wide, last=True), "int8")
+    assert sum(m.ByteSize() for m in heavy) == pytest.approx(meant.ByteSize(), rel=0.02)
+    assert all(m.ByteSize() < wire.MAX_FRAME_BYTES for m in heavy)
+    back = [wire.server_frame_from_proto(m) for m in heavy]
+    assert np.array_equal(np.concatenate([b.rows for b in back]), wire.server_frame_from_proto(plain).rows)
+    (narrower,) = wire.server_frame_to_proto(f.Features(7, 11, rows, last=True, padded_width=10), "int8")
+    assert narrower == plain
+
+
 def test_description_round_trips():
     description = f.ServerDescription(1, "0.1.0", "t", "ab", "cd", 2048, 1024, 64, (1, 2), (f.TapInfo("x", "moa", 96),))
     assert wire.description_from_proto(wire.description_to_proto(description)) == description
@@ -94,6 +123,8 @@ def test_description_round_trips():
         (pb.ClientFrame(draft=pb.Draft(tokens=b"123", parents=b"")), Reason.MALFORMED_TREE),
         (pb.ClientFrame(draft=pb.Draft(tokens=bytes(900), parents=bytes(300))), Reason.TREE_TOO_LARGE),
         (pb.ClientFrame(decode=pb.Decode()), Reason.MALFORMED_FRAME),
+        (pb.ClientFrame(draft=pb.Draft(assumes=b"1234567")), Reason.MALFORMED_FRAME),
+        (pb.ClientFrame(draft=pb.Draft(assumes=b"12345678", context=b"\x03\0\0")), Reason.MALFORMED_FRAME),
     ],
 )
 def test_malformed_client_frames(message, reason):
