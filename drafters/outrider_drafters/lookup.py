@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.blocks.record import Record, Recorded
-from outrider_drafters.drafter import Drafter
+from outrider_drafters.drafter import Drafter, level_by_level
 from outrider_drafters.family import Family
 from outrider_drafters.files.drafter_files import DrafterFiles
 from outrider_drafters.frozen import FrozenTarget
 from outrider_drafters.tap import NO_FEATURES
 from outrider_drafters.trees.shape import TreePlan, TreeShape
 from outrider_proto.errors import UsageError
-from outrider_proto.tree import ROOT
+from outrider_proto.tree import ROOT, DraftTree
 
 NAME = "lookup"
 NGRAM = 3
@@ -37,6 +37,8 @@ class LookupDrafter:
 
     family = NAME
     tap = NO_FEATURES
+    stale_tolerant = True  # it has none
+    tree_in_one = True
 
     def __init__(self, vocab_size: int, ngram: int = NGRAM, shortest: int = 1) -> None:
         if ngram < 1:
@@ -99,6 +101,9 @@ class LookupState(Recorded):
             above = root_place if parent == ROOT else self._places[parent]
             self._places.append(None if above is None or self._token_at(above + 1) != token else above + 1)
         return self._certain([None if place is None else place + 1 for place in self._places[-len(tokens) :]])
+
+    def tree_logits(self, tree: DraftTree) -> Tensor:
+        return level_by_level(tree, self.root_logits(), self.expand)
 
     def _match(self) -> int | None:
         """The position from which to copy."""

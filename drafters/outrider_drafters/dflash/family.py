@@ -16,6 +16,7 @@ from outrider_drafters.blocks.record import Record, Recorded
 from outrider_drafters.blocks.scratch import Scratch
 from outrider_drafters.dflash.layout import load_network, recognises
 from outrider_drafters.dflash.network import DFlash
+from outrider_drafters.drafter import level_by_level
 from outrider_drafters.family import Family
 from outrider_drafters.files.drafter_files import DrafterFiles
 from outrider_drafters.fingerprint import tensors_fingerprint
@@ -24,6 +25,7 @@ from outrider_drafters.tap import Activations, Memoryless
 from outrider_drafters.trees.shape import MAX_LEVELS, TreePlan, TreeShape
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
+from outrider_proto.tree import DraftTree
 
 NAME = "dflash"
 
@@ -55,6 +57,8 @@ class DFlashDrafter:
     """Client half: the layers, between the target's embedding and its lm_head."""
 
     family = NAME
+    stale_tolerant = False
+    tree_in_one = True
 
     def __init__(self, network: DFlash, frozen: FrozenTarget, tap: TapInfo | None = None) -> None:
         self.network = network
@@ -107,6 +111,9 @@ class DFlashState(Recorded):
         if int(depths.max()) >= len(logits):
             raise UsageError(f"a level beyond the last of a block of {self.reach + 1}")
         return logits[depths]
+
+    def tree_logits(self, tree: DraftTree) -> Tensor:
+        return level_by_level(tree, self.root_logits(), self.expand)
 
     def _block_logits(self, root: int) -> Tensor:
         """Logits [block - 1, V] float32 of the places after the root."""

@@ -185,6 +185,8 @@ class Eagle2Drafter:
     """Client half; the server half is tap.LastHiddenTap."""
 
     family = NAME
+    stale_tolerant = False
+    tree_in_one = False
 
     def __init__(self, eagle: Eagle2, frozen: FrozenTarget, embed: Tensor | None = None) -> None:
         self.fc = eagle.fc

@@ -56,6 +56,8 @@ class Eagle3Drafter:
     """Client half; the server half is Eagle3Tap, or tap.LastHiddenTap for a head without fc."""
 
     family = NAME
+    stale_tolerant = True  # trained on its own outputs over several steps: docs/features.md
+    tree_in_one = False
 
     def __init__(self, eagle: Eagle3, frozen: FrozenTarget, tap: TapInfo | None = None) -> None:
         self.frozen = frozen

@@ -17,8 +17,9 @@ from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.blocks.record import Record, Recorded
 from outrider_drafters.blocks.rows import KvCache, Rows
 from outrider_drafters.blocks.scratch import Scratch
-from outrider_drafters.drafter import ENDLESS
+from outrider_drafters.drafter import ENDLESS, level_by_level
 from outrider_proto.frames import TapInfo
+from outrider_proto.tree import DraftTree
 
 
 class Turning(Protocol):
@@ -119,6 +120,9 @@ class PairState(Recorded):
         outputs = self._drafter.block.run(pairs, rope, self._cache, mask)
         self._outputs.append(outputs)
         return self._drafter.logits(outputs)
+
+    def tree_logits(self, tree: DraftTree) -> Tensor:
+        return level_by_level(tree, self.root_logits(), self.expand)
 
     def _settle(self) -> Tensor:
         """Make the rows that have true features and lack them in the cache; the output [1, E] of the last one."""

@@ -62,6 +62,8 @@ class HydraDrafter:
     """Client half; the server half is newest.NewestHiddenTap or hydra_tap.HydraPrefixTap."""
 
     family = NAME
+    stale_tolerant = False
+    tree_in_one = False
 
     def __init__(self, hydra: Hydra, frozen: FrozenTarget, tap: TapInfo | None = None) -> None:
         self.frozen = frozen

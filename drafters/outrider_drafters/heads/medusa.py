@@ -95,6 +95,8 @@ class MedusaDrafter:
     """Client half; the server half is newest.NewestHiddenTap."""
 
     family = NAME
+    stale_tolerant = False
+    tree_in_one = False
     knows_next = True
 
     def __init__(

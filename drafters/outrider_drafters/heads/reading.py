@@ -16,11 +16,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider_drafters.drafter import level_by_level
 from outrider_drafters.heads.newest import NewestRecord
 from outrider_drafters.trees.choices import Choices
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
-from outrider_proto.tree import MAX_NODES, ROOT
+from outrider_proto.tree import MAX_NODES, ROOT, DraftTree
 
 DEFAULT_CHOICES = "mc_sim_7b_63"
 Line = tuple[int, ...]  # the tokens after the feature's position
@@ -113,6 +114,9 @@ class ReadingState:
             raise UsageError(f"a level beyond the last of {self._heads.num_heads} heads")
         self._lines += lines
         return self._reading.after(lines)
+
+    def tree_logits(self, tree: DraftTree) -> Tensor:
+        return level_by_level(tree, self.root_logits(), self.expand)
 
     def _newest(self) -> tuple[int, Tensor] | None:
         """The feature to draft from; the root's own only where its successor can be told from it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from outrider_drafters.blocks.record import Record, Recorded
@@ -21,8 +22,9 @@ from outrider_drafters.frozen import FrozenTarget
 from outrider_drafters.independent.model import CausalCache, CausalModel, num_embeddings
 from outrider_drafters.independent.vocabulary import check_vocabulary, fit_logits
 from outrider_drafters.tap import NO_FEATURES
-from outrider_drafters.trees.shape import TreePlan
+from outrider_drafters.trees.shape import MAX_LEVELS, TreePlan
 from outrider_proto.errors import UsageError
+from outrider_proto.tree import DraftTree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 NAME = "independent"
 ARCHITECTURES = ("ForCausalLM", "LMHeadModel")
 PREFIXES = ("model.", "transformer.", "gpt_neox.", "language_model.")  # under which such a model keeps its layers
+FAR = 4 * MAX_LEVELS  # levels: no draft comes so far
 CHUNK = 512  # tokens a pass: a longer one's mask and scores would grow with its square
 
 
@@ -38,6 +41,8 @@ class IndependentDrafter:
 
     family = NAME
     tap = NO_FEATURES
+    stale_tolerant = True  # it has none
+    tree_in_one = True
 
     def __init__(self, model: CausalModel, vocab_size: int) -> None:
         self.model = model
@@ -60,9 +65,11 @@ class IndependentState(Recorded):
 
     @property
     def reach(self) -> int:
-        """As many levels as its own context has positions for: some models have none beyond."""
+        """As many levels as its own context has positions for, since some models have none beyond. ENDLESS while that
+        end is far."""
         limit = self._drafter.model.max_context
-        return ENDLESS if limit is None else max(0, limit - self.num_tokens + 1)
+        left = ENDLESS if limit is None else max(0, limit - self.num_tokens + 1)
+        return left if left <= FAR else ENDLESS
 
     def add_features(self, first: int, rows: Tensor) -> None:
         self._record.take(first, rows)
@@ -88,6 +95,10 @@ class IndependentState(Recorded):
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         depths, mask = self._scratch.add(parents, self._num_standing)
         return self._run(tokens, (depths + (self.num_tokens - 1)).tolist(), mask, last_only=False)
+
+    def tree_logits(self, tree: DraftTree) -> Tensor:
+        root = self.root_logits().unsqueeze(0)
+        return torch.cat((root, self.expand(tree.tokens, tree.parents))) if tree.tokens else root
 
     def _run(self, tokens: Sequence[int], positions: Sequence[int], mask: Tensor | None, *, last_only: bool) -> Tensor:
         model = self._drafter.model

@@ -20,12 +20,17 @@ from outrider_drafters.moa.tail import Tail, TailState
 from outrider_drafters.moa.tap import FAMILY_NAME, tap_info
 from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.frames import TapInfo
+from outrider_proto.tree import DraftTree
+
+_NO_TREE = DraftTree()
 
 
 class MoADrafter:
     """Takes the last layers from `frozen` unless they are given."""
 
     family = FAMILY_NAME
+    stale_tolerant = True  # its T-step mask trains it for that
+    tree_in_one = True
 
     def __init__(
         self, moa: MoA, frozen: FrozenTarget, tap: TapInfo | None = None, last: LastLayers | None = None
@@ -83,8 +88,11 @@ class MoAState(Recorded):
         self._ca_cache.truncate(self._record.num_features)
         self._tail.rollback(num_tokens)
 
-    @torch.inference_mode()
     def root_logits(self) -> Tensor:
+        return self.tree_logits(_NO_TREE)[0]
+
+    @torch.inference_mode()
+    def tree_logits(self, tree: DraftTree) -> Tensor:
         self._record.need_root()
         self._scratch.clear()
         tokens, root, usable = self._record.tokens, self.num_tokens - 1, self._record.usable
@@ -95,9 +103,13 @@ class MoAState(Recorded):
         self._drafter.sa.remember(self._embeds(tokens[first:start]), rope, self._sa_cache)
         self._num_standing, self._num_visible = self.num_tokens, usable
         positions = torch.arange(start, self.num_tokens, device=self._device)
-        hidden = self._hidden(tokens[start:], positions, _causal(positions))
-        self._tail.stand()
-        return self._logits(hidden[-1:])[0]
+        mask = _causal(positions)
+        if tree.tokens:
+            depths, sees = self._scratch.add(tree.parents, self._num_standing)
+            positions, mask = torch.cat((positions, depths + root)), _above(mask, sees)
+        hidden = self._hidden([*tokens[start:], *tree.tokens], positions, mask)
+        self._tail.stand(self.num_tokens)
+        return self._logits(hidden[root - start :])
 
     @torch.inference_mode()
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
@@ -117,6 +129,13 @@ class MoAState(Recorded):
 
     def _embeds(self, tokens: Sequence[int]) -> Tensor:
         return F.embedding(torch.tensor(tokens, dtype=torch.int64, device=self._device), self._drafter.frozen.embed)
+
+
+def _above(mask: Tensor | None, sees: Tensor) -> Tensor:
+    """The masks of standing rows (None: one row that sees all that stands) and of a tree's nodes below them as one."""
+    num_nodes, num_rows = sees.shape
+    standing = sees.new_ones(1, num_rows - num_nodes) if mask is None else mask
+    return torch.cat((F.pad(standing, (0, num_nodes)), sees))
 
 
 def _causal(positions: Tensor) -> Tensor | None:

@@ -69,9 +69,9 @@ class TailState:
             x = block.run(x, rope, cache, self._within(window, positions, mask))
         return F.rms_norm(x, self._tail.norm.shape, self._tail.norm, shape.eps)
 
-    def stand(self) -> None:
-        """The rows that were run belong to tokens that stand."""
-        self._num_standing = len(self._positions)
+    def stand(self, num_tokens: int) -> None:
+        """The first so many rows belong to tokens that stand."""
+        self._num_standing = num_tokens
 
     def _take(self, first: int, end: int) -> None:
         self._truncate(first)

@@ -25,6 +25,7 @@ from outrider_drafters.trees.grow import Drafted, Growth, Level, begin_growth
 from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
+from outrider_proto.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class Heads:
         self.routing = Routing() if routing is None else routing
         self.tap = _shared_tap(self.heads, self.names)
         self.vocab_size = self.heads[0].vocab_size
+        self.stale_tolerant = all(head.stale_tolerant for head in self.heads)
+        self.tree_in_one = all(head.tree_in_one for head in self.heads)
         self.plan = self.heads[0].plan if all(head.plan == self.heads[0].plan for head in heads) else None
         one_at_a_time = len(self.heads) == 1 or self.routing.route == "keywords" or not self.routing.batched
         self._stack: Stack | None = None if one_at_a_time else stack_heads(self.heads)
@@ -112,6 +115,10 @@ class HeadsState:
 
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         return self._states.expand({self.current: Level(list(tokens), list(parents))})[self.current]
+
+    def tree_logits(self, tree: DraftTree) -> Tensor:
+        self._states.start()
+        return self._states.tree(self.current, tree)
 
     def use_one_that_can(self) -> bool:
         """Change to a head that can draft, unless the one in use can; False when none can."""

@@ -18,11 +18,11 @@ from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.blocks.record import Record, Recorded
 from outrider_drafters.blocks.rows import Rows
-from outrider_drafters.drafter import ENDLESS, Drafter
+from outrider_drafters.drafter import ENDLESS, Drafter, level_by_level
 from outrider_drafters.eagle.eagle2 import Eagle2Drafter
 from outrider_drafters.routing.block import StackedBlock, alike, can_stack, for_all, stacked, times
 from outrider_drafters.trees.grow import Level
-from outrider_proto.tree import ROOT
+from outrider_proto.tree import ROOT, DraftTree
 
 
 class Stack:
@@ -107,6 +107,12 @@ class StackState(Recorded):
             ordered = sorted(levels)
             return dict(zip(ordered, self._expand(self._all, [levels[head] for head in ordered]), strict=True))
         return {head: self._expand(slice(head, head + 1), [level])[0] for head, level in levels.items()}
+
+    def tree(self, head: int, tree: DraftTree) -> Tensor:
+        self.start()
+        return level_by_level(
+            tree, self.root(head), lambda tokens, parents: self.expand({head: Level(list(tokens), list(parents))})[head]
+        )
 
     def _root_outputs(self) -> Tensor:
         """Bring the standing rows up to date and forget the scratch rows; outputs [heads, 1, E] of the root's row."""

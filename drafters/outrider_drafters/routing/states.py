@@ -9,6 +9,7 @@ from torch import Tensor
 
 from outrider_drafters.drafter import Drafter
 from outrider_drafters.trees.grow import Level
+from outrider_proto.tree import DraftTree
 
 
 class States(Protocol):
@@ -40,6 +41,10 @@ class States(Protocol):
 
     def expand(self, levels: Mapping[int, Level]) -> dict[int, Tensor]:
         """Logits [n, V] of each head's level."""
+        ...
+
+    def tree(self, head: int, tree: DraftTree) -> Tensor:
+        """One head's logits [1 + n, V] after the root and every node: a new draft of that head begins."""
         ...
 
 
@@ -87,3 +92,7 @@ class Apart:
     def expand(self, levels: Mapping[int, Level]) -> dict[int, Tensor]:
         self.num_passes += len(levels)
         return {head: self._states[head].expand(level.tokens, level.parents) for head, level in levels.items()}
+
+    def tree(self, head: int, tree: DraftTree) -> Tensor:
+        self.num_passes += 1
+        return self._states[head].tree_logits(tree)
