@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from outrider_drafters.trees.shape import TreeShape
 from outrider_proto import PROTOCOL_VERSION
-from outrider_proto.errors import Reason, Refusal, Violation
-from outrider_proto.frames import CODECS, Decode, Draft, Open, ServerDescription
+from outrider_proto.errors import Reason, Refusal, UsageError, Violation
+from outrider_proto.frames import CODECS, Decode, Draft, Open, ServerDescription, ServerTree
+from outrider_proto.packing import HASH_BYTES
 
 
 def check_open(frame: Open, server: ServerDescription) -> None:
@@ -45,8 +47,7 @@ def check_tokens(frame: Draft | Decode, server: ServerDescription) -> None:
         case Draft():
             _check_tree(frame, server)
         case Decode():
-            if frame.max_tokens < 1:
-                raise Violation(Reason.MALFORMED_FRAME, f"max_tokens={frame.max_tokens}: need at least 1")
+            _check_decode(frame, server)
     length = frame.base_len + len(frame.context) + 1
     if length >= server.max_context:
         raise Refusal(
@@ -58,8 +59,32 @@ def _check_tree(frame: Draft, server: ServerDescription) -> None:
     if len(frame.tree) > server.max_nodes:
         raise Violation(Reason.TREE_TOO_LARGE, f"{len(frame.tree)} nodes: this server takes {server.max_nodes}")
     if frame.features_from < 0:
-        raise Violation(Reason.MALFORMED_FRAME, f"features_from={frame.features_from}: need 0 or more")
+        raise _malformed(f"features_from={frame.features_from}: need 0 or more")
+    if frame.assumes and (len(frame.assumes) != HASH_BYTES or frame.context):
+        raise _malformed(f"assumes: need {HASH_BYTES} bytes and no context")
     frame.tree.check_vocabulary(server.vocab_size)
+
+
+def _check_decode(frame: Decode, server: ServerDescription) -> None:
+    if frame.max_tokens < 1:
+        raise _malformed(f"max_tokens={frame.max_tokens}: need at least 1")
+    if frame.features_from is not None and frame.features_from < 0:
+        raise _malformed(f"features_from={frame.features_from}: need 0 or more")
+    if frame.tree is not None:
+        _check_shape(frame.tree, server)
+
+
+def _check_shape(tree: ServerTree, server: ServerDescription) -> None:
+    if tree.budget > server.max_nodes:
+        raise Violation(Reason.TREE_TOO_LARGE, f"budget={tree.budget}: this server takes {server.max_nodes}")
+    try:
+        TreeShape(tree.breadth, tree.levels, tree.budget)
+    except UsageError as error:
+        raise Violation(Reason.MALFORMED_TREE, str(error)) from None
+
+
+def _malformed(message: str) -> Violation:
+    return Violation(Reason.MALFORMED_FRAME, message)
 
 
 def _outside(what: str, token: int, vocab: int) -> Violation:

@@ -8,15 +8,17 @@ import logging
 import os
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider_models.embedded import drafter_source, model_dirs
 from outrider_proto.errors import OutriderError, UsageError
-from outrider_proto.frames import ServerDescription
 from outrider_proto.tree import MAX_NODES
 from outrider_server.config import Limits, ServerConfig
+
+if TYPE_CHECKING:
+    from outrider_server.verifier import Verifier
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 _DEFAULT = Limits()
@@ -47,6 +49,13 @@ def serve(
     max_sessions: Annotated[int, typer.Option(help="Sessions held at once.")] = _DEFAULT.max_sessions,
     max_context: Annotated[int | None, typer.Option(help="Tokens a session may hold; default: the target's.")] = None,
     max_nodes: Annotated[int, typer.Option(help="Nodes a draft tree may have.")] = MAX_NODES,
+    server_draft: Annotated[
+        bool, typer.Option("--server-draft", help="Draft for sessions that ask for it, at this server's cost.")
+    ] = False,
+    pace: Annotated[
+        str | None,
+        typer.Option(help="Stretch every pass to the time of named hardware (paper) or of a TOML file: emulation."),
+    ] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write address, target and taps here as JSON.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log more.")] = False,
 ) -> None:
@@ -57,7 +66,9 @@ def serve(
     try:
         limits = Limits(session_ttl_s=session_ttl, max_sessions=max_sessions, max_nodes=max_nodes)
         models = _models(target, drafter or [])
-        config = ServerConfig(*models, host, port, dtype, device, max_context, threads, limits)
+        config = ServerConfig(
+            *models, host, port, dtype, device, max_context, threads, limits, pace=pace, server_draft=server_draft
+        )
         asyncio.run(_serve(config, ready_file))
     except OutriderError as error:
         typer.echo(f"outrider-server: {error}", err=True)
@@ -82,21 +93,27 @@ async def _serve(config: ServerConfig, ready_file: Path | None) -> None:
     await server.start()
     try:
         stop = _stop_signal()  # before anybody is told that we are ready
-        _announce(server.address, server.verifier.describe(), ready_file)
+        _announce(server.address, server.verifier, ready_file)
         await server.serve(stop)
     finally:
         await server.stop()
 
 
-def _announce(address: str, about: ServerDescription, ready_file: Path | None) -> None:
+def _announce(address: str, verifier: Verifier, ready_file: Path | None) -> None:
+    about = verifier.describe()
+    pace = None if verifier.pace is None else verifier.pace.name
     if ready_file is not None:
         taps = [{"fingerprint": tap.fingerprint, "family": tap.family, "width": tap.width} for tap in about.taps]
-        ready = {"address": address, "target": about.target_name, "taps": taps}
+        ready = {"address": address, "target": about.target_name, "taps": taps, "pace": pace}
         partial = ready_file.with_name(ready_file.name + ".part")
         partial.write_text(json.dumps(ready) + "\n")
         partial.replace(ready_file)  # whoever waits for the file never sees half of it
-    offered = ", ".join(tap.family for tap in about.taps)
-    typer.echo(f"outrider-server: ready on {address}, target {about.target_name}, features for {offered}", err=True)
+    offers = [f"features for {', '.join(tap.family for tap in about.taps)}"]
+    if verifier.drafts_with:
+        offers.append(f"drafting with {', '.join(verifier.drafts_with)}")
+    if verifier.pace is not None:
+        offers.append(f"paced as {pace} (emulated times: {verifier.pace.source})")
+    typer.echo(f"outrider-server: ready on {address}, target {about.target_name}, {', '.join(offers)}", err=True)
 
 
 def _stop_signal() -> asyncio.Event:

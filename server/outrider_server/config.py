@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import MAX_NODES
@@ -30,7 +31,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Everything `outrider-server serve` can be told. `target` and `drafters` are directories or hub names."""
+    """Everything `outrider-server serve` can be told. `target` and `drafters` are directories or hub names.
+
+    `pace`: named hardware, or a file that describes some, to whose times the passes are stretched. `server_draft`:
+    sessions may have the server draft for them, with the drafter of their features.
+    """
 
     target: str
     drafters: tuple[str, ...] = ()
@@ -41,6 +46,8 @@ class ServerConfig:
     max_context: int | None = None  # None: the target's own
     threads: int | None = None  # CPU threads of the target; None: one for a small target, else torch's choice
     limits: Limits = Limits()
+    pace: str | Path | None = None
+    server_draft: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:

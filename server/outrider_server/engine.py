@@ -14,6 +14,8 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
+from outrider_drafters.pace import Pace
+from outrider_proto.frames import Finish
 from outrider_proto.tree import DraftTree
 from outrider_server.acceptance import Walk, walk, walk_typical
 from outrider_server.attention import FlatBatch, Piece
@@ -56,10 +58,19 @@ class Outcome:
 
 
 class Engine:
-    """Runs passes on one target."""
+    """Runs passes on one target; with a pace, each lasts as long as on that hardware."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(
+        self,
+        target: Target,
+        pace: Pace | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.target = target
+        self._pace = pace
+        self._clock = clock
+        self._sleep = sleep
         self._eos = frozenset(target.eos_token_ids)
 
     @torch.inference_mode()
@@ -71,9 +82,10 @@ class Engine:
         positions = [position for piece in pieces for position in piece.positions]
         wanted = frozenset(layer for work in works if work.held.tap for layer in work.held.tap.hidden_layers)
         keep = _rows_to_judge(works)
-        started = time.monotonic()
+        started = self._clock()
         output = self.target.forward(tokens, positions, FlatBatch(pieces), keep, wanted)
-        timing = Timing(started, time.monotonic())
+        self._wait_out(started, len(tokens))
+        timing = Timing(started, self._clock())
         walks = self._walks(works, pieces, output.logits)
         outcomes, first = [], 0
         for work, piece, judged in zip(works, pieces, walks, strict=True):
@@ -84,8 +96,10 @@ class Engine:
     @torch.inference_mode()
     def commit(self, outcome: Outcome) -> None:
         """Keep the chain and the accepted path."""
-        work, path = outcome.work, outcome.walk.path if outcome.walk else ()
-        work.held.commit(work.chain, path, [work.tree.tokens[node] for node in path])
+        work, judged = outcome.work, outcome.walk
+        path = judged.path if judged else ()
+        bonus = judged.bonus if judged and judged.finish is Finish.NOT_YET else None
+        work.held.commit(work.chain, path, [work.tree.tokens[node] for node in path], bonus)
 
     @torch.inference_mode()
     def tap(self, outcome: Outcome) -> None:
@@ -94,6 +108,13 @@ class Engine:
         if work.held.tap is not None:
             layers = work.held.tap.hidden_layers
             work.held.add_features({layer: _standing(outcome, outcome.hidden[layer]) for layer in layers})
+
+    def _wait_out(self, started: float, num_rows: int) -> None:
+        """Sleep for what is left of the time that such a pass is to last."""
+        if self._pace is not None:
+            left = started + self._pace.pass_s(num_rows) - self._clock()
+            if left > 0:
+                self._sleep(left)
 
     def _walks(self, works: Sequence[Work], pieces: Sequence[Piece], logits: Tensor) -> list[Walk | None]:
         # One argmax and one transfer for all sessions that take it; drawing is dearer, and done on the path alone.

@@ -1,4 +1,5 @@
-"""What the server holds of one session: K/V rows, the tokens they stand for, and the feature rows made of them."""
+"""What the server holds of one session: K/V rows, the tokens they stand for, and the feature rows made of them; and
+what the target has said comes next."""
 
 from __future__ import annotations
 
@@ -8,18 +9,27 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider_drafters.drafter import Drafter
 from outrider_drafters.tap import Activations, Tap
+from outrider_proto.packing import prefix_hash
+from outrider_server.drafting import SessionDrafter
 from outrider_server.slots import KVShape, Slot
 
 _FIRST_CAPACITY = 256
 
 
 class Held:
-    """Slot, tokens and feature rows of one session; between passes all three cover the same positions."""
+    """Slot, tokens and feature rows of one session; between passes all three cover the same positions.
 
-    def __init__(self, kv: KVShape, tap: Tap | None) -> None:
+    `bonus` is the last verdict's, as long as it follows what is held; None where the text has ended. `drafting` is
+    there where the server may draft for this session.
+    """
+
+    def __init__(self, kv: KVShape, tap: Tap | None, drafter: Drafter | None = None) -> None:
         self.slot = Slot(kv)
         self.tap = tap
+        self.drafting = SessionDrafter(drafter) if drafter else None
+        self.bonus: int | None = None
         self._tap_state = tap.new_state() if tap else None
         self.tokens: list[int] = []
         self._features = np.empty((_FIRST_CAPACITY if tap else 0, tap.info.width if tap else 0), dtype=np.float32)
@@ -27,17 +37,27 @@ class Held:
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens."""
+        if length < len(self.tokens):
+            self.bonus = None
         self.slot.truncate(length)
         del self.tokens[length:]
         if self._tap_state is not None:
             self._tap_state.truncate(length)
         self._num_features = min(self._num_features, length)
 
-    def commit(self, chain: Sequence[int], path: Sequence[int], path_tokens: Sequence[int]) -> None:
+    def commit(self, chain: Sequence[int], path: Sequence[int], path_tokens: Sequence[int], bonus: int | None) -> None:
         """Keep the pass's chain and the accepted path; their features follow by `add_features`."""
         self.slot.commit(len(chain), path)
         self.tokens.extend(chain)
         self.tokens.extend(path_tokens)
+        self.bonus = bonus
+
+    def awaits(self, base_len: int, root: int, prefix: bytes) -> bool:
+        """Whether `root` is what comes next: exactly `base_len` tokens are held, it is the last verdict's bonus, and
+        with it they hash to `prefix`."""
+        if len(self.tokens) != base_len or root != self.bonus:
+            return False
+        return prefix_hash([*self.tokens, root]) == prefix
 
     def add_features(self, hidden: dict[int, Tensor]) -> None:
         """Run the tap over the positions that have no features yet; `hidden` holds their hidden states."""

@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from outrider_drafters.trees.shape import TreeShape
 from outrider_proto.errors import Reason, Refusal, Violation
 from outrider_proto.frames import Decode, Draft, Features, Finish, Verdict
 from outrider_proto.tree import DraftTree
+from outrider_server.acceptance import Walk
 from outrider_server.choice import Chooser
+from outrider_server.drafting import Known
 from outrider_server.engine import Outcome, Work
 from outrider_server.held import Held
 
@@ -28,19 +31,28 @@ Post = Callable[[Answer], None]
 class Job:
     """One Draft or Decode under way. `post` takes its answers and must be safe to call from the model thread."""
 
-    def __init__(self, held: Held, frame: Draft | Decode, chooser: Chooser, post: Post, now: float) -> None:
+    def __init__(
+        self, held: Held, frame: Draft | Decode, chooser: Chooser, post: Post, now: float, padded_width: int = 0
+    ) -> None:
         self.held = held
         self.post = post
         self.cancelled = False
         self.abandoned = False
         self._frame = frame
         self._chooser = chooser
+        self._padded_width = padded_width
         self._chain: tuple[int, ...] = (*frame.context, frame.root)
         self._tree = frame.tree if isinstance(frame, Draft) else _NO_TREE
+        self._shape = _shape(frame)
+        self._grown = False
         self._tokens_left = frame.max_tokens if isinstance(frame, Decode) else 1
+        self._features_from = frame.features_from
+        self._sent_features = False
+        self._has_spoken = False  # a verdict has left
         self._begun = False
         self._waiting_since = now
         self._queue_s = 0.0
+        self._draft_s = 0.0
         self._verify_s = 0.0
         self._tap_s = 0.0
 
@@ -49,9 +61,27 @@ class Job:
         return self.abandoned or self._tokens_left == 0
 
     @property
+    def stopped(self) -> bool:
+        """Nobody wants it to go on."""
+        return self.cancelled or self.abandoned
+
+    @property
     def num_rows(self) -> int:
         """Rows it would like to run in the next pass."""
         return len(self._chain) + len(self._tree)
+
+    @property
+    def stale(self) -> bool:
+        """Whether it was sent on an assumption that did not come true; asked before it begins."""
+        frame = self._frame
+        if self._begun or not isinstance(frame, Draft) or not frame.assumes:
+            return False
+        return not self.held.awaits(frame.base_len, frame.root, frame.assumes)
+
+    @property
+    def lacks_tree(self) -> bool:
+        """Whether the server is to draft before the next pass, and knows all there is to know before the root."""
+        return self._shape is not None and not self._grown and len(self._chain) == 1
 
     def begin(self) -> None:
         """Drop what the client no longer stands by, once. Raises Violation when it counts on more than is held."""
@@ -65,10 +95,35 @@ class Job:
         self.held.truncate(self._frame.base_len)
         self._begun = True
 
+    def grow(self) -> None:
+        """Draft for the next pass, so that no more than the tokens asked for can stand."""
+        assert self._shape is not None
+        assert self.held.drafting is not None
+        self._grown = True
+        shape = self._shape.fitted(self._tokens_left - 1, self._shape.budget)
+        if shape is not None:
+            features = self.held.features if self.held.tap else None
+            known = Known((*self.held.tokens, *self._chain), features)
+            self._tree = self.held.drafting.grow(known, shape, lambda: self.stopped)
+
+    def drafted(self, draft_s: float) -> None:
+        """It drafted for so long; that is no waiting."""
+        self._draft_s += draft_s
+        self._queue_s -= draft_s
+
+    def dismiss(self) -> None:
+        """Answer a stale draft and end it; nothing that is held changes."""
+        self._tokens_left = 0
+        self.post(Verdict(self._frame.seq, (), None, stale=True))
+        self.post(Done())
+
     def cancel(self) -> None:
         """Answer a cancelled Decode and end it."""
         self._tokens_left = 0
         self.post(Verdict(self._frame.seq, (), None, Finish.CANCELLED))
+        if self._sent_features and self._features_from is not None:
+            self._features_from -= 1  # the newest row again: somebody waits for the last frame
+            self._post_features()
         self.post(Done())
 
     def work(self, room: int) -> Work:
@@ -85,32 +140,61 @@ class Job:
         if outcome.walk is None:
             self._chain = self._chain[len(outcome.work.chain) :]
             return
-        self._tokens_left -= 1
         finish = outcome.walk.finish
+        self._tokens_left = max(0, self._tokens_left - 1 - len(outcome.walk.path))
         if finish is not Finish.NOT_YET:
             self._tokens_left = 0
         elif isinstance(self._frame, Decode) and self._tokens_left == 0:
             finish = Finish.LIMIT
+        self.post(self._verdict(outcome.walk, finish))
+        self._has_spoken = True
         if outcome.walk.bonus is not None:
             self._chain = (outcome.walk.bonus,)
-        queue_us, verify_us = round(self._queue_s * 1e6), round(self._verify_s * 1e6)
-        self._queue_s = self._verify_s = 0.0
-        self.post(Verdict(self._frame.seq, outcome.walk.path, outcome.walk.bonus, finish, queue_us, verify_us))
+        self._tree, self._grown = _NO_TREE, False
+        self._queue_s = self._draft_s = self._verify_s = 0.0
 
     def settle(self, tap_s: float) -> None:
-        """After commit and a tap of `tap_s`: post the features the client lacks, and the end."""
+        """After commit and a tap of `tap_s`: post the features the client lacks, and the end. A Draft's come at its
+        end, a Decode's as they are made, but never before its first token."""
         self._tap_s += tap_s
-        if not self.over:
-            return
-        if self.held.tap is not None and isinstance(self._frame, Draft):
-            first, rows = self.held.features(self._frame.features_from)
-            if len(rows):
-                tap_us = round(self._tap_s * 1e6)
-                self.post(Features(self._frame.seq, first, rows, last=True, tap_us=tap_us))
-        self.post(Done())
+        if self.over or self._has_spoken:
+            self._post_features()
+        if self.over:
+            self.post(Done())
 
     def fail(self, refusal: Refusal) -> None:
         """End it with an error."""
         self._tokens_left = 0
         self.post(refusal)
         self.post(Done())
+
+    def _verdict(self, walk: Walk, finish: Finish) -> Verdict:
+        by_number = isinstance(self._frame, Draft)  # the client knows the tree
+        return Verdict(
+            self._frame.seq,
+            walk.path if by_number else (),
+            walk.bonus,
+            finish,
+            queue_us=round(max(self._queue_s, 0.0) * 1e6),
+            verify_us=round(self._verify_s * 1e6),
+            tokens=() if by_number else self._tree.path_tokens(walk.path),
+            draft_us=round(self._draft_s * 1e6),
+        )
+
+    def _post_features(self) -> None:
+        if self.held.tap is None or self._features_from is None:
+            return
+        first, rows = self.held.features(self._features_from)
+        if not len(rows):
+            return
+        self._features_from = first + len(rows)
+        self._sent_features = True
+        tap_us = round(self._tap_s * 1e6) if self.over else 0
+        self.post(Features(self._frame.seq, first, rows, self.over, tap_us, self._padded_width))
+
+
+def _shape(frame: Draft | Decode) -> TreeShape | None:
+    """Of the trees that the server is to grow."""
+    if isinstance(frame, Draft) or frame.tree is None:
+        return None
+    return TreeShape(frame.tree.breadth, frame.tree.levels, frame.tree.budget)

@@ -1,8 +1,8 @@
 """The thread the target runs in: takes every waiting job into one pass, tick after tick. The one place that changes
 what sessions hold.
 
-A tick: gather what has arrived, take the first job of every session, plan, verify, post verdicts, commit, tap, post
-features. Jobs of one session run in the order they came.
+A tick: gather what has arrived, take the first job of every session, draft where the server is to, plan, verify, post
+verdicts, commit, tap, post features. Jobs of one session run in the order they came.
 """
 
 from __future__ import annotations
@@ -160,12 +160,29 @@ def _wants_model(job: Job) -> bool:
     if job.cancelled:
         job.cancel()
         return False
+    if job.stale:
+        job.dismiss()
+        return False
     try:
         job.begin()
+        if job.lacks_tree:
+            _draft(job)
     except Violation as violation:
         job.fail(violation)
         return False
+    except Exception as error:
+        _fail(job, error)
+        return False
+    if job.cancelled:  # while it drafted
+        job.cancel()
+        return False
     return True
+
+
+def _draft(job: Job) -> None:
+    started = time.monotonic()
+    job.grow()
+    job.drafted(time.monotonic() - started)
 
 
 def _fail(job: Job, error: Exception) -> None:

@@ -18,15 +18,17 @@ from outrider_server.service import SERVICE, VerifierService
 from outrider_server.verifier import Verifier, build_verifier
 
 DRAIN_S = 5.0  # what streams get to finish what is under way
-_OPTIONS = [
+SERVER_OPTIONS = [
     # Room above our own limit, so that a frame somewhat too large gets our status and not the transport's.
     ("grpc.max_receive_message_length", 4 * MAX_FRAME_BYTES),
     ("grpc.max_send_message_length", 4 * MAX_FRAME_BYTES),
     ("grpc.so_reuseport", 0),  # else a second server on the port would silently share it
-    # A peer that vanished must free its session: TCP alone would take a quarter of an hour.
+    # A peer that vanished must free its session: TCP alone would take a quarter of an hour. The first timeout becomes
+    # TCP_USER_TIMEOUT and ends at a proxy; behind one only the second counts, whose default is a minute (measured).
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Clients may ping as often as their link needs.
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    # Clients may ping as often as their link needs: by default the third ping without data ends in too_many_pings.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 ]
@@ -53,7 +55,7 @@ class Server:
 
     async def start(self) -> None:
         """Listen. Raises UsageError when the address is taken or not ours."""
-        server = grpc.aio.server(options=_OPTIONS)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((VerifierService(self.verifier).handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)

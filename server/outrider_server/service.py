@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -13,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Reason, Refusal, Violation
-from outrider_proto.frames import ClientFrame, Codec, Features, Open, ServerFrame
+from outrider_proto.frames import ClientFrame, Codec, Open, ServerFrame
 from outrider_proto.status import refusal_status
 from outrider_proto.wire import (
     MAX_FRAME_BYTES,
@@ -24,7 +23,6 @@ from outrider_proto.wire import (
 from outrider_server.verifier import Verifier
 
 _log = logging.getLogger(__name__)
-_ENCODED_ON_LOOP = 64 * 1024  # feature values; more would block the loop for over a millisecond
 SERVICE = pb.DESCRIPTOR.services_by_name["Verifier"].full_name
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -55,7 +53,7 @@ class VerifierService:
         try:
             async with aclosing(self._verifier.session(incoming.frames())) as outgoing:
                 async for frame in outgoing:
-                    for message in await _encoded(frame, incoming.codec):
+                    for message in _messages(frame, incoming.codec):
                         await context.write(message)
         except Refusal as refusal:
             await _abort(context, refusal)
@@ -88,12 +86,6 @@ def _parse(data: bytes) -> ClientFrame:
     except DecodeError as error:
         raise Violation(Reason.MALFORMED_FRAME, "not a ClientFrame") from error
     return client_frame_from_proto(message)
-
-
-async def _encoded(frame: ServerFrame, codec: Codec) -> Iterator[bytes]:
-    if isinstance(frame, Features) and frame.rows.size > _ENCODED_ON_LOOP:
-        return iter(await asyncio.to_thread(lambda: [*_messages(frame, codec)]))
-    return _messages(frame, codec)
 
 
 def _messages(frame: ServerFrame, codec: Codec) -> Iterator[bytes]:

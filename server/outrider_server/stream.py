@@ -1,11 +1,14 @@
 """The answering half of one client's stream: frames waiting to be sent, jobs under way, and how it will end. Lives on
-the event loop; knows neither gRPC nor the model."""
+the event loop; knows neither gRPC nor the model.
+
+Features wait apart and leave in small pieces when nothing else is waiting: no verdict stands behind a prompt's."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import assert_never
 
 from outrider_proto.errors import Reason, Refusal, Violation
@@ -16,16 +19,18 @@ from outrider_server.sessions import Session
 
 _MAX_WAITING_FRAMES = 256  # beyond either the client is not listened to, and HTTP/2 slows it down
 _MAX_JOBS = 32
+_PIECE_VALUES = 16 * 1024  # of features; 16 KiB at a byte each
 
 
 class Stream:
-    """Frames out, in order; ends normally, or with a Refusal after the frames before it."""
+    """Frames out, in order but for features; ends normally, or with a Refusal after the frames before it."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
         self.chooser: Chooser | None = None
         self.faulty = False  # what the session holds can no longer be trusted
         self._frames: deque[ServerFrame] = deque()
+        self._features: deque[Features] = deque()
         self._jobs: dict[int, Job] = {}
         self._last_seq = -1
         self._refusal: Refusal | None = None
@@ -34,7 +39,10 @@ class Stream:
         self._has_room = asyncio.Event()
 
     def send(self, frame: ServerFrame) -> None:
-        self._frames.append(frame)
+        if isinstance(frame, Features):
+            self._features.append(frame)
+        else:
+            self._frames.append(frame)
         self._changed.set()
 
     def check_seq(self, seq: int) -> None:
@@ -89,15 +97,14 @@ class Stream:
 
     async def room(self) -> None:
         """Wait until the client has taken enough of what it was sent."""
-        while len(self._frames) >= _MAX_WAITING_FRAMES or len(self._jobs) >= _MAX_JOBS:
+        while len(self._frames) + len(self._features) >= _MAX_WAITING_FRAMES or len(self._jobs) >= _MAX_JOBS:
             self._has_room.clear()
             await self._has_room.wait()
 
     async def frames(self) -> AsyncGenerator[ServerFrame]:
         """What to send, until the stream ends. Raises the Refusal it ends with."""
         while True:
-            while self._frames:
-                frame = self._frames.popleft()
+            while (frame := self._next()) is not None:
                 self._has_room.set()
                 yield frame
             if self._ending and not self._jobs:
@@ -106,3 +113,18 @@ class Stream:
             await self._changed.wait()
         if self._refusal is not None:
             raise self._refusal
+
+    def _next(self) -> ServerFrame | None:
+        if self._frames:
+            return self._frames.popleft()
+        return self._piece() if self._features else None
+
+    def _piece(self) -> Features:
+        """The first rows of the features that wait longest."""
+        waiting = self._features.popleft()
+        count = max(1, _PIECE_VALUES // max(waiting.rows.shape[1], waiting.padded_width, 1))
+        if len(waiting.rows) <= count:
+            return waiting
+        waiting = replace(waiting, of_rows=max(waiting.of_rows, len(waiting.rows)))
+        self._features.appendleft(replace(waiting, first=waiting.first + count, rows=waiting.rows[count:]))
+        return replace(waiting, rows=waiting.rows[:count], last=False, tap_us=0)

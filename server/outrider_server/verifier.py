@@ -12,6 +12,9 @@ from typing import assert_never
 
 import torch
 
+from outrider_drafters.drafter import Drafter
+from outrider_drafters.pace import Pace
+from outrider_drafters.paced import PacedDrafter
 from outrider_drafters.tap import Tap
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import Reason, Refusal, Violation
@@ -31,6 +34,7 @@ from outrider_proto.frames import (
 from outrider_server.checks import check_open, check_tokens
 from outrider_server.choice import Chooser
 from outrider_server.config import Limits, ServerConfig
+from outrider_server.drafting import load_drafters
 from outrider_server.engine import Engine
 from outrider_server.held import Held
 from outrider_server.jobs import Answer, Job
@@ -45,7 +49,10 @@ _SWEEP_S = 5.0  # how often parked sessions are looked at when nobody opens one
 
 
 class Verifier:
-    """Serves sessions on one target. start() before the first session, stop() after the last."""
+    """Serves sessions on one target. start() before the first session, stop() after the last.
+
+    `drafters`: whose sessions may ask the server to draft; of several that eat the same features the first one does.
+    """
 
     def __init__(
         self,
@@ -53,20 +60,31 @@ class Verifier:
         taps: Sequence[Tap] = (),
         limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        pace: Pace | None = None,
+        drafters: Sequence[Drafter] = (),
     ) -> None:
         self._limits = limits or Limits()
+        self.pace = pace
+        self._drafters: dict[str, Drafter] = {}
+        for drafter in drafters:
+            self._drafters.setdefault(drafter.tap.fingerprint, _paced(drafter, pace))
         self._target = target
         self._taps: Mapping[str, Tap] = {tap.info.fingerprint: tap for tap in taps}
         self._clock = clock
         self._description = self._describe()
         self._sessions = SessionTable(self._limits.session_ttl_s, self._limits.max_sessions)
-        self._thread = ModelThread(Engine(target), self._limits.chunk_tokens)
+        self._thread = ModelThread(Engine(target, pace), self._limits.chunk_tokens)
         self._streams: set[Stream] = set()
         self._draining = False
         self._sweeper: asyncio.Task[None] | None = None
 
     def describe(self) -> ServerDescription:
         return self._description
+
+    @property
+    def drafts_with(self) -> tuple[str, ...]:
+        """Families of the drafters that the server itself can run."""
+        return tuple(drafter.family for drafter in self._drafters.values())
 
     async def start(self) -> None:
         self._thread.start()
@@ -158,6 +176,7 @@ class Verifier:
                 max_context=about.max_context,
                 max_nodes=about.max_nodes,
                 eos_token_ids=about.eos_token_ids,
+                server_draft=stream.session.held.drafting is not None,
             )
         )
 
@@ -176,7 +195,8 @@ class Verifier:
 
     def _new_session(self, frame: Open, stream: Stream) -> Session:
         self._sessions.make_room(self._clock())
-        held = Held(self._target.kv, self._taps[frame.tap] if frame.tap else None)
+        tap = self._taps[frame.tap] if frame.tap else None
+        held = Held(self._target.kv, tap, self._drafters.get(frame.tap))
         return self._sessions.add(held, frame.tap, stream)
 
     async def _ask_kept(self, session: Session, limit: int) -> Kept:
@@ -197,13 +217,16 @@ class Verifier:
         session = self._session_of(stream)
         stream.check_seq(frame.seq)
         check_tokens(frame, self._description)
+        if isinstance(frame, Decode) and frame.tree is not None and session.held.drafting is None:
+            raise Refusal(Reason.NO_SERVER_DRAFT, "this server does not draft for this session: decode without a tree")
         assert stream.chooser is not None
         loop = asyncio.get_running_loop()
 
         def post(answer: Answer) -> None:
             loop.call_soon_threadsafe(stream.deliver, frame.seq, answer)
 
-        job = Job(session.held, frame, stream.chooser, post, time.monotonic())
+        padded_width = self.pace.feature_width if self.pace else 0
+        job = Job(session.held, frame, stream.chooser, post, time.monotonic(), padded_width)
         stream.start(frame.seq, job)
         self._thread.submit(job)
 
@@ -244,11 +267,18 @@ class Verifier:
 
 
 def build_verifier(config: ServerConfig) -> Verifier:
-    """Load target and taps. Raises UsageError."""
+    """Load target, taps and drafters. Raises UsageError."""
+    pace = None if config.pace is None else Pace.load(config.pace)
     target = Target.load(config.target, config.dtype, config.device, config.max_context)
     if (threads := config.threads or (1 if target.is_small else None)) is not None:
         torch.set_num_threads(threads)
-    return Verifier(target, load_taps(target, config.target, config.drafters), config.limits)
+    taps = load_taps(target, config.target, config.drafters)
+    drafters = load_drafters(target, config.target, config.drafters) if config.server_draft else []
+    return Verifier(target, taps, config.limits, pace=pace, drafters=drafters)
+
+
+def _paced(drafter: Drafter, pace: Pace | None) -> Drafter:
+    return drafter if pace is None else PacedDrafter(drafter, pace.server_level_ms, pace.level_factor)
 
 
 def _shutting_down() -> Refusal:

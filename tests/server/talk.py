@@ -4,11 +4,12 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import grpc
+import torch
 
-from outrider_drafters.tap import LastHiddenTap
+from outrider_drafters.tap import Activations, LastHiddenTap, Memoryless
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Refusal
-from outrider_proto.frames import Decode, Draft, Features, Finish, Open, Verdict
+from outrider_proto.frames import Decode, Draft, Features, Finish, Open, TapInfo, Verdict
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import client_frame_to_proto, server_frame_from_proto
@@ -16,6 +17,17 @@ from outrider_server.verifier import Verifier
 
 WAIT_S = 20  # no answer takes that long; it only keeps a broken test from hanging
 NO_TREE = DraftTree()
+
+
+class KeysTap(Memoryless):
+    """Keys of one layer, newest row only."""
+
+    needs_kv = True
+    hidden_layers = ()
+    info = TapInfo("keys", "test", 16, newest_only=True)
+
+    def rows(self, acts: Activations) -> torch.Tensor:
+        return acts.keys[1].transpose(0, 1).flatten(1)
 
 
 class Talk:
@@ -55,13 +67,14 @@ class Talk:
     async def prompt(self, tokens) -> Verdict:
         return await self.verdict(0, tokens[:-1], tokens[-1])
 
-    async def decode(self, base_len: int, context, root: int, count: int) -> list[Verdict]:
-        """All verdicts of a Decode."""
+    async def decode(self, base_len: int, context, root: int, count: int, **more) -> list[Verdict]:
+        """All verdicts of a Decode; its features are skipped."""
         self.seq += 1
-        await self.send(Decode(self.seq, base_len, tuple(context), root, count))
-        verdicts = [await self.receive()]
-        while verdicts[-1].finish is Finish.NOT_YET:
-            verdicts.append(await self.receive())
+        await self.send(Decode(self.seq, base_len, tuple(context), root, count, **more))
+        verdicts: list[Verdict] = []
+        while not verdicts or verdicts[-1].finish is Finish.NOT_YET:
+            if isinstance(frame := await self.receive(), Verdict):
+                verdicts.append(frame)
         return verdicts
 
     async def refusal(self) -> Refusal:

@@ -13,7 +13,9 @@ from tiny_targets import build
 from typer.testing import CliRunner
 
 from outrider_models.bundling import make_bundle
-from outrider_server.cli import _stop_signal, app
+from outrider_server.cli import _announce, _stop_signal, app
+from outrider_server.config import ServerConfig
+from outrider_server.verifier import build_verifier
 
 COMMAND = [sys.executable, "-c", "from outrider_server.cli import main; main()"]
 
@@ -42,6 +44,8 @@ def serve(*options: str):
         (["--max-nodes", "300"], "max_nodes=300: need 1 to 255"),
         (["--max-context", "1000"], "max_context=1000: need 2 to 512"),
         (["--drafter", "/nowhere"], "/nowhere: no such directory"),
+        (["--pace", "laptop"], "pace laptop: need a .toml file or one of"),
+        (["--pace", "/nowhere/my.toml"], "/nowhere/my.toml: cannot be read"),
         (["--host", "203.0.113.1", "--port", "1"], "cannot listen on 203.0.113.1:1"),
     ],
 )
@@ -96,6 +100,14 @@ async def test_either_signal_stops_it(number):
         asyncio.get_running_loop().remove_signal_handler(each)
 
 
+def test_a_server_that_is_paced_or_drafts_says_so(target_dir, tmp_path, capsys):
+    config = ServerConfig(str(target_dir), ("lookup",), pace="paper", server_draft=True)
+    _announce("here:1", build_verifier(config), tmp_path / "ready.json")
+    heard = capsys.readouterr().err
+    assert "features for last-hidden, drafting with lookup, paced as paper (emulated times: arXiv 2410.03804" in heard
+    assert json.loads((tmp_path / "ready.json").read_text())["pace"] == "paper"
+
+
 def test_it_says_when_it_is_ready_and_stops_on_a_signal(target_dir, tmp_path):
     ready = tmp_path / "ready.json"
     options = ["serve", "--target", str(target_dir), "--port", "0", "--threads", "1", "--ready-file", str(ready)]
@@ -106,5 +118,6 @@ def test_it_says_when_it_is_ready_and_stops_on_a_signal(target_dir, tmp_path):
     about = json.loads(ready.read_text())
     assert line == f"outrider-server: ready on {about['address']}, target {target_dir.name}, features for last-hidden\n"
     assert about["taps"] == [{"fingerprint": "last-hidden:32", "family": "last-hidden", "width": 32}]
+    assert about["pace"] is None
     assert rest == ""
     assert process.returncode == 0

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from talk import KeysTap
 from tiny_targets import random_tokens, random_tree, target, tree_around
 
-from outrider_drafters.tap import Activations, LastHiddenTap, Memoryless
+from outrider_drafters.tap import Activations, LastHiddenTap
 from outrider_proto.frames import Sampling, TapInfo
 from outrider_proto.tree import DraftTree
 from outrider_server.choice import Chooser
@@ -38,17 +39,6 @@ class SumState:
 
     def truncate(self, length: int) -> None:
         self.sums = self.sums[: 1 + length]
-
-
-class KeysTap(Memoryless):
-    """Keys of one layer, newest row only."""
-
-    needs_kv = True
-    hidden_layers = ()
-    info = TapInfo("keys", "test", 16, newest_only=True)
-
-    def rows(self, acts: Activations) -> torch.Tensor:
-        return acts.keys[1].transpose(0, 1).flatten(1)
 
 
 TAPS = {"sum": SumTap(), "keys": KeysTap(), "last": LastHiddenTap(32), "none": None}
