@@ -3,13 +3,13 @@ and turns what happens into events."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider_client.config import ClientConfig
+from outrider_client.controller.choice import OnlineMode
 from outrider_client.detokeniser import Detokeniser
-from outrider_client.drafting import DraftingThread
+from outrider_client.drafting import Drafting, Lookout, Wanted
 from outrider_client.events import (
     Committed,
     Cycle,
@@ -22,18 +22,20 @@ from outrider_client.events import (
     Verified,
     Warned,
 )
+from outrider_client.exchange import NOTHING, Asked, Exchange
 from outrider_client.fit import Fit
 from outrider_client.link_state import LinkState
 from outrider_client.local_models import LocalModels
 from outrider_client.own_words import OwnWords
+from outrider_client.pilot import Pilot
+from outrider_client.plans import Plans
 from outrider_client.session import Session
 from outrider_client.statistics import Meter, Statistics
-from outrider_client.transcript import FinishReason, Origin, Outcome, Transcript
-from outrider_drafters.trees.shape import TreePlan, TreeShape
-from outrider_proto.errors import LinkError, Reason, Refusal
-from outrider_proto.frames import Cancel, Decode, Draft, Features, Verdict
-from outrider_proto.packing import TOKEN_BYTES
-from outrider_proto.tree import MAX_NODES, DraftTree
+from outrider_client.transcript import Change, FinishReason, Origin, Transcript
+from outrider_drafters.trees.forecast import Outcome
+from outrider_drafters.trees.grow import Drafted
+from outrider_proto.errors import Reason, Refusal
+from outrider_proto.frames import Cancel, Decode, Draft, ServerTree, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,10 @@ class Equipment:
     models: LocalModels
     session: Session
     transcript: Transcript
-    drafting: DraftingThread | None
-    last_resort: DraftingThread
+    drafting: Drafting | None
+    last_resort: Drafting
     fit: Fit
+    pilot: Pilot
     clock: Callable[[], float]
 
 
@@ -65,92 +68,197 @@ class Answer:
         self._meter = Meter(self._clock(), () if self._drafting is None else self._drafting.names)
         last_resort = equipment.last_resort if config.last_resort == "lookup" else None
         self._words = OwnWords(self._models, self._drafting, last_resort, self._meter, equipment.fit)
+        self._pilot = equipment.pilot
+        self.plans = Plans(config, equipment.models, equipment.session, equipment.pilot)
+        self._exchange = Exchange(self.session, self._transcript, self._drafting, self._meter, self._pilot, self._clock)
         self._bytes_before = self.session.num_bytes
-        self._request: Draft | Decode | None = None
-        self._asked_at = 0.0
+        self._mode: OnlineMode = "stream"
+        self._judging: Asked | None = None  # what the newest verdict answers
         self._speechless = False  # the drafter has nothing to say before it hears from the target again
-        self._rows_complete_for = 0  # seq of the newest draft whose features have all come
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Take the prompt in; what it shares with the tokens before it need not be sent or read again."""
         if len(prompt) >= self._models.max_context:
             room = self._models.max_context
             raise Refusal(Reason.CONTEXT_FULL, f"prompt has {len(prompt)} tokens: the target's context is {room}")
-        self._take_arrived()
+        self._exchange.take_arrived()
         common = self._transcript.begin(prompt, self.config.max_new_tokens)
         if self._drafting is not None:
             self._drafting.begin(common)
         self._words.begin(prompt)
+        self.plans.begin()
         self.session.watcher = lambda state, detail: self._emit(LinkChanged(state, detail))
         if self.session.state is LinkState.CONNECTING and self.config.mode != "offline":
             self._emit(LinkChanged(LinkState.CONNECTING))
 
     # -- with the link ------------------------------------------------------------------------------------------------
 
-    async def grow_tree(self) -> DraftTree:
-        """The drafter's guess at what follows; empty for the prompt, or without a drafter."""
-        plan = self._plan()
-        if self._drafting is None or plan is None or self._transcript.num_new_tokens == 0:
-            return DraftTree()
-        started = self._clock()
-        tree = await self._words.draft(self._transcript.tokens, self._transcript.num_new_tokens, plan)
-        self._meter.drafted(self._clock() - started)
-        return tree
+    async def draft(self) -> Drafted:
+        """The drafter's guess at what follows; empty for the prompt, or without a drafter. Raises LinkError."""
+        if self._drafting is None or self._transcript.num_new_tokens == 0:
+            return NOTHING
+        await self._take_features()
+        return await self._grow()
 
-    async def verify(self, tree: DraftTree) -> Verdict:
-        """The target's verdict on the tree under the last token that stands."""
-        known = 0 if self._drafting is None else self._drafting.num_features
-        self._ask(self._transcript.next_draft(tree, known))
+    async def _grow(self) -> Drafted:
+        plan = self.plans.after(len(self._transcript.tokens))
+        if plan is None:
+            return NOTHING
+        started = self._clock()
+        routed = await self._words.draft(self._transcript.tokens, self._transcript.num_new_tokens, plan)
+        self._meter.drafted(took_s := self._clock() - started)
+        self._pilot.took_drafting(took_s, routed.num_passes)
+        return routed.drafted
+
+    def send(self, drafted: Drafted) -> Draft:
+        """Have a draft under the last token that stands verified; whatever else was under way no longer counts."""
+        draft = self._transcript.next_draft(drafted.tree, self._exchange.known_features)
+        self._exchange.ask(draft, drafted, self._words.head)
+        return draft
+
+    def send_ahead(self, text: Sequence[int], drafted: Drafted) -> Draft:
+        """Have a draft verified for when `text` is what stands by then."""
+        draft = self._transcript.next_ahead(text, drafted.tree)
+        self._exchange.ask(draft, drafted, self._words.head)
+        return draft
+
+    def look_out(self, text: Sequence[int], drafted: Drafted) -> Lookout | None:
+        """Begin to draft for what may come of a draft under way below `text`; None where nobody could."""
+        plan = self.plans.ahead(len(text) + max(drafted.tree.depths(), default=0) + 1)  # where the next root may be
+        if self._drafting is None or plan is None or self._transcript.num_new_tokens == 0 or not self.has_room(text):
+            return None
+        wanted = Wanted(plan, self._pilot.outcomes, self._models.eos_token_ids)
+        return self._words.look_out(text, drafted.tree, wanted, self._exchange.rows)
+
+    def has_room(self, text: Sequence[int]) -> bool:
+        """Whether the answer may go on after so long a text."""
+        return len(text) < self._transcript.limit_len
+
+    @property
+    def num_in_flight(self) -> int:
+        """Drafts to have under way at once."""
+        choice = self._pilot.choice
+        return self.config.in_flight if choice is None else choice.in_flight
+
+    def is_under_way(self, draft: Draft) -> bool:
+        """Whether its verdict is the next one."""
+        return self._transcript.awaits(draft.seq)
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """All tokens that stand."""
+        return tuple(self._transcript.tokens)
+
+    async def verify(self, drafted: Drafted) -> Verdict:
+        """The target's verdict on the draft under the last token that stands."""
+        self.send(drafted)
         return await self.next_verdict()
 
     async def verify_tail(self) -> Verdict:
         """The target's verdict on the first unverified tokens."""
-        return await self.verify(self._transcript.tail_chain(self._max_nodes))
+        return await self.verify(Drafted(self._transcript.tail_chain(self.plans.max_nodes)))
 
-    def ask_decode(self) -> None:
-        """Let the target write the rest alone."""
-        self._ask(self._transcript.next_decode())
+    def ask_decode(self, tree: ServerTree | None = None, *, features: bool = False) -> None:
+        """Let the server write the rest: the target alone, or with a drafter beside it that grows such trees; with the
+        features of what it reads and writes, if asked for."""
+        known = self._exchange.known_features if features and self._drafting is not None else None
+        self._exchange.ask(self._transcript.next_decode(known, tree))
+
+    async def stop_decode(self) -> None:
+        """Let the server write no more; what comes until it has stopped stands. Raises LinkError."""
+        asked = self._transcript.awaited
+        if isinstance(asked, Decode) and not self.finished:
+            self.session.link.send(Cancel(asked.seq))
+        while isinstance(self._transcript.awaited, Decode) and not self.finished:
+            self.commit(await self.next_verdict())
+
+    def decide(self) -> OnlineMode:
+        """The mode to ride next, of those that this server and this drafter allow."""
+        return self._pilot.decide(self.session.limits, self.session.rtt).mode
+
+    def enters(self, mode: OnlineMode) -> None:
+        """A loop begins."""
+        self._mode = mode
+        self._pilot.enters(mode)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the loop under way should: until the answer is finished, or another mode has become better."""
+        return not self.finished and (not self.is_auto or self.decide() == self._mode)
+
+    @property
+    def is_auto(self) -> bool:
+        return self.config.mode == "auto"
+
+    @property
+    def affords_features(self) -> bool:
+        """Whether `auto` may have features come along with what the server writes."""
+        return self.is_auto and self._pilot.affords_features
+
+    @property
+    def should_open(self) -> bool:
+        """Whether the server should write alone while the prompt's features are on their way."""
+        drafting, transcript = self._drafting, self._transcript
+        if (
+            not self.config.opening
+            or drafting is None
+            or not drafting.tap.fingerprint
+            or drafting.tap.newest_only
+            or transcript.num_new_tokens
+        ):
+            return False
+        return self._pilot.should_open(transcript.prompt_len - drafting.num_features, self.session.rtt)
+
+    @property
+    def has_prompt_features(self) -> bool:
+        return self._drafting is None or self._drafting.num_features >= self._transcript.prompt_len
 
     async def next_verdict(self) -> Verdict:
-        """The next one that answers the request in flight. Raises LinkError."""
-        timeout_s = self.config.timeouts.verdict_s
-        while (reply := await self.session.link.receive(timeout_s)) is not None:
-            if isinstance(reply, Features):
-                self._take_rows(reply)
-            elif self._transcript.awaits(reply.seq):
-                return self._measured(reply)
-        raise LinkError(f"no verdict within {timeout_s:g} s")
+        """On the oldest request under way. Raises LinkError."""
+        self._judging, verdict = await self._exchange.next_verdict(self.config.timeouts.verdict_s)
+        return verdict
 
     def commit(self, verdict: Verdict) -> None:
-        """Let the verdict stand."""
-        assert self._request is not None
-        had_tail = self._transcript.tail_len > 0
-        outcome = self._transcript.apply(verdict, self._models.vocab_size)
+        """Let the verdict that came last stand."""
+        asked, had_tail = self._judging, self._transcript.tail_len > 0
+        assert asked is not None
+        change = self._transcript.apply(verdict, self._models.vocab_size)
         self._speechless = False
-        if isinstance(self._request, Draft) and self._request.tree.tokens and not had_tail:
-            self._judge(self._request.tree, verdict)
-        self._emit(Cycle(self._request, verdict))
-        self._report(outcome)
+        if not had_tail:
+            self._judge(asked, verdict)
+            self._pilot.took_verdict(asked.request, verdict, stale=asked.stale)
+        self._emit(Cycle(asked.request, verdict))
+        self._report(change)
         self._emit(Stats(self.statistics()))
-        if outcome.finish is not None:
-            self.finish(outcome.finish)
+        if change.finish is not None:
+            self.finish(change.finish)
 
-    async def take_features(self) -> None:
-        """Wait for the features of the last draft, as far as anyone wants them."""
-        if self._drafting is None or not self._drafting.tap.fingerprint or self.finished or self._request is None:
-            return
+    async def take_foreseen(self, lookout: Lookout, outcome: Outcome) -> Drafted | None:
+        """The draft that was made for what the verdict says, finished if it was under way; None without one."""
         started = self._clock()
-        give_up_at = started + self.config.timeouts.features_s
-        while self._rows_complete_for < self._request.seq and (left := give_up_at - self._clock()) > 0:
-            reply = await self.session.link.receive(left)
-            if isinstance(reply, Features):
-                self._take_rows(reply)
-        self._meter.waited(self._clock() - started)
+        drafted = await lookout.draft_for(outcome)
+        self._meter.drafted(self._clock() - started)
+        self._pilot.took_lookout(lookout, outcome)
+        if lookout.num_nodes:
+            self._meter.foreseen(drafted is not None)
+            self._meter.wasted(lookout.num_nodes - (0 if drafted is None else len(drafted.tree)))
+        return drafted
+
+    def drop(self, lookout: Lookout) -> None:
+        """What is looked out for from there will not come about."""
+        self._meter.wasted(lookout.num_nodes)
+        lookout.cancel()
 
     async def warm_drafter(self) -> None:
         """Let the drafter read what the target wrote, so that it can take over at once."""
-        if self._drafting is not None:
-            await self._drafting.follow(self._transcript.tokens)
+        if self._drafting is None:
+            return
+        tokens = tuple(self._transcript.tokens)
+        self._pilot.took_text(tokens)
+        if self._pilot.wants_trial(len(tokens)) and self.has_prompt_features:
+            self._pilot.tries(len(tokens), (await self._grow()).tree)
+        else:
+            await self._drafting.follow(tokens)
 
     # -- without it ---------------------------------------------------------------------------------------------------
 
@@ -160,7 +268,7 @@ class Answer:
         return (
             self._words.any
             and self._transcript.room > 0
-            and len(self._transcript.tokens) < self._max_context
+            and len(self._transcript.tokens) < self.plans.max_context
             and not self._ended
             and not self._speechless
         )
@@ -185,7 +293,7 @@ class Answer:
         if not self.has_tail:
             return
         self._transcript.keep_tail()
-        if self._ended or self._transcript.room <= 0 or len(self._transcript.tokens) >= self._max_context:
+        if self._ended or self._transcript.room <= 0 or len(self._transcript.tokens) >= self.plans.max_context:
             self.finish("unverified")
 
     @property
@@ -195,6 +303,7 @@ class Answer:
 
     async def lose_link(self, error: Exception) -> None:
         self._meter.went_offline(self._clock())
+        self._exchange.lost()
         await self.session.lose(str(error))
 
     def caught_up(self) -> None:
@@ -215,8 +324,9 @@ class Answer:
 
     def abandon(self) -> None:
         """The caller wants no more; the session stays usable."""
-        if isinstance(self._request, Decode) and self.session.state is LinkState.ONLINE and not self.finished:
-            self.session.link.send(Cancel(self._request.seq))
+        asked = self._exchange.newest
+        if isinstance(asked, Decode) and self.session.state is LinkState.ONLINE and not self.finished:
+            self.session.link.send(Cancel(asked.seq))
 
     def statistics(self) -> Statistics:
         up, down = self.session.num_bytes
@@ -232,73 +342,41 @@ class Answer:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _judge(self, tree: DraftTree, verdict: Verdict) -> None:
-        warning = self._words.judge(tree, verdict)
-        if warning is not None:
+    async def _take_features(self) -> None:
+        """Wait for the features that have been asked for, as far as the next draft should not be made without: the
+        prompt's, or the newest too."""
+        assert self._drafting is not None
+        if self._waits_for_features or self._drafting.num_features < self._transcript.prompt_len:
+            await self._exchange.receive_rows(self.config.timeouts.features_s)
+
+    def _judge(self, asked: Asked, verdict: Verdict) -> None:
+        if isinstance(asked.request, Decode):
+            if asked.request.tree is not None and verdict.bonus is not None:
+                self._meter.judged(asked.request.tree.budget, len(verdict.tokens))
+        elif asked.drafted.tree.tokens and (warning := self._words.judge(asked.drafted, asked.head, verdict)):
             self._emit(Warned(warning))
 
-    def _take_arrived(self) -> None:
-        """Features of the answer before that have come by now."""
-        with contextlib.suppress(LinkError, Refusal):  # whoever needs the link will see
-            while (reply := self.session.link.receive_nowait()) is not None:
-                if isinstance(reply, Features):
-                    self._take_rows(reply)
-
     @property
-    def _max_context(self) -> int:
-        limits = self.session.limits
-        return limits.max_context if limits is not None else self._models.max_context
-
-    @property
-    def _max_nodes(self) -> int:
-        limits = self.session.limits
-        return limits.max_nodes if limits is not None else MAX_NODES
+    def _waits_for_features(self) -> bool:
+        chosen = self.config.wait_for_features
+        return self._drafting is not None and (not self._drafting.stale_tolerant if chosen is None else chosen)
 
     @property
     def _ended(self) -> bool:
         """Whether the last token ends the answer."""
         return self._transcript.last_new_token in self._models.eos_token_ids
 
-    def _plan(self) -> TreePlan | None:
-        """The tree asked for, or the drafter's own, as far as the context and the server's limit have room for it."""
-        own = None if self._models.drafter is None else self._models.drafter.plan
-        plan = self.config.shape or own or TreeShape()
-        levels = self._max_context - len(self._transcript.tokens) - 1  # the bonus needs room too
-        return plan.fitted(levels, self._max_nodes)
-
-    def _ask(self, request: Draft | Decode) -> None:
-        num_rows = request.base_len + len(request.context) + 1 - getattr(request, "features_from", 0)
-        width = 0 if self._drafting is None or isinstance(request, Decode) else self._drafting.tap.width
-        self._request = request
-        self._asked_at = self._clock()
-        self.session.link.send(request, TOKEN_BYTES * len(request.context) + num_rows * width)
-
-    def _measured(self, verdict: Verdict) -> Verdict:
-        now = self._clock()
-        self._meter.verdict(verdict, now - self._asked_at)
-        self._asked_at = now  # the next token of a Decode follows from here
-        self.session.proved()
-        return verdict
-
-    def _take_rows(self, features: Features) -> None:
-        if self._drafting is not None:
-            num_rows = self._transcript.num_usable_rows(features)
-            self._drafting.add_features(features.first, features.rows[:num_rows])
-        self._meter.tapped(features.tap_us / 1e6)
-        if features.last:
-            self._rows_complete_for = max(self._rows_complete_for, features.seq)
-
-    def _report(self, outcome: Outcome) -> None:
+    def _report(self, change: Change) -> None:
         """What a verdict changed, as events in the order in which it changed."""
-        first = outcome.first - self._transcript.prompt_len
-        after = first + outcome.confirmed
-        if outcome.confirmed:
-            self._emit(Verified(first, outcome.confirmed))
-        if outcome.dropped:
-            self._meter.rolled_back(outcome.dropped)
-            self._emit(RolledBack(after, outcome.dropped, self._text.roll_back(after)))
-        self._append(after, outcome.accepted, "accepted")
-        self._append(after + len(outcome.accepted), outcome.bonus, outcome.bonus_origin)
+        first = change.first - self._transcript.prompt_len
+        after = first + change.confirmed
+        if change.confirmed:
+            self._emit(Verified(first, change.confirmed))
+        if change.dropped:
+            self._meter.rolled_back(change.dropped)
+            self._emit(RolledBack(after, change.dropped, self._text.roll_back(after)))
+        self._append(after, change.accepted, "accepted")
+        self._append(after + len(change.accepted), change.bonus, change.bonus_origin)
 
     def _append(self, first: int, tokens: tuple[int, ...], origin: Origin) -> None:
         if tokens:

@@ -13,12 +13,13 @@ from typing import Any, Self
 
 from outrider_client.answer import Answer, Equipment
 from outrider_client.config import ClientConfig
-from outrider_client.drafting import DraftingThread
+from outrider_client.drafting import Drafting, DraftingThread
 from outrider_client.events import Event, Finished
 from outrider_client.fit import Fit
 from outrider_client.grpc_transport import GrpcTransport
 from outrider_client.link_state import LinkState
 from outrider_client.local_models import LocalModels, Prompt
+from outrider_client.pilot import Pilot
 from outrider_client.riding import ride
 from outrider_client.session import Manners, Session
 from outrider_client.statistics import Statistics
@@ -26,6 +27,7 @@ from outrider_client.transcript import FinishReason, Origin, Transcript
 from outrider_client.transport import Transport
 from outrider_client.written import Written
 from outrider_drafters.lookup import LookupDrafter
+from outrider_drafters.pace import Pace
 from outrider_proto.errors import LinkError, UsageError
 from outrider_proto.frames import ServerDescription
 
@@ -46,8 +48,8 @@ class Completion:
 class AsyncClient:
     """Drafts here, has it verified there. Use as `async with AsyncClient(config) as client`.
 
-    `models` and `transport` are made from the configuration unless given; given ones may be shared. `clock` counts
-    seconds.
+    `models` and `transport` are made from the configuration unless given; given ones may be shared. `drafting` stands
+    in for a thread with the models' drafter. `clock` counts seconds.
     """
 
     def __init__(
@@ -56,11 +58,13 @@ class AsyncClient:
         *,
         models: LocalModels | None = None,
         transport: Transport | None = None,
+        drafting: Drafting | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config if config is not None else ClientConfig()
         self._models = models
         self._transport = transport if transport is not None else GrpcTransport(self.config.server)
+        self._given_drafting = drafting
         self._clock = clock
         self._equipment: Equipment | None = None
         self._busy = False
@@ -159,6 +163,11 @@ class AsyncClient:
         introduction = models.introduction(self.config.codec, self.config.sampling)
         manners = Manners(self.config.timeouts, self.config.patience, self.config.backoff)
         session = Session(self._transport, introduction, transcript, manners, self._clock, random.Random())
-        drafting = None if models.drafter is None else DraftingThread(models.drafter, models.drafter_threads)
+        drafting = self._given_drafting
+        if drafting is None and models.drafter is not None:
+            drafting = DraftingThread(models.drafter, models.drafter_threads)
         last_resort = DraftingThread(LookupDrafter(models.vocab_size, shortest=LAST_RESORT_MATCH))
-        return Equipment(models, session, transcript, drafting, last_resort, Fit(models.vocab_size), self._clock)
+        pace = None if self.config.pace is None else Pace.load(self.config.pace)
+        pilot = Pilot(drafting, pace, self._clock)
+        fit = Fit(models.vocab_size)
+        return Equipment(models, session, transcript, drafting, last_resort, fit, pilot, self._clock)

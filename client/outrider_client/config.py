@@ -15,7 +15,7 @@ from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.errors import UsageError, Violation
 from outrider_proto.frames import Codec, Sampling
 
-Mode = Literal["stop-and-wait", "stream", "offline"]
+Mode = Literal["auto", "stop-and-wait", "proactive", "pipelined", "server-draft", "stream", "offline"]
 OnReconnect = Literal["keep", "verify"]
 LastResort = Literal["lookup", "none"]
 NO_DRAFTER = "none"
@@ -31,6 +31,9 @@ _OF_ANSWER = {
     "last_resort",
     "wait_for_link_s",
     "wait_for_features",
+    "opening",
+    "in_flight",
+    "outcomes",
     "raw",
 }
 
@@ -40,7 +43,7 @@ class Timeouts:
     """How long each remote wait may take, in seconds. Silence of the link is noticed far sooner (see heartbeat.py)."""
 
     connect_s: float = 5.0  # to reach the server for the first time
-    reconnect_s: float = 1.0  # to reach it again, each attempt; six round trips where that is longer
+    reconnect_s: float = 0.5  # to reach it again, each attempt; six round trips where that is longer
     open_s: float = 30.0  # for the answer to Open; attempts to resume start with reconnect_s and double
     describe_s: float = 5.0
     verdict_s: float = 120.0  # while the link lives
@@ -60,12 +63,13 @@ class ClientConfig:
     routing: Routing = field(default_factory=Routing)  # between the heads
     keywords: Keywords | None = None  # for the route of that name: words by head name (see local_models.head_names)
     threads: int | None = None  # CPU threads of the drafter; None: one for a small drafter, else torch's choice
-    codec: Codec = "int8"
+    pace: str | Path | None = None  # stretch the drafter's passes to named hardware's (drafters/pace.py)
+    codec: Codec = "lean"
     offline_start: bool = False  # let the drafter write alone when the server cannot be reached at the start
     timeouts: Timeouts = field(default_factory=Timeouts)
     patience: Patience = field(default_factory=Patience)
     backoff: Backoff = field(default_factory=Backoff)
-    mode: Mode = "stop-and-wait"
+    mode: Mode = "auto"
     shape: TreePlan | None = None  # of the draft trees; None: what the drafter was made for, else TreeShape()
     sampling: Sampling = field(default_factory=Sampling)
     max_new_tokens: int = 256
@@ -73,7 +77,10 @@ class ClientConfig:
     offline_limit: int | None = None  # tokens an outage; None: as many as the answer may have
     last_resort: LastResort = "lookup"  # what writes offline where no drafter can: copying from the text, or nothing
     wait_for_link_s: float = 0.0  # once the drafter has nothing left to write
-    wait_for_features: bool = True  # before the next draft (stop-and-wait)
+    wait_for_features: bool | None = None  # before the next draft; None: where the drafter loses by drafting without
+    opening: bool = True  # while a long prompt's features are on their way, let the server write alone
+    in_flight: int = 2  # drafts under way at once (pipelined)
+    outcomes: int | None = None  # of a draft under way that are drafted for; None: as many as cost little together
     raw: bool = False  # a text prompt goes in as it is, without the chat template
 
     def __post_init__(self) -> None:
@@ -83,6 +90,10 @@ class ClientConfig:
                 raise UsageError(f"{name}={getattr(self, name)!r}: need one of {', '.join(get_args(choices))}")
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"threads={self.threads}: need at least 1")
+        if self.in_flight < 1:
+            raise UsageError(f"in_flight={self.in_flight}: need at least 1")
+        if self.outcomes is not None and self.outcomes < 1:
+            raise UsageError(f"outcomes={self.outcomes}: need at least 1")
         if self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens={self.max_new_tokens}: need at least 1")
         if self.offline_limit is not None and self.offline_limit < 0:

@@ -47,6 +47,8 @@ class JsonDisplay:
 def _plain(value: object) -> object:
     if isinstance(value, Enum):
         return value.name.lower()
+    if isinstance(value, bytes):
+        return value.hex()
     raise TypeError(f"{value!r} does not go into JSON")
 
 

@@ -14,6 +14,8 @@ from outrider_drafters.edge.bundle import find_bundle
 from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.frozen import FrozenTarget, resolve_dir
 from outrider_drafters.load import load_drafter
+from outrider_drafters.pace import Pace
+from outrider_drafters.paced import PacedDrafter
 from outrider_drafters.routing.heads import Heads
 from outrider_drafters.routing.keywords import KeywordRule
 from outrider_drafters.source import DrafterSource
@@ -133,10 +135,17 @@ def head_names(sources: Sequence[str | Path | DrafterSource | None]) -> tuple[st
 
 def _load_drafters(config: ClientConfig, frozen: FrozenTarget) -> Drafter | None:
     """None without any; several as one that routes between them."""
-    drafters = [_load_drafter(source, config, frozen) for source in config.drafters]
+    drafters = [_paced(_load_drafter(source, config, frozen), config.pace) for source in config.drafters]
     if len(drafters) < 2:
         return drafters[0] if drafters else None
     return Heads(drafters, head_names(config.drafters), config.routing)
+
+
+def _paced(drafter: Drafter, pace: str | Path | None) -> Drafter:
+    if pace is None:
+        return drafter
+    hardware = Pace.load(pace)
+    return PacedDrafter(drafter, hardware.draft_level_ms, hardware.level_factor)
 
 
 def _load_drafter(source: str | Path | DrafterSource | None, config: ClientConfig, frozen: FrozenTarget) -> Drafter:

@@ -67,7 +67,19 @@ def _options(
     choices: Annotated[
         str | None, Option(help="Fixed draft tree: a shipped set's name or a JSON list of paths of child ranks.")
     ] = None,
-    wait_for_features: Annotated[bool, Option(help="Draft on only with the newest features.")] = True,
+    in_flight: Annotated[int, Option(help="Drafts under way at once (pipelined).")] = _DEFAULT.in_flight,
+    outcomes: Annotated[
+        int | None, Option(help="Outcomes of a draft under way to draft for; as many as cost little together.")
+    ] = None,
+    wait_for_features: Annotated[
+        bool | None, Option(help="Draft on only with the newest features; where the drafter needs them.")
+    ] = None,
+    opening: Annotated[
+        bool, Option(help="While a long prompt's features are on their way, let the server write alone.")
+    ] = _DEFAULT.opening,
+    pace: Annotated[
+        str | None, Option(help="Stretch the drafter's passes to named hardware's: paper, or a TOML file.")
+    ] = None,
     threads: Annotated[int | None, Option(help="CPU threads of the drafter; one for a small one.")] = _DEFAULT.threads,
     codec: Annotated[Codec, Option(help="Of the features.")] = _DEFAULT.codec,
     on_reconnect: Annotated[OnReconnect, Option(help="Let unverified tokens stand, or have them verified.")] = (
@@ -105,7 +117,7 @@ def client_config(options: dict[str, Any], **more: Any) -> ClientConfig:  # Any:
     )
     patience = Patience(floor_s=chosen.pop("link_floor_ms") / 1000)
     heads = _heads(**{name: chosen.pop(name) for name in ("drafter", "route", "gate", "keywords", "batch_heads")})
-    fixed = {name: chosen.pop(name) for name in ("server", "target", "threads", "codec")}
+    fixed = {name: chosen.pop(name) for name in ("server", "target", "threads", "codec", "pace")}
     offline = {name: chosen.pop(name) for name in ("offline_start", "last_resort")}
     return replace(ClientConfig(shape=shape, patience=patience), **fixed, **heads, **offline).for_answer(**chosen)
 

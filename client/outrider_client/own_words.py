@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider_client.drafting import DraftingThread
+from outrider_client.drafting import Drafting, Lookout, Ready, Wanted
 from outrider_client.fit import Fit
 from outrider_client.local_models import LocalModels
 from outrider_client.statistics import Meter
 from outrider_drafters.routing.confidence import best_path
 from outrider_drafters.routing.heads import Routed
+from outrider_drafters.trees.grow import Drafted
 from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.frames import Sampling, Verdict
 from outrider_proto.tree import DraftTree
@@ -25,8 +26,8 @@ class OwnWords:
     def __init__(
         self,
         models: LocalModels,
-        drafting: DraftingThread | None,
-        last_resort: DraftingThread | None,
+        drafting: Drafting | None,
+        last_resort: Drafting | None,
         meter: Meter,
         fit: Fit,
     ) -> None:
@@ -35,7 +36,6 @@ class OwnWords:
         self._last_resort = last_resort
         self._meter = meter
         self._fit = fit
-        self._routed: Routed | None = None  # the newest draft
         self._prompt_text = ""  # for keywords
 
     @property
@@ -47,14 +47,30 @@ class OwnWords:
         if self._models.keywords is not None:
             self._prompt_text = self._models.decode(prompt[-OF_PROMPT:])
 
-    async def draft(self, tokens: Sequence[int], num_new: int, plan: TreePlan) -> DraftTree:
-        """A tree on `tokens`, of which the last `num_new` are the answer's; empty without heads."""
-        if self._drafting is None:
-            return DraftTree()
+    @property
+    def head(self) -> int:
+        """The one in use."""
+        return 0 if self._drafting is None else self._drafting.current
+
+    async def draft(self, tokens: Sequence[int], num_new: int, plan: TreePlan) -> Routed:
+        """A tree on `tokens`, of which the last `num_new` are the answer's."""
+        assert self._drafting is not None
         head = self._head_by_words(tokens[-min(num_new, RECENT) :], self._drafting.current)
-        self._routed = await self._drafting.grow(tokens, plan, head)
-        self._meter.routed(self._routed)
-        return self._routed.drafted.tree
+        self._meter.stale_by(len(tokens) - 1 - self._drafting.num_features)
+        routed = await self._drafting.grow(tokens, plan, head)
+        self._meter.routed(routed)
+        return routed
+
+    def look_out(self, tokens: Sequence[int], tree: DraftTree, wanted: Wanted, ready: Ready) -> Lookout:
+        """Drafts for what may come of `tree` below `tokens`, once it is `ready`."""
+        drafting = self._drafting
+        assert drafting is not None
+
+        async def begin() -> None:
+            await ready()
+            self._meter.stale_by(len(tokens) - 1 - drafting.num_features)
+
+        return drafting.look_out(tokens, tree, wanted, begin)
 
     async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
         """The next token by a head, or else by the last resort; None where neither can tell."""
@@ -65,16 +81,14 @@ class OwnWords:
                 self._meter.copied()
         return token
 
-    def judge(self, tree: DraftTree, verdict: Verdict) -> str | None:
-        """Note what the target made of a draft; a warning where its head does not fit the target at all."""
-        if self._drafting is None or self._routed is None or self._routed.drafted.tree is not tree:
-            self._meter.judged(len(tree), len(verdict.path))
-            return None
-        drafted = self._routed.drafted
+    def judge(self, drafted: Drafted, head: int, verdict: Verdict) -> str | None:
+        """Note what the target made of a head's draft; a warning where the head does not fit the target at all."""
+        assert self._drafting is not None
+        tree = drafted.tree
         self._meter.judged_draft(drafted, verdict.path)
         said = tree.tokens[verdict.path[0]] if verdict.path else verdict.bonus
         guess = tree.tokens[best_path(drafted)[0]]
-        return None if said is None else self._fit.judged(self._drafting.names[self._routed.head], guess, said)
+        return None if said is None else self._fit.judged(self._drafting.names[head], guess, said)
 
     def _head_by_words(self, recent: Sequence[int], current: int) -> int | None:
         """The head that prompt and recent tokens call for; None where words have no say."""

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from outrider_client.answer import Answer
+from outrider_client.modes.auto import LOOPS, auto
 from outrider_client.modes.offline import offline
-from outrider_client.modes.stop_and_wait import stop_and_wait
-from outrider_client.modes.stream import stream
 from outrider_proto.errors import LinkError, Reason, Refusal
 
 ModeLoop = Callable[[Answer], Awaitable[None]]
@@ -20,10 +19,10 @@ async def ride(answer: Answer) -> None:
         case "offline":
             await offline(answer)
             answer.finish_alone()
-        case "stream":
-            await _ride(answer, stream)
-        case "stop-and-wait":
-            await _ride(answer, stop_and_wait)
+        case "auto":
+            await _ride(answer, auto)
+        case mode:
+            await _ride(answer, LOOPS[mode])
 
 
 async def _ride(answer: Answer, mode: ModeLoop) -> None:
@@ -31,7 +30,8 @@ async def _ride(answer: Answer, mode: ModeLoop) -> None:
     while not answer.finished:
         try:
             await catch_up(answer)
-            await mode(answer)
+            if not answer.finished:
+                await mode(answer)
         except (LinkError, Refusal) as error:
             if not is_links_fault(error):
                 raise

@@ -34,6 +34,10 @@ class Manners:
     backoff: Backoff
 
 
+class SilenceError(LinkError):
+    """Nothing came within the time allowed: neither an answer nor a refusal."""
+
+
 class Session:
     """State, link and limits; the tokens are the transcript's."""
 
@@ -114,11 +118,14 @@ class Session:
     async def reconnect(self) -> None:
         """Try until there is a link. Raises Refusal when the server will not have us back."""
         self._num_failures = 0
+        failure: LinkError | Refusal | None = None
         for attempt in itertools.count():
-            await asyncio.sleep(self._manners.backoff.delay_s(attempt, self._generator))
+            silent = isinstance(failure, SilenceError)
+            await asyncio.sleep(self._manners.backoff.delay_s(attempt, self._generator, after_silence=silent))
             # A link that is there at once was given up too soon; one that is not, was not.
             self._patience_factor = self._patience_factor * 2 if attempt == 0 else 1.0
-            if await self._attempt(attempt):
+            failure = await self._attempt(attempt)
+            if failure is None:
                 return
             self._num_failures += 1
 
@@ -146,15 +153,16 @@ class Session:
             await self.lose("refused")
         self._introduction = replace(self._introduction, session_id="")
 
-    async def _attempt(self, number: int) -> bool:
+    async def _attempt(self, number: int) -> LinkError | Refusal | None:
+        """What it failed by, if it did."""
         open_s = min(self._attempt_s * 2.0 ** min(number, 16), self._manners.timeouts.open_s)
         try:
             await self._open(self._attempt_s, open_s)
         except (LinkError, Refusal) as error:
             if isinstance(error, Refusal) and error.reason not in _TRANSIENT:
                 raise
-            return False
-        return True
+            return error
+        return None
 
     async def _open(self, connect_s: float, open_s: float) -> None:
         connection = await self._in_time(connect_s, self._transport.connect())
@@ -176,7 +184,7 @@ class Session:
             async with asyncio.timeout(seconds):
                 return await step
         except TimeoutError as error:
-            raise LinkError(f"{self._transport.address}: no answer within {seconds:g} s") from error
+            raise SilenceError(f"{self._transport.address}: no answer within {seconds:g} s") from error
 
     def _opening(self) -> Open:
         committed_len = self._transcript.committed_len if self._introduction.session_id else 0

@@ -39,6 +39,12 @@ class Statistics:
     bytes_up: int = 0
     bytes_down: int = 0
     target_calls: int = 0
+    verify_ms: float = 0.0  # a target call, on the average
+    forecasts: int = 0  # verdicts before which drafts had been made for some of their outcomes
+    hit_rate: float = 0.0  # of those, the share whose outcome was among them
+    wasted_nodes: int = 0  # drafted ahead, and then not sent or sent in vain
+    stale_drafts: int = 0  # sent ahead in vain
+    stale_tokens: float = 0.0  # tokens whose features were still missing when a draft was begun, on the average
     rtt_ms: float = 0.0
     outages: int = 0
     offline_ms: float = 0.0
@@ -61,6 +67,8 @@ class Meter:
         self._histogram: list[int] = []
         self._draft_s = self._wire_s = self._queue_s = self._verify_s = self._wait_s = self._tap_s = 0.0
         self._target_calls = 0
+        self._forecasts = self._hits = self._wasted_nodes = self._stale_drafts = 0
+        self._drafts_begun = self._stale_tokens = 0
         self._outages = 0
         self._offline_s = 0.0
         self._offline_since: float | None = None
@@ -91,7 +99,7 @@ class Meter:
         self._target_calls += 1
         self._queue_s += queue_s
         self._verify_s += verify_s
-        self._wire_s += max(round_trip_s - queue_s - verify_s, 0.0)
+        self._wire_s += max(round_trip_s - queue_s - verify_s - verdict.draft_us / 1e6, 0.0)
 
     def judged(self, num_nodes: int, num_accepted: int) -> None:
         """The verdict on a draft tree that is not empty. Checks of unverified tokens do not count: no one drafted them
@@ -105,6 +113,24 @@ class Meter:
         """As above, where it is known how sure the head was."""
         self.judged(len(drafted.tree), len(path))
         self._heads.judged(drafted, path)
+
+    def foreseen(self, hit: bool) -> None:
+        """A verdict came whose outcomes had been drafted for."""
+        self._forecasts += 1
+        self._hits += hit
+
+    def wasted(self, num_nodes: int) -> None:
+        """Nodes were drafted ahead for nothing."""
+        self._wasted_nodes += num_nodes
+
+    def stale(self) -> None:
+        """The server has passed over a draft that was sent ahead."""
+        self._stale_drafts += 1
+
+    def stale_by(self, num_tokens: int) -> None:
+        """A draft is begun without the features of so many tokens before its root."""
+        self._drafts_begun += 1
+        self._stale_tokens += max(num_tokens, 0)
 
     def copied(self) -> None:
         """The last resort wrote a token."""
@@ -140,6 +166,12 @@ class Meter:
             bytes_up=bytes_up,
             bytes_down=bytes_down,
             target_calls=self._target_calls,
+            verify_ms=self._verify_s * 1e3 / max(self._target_calls, 1),
+            forecasts=self._forecasts,
+            hit_rate=self._hits / max(self._forecasts, 1),
+            wasted_nodes=self._wasted_nodes,
+            stale_drafts=self._stale_drafts,
+            stale_tokens=self._stale_tokens / max(self._drafts_begun, 1),
             rtt_ms=rtt_s * 1e3,
             outages=self._outages,
             offline_ms=(self._offline_s + (now - self._offline_since if self._offline_since is not None else 0.0))

@@ -6,16 +6,20 @@
 
 No I/O, no clock. A request (Draft or Decode) is made here, and its Verdict is applied here by one rule: path and bonus
 are what stands after the root. Where the tail says the same it is confirmed; from the first difference on it goes.
+
+Several drafts may be under way: each but the oldest was sent ahead of the verdict before it and assumes what that will
+say. Once that verdict says something else, they answer nothing that anybody still asks.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from outrider_proto.errors import Reason, Violation
-from outrider_proto.frames import Decode, Draft, Features, Finish, Opened, Verdict
+from outrider_proto.frames import Decode, Draft, Features, Finish, Opened, ServerTree, Verdict
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
 
@@ -24,7 +28,7 @@ FinishReason = Literal["eos", "limit", "context", "unverified", "link"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Change:
     """What a verdict changed, in this order: tail tokens confirmed, tail tokens dropped, tokens added.
 
     `first` is the position of the first token that the verdict speaks of.
@@ -56,7 +60,8 @@ class Transcript:
         self._next_seq = 1
         self._first_seq = 1  # of this answer
         self._stable_len = 0  # of earlier answers' tokens, so many still stand
-        self._in_flight: Draft | Decode | None = None
+        self._in_flight: deque[Draft | Decode] = deque()  # the oldest first
+        self._asked_len = 0
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -98,6 +103,11 @@ class Transcript:
         """Tokens that may still be added."""
         return self._limit_len - len(self._tokens)
 
+    @property
+    def limit_len(self) -> int:
+        """Tokens there may be at most."""
+        return self._limit_len
+
     def begin(self, prompt: Sequence[int], max_new_tokens: int) -> int:
         """Start an answer; returns how many of the tokens held so far it shares."""
         common = common_length(self._tokens, prompt)
@@ -108,7 +118,8 @@ class Transcript:
         self._limit_len = len(prompt) + max_new_tokens
         self._server_len = min(self._server_len, common)
         self._first_seq = self._next_seq
-        self._in_flight = None
+        self._in_flight.clear()
+        self._asked_len = min(self._asked_len, common)
         return common
 
     def next_draft(self, tree: DraftTree, num_features: int) -> Draft:
@@ -124,10 +135,18 @@ class Transcript:
         self._send(draft)
         return draft
 
-    def next_decode(self) -> Decode:
-        """Ask for all the tokens there is room for."""
+    def next_ahead(self, text: Sequence[int], tree: DraftTree) -> Draft:
+        """A draft for when `text`, whose last token is the root, is what the newest one under way makes of it."""
+        root_at = len(text) - 1
+        draft = Draft(self._take_seq(), root_at, (), text[root_at], tree, root_at, prefix_hash(text))
+        self._in_flight.append(draft)
+        return draft
+
+    def next_decode(self, num_features: int | None = None, tree: ServerTree | None = None) -> Decode:
+        """Ask for all the tokens there is room for; for features after the first `num_features`, unless it is None."""
         base_len, context = self._missing()
-        decode = Decode(self._take_seq(), base_len, context, self._tokens[-1], self.room)
+        features_from = None if num_features is None else min(num_features, self._tail_start - 1)
+        decode = Decode(self._take_seq(), base_len, context, self._tokens[-1], self.room, features_from, tree)
         self._send(decode)
         return decode
 
@@ -135,10 +154,20 @@ class Transcript:
         """The first unverified tokens as a tree without branches."""
         return DraftTree.chain(self._tokens[self._tail_start : self._tail_start + max_nodes])
 
-    def awaits(self, seq: int) -> bool:
-        return self._in_flight is not None and self._in_flight.seq == seq
+    @property
+    def asked_len(self) -> int:
+        """Features before this position have been asked for on this connection."""
+        return self._asked_len
 
-    def apply(self, verdict: Verdict, vocab_size: int) -> Outcome:
+    @property
+    def awaited(self) -> Draft | Decode | None:
+        """The oldest request under way, which the next verdict answers."""
+        return self._in_flight[0] if self._in_flight else None
+
+    def awaits(self, seq: int) -> bool:
+        return self.awaited is not None and self.awaited.seq == seq
+
+    def apply(self, verdict: Verdict, vocab_size: int) -> Change:
         """The answer to the request in flight. Raises Violation for a verdict that does not fit it."""
         words, path_len = self._words(verdict, vocab_size)
         first = self._tail_start
@@ -146,7 +175,7 @@ class Transcript:
         is_over = confirmed < len(words) or verdict.finish is Finish.EOS
         dropped = self._drop_from(first + confirmed) if is_over else 0
         added = words[confirmed : confirmed + max(self.room, 0)]
-        outcome = Outcome(
+        outcome = Change(
             first, confirmed, dropped, added[: max(path_len - confirmed, 0)], added[max(path_len - confirmed, 0) :]
         )
         self._origins[first : first + confirmed] = ["accepted"] * confirmed
@@ -155,8 +184,7 @@ class Transcript:
         self._tokens += added
         self._tail_start = first + confirmed + len(added)
         self._server_len = min(first + path_len, len(self._tokens))
-        if isinstance(self._in_flight, Draft) or verdict.finish is not Finish.NOT_YET:
-            self._in_flight = None
+        self._settle_flights(verdict)
         return replace(outcome, finish=self._finish(verdict, cut=confirmed + len(added) < len(words)))
 
     def write_unverified(self, token: int) -> None:
@@ -170,7 +198,8 @@ class Transcript:
 
     def resume(self, opened: Opened) -> None:
         """Learn what the server still holds: what hashes as ours does, or nothing."""
-        self._in_flight = None
+        self._in_flight.clear()
+        self._asked_len = 0
         kept = opened.kept_len
         same = kept <= len(self._tokens) and prefix_hash(self._tokens[:kept]) == opened.kept_hash
         self._server_len = kept if same else 0
@@ -195,16 +224,33 @@ class Transcript:
         seq, self._next_seq = self._next_seq, self._next_seq + 1
         return seq
 
+    def _settle_flights(self, verdict: Verdict) -> None:
+        """The oldest has been answered; those ahead of it go unless what they assume has come true."""
+        answered = self._in_flight[0]
+        if isinstance(answered, Draft) or answered.features_from is not None:
+            self._asked_len = self._server_len
+        if isinstance(answered, Draft) or verdict.finish is not Finish.NOT_YET:
+            self._in_flight.popleft()
+            if verdict.finish is not Finish.NOT_YET or not self._assumed_rightly():
+                self._in_flight.clear()
+
+    def _assumed_rightly(self) -> bool:
+        ahead = self.awaited
+        return isinstance(ahead, Draft) and ahead.assumes == prefix_hash(self._tokens)
+
     def _send(self, request: Draft | Decode) -> None:
-        self._in_flight = request
+        self._in_flight.clear()
+        self._in_flight.append(request)
         self._server_len = request.base_len  # all that is sure until the verdict
 
     def _words(self, verdict: Verdict, vocab_size: int) -> tuple[tuple[int, ...], int]:
         """Path and bonus as tokens, and the path's length."""
-        if self._in_flight is None or verdict.seq != self._in_flight.seq:
+        asked = self.awaited
+        if asked is None or verdict.seq != asked.seq:
             raise _misfit(f"verdict {verdict.seq} answers nothing that was asked")
-        tree = self._in_flight.tree if isinstance(self._in_flight, Draft) else DraftTree()
-        path = tree.path_tokens(verdict.path)
+        if verdict.stale:
+            raise _misfit(f"verdict {verdict.seq} says stale of a draft whose text stands")
+        path = self._path(asked, verdict, vocab_size)
         if verdict.bonus is None:
             if verdict.finish not in (Finish.EOS, Finish.CANCELLED, Finish.CONTEXT_FULL):
                 raise _misfit("a verdict without bonus that does not end the answer")
@@ -212,6 +258,15 @@ class Transcript:
         if not 0 <= verdict.bonus < vocab_size:
             raise _misfit(f"bonus={verdict.bonus}: the vocabulary has {vocab_size}")
         return (*path, verdict.bonus), len(path)
+
+    def _path(self, asked: Draft | Decode, verdict: Verdict, vocab_size: int) -> tuple[int, ...]:
+        if isinstance(asked, Draft):
+            return asked.tree.path_tokens(verdict.path)
+        if verdict.path or (verdict.tokens and asked.tree is None):
+            raise _misfit("a verdict with a path or tokens that nobody asked for")
+        if not all(0 <= token < vocab_size for token in verdict.tokens):
+            raise _misfit(f"tokens={list(verdict.tokens)}: the vocabulary has {vocab_size}")
+        return verdict.tokens
 
     def _finish(self, verdict: Verdict, cut: bool) -> FinishReason | None:
         if verdict.finish is Finish.EOS and not cut:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from outrider_client.config import ClientConfig, Timeouts
 from outrider_client.heartbeat import Patience
 from outrider_client.local_models import LocalModels
 from outrider_client.local_transport import LocalTransport
-from outrider_drafters.drafter import ENDLESS
+from outrider_drafters.drafter import ENDLESS, level_by_level
 from outrider_drafters.trees.shape import TreePlan, TreeShape
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import LinkError, Refusal
@@ -84,6 +85,8 @@ class FakeVerifier:
 
     language: Language
     sessions: dict[str, list[int]] = field(default_factory=dict)  # tokens whose K/V it holds
+    bonuses: dict[str, int | None] = field(default_factory=dict)  # what each session's last verdict ended with
+    num_stale: int = 0
     opens: list[Open] = field(default_factory=list)
     requests: list[Draft | Decode] = field(default_factory=list)
     num_verdicts: int = 0
@@ -104,27 +107,27 @@ class FakeVerifier:
             self.down_for -= 1
             raise LinkError("down")
         session_id, last_seq = "", 0
-        async for frame in incoming:
-            await self.flowing.wait()
-            match frame:
-                case Open():
-                    session_id, opened = self._opened(frame)
-                    yield opened
-                case Ping():
-                    yield Pong(frame.nonce)
-                case Draft() | Decode():
-                    assert frame.seq > last_seq
-                    last_seq = frame.seq
-                    self.requests.append(frame)
-                    for reply in self._replies(session_id, frame):
-                        await asyncio.sleep(0)
-                        await self.flowing.wait()
-                        yield reply
-                case Close():
-                    self.sessions.pop(session_id, None)
-                    return
-                case Cancel():
-                    pass
+        cancelled: set[int] = set()
+        async with contextlib.aclosing(heeding_cancels(incoming, cancelled)) as frames:
+            async for frame in frames:
+                await self.flowing.wait()
+                match frame:
+                    case Open():
+                        session_id, opened = self._opened(frame)
+                        yield opened
+                    case Ping():
+                        yield Pong(frame.nonce)
+                    case Draft() | Decode():
+                        assert frame.seq > last_seq
+                        last_seq = frame.seq
+                        self.requests.append(frame)
+                        for reply in self._until(cancelled, session_id, frame):
+                            await asyncio.sleep(0)
+                            await self.flowing.wait()
+                            yield reply
+                    case Close():
+                        self.sessions.pop(session_id, None)
+                        return
 
     def _opened(self, frame: Open) -> tuple[str, Opened]:
         self.opens.append(frame)
@@ -132,24 +135,70 @@ class FakeVerifier:
         session_id = frame.session_id if resumed else f"s{len(self.opens)}"
         held = self.sessions.setdefault(session_id, [])
         del held[frame.committed_len :]
-        return session_id, Opened(session_id, resumed, len(held), prefix_hash(held), MAX_CONTEXT, 255, (EOS,))
+        return session_id, Opened(session_id, resumed, len(held), prefix_hash(held), MAX_CONTEXT, 255, (EOS,), True)
+
+    def _until(self, cancelled: set[int], session_id: str, frame: Draft | Decode):
+        """The replies, up to the first one before which a Decode was cancelled."""
+        for reply in self._replies(session_id, frame):
+            yield reply
+            goes_on = not reply.last if isinstance(reply, Features) else reply.finish is Finish.NOT_YET
+            whole = frame.features_from is None or isinstance(reply, Features)
+            if isinstance(frame, Decode) and frame.seq in cancelled and goes_on and whole:
+                yield Verdict(frame.seq, (), None, Finish.CANCELLED)
+                if frame.features_from is not None:  # the newest row again
+                    held = self.sessions[session_id]
+                    yield Features(frame.seq, len(held) - 1, rows_of(held, len(held) - 1, len(held)), last=True)
+                return
 
     def _replies(self, session_id: str, frame: Draft | Decode):
         if self.refusal is not None:
             raise self.refusal
         held = self.sessions[session_id]
+        if isinstance(frame, Draft) and frame.assumes:
+            assert not frame.context
+            bonus = self.bonuses.get(session_id)
+            if len(held) != frame.base_len or bonus is None or prefix_hash([*held, bonus]) != frame.assumes:
+                self.num_stale += 1
+                yield Verdict(frame.seq, (), None, stale=True)
+                return
         assert frame.base_len <= len(held)
         del held[frame.base_len :]
         held += [*frame.context, frame.root]
         assert len(held) < MAX_CONTEXT
         if isinstance(frame, Draft):
-            yield from self._judge(held, frame)
+            yield from self._judge(session_id, held, frame)
+        elif frame.tree is not None:
+            yield from self._draft(held, frame)
         else:
             yield from self._decode(held, frame)
 
-    def _judge(self, held: list[int], frame: Draft):
-        path, node = [], ROOT
+    def _draft(self, held: list[int], frame: Decode):
+        """Up to `levels` tokens and a bonus a time."""
+        left = frame.max_tokens
+        first = frame.features_from
         while True:
+            tokens: list[int] = []
+            while len(tokens) < min(_hashed("accepts", held) % (frame.tree.levels + 1), left - 1):
+                token = self.language.following(held)
+                if token == EOS or len(held) >= MAX_CONTEXT - 2:
+                    break
+                tokens.append(token)
+                held.append(token)
+            bonus = self.language.following(held)
+            left -= len(tokens) + 1
+            finish = Finish.EOS if bonus == EOS else Finish.LIMIT if left == 0 else Finish.NOT_YET
+            finish = Finish.CONTEXT_FULL if finish is Finish.NOT_YET and len(held) >= MAX_CONTEXT - 1 else finish
+            yield from self._verdict(Verdict(frame.seq, (), bonus, finish, 10, 20, tokens=tuple(tokens)))
+            if first is not None:
+                yield Features(frame.seq, first, rows_of(held, first, len(held)), last=finish is not Finish.NOT_YET)
+                first = len(held)
+            if finish is not Finish.NOT_YET:
+                return
+            held.append(bonus)
+
+    def _judge(self, session_id: str, held: list[int], frame: Draft):
+        path, node = [], ROOT
+        while len(held) < MAX_CONTEXT - 1:
             token = self.language.following(held)
             child = frame.tree.child(node, token)
             if child is None:
@@ -157,21 +206,26 @@ class FakeVerifier:
             path.append(child)
             held.append(token)
             node = child
-            if token == EOS or len(held) == MAX_CONTEXT - 1:
+            if token == EOS:
                 break
         ended = held[-1] == EOS and bool(path)
         bonus = None if ended else self.language.following(held)
         full = Finish.CONTEXT_FULL if len(held) >= MAX_CONTEXT - 1 else Finish.NOT_YET
         finish = Finish.EOS if ended or bonus == EOS else full
+        self.bonuses[session_id] = None if finish is Finish.EOS else bonus
         yield from self._verdict(Verdict(frame.seq, tuple(path), bonus, finish, 10, 20))
         yield Features(frame.seq, frame.features_from, rows_of(held, frame.features_from, len(held)), last=True)
 
     def _decode(self, held: list[int], frame: Decode):
+        first = frame.features_from
         for i in range(frame.max_tokens):
             token = self.language.following(held)
             finish = Finish.EOS if token == EOS else Finish.LIMIT if i + 1 == frame.max_tokens else Finish.NOT_YET
             finish = Finish.CONTEXT_FULL if finish is Finish.NOT_YET and len(held) >= MAX_CONTEXT - 1 else finish
             yield from self._verdict(Verdict(frame.seq, (), token, finish, 10, 20))
+            if first is not None:
+                yield Features(frame.seq, first, rows_of(held, first, len(held)), last=finish is not Finish.NOT_YET)
+                first = len(held)
             if finish is not Finish.NOT_YET:
                 return
             held.append(token)
@@ -184,6 +238,29 @@ class FakeVerifier:
         yield verdict
         if number in self.cut_after:
             raise LinkError("cut")
+
+
+async def heeding_cancels(
+    incoming: AsyncIterator[ClientFrame], cancelled: set[int]
+) -> AsyncGenerator[ClientFrame, None]:
+    """The frames in their order, but Cancels are noted as soon as they come."""
+    frames: asyncio.Queue[ClientFrame | None] = asyncio.Queue()
+
+    async def read() -> None:
+        async for frame in incoming:
+            if isinstance(frame, Cancel):
+                cancelled.add(frame.seq)
+            else:
+                frames.put_nowait(frame)
+        frames.put_nowait(None)
+
+    reading = asyncio.create_task(read(), name="fake server reader")
+    try:
+        while (frame := await frames.get()) is not None:
+            yield frame
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 class FakeDraftState:
@@ -224,6 +301,9 @@ class FakeDraftState:
             self._paths.append((*(() if parent == ROOT else known[parent]), token))
         return torch.stack([self._logits(path) for path in self._paths[len(known) :]])
 
+    def tree_logits(self, tree) -> torch.Tensor:
+        return level_by_level(tree, self.root_logits(), self.expand)
+
     def _logits(self, path: tuple[int, ...]) -> torch.Tensor:
         text = (*self.tokens, *path)
         generator = torch.Generator().manual_seed(_hashed("drafter", text))
@@ -240,6 +320,8 @@ class FakeDrafter:
     tap: TapInfo = TAP
     vocab_size: int = VOCAB
     plan: TreePlan | None = None
+    stale_tolerant: bool = False
+    tree_in_one: bool = False
 
     def new_state(self) -> FakeDraftState:
         return FakeDraftState(self.language)
@@ -263,6 +345,7 @@ def fake_models(language: Language, drafter: FakeDrafter | None) -> LocalModels:
 
 
 FAST = ClientConfig(
+    mode="stop-and-wait",
     shape=TreeShape(breadth=2, levels=4, budget=6),
     timeouts=Timeouts(connect_s=0.5, reconnect_s=0.05, open_s=0.5, features_s=1.0, verdict_s=5.0),
     patience=Patience(floor_s=1.0),  # so that a busy machine is not taken for a lost link

@@ -160,7 +160,17 @@ def test_offline_without_a_drafter_copies_or_says_that_it_cannot(outrider, model
 def test_heads_share_the_drafting(outrider, models, plain):
     """Two copies of one head: the text is the target's, and the first is never bettered."""
     heads = ("--target", str(models[0]), "--drafter", str(models[1]), "--drafter", f"{models[1]},tli=0")
-    arguments = ("--prompt-ids", "1,2,3", "--json", "--max-new-tokens", "20", "--route", "entropy")
+    arguments = (
+        "--prompt-ids",
+        "1,2,3",
+        "--json",
+        "--max-new-tokens",
+        "20",
+        "--route",
+        "entropy",
+        "--mode",
+        "stop-and-wait",
+    )
     code, out, _ = outrider("generate", *arguments, *heads, options=False)
     assert code == 0
     answer = json.loads(out.splitlines()[-1])
@@ -171,7 +181,7 @@ def test_heads_share_the_drafting(outrider, models, plain):
 
 
 def test_chat_reuses_the_session(outrider, plain):
-    code, out, _ = outrider("chat", "--json", "--max-new-tokens", "12", said="hi\n\nyou\n")
+    code, out, _ = outrider("chat", "--json", "--mode", "stop-and-wait", "--max-new-tokens", "12", said="hi\n\nyou\n")
     assert code == 0
     objects = [json.loads(line) for line in out.splitlines()]
     first, second = [o for o in objects if o["event"] == "answer"]
@@ -272,7 +282,7 @@ def test_ctrl_c_ends_generate(models, server):
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_chat(models, server):
-    with started(models, server, "chat") as process:
+    with started(models, server, "chat", "--mode", "stop-and-wait") as process:
         process.stdin.write("hi\n")
         until(process, "committed")
         process.send_signal(signal.SIGINT)

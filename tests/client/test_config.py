@@ -18,7 +18,7 @@ WORDS = Keywords({"a": ("word",)})
     [
         ({"mode": "warp"}, "mode='warp'"),
         ({"on_reconnect": "panic"}, "keep, verify"),
-        ({"codec": "int1"}, "int8, float32"),
+        ({"codec": "int1"}, "need one of int8, "),
         ({"threads": 0}, "threads=0"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"offline_limit": -1}, "offline_limit=-1"),

@@ -158,6 +158,15 @@ def test_backoff_is_capped_and_jittered():
     assert len({backoff.delay_s(9, generator) for _ in range(10)}) == 10
 
 
+def test_after_silence_backoff_is_capped_sooner():
+    backoff = Backoff(first_s=0.1, factor=2.0, cap_s=2.0, silence_cap_s=0.5)
+    delays = {cap: [backoff.delay_s(n, random.Random(n), after_silence=cap < 2) for n in range(20)] for cap in (0.5, 2)}
+    assert max(delays[0.5]) <= 0.5 < 1 < max(delays[2]) <= 2
+    assert delays[0.5][:3] == delays[2][:3]
+    impatient = Backoff(first_s=0.1, cap_s=0.2)
+    assert impatient.delay_s(9, random.Random(1), after_silence=True) <= 0.2
+
+
 def test_link_goes_round():
     state = LinkState.CONNECTING
     happenings = [Happening.OPENED, Happening.LOST, Happening.CONNECTED, Happening.LOST, Happening.CONNECTED]

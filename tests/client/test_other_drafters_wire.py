@@ -39,7 +39,7 @@ def dflash(tmp_path) -> Path:
 def config(request, golden, dflash) -> ClientConfig:
     directories = {"independent": golden / "target_vicuna_tiny", "dflash": dflash}
     drafter = directories.get(request.param, request.param)
-    return ClientConfig(target=golden / "target_tiny", drafter=drafter, max_new_tokens=NEW)
+    return ClientConfig(target=golden / "target_tiny", drafter=drafter, max_new_tokens=NEW, mode="stop-and-wait")
 
 
 def plain(config: ClientConfig) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ async def test_greedy_answers_are_the_plain_loops(config, dflash):
 
 
 async def test_no_features_are_asked_for_and_none_come(golden):
-    config = ClientConfig(target=golden / "target_tiny", drafter="lookup", max_new_tokens=NEW)
+    config = ClientConfig(target=golden / "target_tiny", drafter="lookup", max_new_tokens=NEW, mode="stop-and-wait")
     async with in_process(config.target, config) as pair:
         assert pair.models.introduction().tap == ""
         assert [tap.family for tap in pair.verifier.describe().taps] == ["last-hidden"]

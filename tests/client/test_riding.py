@@ -17,7 +17,7 @@ from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 
 PROMPT = [5, 9, 12, 3]
 MAX_PROMPT = 120  # of a context of 200
-MODES = ["stop-and-wait", "stream"]
+MODES = ["auto", "stop-and-wait", "proactive", "pipelined", "server-draft", "stream"]
 
 
 async def collect(client, prompt=PROMPT, when_offline=lambda: None, **overrides):

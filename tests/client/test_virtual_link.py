@@ -112,7 +112,7 @@ async def answered(link, verifier, models):
     """An answer whose link is cut amid it: its tokens, and the states that the client saw."""
     clock, tokens, states = link.clock, [], []
     far = asyncio.create_task(serve(link, verifier))
-    config = ClientConfig(max_new_tokens=NEW, wait_for_link_s=60)
+    config = ClientConfig(max_new_tokens=NEW, wait_for_link_s=60, mode="stop-and-wait")
     transport = VirtualTransport(link, verifier)
     async with (
         AsyncClient(config, models=models, transport=transport, clock=lambda: clock.now) as client,

@@ -1,0 +1,129 @@
+"""The decision itself: the fastest mode as far as is known, and no change for less than a margin.
+
+What is predicted of a mode is multiplied by its correction: the speed that it had against the one predicted then.
+A harbour (stream, server-draft) is blind to the round trip and sure of its speed, so that little speaks against it:
+
+    to a harbour            1 % faster       so that no mode is kept that is slower than it
+    to another mode         4 % faster
+    within a mode           2 % faster
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from outrider_client.controller.choice import AHEAD, HARBOURS, SPLIT, Choice, OnlineMode, Variant
+from outrider_client.controller.measured import Limits, Measured
+from outrider_client.controller.predict import Prediction
+from outrider_client.controller.search import Rated, best_in, rate
+from outrider_client.controller.terms import Terms
+
+PROBE_TOKENS = 4
+_TO_HARBOUR = 1.01
+_TO_MODE = 1.04
+_WITHIN_MODE = 1.02
+_ORDER = ("stream", *SPLIT, "server-draft")  # of equals the one that costs the server least
+Corrections = Mapping[OnlineMode, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What was compared: the best choice of each mode, with its speed as predicted and corrected."""
+
+    terms: Terms
+    rated: Mapping[OnlineMode, Rated]
+    corrections: Corrections = field(default_factory=dict)
+
+    def speed(self, rated: Rated) -> float:
+        return rated.tokens_per_second * self.corrections.get(rated.choice.mode, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`gain`: how many times as fast as going on."""
+
+    choice: Choice
+    gain: float = 1.0
+
+
+def choose(measured: Measured, current: Choice | None, corrections: Corrections | None = None) -> Choice:
+    """What to do next; `current` itself (but for its `why`) where nothing is enough better."""
+    return deliberate(measured, current, corrections).choice
+
+
+def deliberate(measured: Measured, current: Choice | None, corrections: Corrections | None = None) -> Decision:
+    """As choose, with how much it matters."""
+    if measured.is_cold:
+        why = "nothing is known yet: the target writes alone and is timed"
+        return Decision(Choice("stream", variant=measured.limits.variants[0], probe=PROBE_TOKENS, why=why))
+    weighed = _weigh(measured, corrections or {})
+    if current is None or current.mode not in weighed.rated:
+        best = max(weighed.rated.values(), key=lambda rated: round(weighed.speed(rated), 6))  # of equals the first
+        return Decision(_because(weighed, best, None))
+    kept = _kept(weighed, replace(current, variant=_on_offer(measured, current), probe=0))
+    others = [rated for mode, rated in weighed.rated.items() if mode != current.mode]
+    worth = [rated for rated in others if weighed.speed(rated) > weighed.speed(kept) * _margin(rated)]
+    chosen = max(worth, key=weighed.speed, default=kept)
+    gain = weighed.speed(chosen) / max(weighed.speed(kept), 1e-9)
+    return Decision(_because(weighed, chosen, kept), gain)
+
+
+def _weigh(measured: Measured, corrections: Corrections) -> Weighed:
+    terms = Terms(measured)
+    allowed: list[OnlineMode] = [mode for mode in _ORDER if mode in measured.limits.modes]
+    return Weighed(terms, {mode: best_in(terms, mode) for mode in allowed}, corrections)
+
+
+def _on_offer(measured: Measured, current: Choice) -> Variant:
+    variants = measured.limits.variants
+    return current.variant if current.variant in variants else variants[0]
+
+
+def _kept(weighed: Weighed, current: Choice) -> Rated:
+    """The current mode, as it is or in a better way."""
+    best, now = weighed.rated[current.mode], rate(weighed.terms, current)
+    if not _fits(weighed.terms.limits, current):
+        return best
+    return best if best.tokens_per_second > now.tokens_per_second * _WITHIN_MODE else now
+
+
+def _fits(limits: Limits, current: Choice) -> bool:
+    """Whether the limits, which may have changed, still allow it."""
+    if current.mode == "stream":
+        return True
+    if limits.fixed and not (current.levels == current.ahead_levels == limits.shape.levels):
+        return False
+    if current.mode in AHEAD and limits.outcomes not in (None, current.outcomes):
+        return False
+    if current.mode in SPLIT and limits.wait_for_features not in (None, current.wait_for_features):
+        return False
+    levels, nodes = max(current.levels, current.ahead_levels), max(current.budget, current.ahead_budget)
+    return levels <= limits.max_levels and nodes <= limits.max_nodes
+
+
+def _margin(rated: Rated) -> float:
+    return _TO_HARBOUR if rated.choice.mode in HARBOURS else _TO_MODE
+
+
+def _because(weighed: Weighed, chosen: Rated, kept: Rated | None) -> Choice:
+    return replace(chosen.choice, why=f"{_speeds(weighed, chosen, kept)}: {_grounds(weighed, chosen.prediction)}")
+
+
+def _speeds(weighed: Weighed, chosen: Rated, kept: Rated | None) -> str:
+    rivals = [rated for rated in weighed.rated.values() if rated.choice.mode != chosen.choice.mode]
+    rival = kept if kept in rivals else max(rivals, key=weighed.speed, default=None)
+    said = f"{chosen.choice.mode} {weighed.speed(chosen):.1f} tokens/s"
+    return said if rival is None else f"{said} against {weighed.speed(rival):.1f} of {rival.choice.mode}"
+
+
+def _grounds(weighed: Weighed, prediction: Prediction) -> str:
+    terms = weighed.terms
+    split = max((weighed.rated[mode] for mode in SPLIT if mode in weighed.rated), key=weighed.speed, default=None)
+    said = f"R {terms.rtt:.0f} ms, T_v {terms.verify:.0f} ms"
+    if split is None:
+        return said
+    tau = split.prediction.tau
+    bound = ">" if terms.rtt > (tau - 1.0) * terms.verify else "<"
+    hits = f", hits {prediction.hit_rate:.2f}" if prediction.hit_rate else ""
+    return f"{said}, t_d {terms.level:.1f} ms, tau {tau:.1f}{hits}; R {bound} (tau - 1) T_v"

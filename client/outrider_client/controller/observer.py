@@ -1,0 +1,179 @@
+"""Keeps what the rides of a client teach, over all its answers, and hands it out as `Measured`. Pure: it is told of
+verdicts, drafts, pings and features; `now` is in seconds of any one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from outrider_client.controller.acceptance import Acceptance
+from outrider_client.controller.choice import OnlineMode
+from outrider_client.controller.measured import Limits, Measured
+from outrider_client.controller.smoothing import Mean, Median
+from outrider_proto.frames import Verdict
+from outrider_proto.tree import DraftTree
+
+_HORIZON = 40  # verdicts
+_ENOUGH_HITS = 16
+_ENOUGH_VERDICTS = 8  # for a speed
+_STALL_S = 3.0  # a gap as long says nothing of the mode
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What is known without measuring: from the drafter's family, or from a pace."""
+
+    staleness_factor: float = 1.0
+    draft_level_ms: float | None = None
+    server_level_ms: float | None = None
+    batch_factors: Mapping[int, float] | None = None
+
+
+class Observer:
+    """`limits` may be set anew, such as when another server answers."""
+
+    def __init__(self, limits: Limits, declared: Declared | None = None) -> None:
+        self.limits = limits
+        self.num_tokens = 0  # under verdicts
+        self.active_s = 0.0  # time in which answers were written
+        self._declared = declared or Declared()
+        self._mode: OnlineMode = "stream"
+        self._last_at: float | None = None
+        self._tokens, self._seconds = Mean(_HORIZON), Mean(_HORIZON)
+        self._rtt_s: float | None = None
+        self._jitter_s = 0.0
+        self._verify_ms, self._server_level_ms, self._features_ms = Median(), Median(), Median()
+        self._token_ms = Mean(_HORIZON)
+        self._verify_then_ms: float | None = None  # when one-token passes were timed last
+        self._level_ms: dict[int, Median] = {}
+        self._acceptance = Acceptance()
+        self._hits: dict[int, Mean] = {}
+        self._hit_levels, self._stale_share = Mean(_HORIZON), Mean(_HORIZON)
+        self._down_bps = Median()
+
+    def began(self, mode: OnlineMode, now: float) -> None:
+        """An answer, the time after an outage, or another mode: the wait for its first verdict says nothing."""
+        if mode != self._mode:
+            self._tokens, self._seconds = Mean(_HORIZON), Mean(_HORIZON)
+        self._mode = mode
+        self._last_at = None
+
+    def took_rtt(self, mean_s: float, spread_s: float) -> None:
+        self._rtt_s, self._jitter_s = mean_s, spread_s
+
+    def took_verdict(
+        self, now: float, verdict: Verdict, tree: DraftTree | None = None, levels: int = 0, stale: bool = False
+    ) -> None:
+        """`tree`: what the client had drafted; `levels`: asked for where the server drafts. `stale`: the draft was
+        grown without the newest features. Verdicts that are stale themselves are no verdicts: they may be left out."""
+        if verdict.stale:
+            return
+        num_tokens = len(verdict.path) + len(verdict.tokens) + (verdict.bonus is not None)
+        elapsed_s = self._elapsed(now)
+        self._took_tokens(num_tokens, elapsed_s)
+        if tree or levels:
+            self._took_pass(verdict, levels)
+            self._stale_share.add(stale)
+        if tree:
+            self.took_path(tree, verdict.path, broken_off=verdict.bonus is None)
+            self._hit_levels.add(max(tree.depths()))
+        elif levels:
+            self._acceptance.judged(levels, len(verdict.tokens), broken_off=verdict.bonus is None)
+        else:
+            self._took_token(elapsed_s)
+
+    def took_path(self, tree: DraftTree, path: tuple[int, ...], broken_off: bool = False) -> None:
+        """What would have been accepted of a tree grown on the side, too. `broken_off`: what follows the path is
+        unknown."""
+        self._acceptance.judged(max(tree.depths(), default=0), len(path), broken_off)
+        self._acceptance.ranked(tree, path)
+
+    def took_drafting(self, seconds: float, levels: int, outcomes: int = 1) -> None:
+        """Growing `levels` levels, of so many outcomes side by side, took the drafter so long."""
+        if levels:
+            self._level_ms.setdefault(outcomes, Median()).add(seconds * 1e3 / levels)
+
+    def took_outcome(self, rank: int | None, outcomes: int) -> None:
+        """A verdict that had been forecast: the rank (from 0) of its outcome among those drafted ahead, if any."""
+        self._hits.setdefault(1, Mean(_HORIZON)).add(rank == 0)
+        if outcomes > 1:
+            self._hits.setdefault(outcomes, Mean(_HORIZON)).add(rank is not None)
+
+    def took_features(self, lag_s: float) -> None:
+        """All features of a verdict were in `lag_s` after it."""
+        self._features_ms.add(lag_s * 1e3)
+
+    def took_transfer(self, num_bytes: int, seconds: float) -> None:
+        """Something long came down, such as a prompt's features."""
+        if seconds > 0:
+            self._down_bps.add(8 * num_bytes / seconds)
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens/s of the mode under way; None where too little of it was seen."""
+        return self._tokens.value / self._seconds.value if self._tokens.count >= _ENOUGH_VERDICTS else None
+
+    def measured(self) -> Measured:
+        single_ms = self._level_ms[1].value if 1 in self._level_ms else None
+        return Measured(
+            limits=self.limits,
+            rtt_ms=None if self._rtt_s is None else self._rtt_s * 1e3,
+            jitter_ms=self._jitter_s * 1e3,
+            verify_ms=self._verify_ms.value,
+            stream_ms=self._stream_ms(),
+            draft_level_ms=self._declared.draft_level_ms if single_ms is None else single_ms,
+            server_level_ms=_known(self._server_level_ms.value, self._declared.server_level_ms),
+            acceptance=self._acceptance.by_position,
+            ranks=self._acceptance.ranks,
+            hit_rates={number: hit.value for number, hit in self._hits.items() if hit.count >= _ENOUGH_HITS},
+            hit_levels=self._hit_levels.value if self._hit_levels.count else self.limits.shape.levels,
+            batch_factors=self._batch_factors(single_ms),
+            staleness_factor=self._declared.staleness_factor,
+            stale_share=self._stale_share.value,
+            features_ms=self._features_ms.value,
+            down_bps=self._down_bps.value,
+        )
+
+    def _elapsed(self, now: float) -> float | None:
+        """Since the verdict before; None where that says nothing."""
+        last_at, self._last_at = self._last_at, now
+        return now - last_at if last_at is not None and now - last_at < _STALL_S else None
+
+    def _took_tokens(self, num_tokens: int, elapsed_s: float | None) -> None:
+        self.num_tokens += num_tokens
+        if elapsed_s is not None:
+            self.active_s += elapsed_s
+            self._tokens.add(num_tokens)
+            self._seconds.add(elapsed_s)
+
+    def _took_pass(self, verdict: Verdict, server_levels: int) -> None:
+        queue_us = 0 if self._mode == "pipelined" else verdict.queue_us  # there it waits for its own kind
+        self._verify_ms.add((queue_us + verdict.verify_us) / 1e3)
+        if server_levels:
+            self._server_level_ms.add(verdict.draft_us / 1e3 / server_levels)
+
+    def _took_token(self, elapsed_s: float | None) -> None:
+        if self._mode == "stream" and elapsed_s is not None:
+            self._token_ms.add(elapsed_s * 1e3)
+            self._verify_then_ms = self._verify_ms.value
+            self._acceptance.fade(elapsed_s)
+
+    def _stream_ms(self) -> float | None:
+        """As timed last, and as much slower or faster since as passes over drafts became."""
+        if not self._token_ms.count:
+            return None
+        now_ms = self._verify_ms.value
+        if self._mode == "stream" or not now_ms or not self._verify_then_ms:
+            return self._token_ms.value
+        return self._token_ms.value * now_ms / self._verify_then_ms
+
+    def _batch_factors(self, single_ms: float | None) -> Mapping[int, float]:
+        factors = dict(self._declared.batch_factors or {})
+        for number, level_ms in self._level_ms.items():
+            if number > 1 and single_ms and level_ms.value:
+                factors[number] = max(level_ms.value / single_ms, 1.0)
+        return factors
+
+
+def _known(measured: float | None, declared: float | None) -> float | None:
+    return declared if measured is None else measured

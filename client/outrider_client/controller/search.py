@@ -1,0 +1,120 @@
+"""The best way to ride in each mode: levels, breadth, outcomes, drafts in flight, waiting for features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from outrider_client.controller.choice import AHEAD, SPLIT, Choice, OnlineMode
+from outrider_client.controller.predict import Grid, Prediction, predict_all
+from outrider_client.controller.terms import Ints, Terms
+
+_LEVELS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
+_OUTCOMES = (1, 2, 4, 8)
+_TOLERANT = 0.995  # a family with a higher factor never waits for features
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """A choice and what it would bring."""
+
+    choice: Choice
+    prediction: Prediction
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.prediction.tokens_per_second
+
+
+def rate(terms: Terms, choice: Choice) -> Rated:
+    return Rated(choice, predict_all(terms, Grid.of(choice)).at(0))
+
+
+def best_in(terms: Terms, mode: OnlineMode) -> Rated:
+    """What is predicted to be the fastest in this mode; of equals the one that drafts less."""
+    best = max((_best_of(terms, grid) for grid in _grids(terms, mode)), key=_speed)
+    variants = terms.limits.variants
+    if mode == "stream" or len(variants) == 1:
+        return best
+    return max((rate(terms, replace(best.choice, variant=variant)) for variant in variants), key=_speed)
+
+
+def _speed(rated: Rated) -> float:
+    return rated.tokens_per_second
+
+
+def _best_of(terms: Terms, grid: Grid) -> Rated:
+    predictions = predict_all(terms, grid)
+    index = int(np.argmax(predictions.tau / np.maximum(predictions.cycle_ms, 1e-9)))
+    return Rated(grid.at(index, predictions.cycle_ms.shape), predictions.at(index))
+
+
+def _grids(terms: Terms, mode: OnlineMode) -> Iterator[Grid]:
+    if mode == "stream":
+        yield Grid.of(Choice("stream", variant=terms.limits.variants[0]))
+        return
+    for breadth, wait_for_features in product(_breadths(terms), _waits(terms, mode)):
+        yield _grid(terms, mode, breadth, wait_for_features)
+
+
+def _grid(terms: Terms, mode: OnlineMode, breadth: int, wait_for_features: bool) -> Grid:
+    ahead = mode in AHEAD
+    levels = _levels(terms)[:, None, None]
+    ahead_levels = _levels(terms)[None, :, None] if ahead else levels
+    outcomes = (_outcomes(terms) if ahead else np.ones(1, np.int64))[None, None, :]
+    ahead_budget = _budget(terms, ahead_levels, breadth)
+    growing_ms = (ahead_levels + 1) * terms.level_of(breadth) * terms.batch(outcomes)
+    busy_ms = np.maximum(np.maximum(terms.verify, growing_ms), 1e-3)  # more in flight than keeps both busy is no gain
+    in_flight = np.clip(np.ceil(terms.flight(ahead_budget) / busy_ms), 2, max(terms.limits.in_flight, 2))
+    return Grid(
+        mode,
+        breadth,
+        wait_for_features,
+        terms.limits.variants[0],
+        levels,
+        _budget(terms, levels, breadth),
+        ahead_levels,
+        ahead_budget,
+        outcomes,
+        in_flight.astype(np.int64) if mode == "pipelined" else np.ones_like(outcomes),
+    )
+
+
+def _levels(terms: Terms) -> Ints:
+    limits = terms.limits
+    if limits.fixed:
+        return np.array([limits.shape.levels])
+    deepest = limits.max_levels
+    return np.array(sorted({*(level for level in _LEVELS if level < deepest), min(deepest, _LEVELS[-1])}))
+
+
+def _outcomes(terms: Terms) -> Ints:
+    return np.array(_OUTCOMES if terms.limits.outcomes is None else (terms.limits.outcomes,))
+
+
+def _breadths(terms: Terms) -> list[int]:
+    """Narrower ones too where it is known what they would cost and save."""
+    breadth = terms.limits.shape.breadth
+    if terms.limits.fixed or not terms.measured.ranks or not terms.row_share:
+        return [breadth]
+    return sorted({breadth, max(breadth // 2, 1), 1})
+
+
+def _waits(terms: Terms, mode: OnlineMode) -> list[bool]:
+    if mode not in SPLIT:
+        return [False]
+    if terms.limits.wait_for_features is not None:
+        return [terms.limits.wait_for_features]
+    return [False] if terms.staleness >= _TOLERANT else [False, True]
+
+
+def _budget(terms: Terms, levels: Ints, breadth: int) -> Ints:
+    """As many nodes a level as the shape has, but no fewer than it for a shallower tree: nodes cost next to nothing."""
+    shape, most = terms.limits.shape, terms.limits.max_nodes
+    if terms.limits.fixed:
+        return np.full_like(levels, min(shape.budget, most))
+    nodes = levels if breadth == 1 else np.maximum(shape.budget, np.rint(shape.budget * levels / shape.levels))
+    return np.minimum(nodes, most).astype(np.int64)

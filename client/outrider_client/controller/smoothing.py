@@ -1,0 +1,33 @@
+"""Measurements made steady: running means and medians. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+
+class Mean:
+    """Of all samples while there are few, and of about the last `horizon` from then on; 0 without any."""
+
+    def __init__(self, horizon: int) -> None:
+        self._horizon = horizon
+        self.count = 0
+        self.value = 0.0
+
+    def add(self, sample: float) -> None:
+        self.count += 1
+        self.value += (sample - self.value) / min(self.count, self._horizon)
+
+
+class Median:
+    """Of the last `window` samples; None without any."""
+
+    def __init__(self, window: int = 15) -> None:
+        self._samples: deque[float] = deque(maxlen=window)
+
+    def add(self, sample: float) -> None:
+        self._samples.append(sample)
+
+    @property
+    def value(self) -> float | None:
+        return median(self._samples) if self._samples else None

@@ -1,0 +1,71 @@
+"""The trees that an answer drafts: as asked for, as the drafter was made for, or as the controller chose, within what
+context and server allow."""
+
+from __future__ import annotations
+
+from outrider_client.config import ClientConfig
+from outrider_client.local_models import LocalModels
+from outrider_client.pilot import Pilot
+from outrider_client.session import Session
+from outrider_drafters.trees.shape import TreePlan, TreeShape
+from outrider_proto.errors import LinkError, UsageError
+from outrider_proto.frames import ServerTree
+from outrider_proto.tree import MAX_NODES
+
+
+class Plans:
+    """Of one answer."""
+
+    def __init__(self, config: ClientConfig, models: LocalModels, session: Session, pilot: Pilot) -> None:
+        self._config = config
+        self._models = models
+        self._session = session
+        self._pilot = pilot
+
+    def begin(self) -> None:
+        """Tell the pilot what is asked for."""
+        self._pilot.begin(self._config, self._own)
+
+    def after(self, num_tokens: int) -> TreePlan | None:
+        """Of a draft on so many tokens; None where nothing fits."""
+        choice = self._pilot.choice
+        return self._fitted(num_tokens, None if choice is None else choice.shape)
+
+    def ahead(self, num_tokens: int) -> TreePlan | None:
+        """Of a draft made before it is known whether it will be needed."""
+        choice = self._pilot.choice
+        return self._fitted(num_tokens, None if choice is None else choice.ahead_shape)
+
+    def of_server(self) -> ServerTree:
+        """Of the drafts that the server makes. Raises UsageError where it makes none, LinkError without a link."""
+        limits = self._session.limits
+        if limits is None:
+            raise LinkError("no server has been reached")
+        if not limits.server_draft:
+            raise UsageError(
+                "mode=server-draft: the server does not draft for this session; start it with --server-draft"
+            )
+        choice = self._pilot.choice
+        plan = self._config.shape or (None if choice is None else choice.shape)
+        shape = plan if isinstance(plan, TreeShape) else TreeShape()
+        return ServerTree(shape.breadth, shape.levels, min(shape.budget, limits.max_nodes))
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that the server takes, or else the target."""
+        limits = self._session.limits
+        return limits.max_context if limits is not None else self._models.max_context
+
+    @property
+    def max_nodes(self) -> int:
+        limits = self._session.limits
+        return limits.max_nodes if limits is not None else MAX_NODES
+
+    @property
+    def _own(self) -> TreePlan | None:
+        return None if self._models.drafter is None else self._models.drafter.plan
+
+    def _fitted(self, num_tokens: int, chosen: TreeShape | None) -> TreePlan | None:
+        plan = self._config.shape or self._own or chosen or TreeShape()
+        levels = self.max_context - num_tokens - 1  # the bonus needs room too
+        return plan.fitted(levels, self.max_nodes)

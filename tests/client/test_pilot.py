@@ -1,0 +1,110 @@
+"""What a client has learnt, and what it makes of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from outrider_client.config import ClientConfig
+from outrider_client.drafting import Cost
+from outrider_client.pilot import MANY_ROWS, Pilot
+from outrider_client.rtt import RttEstimator
+from outrider_drafters.pace import Pace
+from outrider_drafters.trees.forecast import Outcome
+from outrider_proto.frames import Decode, Opened, Verdict
+from outrider_proto.tree import DraftTree
+
+DRAFTING = SimpleNamespace(stale_tolerant=True, can_look_out=True)
+OPENED = Opened("s", False, 0, b"", 1024, 255, (0,), server_draft=True)
+DECODE = Decode(1, 0, (), 1, 100)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def pilot(clock):
+    pilot = Pilot(DRAFTING, None, clock)
+    pilot.begin(ClientConfig(mode="auto"), None)
+    return pilot
+
+
+def rtt(seconds: float) -> RttEstimator:
+    estimator = RttEstimator()
+    estimator.add(seconds)
+    return estimator
+
+
+def stream(pilot, clock, gap_s: float, count: int = 12) -> None:
+    """Tokens of a target that writes alone."""
+    pilot.enters("stream")
+    for _ in range(count):
+        clock.now += gap_s
+        pilot.took_verdict(DECODE, Verdict(1, (), 5, verify_us=round(gap_s * 1e6)), stale=False)
+
+
+def test_features_come_along_only_where_there_is_room_for_them(pilot, clock):
+    assert not pilot.affords_features
+    stream(pilot, clock, 0.033)
+    assert not pilot.affords_features  # of the link nothing is known
+    pilot.took_features(0.4, 500, 500_000)  # 10 Mbit/s; a token's features need .24
+    assert pilot.affords_features
+    pilot.took_features(20.0, 500, 500_000)
+    pilot.took_features(20.0, 500, 500_000)
+    assert not pilot.affords_features
+
+
+def test_the_server_begins_where_features_take_longer_than_a_round_trip(pilot):
+    assert not pilot.should_open(MANY_ROWS - 1, rtt(0.05))
+    assert pilot.should_open(MANY_ROWS, rtt(0.05))  # nothing is known of the link
+    pilot.took_features(0.4, 500, 500_000)  # .8 ms a row
+    assert not pilot.should_open(50, rtt(0.05))
+    assert pilot.should_open(100, rtt(0.05))
+
+
+def test_a_batch_that_costs_too_much_is_made_smaller(clock):
+    pilot = Pilot(DRAFTING, None, clock)
+    pilot.begin(ClientConfig(mode="proactive"), None)
+    assert pilot.outcomes == 8
+    pilot.took_drafting(0.010, 5)
+    pilot.took_lookout(SimpleNamespace(cost=Cost(0.030, 6, 8), rank_of=lambda outcome: 0), Outcome(0, 5))
+    assert pilot.outcomes == 4  # five milliseconds a level instead of two
+    pilot.begin(ClientConfig(mode="proactive", outcomes=3), None)
+    assert pilot.outcomes == 3
+
+
+def test_a_pace_says_what_a_batch_costs(clock):
+    pilot = Pilot(DRAFTING, Pace("p", "here", 33, 7, 7, batch_factors={1: 1.0, 4: 1.2, 8: 2.0}), clock)
+    pilot.begin(ClientConfig(mode="proactive"), None)
+    assert pilot.outcomes == 4
+
+
+def test_without_a_drafter_there_is_but_one_mode(clock):
+    pilot = Pilot(None, None, clock)
+    pilot.begin(ClientConfig(mode="auto", drafter="none"), None)
+    for _ in range(3):
+        assert pilot.decide(OPENED, rtt(0.03)).mode == "stream"
+        stream(pilot, clock, 0.033)
+
+
+def test_what_is_drafted_on_the_side_is_judged_once_the_text_is_long_enough(pilot, clock):
+    pilot.decide(OPENED, rtt(0.03))
+    assert pilot.wants_trial(64)
+    assert not pilot.wants_trial(65)
+    pilot.tries(64, DraftTree.chain((1, 2, 3)))
+    assert not pilot.wants_trial(96)
+    text = tuple(range(100, 164))
+    pilot.took_text((*text, 1, 2))
+    assert not pilot.wants_trial(96)  # what comes third is not known
+    pilot.took_text((*text, 1, 2, 9))
+    assert pilot.wants_trial(96)
