@@ -12,6 +12,7 @@ from rich.console import Console
 
 from outrider_bench.comparison import Comparison, Controls, Entrant, compare
 from outrider_bench.comparison_tables import families_table, positions_table, speeds_table, sweep_table
+from outrider_bench.pair import papers_loop
 from outrider_bench.progress import progress_line
 from outrider_bench.prompts import questions
 from outrider_bench.report import write_report
@@ -101,7 +102,7 @@ def _compare(
 
 
 def _entrant(target: str | None, drafter: str, plan: TreePlan | None) -> Entrant:
-    return Entrant(ClientConfig(target=_target(target), drafter=drafter_source(drafter)), plan)
+    return Entrant(papers_loop(target=_target(target), drafter=drafter_source(drafter)), plan)
 
 
 def _label(drafter: str) -> str:

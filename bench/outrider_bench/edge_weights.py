@@ -23,7 +23,7 @@ from rich.table import Table
 
 from outrider_bench.acceptance import TREE, acceptance
 from outrider_bench.edge_products import products, products_table
-from outrider_bench.pair import in_process
+from outrider_bench.pair import in_process, papers_loop
 from outrider_bench.progress import Counter, Step, progress_line
 from outrider_bench.prompts import questions
 from outrider_bench.report import write_report
@@ -102,7 +102,7 @@ async def edge_weights(
                 make_bundle(target_path, source, kind, bundle)
             times = _level_times(bundles, [(*asked[i].prompt, *expected[i]) for i in range(0, len(asked), per_family)])
             for kind, bundle in bundles.items():
-                config = ClientConfig(target=bundle, drafter=bundle)
+                config = papers_loop(target=bundle, drafter=bundle)
                 async with in_process(target_path, config, target) as pair:
                     counter = Counter(step, f"{name} {kind}", len(asked))
                     accepted = await acceptance(pair, TREE, asked, expected, counter)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from outrider_bench.acceptance import SHAPES, Acceptance, acceptance
 from outrider_bench.outage import CUTS, outage_scores, stop_scores
-from outrider_bench.pair import Pair, in_process
+from outrider_bench.pair import Pair, in_process, papers_loop
 from outrider_bench.progress import Counter, Step
 from outrider_bench.prompts import Question, questions
 from outrider_bench.target_alone import plain_answers
@@ -92,7 +92,7 @@ async def _drafter_result(
 
 
 def _config(target: Path, drafter: Path | str) -> ClientConfig:
-    return ClientConfig(target=target, drafter=drafter)
+    return papers_loop(target=target, drafter=drafter)
 
 
 def _of_family(

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outrider_client.async_client import AsyncClient
 from outrider_client.config import ClientConfig
@@ -14,6 +15,11 @@ from outrider_client.local_transport import LocalTransport
 from outrider_server.taps import load_taps
 from outrider_server.target import Target
 from outrider_server.verifier import Verifier
+
+
+def papers_loop(**fields: Any) -> ClientConfig:  # Any: each field has its own type, which ClientConfig checks
+    """The loop that acceptance is measured in: stop and wait, every draft with all features. Raises UsageError."""
+    return ClientConfig(mode="stop-and-wait", wait_for_features=True, opening=False, **fields)
 
 
 @dataclass(frozen=True, slots=True)

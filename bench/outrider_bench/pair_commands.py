@@ -14,7 +14,7 @@ from outrider_bench.cores import own_cores
 from outrider_bench.evaluation import Plan, evaluate
 from outrider_bench.exact import exactness, generated
 from outrider_bench.overhead import cycle_times, medians, ping_ms
-from outrider_bench.pair import in_process
+from outrider_bench.pair import in_process, papers_loop
 from outrider_bench.progress import Counter, Step, progress_line
 from outrider_bench.prompts import Question, questions
 from outrider_bench.recover import Recovery, recoveries
@@ -134,7 +134,7 @@ async def _overhead(target: Path, drafters: dict[str, Path], count: int, step: S
     report = {}
     for name, directory in drafters.items():
         with ServerProcess(_server_options(target, directory)) as server:
-            config = ClientConfig(server=server.address, target=target, drafter=directory)
+            config = papers_loop(server=server.address, target=target, drafter=directory)
             models = LocalModels.load(config)
             with own_cores(server.pid) as pinned:
                 if not pinned:

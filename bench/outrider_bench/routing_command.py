@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from outrider_bench.pair import papers_loop
 from outrider_bench.progress import Step, progress_line
 from outrider_bench.prompts import questions
 from outrider_bench.report import write_report
@@ -64,7 +65,7 @@ async def _measure(
     asked = questions(LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER)), per_family)
     target = Target.load(str(directory))
     expected = plain_answers(target, asked, limit, step)
-    return await compare_ways(ways(heads, gate), ClientConfig(target=directory), target, asked, expected, step)
+    return await compare_ways(ways(heads, gate), papers_loop(target=directory), target, asked, expected, step)
 
 
 def _tau_table(outcomes: Mapping[str, Outcome]) -> Table:

@@ -10,6 +10,7 @@ from torch import Tensor
 from outrider_drafters.drafter import Drafter, DraftState
 from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.frames import TapInfo
+from outrider_proto.tree import DraftTree
 
 
 class TimedDrafter:
@@ -21,6 +22,8 @@ class TimedDrafter:
         self.vocab_size = inner.vocab_size
         self.tap: TapInfo = inner.tap
         self.plan: TreePlan | None = inner.plan
+        self.stale_tolerant = inner.stale_tolerant
+        self.tree_in_one = inner.tree_in_one
         self.seconds = 0.0
         self.num_levels = 0
 
@@ -66,6 +69,13 @@ class _TimedState:
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         started = time.perf_counter()
         logits = self._inner.expand(tokens, parents)
+        self._drafter.num_levels += 1
+        self._drafter.seconds += time.perf_counter() - started
+        return logits
+
+    def tree_logits(self, tree: DraftTree) -> Tensor:
+        started = time.perf_counter()
+        logits = self._inner.tree_logits(tree)
         self._drafter.num_levels += 1
         self._drafter.seconds += time.perf_counter() - started
         return logits

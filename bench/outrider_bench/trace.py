@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider_bench.answer import gather, mean_acceptance_length
-from outrider_bench.pair import Pair, in_process
-from outrider_client.config import ClientConfig
+from outrider_bench.pair import Pair, in_process, papers_loop
 from outrider_client.events import Cycle
 from outrider_drafters.source import DrafterSource
 from outrider_drafters.trees.shape import TreePlan
@@ -35,7 +34,7 @@ async def trace(request: TraceRequest) -> dict[str, object]:
     Nodes are numbered as in DraftTree: the root is not among them, parent -1 is the root, depths count from 1.
     The prompt's own request is not a cycle. One for which the drafter had nothing to draft is, without nodes.
     """
-    config = ClientConfig(
+    config = papers_loop(
         target=request.target,
         drafter=request.drafter,
         codec="float32",

@@ -1,10 +1,10 @@
-"""A local transport whose frames are packed and unpacked as on the wire, and counted: bytes without a network."""
+"""A transport whose frames are packed and unpacked as on the wire, and counted: bytes without a network."""
 
 from __future__ import annotations
 
 from collections import deque
 
-from outrider_client.local_transport import LocalConnection, LocalTransport
+from outrider_client.transport import Connection, Transport
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.frames import ClientFrame, Codec, Open, ServerDescription, ServerFrame
 from outrider_proto.wire import (
@@ -18,7 +18,7 @@ from outrider_proto.wire import (
 class WiredConnection:
     """Counts messages as gRPC would carry them, without its own framing."""
 
-    def __init__(self, inner: LocalConnection) -> None:
+    def __init__(self, inner: Connection) -> None:
         self._inner = inner
         self._codec: Codec = "int8"
         self._arrived: deque[bytes] = deque()
@@ -45,9 +45,9 @@ class WiredConnection:
 
 
 class WiredTransport:
-    """Connections of a LocalTransport, wired."""
+    """Connections of another transport, wired."""
 
-    def __init__(self, inner: LocalTransport) -> None:
+    def __init__(self, inner: Transport) -> None:
         self.address = inner.address
         self._inner = inner
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 NEW = 120
 CUT_AFTER = 15  # tokens
-CHAIN = ["--budget", "1"]  # one token a draft: the answer takes many round trips
+CHAIN = ["--mode", "stop-and-wait", "--budget", "1"]  # one token a draft: the answer takes many round trips
 NETSIM = [sys.executable, "-m", "outrider_netsim.cli.app", "run", "--profile", "paper-4g", "--seed", "1"]
 OUTRIDER = [sys.executable, "-c", "from outrider_client.cli import main; main()", "generate", "--json"]
 
@@ -76,7 +76,16 @@ async def test_a_link_cut_by_hand_changes_no_token(server, engine):
 def test_an_unchanged_command_runs_behind_the_link(server, engine):
     """Outages that come so often that none of the connections lives for long."""
     address = "{link}" if engine == "proxy" else server.address
-    command = [*OUTRIDER, "--prompt-ids", ",".join(map(str, asked())), "--max-new-tokens", str(NEW), *CHAIN]
+    command = [
+        *OUTRIDER,
+        "--prompt-ids",
+        ",".join(map(str, asked())),
+        "--max-new-tokens",
+        str(NEW),
+        *CHAIN,
+        "--mode",
+        "stop-and-wait",
+    ]
     options = ["--engine", engine, "--upstream", server.address, "--outage", "700ms@1s/2s", "--"]
     run = subprocess.run(
         [*NETSIM, *options, *command, "--server", address, "--wait-for-link", "60"],

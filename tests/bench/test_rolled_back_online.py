@@ -19,7 +19,7 @@ from outrider_bench.answer import gather
 from outrider_client.async_client import AsyncClient
 from outrider_client.config import ClientConfig
 from outrider_client.local_transport import LocalTransport
-from outrider_drafters.drafter import Drafter, DraftState
+from outrider_drafters.drafter import Drafter, DraftState, level_by_level
 from outrider_drafters.load import load_tap
 from outrider_drafters.trees.shape import TreeShape
 from outrider_proto.frames import Sampling
@@ -56,6 +56,7 @@ class Watched:
         self._generator = torch.Generator().manual_seed(seed)
         self.truth: list[int] = []  # what the target writes, its prompt included
         self.family, self.tap, self.vocab_size, self.plan = inner.family, inner.tap, inner.vocab_size, inner.plan
+        self.stale_tolerant, self.tree_in_one = inner.stale_tolerant, inner.tree_in_one
         self.noted: list[Drafting] = []
 
     def new_state(self) -> WatchedState:
@@ -112,6 +113,9 @@ class WatchedState:
         ends = self._texts[-len(tokens) :]
         return torch.stack([self._drafter.disturbed(*pair) for pair in zip(logits, ends, strict=True)])
 
+    def tree_logits(self, tree: DraftTree) -> Tensor:
+        return level_by_level(tree, self.root_logits(), self.expand)
+
 
 @asynccontextmanager
 async def served(name: str):
@@ -157,6 +161,7 @@ scripts = st.fixed_dictionaries(
         "shared": st.integers(0, 12),  # of the first answer's text, how much the second prompt begins with
         "shape": st.builds(TreeShape, st.integers(1, 4), st.integers(1, 5), st.integers(1, 12)),
         "wait_for_features": st.booleans(),
+        "mode": st.sampled_from(["stop-and-wait", "proactive", "pipelined"]),
         "temperature": st.sampled_from([0.0, 1.0]),
     }
 )
@@ -183,6 +188,7 @@ async def play(name: str, script: dict) -> list[Drafting]:
         codec="float32",
         shape=script["shape"] if watched.plan is None else None,
         wait_for_features=script["wait_for_features"],
+        mode=script["mode"],
         sampling=Sampling(script["temperature"], seed=script["seed"]),
         max_new_tokens=NEW_TOKENS,
     )

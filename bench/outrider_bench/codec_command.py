@@ -1,0 +1,132 @@
+"""The command that weighs the feature codecs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from outrider_bench.acceptance import SHAPES, TREE
+from outrider_bench.codec import Messages, Weight, coders, weights
+from outrider_bench.progress import Counter, Step, progress_line
+from outrider_bench.prompts import by_family, questions
+from outrider_bench.report import write_report
+from outrider_bench.staleness import Cell, Share, measure, recorded
+from outrider_bench.tables import table
+from outrider_bench.target_alone import plain_answers
+from outrider_client.config import NO_DRAFTER, ClientConfig
+from outrider_client.local_models import LocalModels
+from outrider_drafters.frozen import resolve_dir
+from outrider_models.embedded import DRAFTERS, drafter_dir, target_dir
+from outrider_proto.errors import UsageError
+from outrider_proto.frames import CODECS, Codec
+from outrider_server.target import Target
+
+DEFAULT = ("moa", "eagle2", "eagle3")
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """One drafter's features: bytes by codec, replies and prompts apart; share of tau by shape and codec; bytes by
+    quantisation and entropy coder."""
+
+    width: int
+    rows_per_reply: float
+    replies: Mapping[Codec, Weight]
+    prompts: Mapping[Codec, Weight]
+    tau: Mapping[str, Mapping[Codec, Share]]
+    reply_coders: Mapping[str, Mapping[str, float]]
+    prompt_coders: Mapping[str, Mapping[str, float]]
+
+
+def codec_command(
+    target: Annotated[str | None, typer.Option(help="Directory or hub name of the target; default: embedded.")] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option("--drafter", help=f"Embedded drafter or directory, repeatable; default: {', '.join(DEFAULT)}."),
+    ] = None,
+    per_family: Annotated[int, typer.Option(min=1, help="Held-out prompts of each family.")] = 80,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="New tokens an answer.")] = 96,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the report here; - for standard output.")] = None,
+) -> None:
+    """Bytes, microseconds and acceptance of every feature codec, against the paper's."""
+    directory = target_dir() if target is None else resolve_dir(target)
+    drafters = {name: drafter_dir(name) if name in DRAFTERS else resolve_dir(name) for name in drafter or DEFAULT}
+    with progress_line() as step:
+        results = asyncio.run(_measure(directory, drafters, per_family, max_new_tokens, step))
+    for name, weighed in results.items():
+        console.print(_codec_table(name, weighed))
+        console.print(_coder_table(name, weighed))
+    drafted = {name: asdict(weighed) for name, weighed in results.items()}
+    write_report(json, {"per_family": per_family, "max_new_tokens": max_new_tokens, "drafters": drafted})
+
+
+async def _measure(
+    directory: Path, drafters: Mapping[str, Path], per_family: int, limit: int, step: Step
+) -> dict[str, Weighed]:
+    asked = questions(LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER)), per_family)
+    target = Target.load(str(directory))
+    answers = plain_answers(target, asked, limit, step)
+    results = {}
+    chosen = [Cell(), *(Cell(coding=codec) for codec in CODECS)]
+    for name, path in drafters.items():
+        drafter, recordings = await recorded(target, directory, path, asked, answers)
+        if not drafter.tap.fingerprint:
+            raise UsageError(f"drafter {name}: it has no features to weigh")
+        tau = {}
+        for shape, plan in SHAPES.items():
+            counter = Counter(step, f"{name}, {shape}", len(asked))
+            _, *measured = measure(drafter, recordings, by_family(asked), plan, chosen, counter)
+            tau[shape] = {codec: one.overall for codec, one in zip(CODECS, measured, strict=True)}
+        results[name] = _weighed(Messages.of(drafter, recordings, TREE), tau)
+    return results
+
+
+def _weighed(messages: Messages, tau: Mapping[str, Mapping[Codec, Share]]) -> Weighed:
+    return Weighed(
+        width=messages.prompts[0].shape[1],
+        rows_per_reply=messages.rows_per_reply,
+        replies=weights(messages.replies),
+        prompts=weights(messages.prompts),
+        tau=tau,
+        reply_coders=coders(messages.replies),
+        prompt_coders=coders(messages.prompts),
+    )
+
+
+def _codec_table(name: str, weighed: Weighed) -> Table:
+    columns = ("codec", "B/token", "of paper's", "prompt B/row", "of paper's", *weighed.tau, "encode us/row", "decode")
+    rows = [_codec_row(codec, weighed) for codec in CODECS]
+    title = f"{name}: features of {weighed.width} values, {weighed.rows_per_reply:.1f} rows a reply"
+    return table(title, columns, rows)
+
+
+def _codec_row(codec: Codec, weighed: Weighed) -> Sequence[str]:
+    reply, prompt = weighed.replies[codec], weighed.prompts[codec]
+    return (
+        codec,
+        f"{reply.bytes_per_row:.1f}",
+        f"{reply.of_paper:.3f}",
+        f"{prompt.bytes_per_row:.1f}",
+        f"{prompt.of_paper:.3f}",
+        *(f"{shares[codec].share:.4f}" for shares in weighed.tau.values()),
+        f"{reply.encode_us:.1f}",
+        f"{reply.decode_us:.1f}",
+    )
+
+
+def _coder_table(name: str, weighed: Weighed) -> Table:
+    names = list(next(iter(weighed.reply_coders.values())))
+    rows = [
+        [f"{quantised}, {what}", *(f"{by_coder[coder]:.1f}" for coder in names)]
+        for what, both in (("a reply", weighed.reply_coders), ("a prompt", weighed.prompt_coders))
+        for quantised, by_coder in both.items()
+    ]
+    return table(f"{name}: bytes a row by entropy coder", ("numbers", *names), rows)

@@ -1,0 +1,145 @@
+"""What to measure, and the measuring: one server, every drafter over every link, run after run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outrider_bench.network.case import Course, available, run_once
+from outrider_bench.network.long_prompts import lengthened
+from outrider_bench.network.passage import Passage, passage, profile_or_none
+from outrider_bench.network.report import Case, Setting
+from outrider_bench.network.ways import Options, Way, with_controls
+from outrider_bench.progress import Counter, Step
+from outrider_bench.prompts import SEED, Question, questions
+from outrider_bench.server_process import ServerProcess
+from outrider_client.config import ClientConfig
+from outrider_client.local_models import LocalModels
+from outrider_drafters.pace import Pace
+from outrider_drafters.trees.shape import TreeShape
+from outrider_models.corpus import Family
+from outrider_models.embedded import drafter_source
+from outrider_netsim import EngineChoice
+from outrider_proto.errors import UsageError
+from outrider_proto.frames import Codec
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`ways` are texts (ways.py), `common` the options of all; profile `none` is no link; prompts have at least
+    `prompt_tokens`. Raises UsageError."""
+
+    target: Path
+    profiles: Sequence[str]
+    drafters: Sequence[str]
+    ways: Sequence[str]
+    common: Options
+    pace: str | None
+    codec: Codec
+    engine: EngineChoice
+    families: Sequence[Family]
+    prompts: int
+    max_new_tokens: int
+    runs: int
+    seed: int
+    prompt_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for profile in self.profiles:
+            profile_or_none(profile)
+        for way in self.all_ways:
+            if way.name in self.ways:
+                way.configured(self.config(self.drafters[0]))
+        if self.pace is not None:
+            Pace.load(self.pace)
+
+    @property
+    def all_ways(self) -> list[Way]:
+        """The controls first."""
+        return with_controls([Way.parse(text, self.common) for text in self.ways], self.common)
+
+    @property
+    def server_options(self) -> list[str]:
+        pace = [] if self.pace is None else ["--pace", self.pace]
+        drafters = [option for name in self.drafters for option in ("--drafter", drafter_source(name))]
+        return ["--target", str(self.target), *drafters, "--server-draft", *pace]
+
+    def config(self, drafter: str, **choices: Any) -> ClientConfig:  # Any: fields of ClientConfig
+        """Of the clients of all ways."""
+        return replace(
+            ClientConfig(target=self.target, drafter=drafter_source(drafter), codec=self.codec, pace=self.pace),
+            **{"max_new_tokens": self.max_new_tokens, **choices},
+        )
+
+    def course(self, models: LocalModels) -> Course:
+        """The families in turn, as many prompts as wanted."""
+        each = -(-self.prompts // len(self.families))
+        asked = questions(models, lambda family: each if family in self.families else 0)
+        in_turn = [asked[family * each + number] for number in range(each) for family in range(len(self.families))]
+        warm_up = questions(models, lambda family: int(family == self.families[0]), SEED + 1)[0]
+        return Course(warm_up, self._late(in_turn[: self.prompts], models), models)
+
+    def _late(self, asked: Sequence[Question], models: LocalModels) -> Sequence[Question]:
+        """With as much before them as was asked for. Raises UsageError."""
+        if not self.prompt_tokens:
+            return asked
+        late = lengthened(asked, models, self.prompt_tokens)
+        most = models.max_context - self.max_new_tokens
+        if (longest := max(len(question.prompt) for question in late)) > most:
+            raise UsageError(f"prompt_tokens={self.prompt_tokens} makes prompts of {longest}: there is room for {most}")
+        return late
+
+
+async def measure(plan: Plan, step: Step) -> list[Case]:
+    """A case for every drafter and profile, in that order."""
+    with ServerProcess(plan.server_options) as server:
+        return [
+            await _case(plan, drafter, name, server.address, step)
+            for drafter in plan.drafters
+            for name in plan.profiles
+        ]
+
+
+async def _case(plan: Plan, drafter: str, profile: str, server: str, step: Step) -> Case:
+    models = LocalModels.load(plan.config(drafter, server=server))
+    models.prepare()
+    course = plan.course(models)
+    ways, missing = await available(plan.all_ways, course, plan.config(drafter, server=server))
+    counter = Counter(step, f"{drafter} over {profile}", plan.runs * len(course.asked) * len(ways))
+    shape = profile_or_none(profile)
+    async with passage(shape, server, plan.engine, plan.seed) as through:
+        config = plan.config(drafter, server=through.address)
+        runs = [await run_once(ways, course, config, through, number, counter) for number in range(plan.runs)]
+    round_trip_ms = 0.0 if shape is None else shape.round_trip_ms
+    return Case(_setting(plan, drafter, profile, through, round_trip_ms, models), ways, missing, runs)
+
+
+def _setting(
+    plan: Plan, drafter: str, profile: str, through: Passage, round_trip_ms: float, models: LocalModels
+) -> Setting:
+    return Setting(
+        profile=profile,
+        engine=through.engine,
+        why=through.why,
+        round_trip_ms=round_trip_ms,
+        drafter=drafter,
+        codec=plan.codec,
+        pace=plan.pace,
+        hardware=None if plan.pace is None else asdict(Pace.load(plan.pace)),
+        families=plan.families,
+        prompts=plan.prompts,
+        max_new_tokens=plan.max_new_tokens,
+        prompt_tokens=plan.prompt_tokens,
+        seed=plan.seed,
+        tree=_tree(plan, drafter, models),
+    )
+
+
+def _tree(plan: Plan, drafter: str, models: LocalModels) -> dict[str, Any]:  # Any: a shape's numbers, or choices
+    """Of the ways that name none of their own."""
+    asked = Way.parse("stream", plan.common).configured(plan.config(drafter)).shape
+    own = None if models.drafter is None else models.drafter.plan
+    shape = asked or own or TreeShape()
+    return asdict(shape)

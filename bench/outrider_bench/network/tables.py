@@ -1,0 +1,144 @@
+"""Figures of a link as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from outrider_bench.network.figures import Figure
+from outrider_bench.network.messages import MessageSizes
+from outrider_bench.network.passage import NO_LINK
+from outrider_bench.network.report import Case
+from outrider_bench.tables import table
+
+_SPEED = (
+    ("tok/s", "tokens_per_second", 1),
+    ("/ stream", "ratio_to_stream", 2),
+    ("tau", "mean_acceptance_length", 2),
+    ("eta", "eta", 2),
+    ("T_v ms", "verify_ms", 1),
+    ("TTFT ms", "ttft_ms", 0),
+)
+_BEGINNING = (
+    ("TTFT ms", "ttft_ms", 0),
+    ("/ stream", "ttft_ratio_to_stream", 2),
+    ("32nd ms", "to_32nd_ms", 0),
+    ("/ stream's", "to_32nd_ratio_to_stream", 2),
+)
+_COST = (
+    ("up B", "bytes_up_per_token", 0),
+    ("down B", "bytes_down_per_token", 0),
+    ("packets", "packets_per_reply", 1),
+    ("tokens", "tokens", 0),
+    ("calls", "target_calls", 1),
+    ("hits", "hit_rate", 2),
+    ("stale", "stale_tokens", 1),
+    ("server ms", "server_busy_ms_per_token", 1),
+)
+_PARTS = ("draft", "wire", "queue", "server_draft", "verify", "wait", "tap")
+_PERCENTILES = ("p50", "p95", "p99")
+_EVENNESS = ("inter_token_ms", "pause_ms")
+
+
+def legend(case: Case) -> list[str]:
+    """What labels stand for, where they are not the name."""
+    return [f"{label}: {way.name}" for way in case.ways if (label := case.label(way)) != way.name]
+
+
+def speed_table(case: Case) -> Table:
+    """How fast every way is, and against which bound; medians over the runs."""
+    return _figures(title(case), case, _SPEED)
+
+
+def beginning_table(case: Case) -> Table:
+    """Time to the first token and to the 32nd; ratios prompt by prompt."""
+    return _figures("how answers begin: first and 32nd token", case, _BEGINNING)
+
+
+def cost_table(case: Case) -> Table:
+    """What it costs the link and the server."""
+    return _figures("bytes a token, packets a reply, tokens and calls an answer, server ms a token", case, _COST)
+
+
+def split_table(case: Case) -> Table:
+    """Where a token's time went."""
+    rows = [[case.label(way), *_parts(case.of_way(way.name)["split_ms"], _PARTS)] for way in case.ways]
+    return table(
+        "ms of a token's time, by part (they may overlap)", ("way", *(part.replace("_", " ") for part in _PARTS)), rows
+    )
+
+
+def pauses_table(case: Case) -> Table:
+    """How evenly tokens came."""
+    rows = []
+    for way in case.ways:
+        figures = case.of_way(way.name)
+        rows.append([case.label(way), *(part for key in _EVENNESS for part in _parts(figures[key], _PERCENTILES))])
+    columns = ("way", *_PERCENTILES, *(f"pause {name}" for name in _PERCENTILES))
+    return table("ms between tokens, and between arrivals", columns, rows)
+
+
+def link_table(cases: Sequence[Case]) -> Table:
+    """The layout of the base paper's Table 3: a row a drafter and way, a column a link."""
+    links = list(dict.fromkeys(case.setting.profile for case in cases))
+    last = {case.setting.drafter: case for case in cases}  # acceptance is the same on every link but for staleness
+    rows = []
+    for drafter, of_last in last.items():
+        of_link = {case.setting.profile: case for case in cases if case.setting.drafter == drafter}
+        for way in of_last.ways:
+            speeds = [_number(of_link[link].of_way(way.name)["tokens_per_second"], 1) for link in links]
+            figures = of_last.of_way(way.name)
+            acceptance = _number(figures["mean_acceptance_length"], 2)
+            rows.append([f"{drafter}, {of_last.label(way)}", *speeds, acceptance, _number(figures["target_calls"], 1)])
+    headings = ["single device" if link == NO_LINK else link for link in links]
+    return table(
+        "tokens a second by link (the paper's Table 3)", ("drafter, way", *headings, "acceptance length", "calls"), rows
+    )
+
+
+def title(case: Case) -> str:
+    """What was measured, in a line."""
+    setting = case.setting
+    round_trip = case.runs[-1].round_trips.mean_ms
+    pace = "not paced" if setting.pace is None else f"PACED as {setting.pace}"
+    link = "no link" if setting.profile == NO_LINK else f"{setting.profile} ({setting.engine})"
+    shape = ", ".join(f"{name} {value}" for name, value in setting.tree.items() if value)
+    return f"{setting.drafter} over {link}, R {round_trip:.1f} ms, {pace}, trees: {shape}"
+
+
+def _figures(heading: str, case: Case, columns: Sequence[tuple[str, str, int]]) -> Table:
+    rows = [
+        [case.label(way), *(_number(case.of_way(way.name)[key], digits) for _, key, digits in columns)]
+        for way in case.ways
+    ]
+    return table(heading, ("way", *(name for name, _, _ in columns)), rows)
+
+
+def _parts(figure: Figure, names: Sequence[str]) -> list[str]:
+    given = figure if isinstance(figure, dict) else {}
+    return [_number(given.get(name), 1) for name in names]
+
+
+def _number(figure: Figure, digits: int) -> str:
+    return f"{figure:.{digits}f}" if isinstance(figure, int | float) else "-"
+
+
+def messages_table(sizes: Sequence[MessageSizes]) -> Table:
+    """What messages weigh (the base paper's Table 7)."""
+    rows = [
+        [
+            f"{one.drafter},\n  {one.codec}",
+            f"{one.nodes:.1f}",
+            f"{one.accepted:.2f}",
+            f"{one.draft:.0f}",
+            f"{one.verdict:.0f}",
+            f"{one.features:.0f}",
+            f"{one.paper_down:.0f}",
+            f"{one.prompt_features / max(one.prompt_tokens, 1):.0f}",
+            f"{one.bytes_down_per_token:.0f}",
+        ]
+        for one in sizes
+    ]
+    columns = ("M", "A", "draft", "verdict", "features", "3A+A*w", "prompt/tok", "down/tok")
+    return table("bytes a message (the paper's Table 7; w: values a token)", ("drafter", *columns), rows)

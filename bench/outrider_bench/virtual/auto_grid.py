@@ -1,0 +1,93 @@
+"""Whether `auto` finds the fastest way: on a grid of points, each mode alone and `auto` beside, with the server's own
+drafting on offer and without.
+
+    at least 0.95 of the best mode, and 0.98 of stream and, where it is on offer, of server-draft
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from rich.table import Table
+
+from outrider_bench.network.ways import CONTROLS, SERVER_DRAFT, Way
+from outrider_bench.tables import table
+from outrider_bench.virtual.sweep import Conditions, Grid, Point, sweep
+from outrider_bench.virtual.tape import Tape
+
+AUTO = "auto"
+AUTO_GRID = Grid((15.0, 50.0, 120.0), (15.0, 50.0), (0.0, 0.3))
+OF_BEST, OF_CONTROL = 0.95, 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """`auto` at one point. `fixed`: tokens a second of the modes that it could have chosen."""
+
+    rtt_ms: float
+    verify_ms: float
+    tau: float
+    server_draft: bool  # on offer
+    auto: float  # tokens a second
+    fixed: Mapping[str, float]
+
+    @property
+    def best(self) -> str:
+        return max(self.fixed, key=lambda name: self.fixed[name])
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """To the best mode, and to the controls."""
+        of_controls = {name: self.auto / self.fixed[name] for name in CONTROLS if name in self.fixed}
+        return {"best": self.auto / self.fixed[self.best], **of_controls}
+
+    @property
+    def holds(self) -> bool:
+        return all(ratio >= (OF_BEST if name == "best" else OF_CONTROL) for name, ratio in self.ratios.items())
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self) | {"best": self.best, "ratios": self.ratios, "holds": self.holds}
+
+
+def stand(
+    tape: Tape, grid: Grid, ways: Sequence[Way], conditions: Conditions, step: Callable[[], None]
+) -> list[Standing]:
+    """At every point, first with server-draft on offer. `ways`: the controls and `auto` among them; only `auto` learns,
+    and is given all rounds. `step` is called three times a point."""
+    fixed, auto = ([way for way in ways if (way.name == AUTO) is chosen] for chosen in (False, True))
+    alone = sweep(tape, grid, fixed, replace(conditions, rounds=1), step)
+    offered = sweep(tape, grid, auto, conditions, step)
+    not_offered = sweep(tape, grid, auto, replace(conditions, server_draft=False), step)
+    return [
+        standing
+        for point, *others in zip(alone, offered, not_offered, strict=True)
+        for standing in (_standing(point, others[0], True), _standing(point, others[1], False))
+    ]
+
+
+def standings_table(standings: Sequence[Standing]) -> Table:
+    """A row a point and offer: tokens a second of every way; what `auto` has of the best, and of the faster control."""
+    names = list(standings[0].fixed)
+    rows = [
+        [
+            f"{one.rtt_ms:g}",
+            f"{one.verify_ms:g}",
+            f"{one.tau:.1f}",
+            *(f"{one.fixed[name]:.0f}" if name in one.fixed else "-" for name in names),
+            f"{one.auto:.0f}",
+            f"{one.ratios['best']:.2f}",
+            f"{min(one.ratios[name] for name in CONTROLS if name in one.ratios):.2f}",
+            "" if one.holds else "off",
+        ]
+        for one in standings
+    ]
+    short = [name.replace("-", "-\n", 1) for name in names]
+    columns = ("R", "T_v", "tau", *short, AUTO, "/ best", "/ con-\ntrol", "")
+    return table("tokens a second; auto beside the best mode and the faster control", columns, rows)
+
+
+def _standing(modes: Point, auto: Point, server_draft: bool) -> Standing:
+    speeds = modes.tokens_per_second.items()
+    fixed = {name: speed for name, speed in speeds if server_draft or name != SERVER_DRAFT}
+    return Standing(modes.rtt_ms, modes.verify_ms, modes.tau, server_draft, auto.tokens_per_second[AUTO], fixed)

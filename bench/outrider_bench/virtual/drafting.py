@@ -1,0 +1,140 @@
+"""The drafter's stand-in: it drafts as the tape has it, for as long as that would take. Its features are always fresh:
+what stale ones cost in acceptance is not replayed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_bench.virtual.texts import TapedText, Texts
+from outrider_client.drafting import Cost, Lookout, Ready, Wanted
+from outrider_drafters.drafter import DraftState
+from outrider_drafters.pace import Pace
+from outrider_drafters.routing.confidence import confidence_of
+from outrider_drafters.routing.heads import Routed
+from outrider_drafters.trees.choices import Choices
+from outrider_drafters.trees.forecast import Foreseen, Outcome
+from outrider_drafters.trees.grow import Drafted
+from outrider_drafters.trees.shape import TreePlan
+from outrider_proto.frames import Sampling
+from outrider_proto.tree import ROOT, DraftTree
+
+
+class TapedDrafter:
+    """What the client asks of a drafter before it drafts; the drafting itself is ReplayedDrafting's."""
+
+    def __init__(self, texts: Texts) -> None:
+        tape = texts.tape
+        self.family = tape.drafter
+        self.tap = tape.tap
+        self.vocab_size = tape.vocabulary.size
+        self.stale_tolerant = tape.stale_tolerant
+        self.tree_in_one = tape.tree_in_one
+        self.plan: TreePlan | None = None if tape.choices is None else Choices(tape.choices)
+
+    def new_state(self) -> DraftState:
+        raise AssertionError("a tape has no states: its drafts come from ReplayedDrafting")
+
+
+class ReplayedDrafting:
+    """See the client's Drafting. Jobs run one after another, a level at a time, each level as long as the Pace says."""
+
+    def __init__(self, texts: Texts, pace: Pace) -> None:
+        self.tap = texts.tape.tap
+        self.names = (texts.tape.drafter,)
+        self.stale_tolerant = texts.tape.stale_tolerant
+        self.can_look_out = texts.tape.endless
+        self.current = 0
+        self.num_levels = 0
+        self._texts = texts
+        self._pace = pace
+        self._num_features = 0
+        self._drafter = asyncio.Lock()
+
+    @property
+    def num_features(self) -> int:
+        return self._num_features
+
+    def begin(self, common: int) -> None:
+        self._num_features = min(self._num_features, common)
+
+    def add_features(self, first: int, rows: NDArray[np.float32]) -> None:  # [n, width]
+        if len(rows) and (first <= self._num_features or self.tap.newest_only):
+            self._num_features = max(self._num_features, first + len(rows))
+
+    async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> Routed:
+        async with self._drafter:
+            drafts = self._texts.of(tokens).drafts(len(tokens), plan)
+            for _ in drafts:
+                await self._level()
+        drafted = drafts[-1] if drafts else Drafted()
+        return Routed(drafted, 0, confidence_of(drafted), len(drafts[:1]), len(drafts), skipped=False)
+
+    def look_out(self, tokens: Sequence[int], tree: DraftTree, wanted: Wanted, ready: Ready | None = None) -> Lookout:
+        async def make(lookout: Lookout) -> tuple[Foreseen, ...]:
+            if ready is not None:
+                await ready()
+            lookout.begin()
+            text, before = tuple(tokens), self.num_levels
+            async with self._drafter:
+                made = await self._foresee(text, tree, wanted, lookout.truth)
+            if made and lookout.truth() is None:
+                passes = self.num_levels - before
+                lookout.cost = Cost(passes * self._level_s(wanted.outcomes), passes, wanted.outcomes)
+            return made
+
+        return Lookout(make)
+
+    async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
+        async with self._drafter:
+            await self._level()
+        return self._texts.of(tokens).likeliest(len(tokens))
+
+    async def follow(self, tokens: Sequence[int]) -> None:
+        """Reading takes no time."""
+
+    async def close(self) -> None:
+        """Nothing to stop."""
+
+    async def _foresee(
+        self, tokens: tuple[int, ...], tree: DraftTree, wanted: Wanted, truth: Callable[[], Outcome | None]
+    ) -> tuple[Foreseen, ...]:
+        """Level by level as forecast.foresee: the tree's own nodes, the bonuses, and then the drafts below them."""
+        if not self._texts.tape.endless:
+            return ()
+        text = self._texts.of(tokens)
+        for _ in range(1 if self._texts.tape.tree_in_one else 1 + max(tree.depths(), default=0)):
+            await self._level(wanted.outcomes)
+        if truth() is not None or not (likely := text.outcomes(len(tokens), tree, wanted.outcomes)):
+            return ()
+        drafts = {outcome: _drafts_below(text, tokens, tree, outcome, wanted) for outcome, _ in likely}
+        await self._level(wanted.outcomes)
+        levels = 1
+        for _ in range(1, wanted.plan.levels):
+            if (known := truth()) is not None:
+                likely = [pair for pair in likely if pair[0] == known]
+            if all(len(drafts[outcome]) <= levels for outcome, _ in likely):
+                break
+            await self._level(len(likely))
+            levels += 1
+        return tuple(
+            Foreseen(outcome, score, drafts[outcome][:levels][-1]) for outcome, score in likely if drafts[outcome]
+        )
+
+    async def _level(self, outcomes: int = 1) -> None:
+        self.num_levels += 1
+        await asyncio.sleep(self._level_s(outcomes))
+
+    def _level_s(self, outcomes: int) -> float:
+        return self._pace.draft_level_ms / 1e3 * self._pace.level_factor(outcomes)
+
+
+def _drafts_below(
+    text: TapedText, tokens: tuple[int, ...], tree: DraftTree, outcome: Outcome, wanted: Wanted
+) -> tuple[Drafted, ...]:
+    """The draft for an outcome, after each of its levels."""
+    depth = 0 if outcome.node == ROOT else tree.depths()[outcome.node]
+    return text.drafts(len(tokens) + depth + 1, wanted.plan)

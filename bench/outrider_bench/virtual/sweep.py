@@ -1,0 +1,127 @@
+"""Which mode wins where: replays over a grid of round trips R, verify times T_v and thinned tapes, which is tau."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from outrider_bench.network.case import Run
+from outrider_bench.network.ways import CONTROLS, STREAM, Way
+from outrider_bench.virtual.replay import Stage, replay
+from outrider_bench.virtual.tape import Tape
+from outrider_bench.virtual.texts import Texts
+from outrider_bench.virtual.thinning import Thinning, thinned
+from outrider_drafters.pace import Pace
+from outrider_netsim import Direction, Profile
+from outrider_proto.errors import UsageError
+from outrider_proto.frames import Codec
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """R and T_v in ms; shares of the answers' tokens that the drafter does not guess. Raises UsageError."""
+
+    round_trips_ms: tuple[float, ...]
+    verify_ms: tuple[float, ...]
+    shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name, values in (("rtt", self.round_trips_ms), ("verify", self.verify_ms), ("thin", self.shares)):
+            if not values or min(values) < 0:
+                raise UsageError(f"{name}={','.join(map(str, values))}: need at least one number, none below 0")
+            if list(values) != sorted(set(values)):
+                raise UsageError(f"{name}={','.join(map(str, values))}: need them in order, each once")
+
+    def __len__(self) -> int:
+        return len(self.round_trips_ms) * len(self.verify_ms) * len(self.shares)
+
+    def __iter__(self) -> Iterator[tuple[float, float, float]]:
+        """Share, T_v, R."""
+        for share in self.shares:
+            for verify_ms in self.verify_ms:
+                for rtt_ms in self.round_trips_ms:
+                    yield share, verify_ms, rtt_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What is the same at all points. A round trip is constant and shared by both ways, or has a normal jitter of
+    that share of each way's delay, in order; the seed is the links' and the thinning's."""
+
+    pace: Pace
+    rate_bps: float = 50e6
+    jitter: float = 0.0
+    codec: Codec = "int8"
+    max_new_tokens: int = 64
+    seed: int = 1
+    rounds: int = 1  # of all taped prompts, in one session
+    server_draft: bool = True  # on offer
+
+    def profile(self, rtt_ms: float) -> Profile:
+        delay_ms = rtt_ms / 2
+        if not self.jitter or not delay_ms:
+            return Profile.symmetric(f"{rtt_ms:g} ms", Direction(delay_ms, rate_bps=self.rate_bps))
+        shaken = Direction(delay_ms, self.jitter * delay_ms, "normal", self.rate_bps, in_order=True)
+        return Profile.symmetric(f"{rtt_ms:g} ms", shaken)
+
+    def stage(self, texts: Texts, pace: Pace, rtt_ms: float) -> Stage:
+        """One point's."""
+        return Stage(texts, self.profile(rtt_ms), pace, self.codec, self.max_new_tokens, self.rounds, self.server_draft)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """By way: tokens a second and tau. `rtt_ms` is what was asked for, `pinged_ms` what a small frame took."""
+
+    rtt_ms: float
+    verify_ms: float
+    share: float
+    pinged_ms: float
+    tokens_per_second: Mapping[str, float]
+    mean_acceptance_length: Mapping[str, float]
+    mismatches: int
+
+    @property
+    def best(self) -> str:
+        """The fastest way; of equals the one asked for first."""
+        return max(self.tokens_per_second, key=lambda name: self.tokens_per_second[name])
+
+    @property
+    def ratio_to_stream(self) -> float:
+        """Of the fastest way."""
+        return self.tokens_per_second[self.best] / self.tokens_per_second[STREAM]
+
+    @property
+    def tau(self) -> float:
+        """Of the first way that drafts on the device."""
+        own = [tau for name, tau in self.mean_acceptance_length.items() if name not in CONTROLS]
+        return own[0] if own else 1.0
+
+
+def sweep(
+    tape: Tape, grid: Grid, ways: Sequence[Way], conditions: Conditions, step: Callable[[], None] = lambda: None
+) -> list[Point]:
+    """In the grid's order. `step` is called after every point."""
+    points, texts, thinned_by = [], Texts(tape), 0.0
+    for share, verify_ms, rtt_ms in grid:
+        if share != thinned_by:
+            texts, thinned_by = Texts(thinned(tape, Thinning(share, conditions.seed))), share
+        pace = replace(conditions.pace, verify_ms=verify_ms)
+        points.append(
+            _point(rtt_ms, verify_ms, share, replay(conditions.stage(texts, pace, rtt_ms), ways, conditions.seed))
+        )
+        step()
+    return points
+
+
+def _point(rtt_ms: float, verify_ms: float, share: float, run: Run) -> Point:
+    figures = run.figures.items()
+    return Point(
+        rtt_ms,
+        verify_ms,
+        share,
+        run.round_trips.mean_ms,
+        {name: one.tokens_per_second or 0.0 for name, one in figures},
+        {name: one.mean_acceptance_length or 0.0 for name, one in figures},
+        sum(run.mismatches.values()),
+    )

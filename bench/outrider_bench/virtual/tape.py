@@ -1,0 +1,180 @@
+"""The tape: what one drafter would guess at every token of the target's answers, with fresh features.
+
+    answer     t0   t1   t2   t3 ...          place i: the root is t_i, and everything up to it is known
+                |    |
+                |    guesses[()]              what the drafter holds likeliest after the root of place 1
+                |    guesses[(5,)]            ... and after token 5 below that root
+                guesses of place 0
+
+Guesses are the likeliest few next tokens of every node that was expanded and of every leaf of the tree, so trees of any
+shape within the taped one can be grown from them again, and outcomes ranked. Answers are longer than what a replay may
+ask for, so that the last draft is judged as the others are. A file is JSON, compressed where its name ends in .gz.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider_proto.errors import UsageError
+from outrider_proto.frames import TapInfo
+
+FORMAT = 1
+MARGIN = 16  # tokens taped beyond the longest answer that a replay may ask for
+_UNIT = 1000  # log-probabilities in the file are whole thousandths of a nat
+TokenPath = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """The likeliest next tokens, the likeliest first, and their log-probabilities over the whole vocabulary."""
+
+    tokens: tuple[int, ...]
+    log_probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """By the tokens drafted below the root: what would come next."""
+
+    guesses: Mapping[TokenPath, Guess]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One prompt, the target's greedy answer and a place for each of its tokens. `limit`: tokens a replay may ask
+    for; the answer is shorter only where it ends by itself."""
+
+    name: str
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    places: tuple[Place, ...]
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a replay needs to know of the target."""
+
+    size: int
+    eos_token_ids: tuple[int, ...]
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """`rows` are some of the target's own feature rows, so that replayed frames weigh what real ones do. `breadth` and
+    `levels`: the widest and deepest trees that can be grown again; `choices`: paths of the fixed trees instead, where
+    the drafter was made for those. `endless`: the drafter can go on from its own guesses for ever;
+    `stale_tolerant` and `tree_in_one` as drafters have them."""
+
+    drafter: str
+    tap: TapInfo
+    stale_tolerant: bool
+    tree_in_one: bool
+    vocabulary: Vocabulary
+    breadth: int
+    levels: int
+    choices: tuple[TokenPath, ...] | None
+    endless: bool
+    rows: tuple[tuple[float, ...], ...]
+    recordings: tuple[Recording, ...]
+
+    def save(self, path: Path) -> None:
+        """Whole or not at all. Raises UsageError."""
+        data = json.dumps(_as_dict(self), separators=(",", ":")).encode()
+        partial = path.with_name(path.name + ".partial")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+            os.replace(partial, path)
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: Path) -> Tape:
+        """Raises UsageError for what is no tape, or one of another format."""
+        try:
+            data = path.read_bytes()
+            found = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        except (ValueError, EOFError) as error:
+            raise UsageError(f"{path}: not a tape ({error}); make one with outrider-bench record") from error
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise UsageError(f"{path}: not a tape of format {FORMAT}; make one with outrider-bench record")
+        try:
+            return _tape(found)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{path}: a damaged tape ({error!r}); make one with outrider-bench record") from error
+
+
+def _as_dict(tape: Tape) -> dict[str, object]:
+    tap, vocabulary = tape.tap, tape.vocabulary
+    return {
+        "format": FORMAT,
+        "drafter": tape.drafter,
+        "tap": [tap.fingerprint, tap.family, tap.width, tap.newest_only],
+        "stale_tolerant": tape.stale_tolerant,
+        "tree_in_one": tape.tree_in_one,
+        "vocabulary": [vocabulary.size, vocabulary.eos_token_ids, vocabulary.max_context],
+        "breadth": tape.breadth,
+        "levels": tape.levels,
+        "choices": tape.choices,
+        "endless": tape.endless,
+        "rows": [[round(value, 4) for value in row] for row in tape.rows],
+        "recordings": [_recording_as_dict(recording) for recording in tape.recordings],
+    }
+
+
+def _recording_as_dict(recording: Recording) -> dict[str, object]:
+    return {
+        "name": recording.name,
+        "prompt": recording.prompt,
+        "answer": recording.answer,
+        "limit": recording.limit,
+        "places": [[[path, *_packed(guess)] for path, guess in place.guesses.items()] for place in recording.places],
+    }
+
+
+def _packed(guess: Guess) -> tuple[tuple[int, ...], list[int]]:
+    return guess.tokens, [round(value * _UNIT) for value in guess.log_probabilities]
+
+
+def _tape(found: dict[str, Any]) -> Tape:  # Any: a file's content
+    fingerprint, family, width, newest_only = found["tap"]
+    size, eos, max_context = found["vocabulary"]
+    return Tape(
+        drafter=found["drafter"],
+        tap=TapInfo(fingerprint, family, width, newest_only),
+        stale_tolerant=found["stale_tolerant"],
+        tree_in_one=found["tree_in_one"],
+        vocabulary=Vocabulary(size, tuple(eos), max_context),
+        breadth=found["breadth"],
+        levels=found["levels"],
+        choices=None if found["choices"] is None else tuple(tuple(path) for path in found["choices"]),
+        endless=found["endless"],
+        rows=tuple(tuple(row) for row in found["rows"]),
+        recordings=tuple(_recording(each) for each in found["recordings"]),
+    )
+
+
+def _recording(found: dict[str, Any]) -> Recording:  # Any: as above
+    return Recording(
+        name=found["name"],
+        prompt=tuple(found["prompt"]),
+        answer=tuple(found["answer"]),
+        places=tuple(_place(each) for each in found["places"]),
+        limit=found["limit"],
+    )
+
+
+def _place(found: list[Any]) -> Place:  # Any: as above
+    return Place(
+        {tuple(path): Guess(tuple(tokens), tuple(v / _UNIT for v in values)) for path, tokens, values in found}
+    )

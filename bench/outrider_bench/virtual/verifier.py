@@ -1,0 +1,279 @@
+"""A server in virtual time: the contract of frames, kept by a tape and a Pace instead of a target.
+
+One model serves one pass after another, first come first served, each as long as the Pace says; passes of several
+sessions are not batched. Verdicts walk the tape's answers; features weigh what real ones do and come right after their
+verdict: the tap takes no time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from outrider_bench.virtual.texts import Texts
+from outrider_drafters.pace import Pace
+from outrider_drafters.trees.shape import TreeShape
+from outrider_proto import PROTOCOL_VERSION
+from outrider_proto.errors import OutriderError, Reason, Violation
+from outrider_proto.frames import (
+    Cancel,
+    ClientFrame,
+    Close,
+    Decode,
+    Draft,
+    Features,
+    Finish,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    ServerDescription,
+    ServerFrame,
+    Verdict,
+)
+from outrider_proto.packing import prefix_hash
+from outrider_proto.tree import MAX_NODES, ROOT, DraftTree
+from outrider_server.acceptance import Walk, walk
+from outrider_server.config import Limits
+
+_SHORT_ROWS = MAX_NODES + 1  # always one pass
+NAME = "taped"  # fingerprint of target and tokenizer
+
+
+class VirtualVerifier:
+    """Serves any number of sessions on one tape. `busy_s` and `num_passes` count what the model did;
+    `fault` is the first error that ended a session, which a client takes for a lost link."""
+
+    def __init__(
+        self,
+        texts: Texts,
+        pace: Pace,
+        limits: Limits | None = None,
+        *,
+        server_draft: bool = True,
+        pause_ms: float = 0.0,
+    ) -> None:
+        self.texts = texts
+        self.pace = pace
+        self.server_draft = server_draft
+        self.pause_ms = pause_ms  # between two passes
+        self.chunk_tokens = (limits or Limits()).chunk_tokens
+        self.busy_s = 0.0
+        self.num_passes = 0
+        self.fault: OutriderError | None = None
+        self.sessions: dict[str, _Held] = {}
+        self._model = asyncio.Lock()
+        self._ready_at = 0.0
+
+    def describe(self) -> ServerDescription:
+        tape = self.texts.tape
+        vocabulary = tape.vocabulary
+        taps = (tape.tap,) if tape.tap.fingerprint else ()
+        ends, context = vocabulary.eos_token_ids, vocabulary.max_context
+        return ServerDescription(
+            PROTOCOL_VERSION, "virtual", NAME, NAME, NAME, vocabulary.size, context, MAX_NODES, ends, taps
+        )
+
+    async def session(self, incoming: AsyncIterator[ClientFrame]) -> AsyncGenerator[ServerFrame, None]:
+        """One stream, to its end."""
+        outgoing: asyncio.Queue[ServerFrame | None] = asyncio.Queue()
+        stream = _Stream(self, outgoing.put_nowait)
+        tasks = [asyncio.create_task(stream.read(incoming)), asyncio.create_task(stream.work())]
+        for task in tasks:
+            task.add_done_callback(lambda _: outgoing.put_nowait(None))
+        try:
+            while (frame := await outgoing.get()) is not None:
+                yield frame
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
+
+    async def run_model(self, drafting_ms: float, num_rows: int) -> tuple[float, float, float]:
+        """Wait for the model, draft, and run a pass; seconds that each took. Without rows there is no pass."""
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        draft_s, pass_s = drafting_ms / 1e3, self.pace.pass_s(num_rows) if num_rows else 0.0
+        async with self._model:
+            await asyncio.sleep(max(self._ready_at - loop.time(), 0.0))
+            started = loop.time()
+            await asyncio.sleep(draft_s + pass_s)
+            self._ready_at = loop.time() + self.pause_ms / 1e3
+        self.busy_s += draft_s + pass_s
+        self.num_passes += 1
+        return started - asked_at, draft_s, pass_s
+
+
+@dataclass(slots=True)
+class _Held:
+    """One session: the tokens that it holds, and the bonus of its last verdict."""
+
+    tokens: list[int] = field(default_factory=list)
+    bonus: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What a pass said, and how long it waited, drafted and took."""
+
+    walk: Walk
+    queue_s: float
+    draft_s: float
+    verify_s: float
+
+    def verdict(self, seq: int) -> Verdict:
+        times = [round(seconds * 1e6) for seconds in (self.queue_s, self.verify_s, self.draft_s)]
+        walk = self.walk
+        return Verdict(seq, walk.path, walk.bonus, walk.finish, times[0], times[1], draft_us=times[2])
+
+
+class _Stream:
+    """One connection. Pings are answered at once, drafts in the order in which they came."""
+
+    def __init__(self, verifier: VirtualVerifier, send: Callable[[ServerFrame], None]) -> None:
+        self._verifier = verifier
+        self._send = send
+        self._held = _Held()
+        self._jobs: asyncio.Queue[Draft | Decode] = asyncio.Queue()
+        self._cancelled: set[int] = set()
+        self._has_tap = False
+
+    async def read(self, incoming: AsyncIterator[ClientFrame]) -> None:
+        async for frame in incoming:
+            match frame:
+                case Open():
+                    self._send(self._opened(frame))
+                case Draft() | Decode():
+                    self._jobs.put_nowait(frame)
+                case Cancel():
+                    self._cancelled.add(frame.seq)
+                case Ping():
+                    self._send(Pong(frame.nonce))
+                case Close():
+                    return
+                case _:
+                    assert_never(frame)
+
+    async def work(self) -> None:
+        while True:
+            frame = await self._jobs.get()
+            if isinstance(frame, Draft):
+                await self._draft(frame)
+            else:
+                await self._decode(frame)
+
+    def _opened(self, frame: Open) -> Opened:
+        sessions, about = self._verifier.sessions, self._verifier.describe()
+        resumed = frame.session_id in sessions
+        session_id = frame.session_id if resumed else f"s{len(sessions)}"
+        self._held = sessions.setdefault(session_id, _Held())
+        self._has_tap = bool(frame.tap)
+        kept = self._held.tokens[: frame.committed_len if resumed else 0]
+        return Opened(
+            session_id=session_id,
+            resumed=resumed,
+            kept_len=len(kept),
+            kept_hash=prefix_hash(kept),
+            max_context=about.max_context,
+            max_nodes=about.max_nodes,
+            eos_token_ids=about.eos_token_ids,
+            server_draft=self._verifier.server_draft,
+        )
+
+    async def _draft(self, frame: Draft) -> None:
+        if frame.assumes and not self._is_as_assumed(frame):
+            self._send(Verdict(frame.seq, (), None, stale=True))
+            return
+        self._truncate(frame.base_len)
+        judged = await self._pass((*frame.context, frame.root), frame.tree)
+        self._send(judged.verdict(frame.seq))
+        self._send_features(frame.seq, frame.features_from, last=True)
+
+    async def _decode(self, frame: Decode) -> None:
+        """One token a pass, or with a tree of the server's own: the first pass, over the prompt, has none."""
+        self._truncate(frame.base_len)
+        chain, tree, left = (*frame.context, frame.root), DraftTree(), frame.max_tokens
+        features_from, drafting_ms = frame.features_from, 0.0
+        while frame.seq not in self._cancelled:
+            judged = await self._pass(chain, tree, drafting_ms)
+            tokens = tuple(tree.tokens[node] for node in judged.walk.path)
+            left -= len(tokens) + 1
+            verdict = replace(judged.verdict(frame.seq), path=(), tokens=tokens)
+            if verdict.finish is Finish.NOT_YET and left <= 0:
+                verdict = replace(verdict, finish=Finish.LIMIT)
+            self._send(verdict)
+            if features_from is not None:
+                self._send_features(frame.seq, features_from, last=verdict.finish is not Finish.NOT_YET)
+                features_from = len(self._held.tokens)
+            if verdict.finish is not Finish.NOT_YET or verdict.bonus is None:
+                return
+            chain = (verdict.bonus,)
+            tree, drafting_ms = self._own_tree(frame, verdict.bonus, left)
+        self._send(Verdict(frame.seq, (), None, Finish.CANCELLED))
+        if features_from is not None and features_from != frame.features_from:  # somebody waits for the last ones
+            self._send_features(frame.seq, features_from - 1, last=True)
+
+    def _own_tree(self, frame: Decode, root: int, left: int) -> tuple[DraftTree, float]:
+        """What the server drafts below `root`, and the ms that takes."""
+        levels = 0 if frame.tree is None else min(frame.tree.levels, left - 1)
+        if frame.tree is None or levels < 1:
+            return DraftTree(), 0.0
+        tokens = [*self._held.tokens, root]
+        shape = TreeShape(frame.tree.breadth, levels, frame.tree.budget)
+        drafts = self._verifier.texts.of(tokens).drafts(len(tokens), shape)
+        tree = drafts[-1].tree if drafts else DraftTree()
+        return tree, len(drafts) * self._verifier.pace.server_level_ms
+
+    def _is_as_assumed(self, frame: Draft) -> bool:
+        held = self._held
+        if len(held.tokens) != frame.base_len or held.bonus is None:
+            return False
+        return prefix_hash([*held.tokens, held.bonus]) == frame.assumes
+
+    def _truncate(self, length: int) -> None:
+        if length > len(self._held.tokens):
+            raise Violation(Reason.BAD_SEQUENCE, f"base_len={length}: the server holds {len(self._held.tokens)} tokens")
+        del self._held.tokens[length:]
+
+    async def _pass(self, chain: Sequence[int], tree: DraftTree, drafting_ms: float = 0.0) -> _Judged:
+        """The target's word on chain and tree; what stands is held."""
+        held, verifier = self._held, self._verifier
+        queue_s = verify_s = 0.0
+        while len(chain) + len(tree) > max(verifier.chunk_tokens, _SHORT_ROWS):
+            chunk, chain = chain[: verifier.chunk_tokens], chain[verifier.chunk_tokens :]
+            times = await verifier.run_model(0.0, len(chunk))
+            held.tokens += chunk
+            queue_s, verify_s = queue_s + times[0], verify_s + times[2]
+        times = await verifier.run_model(drafting_ms, len(chain) + len(tree))
+        held.tokens += chain
+        judged = self._walk(tree)
+        held.tokens += (tree.tokens[node] for node in judged.path)
+        held.bonus = judged.bonus
+        return _Judged(judged, queue_s + times[0], times[1], verify_s + times[2])
+
+    @property
+    def _room(self) -> int:
+        """Nodes that fit below the last token held, leaving one position for the bonus."""
+        return max(0, self._verifier.texts.tape.vocabulary.max_context - 1 - len(self._held.tokens))
+
+    def _walk(self, tree: DraftTree) -> Walk:
+        tokens, depths = self._held.tokens, tree.depths()
+        text = self._verifier.texts.of(tokens)
+
+        def choose(node: int) -> int:
+            return text.next_token(len(tokens) + (0 if node == ROOT else depths[node]))
+
+        return walk(tree, choose, self._verifier.texts.tape.vocabulary.eos_token_ids, self._room)
+
+    def _send_features(self, seq: int, first: int, last: bool) -> None:
+        texts, end = self._verifier.texts, len(self._held.tokens)
+        if texts.tape.tap.newest_only:
+            first = max(first, end - 1)
+        if self._has_tap and first < end:
+            rows = texts.rows(first, end)
+            self._send(Features(seq, first, rows, last, padded_width=self._verifier.pace.feature_width))
