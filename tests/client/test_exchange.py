@@ -317,3 +317,22 @@ async def test_round_trips_are_told_apart(begun):
     assert statistics.split_ms.wire == pytest.approx(250.0)
     assert statistics.split_ms.queue == pytest.approx(100.0)
     assert statistics.verify_ms == pytest.approx(75.0)  # of two calls
+
+
+async def test_a_prompt_s_rows_are_timed_when_they_are_there_not_when_the_server_is_done(monkeypatch):
+    stage, timed = Stage(Eater()), []
+    monkeypatch.setattr(
+        "outrider_client.pilot.Pilot.took_features",
+        lambda pilot, lag_s, num_rows, num_bytes: timed.append((round(lag_s, 3), num_rows)),
+    )
+    decode = stage.transcript.next_decode(0, None)
+    stage.exchange.ask(decode)
+    await stage.hears(Verdict(decode.seq, (), 9))
+    for at, frame in ((0.2, rows(decode.seq, 0, len(PROMPT) - 1, False)), (0.3, rows(decode.seq, 3, 1, False))):
+        stage.now = at
+        stage.link.put(frame, Verdict(decode.seq, (), 9))
+        await stage.exchange.next_verdict(TIMEOUT_S)
+    stage.now = 5.0
+    stage.link.put(rows(decode.seq, 4, 1, True), Verdict(decode.seq, (), 9))
+    await stage.exchange.next_verdict(TIMEOUT_S)
+    assert timed == [(0.3, len(PROMPT))]
