@@ -94,7 +94,7 @@ def report(recording: Recording, plan: Plan, engine: str, drafter: str, out: Pat
 async def perform(plan: Plan, server: str, pair: Pair, engine: EngineChoice) -> tuple[Recording, str]:
     """Link and client for the server at this address, and the performance. With the name of the engine."""
     async with Link(plan.profile, server, engine, plan.seed) as link:
-        config = ClientConfig(server=link.address, target=pair.target, drafter=pair.drafter)
+        config = ClientConfig(server=link.address, target=pair.target, drafter=pair.drafter, mode="proactive")
         models = await asyncio.to_thread(ready_models, config)
         async with AsyncClient(config, models=models) as client:
             console.print(f"server on {server}, client on {link.address}, in between {plan.profile.name}")
