@@ -39,10 +39,10 @@ Ready = Callable[[], Awaitable[None]]  # waits until it is
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of drafting for so many outcomes to the end."""
+    """Of levels drafted for so many outcomes side by side."""
 
     seconds: float
-    passes: int
+    levels: int
     outcomes: int
 
 
@@ -50,7 +50,8 @@ class Lookout:
     """Drafts for the outcomes of a tree whose verdict is awaited, under way or made."""
 
     def __init__(self, make: Callable[[Lookout], Awaitable[tuple[Foreseen, ...]]]) -> None:
-        self.cost: Cost | None = None  # known once it was made, whole
+        self.cost: Cost | None = None  # known once there are levels for all outcomes
+        self.is_whole = False  # all drafts were finished before the verdict came
         self._truth: Outcome | None = None
         self._has_begun = False
         self._made = asyncio.ensure_future(make(self))
@@ -163,7 +164,6 @@ class DraftingThread:
         self.stale_tolerant = heads.stale_tolerant
         self._paced = [head for head in heads.heads if isinstance(head, PacedDrafter)]
         self._state = heads.new_state()
-        self._tree_in_one = heads.tree_in_one
         self.can_look_out = can_foresee(self._state)
         self._tokens: list[int] = []  # what the state holds
         self._arrived: list[_Rows] = []
@@ -234,15 +234,22 @@ class DraftingThread:
         return result
 
     def _foresee(self, tree: DraftTree, wanted: Wanted, lookout: Lookout) -> tuple[Foreseen, ...]:
+        asked_at: list[float] = []  # before and after the tree's own passes, then after each level but the last
+
+        def truth() -> Outcome | None:
+            known = lookout.truth()
+            if known is None:
+                asked_at.append(time.perf_counter())
+            return known
+
         self._batch(wanted.outcomes)
-        started = time.perf_counter()
         try:
-            made = foresee(self._state, tree, wanted.plan, wanted.outcomes, wanted.ends, lookout.truth)
+            made = foresee(self._state, tree, wanted.plan, wanted.outcomes, wanted.ends, truth)
         finally:
             self._batch(1)
-        if made and lookout.truth() is None:
-            of_tree = 1 if self._tree_in_one else 1 + max(tree.depths(), default=0)
-            lookout.cost = Cost(time.perf_counter() - started, of_tree + wanted.plan.levels, wanted.outcomes)
+        lookout.is_whole = bool(made) and lookout.truth() is None
+        if (num_levels := len(asked_at) - 2) > 0:
+            lookout.cost = Cost(asked_at[-1] - asked_at[1], num_levels, wanted.outcomes)
         return made
 
     def _batch(self, outcomes: int) -> None:

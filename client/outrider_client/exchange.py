@@ -16,7 +16,7 @@ from outrider_client.statistics import Meter
 from outrider_client.transcript import Transcript
 from outrider_drafters.trees.grow import Drafted
 from outrider_proto.errors import LinkError, Refusal
-from outrider_proto.frames import Decode, Draft, Features, Verdict
+from outrider_proto.frames import Decode, Draft, Features, Finish, Verdict
 from outrider_proto.packing import TOKEN_BYTES
 
 NOTHING = Drafted()
@@ -155,8 +155,8 @@ class Exchange:
         if self._judged.seq != verdict.seq:
             self._judged = self._first_judged(asked.request, now)
         self._meter.verdict(verdict, now - asked.at)
-        if asked.request.features_from is not None:
-            self._rows_due = verdict.seq
+        if asked.request.features_from is not None and verdict.finish is not Finish.CANCELLED:
+            self._rows_due = verdict.seq  # what was cancelled before it began brings none
         if isinstance(asked.request, Draft):
             self._asked = {seq: other for seq, other in self._asked.items() if seq > verdict.seq}
         else:

@@ -95,8 +95,9 @@ class Pilot:
     def took_lookout(self, lookout: Lookout, outcome: Outcome) -> None:
         """The verdict on what was looked out from has come."""
         if lookout.cost is not None:
-            self._observer.took_drafting(lookout.cost.seconds, lookout.cost.passes, lookout.cost.outcomes)
-            self._observer.took_outcome(lookout.rank_of(outcome), lookout.cost.outcomes)
+            self._observer.took_drafting(lookout.cost.seconds, lookout.cost.levels, lookout.cost.outcomes)
+            if lookout.is_whole:
+                self._observer.took_outcome(lookout.rank_of(outcome), lookout.cost.outcomes)
 
     def took_features(self, lag_s: float, num_rows: int, num_bytes: int) -> None:
         """All rows of a request were there so long after its first verdict."""

@@ -292,11 +292,11 @@ async def test_what_it_assumed_is_taken_back(drafter, drafting):
     assert drafter.states[0].num_features == drafting.num_features == 2
 
 
-async def test_what_it_cost_is_known_of_whole_ones_only(drafter, drafting):
+async def test_what_a_level_costs_is_known_of_those_for_all_outcomes(drafter, drafting):
     drafter.permit(ALL)
     whole = drafting.look_out(TEXT, TREE, WANTED)
     await asyncio.wait_for(whole.task, IN_TIME_S)
-    assert (whole.cost.passes, whole.cost.outcomes) == (ALL, WANTED.outcomes)
+    assert (whole.cost.levels, whole.cost.outcomes, whole.is_whole) == (WANTED.plan.levels - 1, WANTED.outcomes, True)
     assert (whole.rank_of(LIKELIEST), whole.rank_of(Outcome(ROOT, 20))) == (0, None)
     narrowed = drafting.look_out(TEXT, TREE, WANTED)
     drafter.permit(OF_TREE + 1)
@@ -305,3 +305,19 @@ async def test_what_it_cost_is_known_of_whole_ones_only(drafter, drafting):
     drafter.permit(100)
     await drafted_for(narrowed, LIKELIEST)
     assert narrowed.cost is None
+    assert not narrowed.is_whole
+
+
+async def test_a_lookout_cut_short_says_what_its_levels_cost(drafter, drafting):
+    """A batch too large for its drafter is always cut short, and is to be found out all the same."""
+    drafter.permit(OF_TREE + 1)
+    lookout = drafting.look_out(TEXT, TREE, WANTED)
+    await reached(drafter, OF_TREE + 1)
+    drafter.permit(1)
+    await reached(drafter, OF_TREE + 2)
+    lookout.resolve(LIKELIEST)
+    drafter.permit(100)
+    await drafted_for(lookout, LIKELIEST)
+    assert lookout.cost.outcomes == WANTED.outcomes
+    assert lookout.cost.levels >= 1
+    assert not lookout.is_whole

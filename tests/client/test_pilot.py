@@ -77,7 +77,7 @@ def test_a_batch_that_costs_too_much_is_made_smaller(clock):
     pilot.begin(ClientConfig(mode="proactive"), None)
     assert pilot.outcomes == 8
     pilot.took_drafting(0.010, 5)
-    pilot.took_lookout(SimpleNamespace(cost=Cost(0.030, 6, 8), rank_of=lambda outcome: 0), Outcome(0, 5))
+    pilot.took_lookout(SimpleNamespace(cost=Cost(0.030, 6, 8), is_whole=False), Outcome(0, 5))
     assert pilot.outcomes == 4  # five milliseconds a level instead of two
     pilot.begin(ClientConfig(mode="proactive", outcomes=3), None)
     assert pilot.outcomes == 3

@@ -83,6 +83,7 @@ class ReplayedDrafting:
                 made = await self._foresee(text, tree, wanted, lookout.truth)
             if made and lookout.truth() is None:
                 passes = self.num_levels - before
+                lookout.is_whole = True
                 lookout.cost = Cost(passes * self._level_s(wanted.outcomes), passes, wanted.outcomes)
             return made
 
