@@ -8,6 +8,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import asyncio
 import functools
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ torch.set_num_threads(1)  # tiny models; more threads only get in each other's w
 
 settings.register_profile("outrider", deadline=None, derandomize=True, database=None)
 settings.load_profile("outrider")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell starts in the background,
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # and would be for all that the tests start
 
 
 @pytest.fixture(scope="session")
