@@ -5,26 +5,28 @@ BIN := .venv/bin
 READY := .venv/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PROTO := outrider_proto/verifier.proto
-VM_PACKAGES := qemu-system-x86 busybox-static cpio
+TEST_PACKAGES := qemu-system-x86 busybox-static cpio chromium fonts-dejavu-core
+TEST_PROGRAMS := qemu-system-x86_64 busybox cpio chromium
 STUBS := $(addprefix proto/outrider_proto/,verifier_pb2.py verifier_pb2.pyi verifier_pb2_grpc.py)
 protoc = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) proto/$(PROTO)
 
-.PHONY: demo test vm-tools lint proto bench clean
+.PHONY: demo test test-tools lint proto bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
-test: $(READY) vm-tools
+test: $(READY) test-tools
 	$(BIN)/python -m pytest
 
-# Tests marked `kernel` boot a Debian kernel under qemu. Root on Debian gets the tools for it, unless told
-# `make test VM_PACKAGES=`; for everybody else, and without a network, those tests skip and say what is missing.
+# Tests marked `kernel` boot a Debian kernel under qemu, those marked `browser` drive Chromium. Root on Debian gets the
+# tools for them, unless told `make test TEST_PACKAGES=`; for everybody else, and without a network, those tests skip and
+# say what is missing.
 APT := timeout 300 apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=10 -o DPkg::Lock::Timeout=30
-vm-tools:
-	@if [ -n "$(VM_PACKAGES)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	    ! { command -v qemu-system-x86_64 && command -v busybox && command -v cpio; } >/dev/null; then \
-	    echo "installing $(VM_PACKAGES) for the tests marked kernel"; \
-	    { $(APT) update; DEBIAN_FRONTEND=noninteractive $(APT) install -y --no-install-recommends $(VM_PACKAGES); } \
+test-tools:
+	@if [ -n "$(TEST_PACKAGES)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    ! (for program in $(TEST_PROGRAMS); do command -v $$program || exit 1; done) >/dev/null; then \
+	    echo "installing $(TEST_PACKAGES) for the tests marked kernel and browser"; \
+	    { $(APT) update; DEBIAN_FRONTEND=noninteractive $(APT) install -y --no-install-recommends $(TEST_PACKAGES); } \
 	    </dev/null >/dev/null 2>&1 || true; \
 	fi
 
