@@ -34,6 +34,8 @@ Codec = Literal["int8", "int8-grouped", "int4-grouped", "lean", "bf16", "float32
 CODECS: tuple[Codec, ...] = ("int8", "int8-grouped", "int4-grouped", "lean", "bf16", "float32")
 Acceptance = Literal["exact", "typical"]
 ACCEPTANCES: tuple[Acceptance, ...] = ("exact", "typical")
+MAX_TOP_LOGPROBS = 20
+MIN_LOGPROB = -9999.0  # stands for all that is less likely
 
 
 class Finish(Enum):
@@ -162,6 +164,8 @@ class Draft:
     all tokens up to and including the root; `context` is empty then. Unless exactly `base_len` tokens are held, and
     they with the bonus of the session's last verdict hash to the same, the answer is a Verdict that is `stale`, and
     nothing else happens.
+
+    `logprobs`: have the verdict say how likely its tokens are, with so many of the likeliest in the place of each.
     """
 
     seq: int
@@ -171,6 +175,7 @@ class Draft:
     tree: DraftTree
     features_from: int = 0
     assumes: bytes = b""
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +191,7 @@ class ServerTree:
 class Decode:
     """Ask the server to write `max_tokens` tokens: the target alone, one a pass, or with a drafter beside it where
     there is a `tree`. Every pass is answered by a Verdict with this seq. Features from `features_from` on come along
-    unless it is None."""
+    unless it is None. `logprobs` as in Draft."""
 
     seq: int
     base_len: int
@@ -195,6 +200,7 @@ class Decode:
     max_tokens: int
     features_from: int | None = None
     tree: ServerTree | None = None
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +226,27 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class Likelihood:
+    """ln p of a token under the target's softmax as it is, before temperature, top-k and top-p; and the likeliest
+    tokens in its place with theirs, the likeliest first. Values are float32. Raises Violation for one out of range.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        for value in (self.logprob, *(logprob for _, logprob in self.top)):
+            if not MIN_LOGPROB <= value <= 0.0:
+                raise Violation(Reason.MALFORMED_FRAME, f"logprob={value}: need {MIN_LOGPROB:g} to 0")
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Answer to a Draft: accepted nodes in order, then the bonus token (None only when `path` ends with EOS, or when
     a Decode was cancelled). Times are the server's: waiting for the model, the target's forward pass, and drafting.
 
     `stale`: the draft assumed what is not so; nothing was done. `tokens`: accepted tokens of a tree that the server
-    grew itself; `path` is empty then.
+    grew itself; `path` is empty then. `likelihoods`: of path (or tokens) and bonus, if they were asked for.
     """
 
     seq: int
@@ -237,6 +258,7 @@ class Verdict:
     stale: bool = False
     tokens: tuple[int, ...] = ()
     draft_us: int = 0
+    likelihoods: tuple[Likelihood, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

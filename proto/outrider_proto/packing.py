@@ -1,4 +1,4 @@
-"""Tokens and parents as bytes: 3 bytes a token, 1 byte a parent (paper, Table 7), and the hash of a prefix."""
+"""Tokens and parents as bytes: 3 bytes a token, 1 byte a parent (paper, Table 7); numbers; and the hash of a prefix."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from outrider_proto.errors import Reason, Violation
 
 TOKEN_BYTES = 3
+FLOAT_BYTES = 4
 HASH_BYTES = 8
 MAX_TOKEN = 2**24 - 1
 
@@ -43,6 +44,18 @@ def pack_parents(parents: Sequence[int]) -> bytes:
 def unpack_parents(data: bytes) -> tuple[int, ...]:
     """Inverse of pack_parents; whether they make a tree is DraftTree's to check."""
     return tuple(byte - 1 for byte in data)
+
+
+def pack_floats(values: Sequence[float]) -> bytes:
+    """float32, little-endian."""
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def unpack_floats(data: bytes) -> tuple[float, ...]:
+    """Inverse of pack_floats for values of float32. Raises Violation when the length is no multiple of 4."""
+    if len(data) % FLOAT_BYTES:
+        raise Violation(Reason.MALFORMED_FRAME, f"{len(data)} bytes of numbers: need a multiple of {FLOAT_BYTES}")
+    return struct.unpack(f"<{len(data) // FLOAT_BYTES}f", data)
 
 
 def prefix_hash(tokens: Sequence[int]) -> bytes:

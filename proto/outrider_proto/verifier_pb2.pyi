@@ -171,7 +171,7 @@ class Opened(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., resumed: _Optional[bool] = ..., kept_len: _Optional[int] = ..., kept_hash: _Optional[bytes] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_draft: _Optional[bool] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("seq", "base_len", "context", "root", "tokens", "parents", "features_from", "assumes")
+    __slots__ = ("seq", "base_len", "context", "root", "tokens", "parents", "features_from", "assumes", "logprobs")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +180,7 @@ class Draft(_message.Message):
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FROM_FIELD_NUMBER: _ClassVar[int]
     ASSUMES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     base_len: int
     context: bytes
@@ -188,10 +189,11 @@ class Draft(_message.Message):
     parents: bytes
     features_from: int
     assumes: bytes
-    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., tokens: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., features_from: _Optional[int] = ..., assumes: _Optional[bytes] = ...) -> None: ...
+    logprobs: int
+    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., tokens: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., features_from: _Optional[int] = ..., assumes: _Optional[bytes] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class Decode(_message.Message):
-    __slots__ = ("seq", "base_len", "context", "root", "max_tokens", "features_from", "tree")
+    __slots__ = ("seq", "base_len", "context", "root", "max_tokens", "features_from", "tree", "logprobs")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +201,7 @@ class Decode(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FROM_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     base_len: int
     context: bytes
@@ -206,7 +209,8 @@ class Decode(_message.Message):
     max_tokens: int
     features_from: int
     tree: ServerTree
-    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., max_tokens: _Optional[int] = ..., features_from: _Optional[int] = ..., tree: _Optional[_Union[ServerTree, _Mapping]] = ...) -> None: ...
+    logprobs: int
+    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., max_tokens: _Optional[int] = ..., features_from: _Optional[int] = ..., tree: _Optional[_Union[ServerTree, _Mapping]] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class ServerTree(_message.Message):
     __slots__ = ("breadth", "levels", "budget")
@@ -241,7 +245,7 @@ class Close(_message.Message):
     def __init__(self) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("seq", "path", "bonus", "finish", "queue_us", "verify_us", "stale", "tokens", "draft_us")
+    __slots__ = ("seq", "path", "bonus", "finish", "queue_us", "verify_us", "stale", "tokens", "draft_us", "logprobs")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     BONUS_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +255,7 @@ class Verdict(_message.Message):
     STALE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     path: bytes
     bonus: int
@@ -260,7 +265,18 @@ class Verdict(_message.Message):
     stale: bool
     tokens: bytes
     draft_us: int
-    def __init__(self, seq: _Optional[int] = ..., path: _Optional[bytes] = ..., bonus: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., stale: _Optional[bool] = ..., tokens: _Optional[bytes] = ..., draft_us: _Optional[int] = ...) -> None: ...
+    logprobs: Logprobs
+    def __init__(self, seq: _Optional[int] = ..., path: _Optional[bytes] = ..., bonus: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., stale: _Optional[bool] = ..., tokens: _Optional[bytes] = ..., draft_us: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+
+class Logprobs(_message.Message):
+    __slots__ = ("chosen", "top_tokens", "top")
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    chosen: bytes
+    top_tokens: bytes
+    top: bytes
+    def __init__(self, chosen: _Optional[bytes] = ..., top_tokens: _Optional[bytes] = ..., top: _Optional[bytes] = ...) -> None: ...
 
 class Features(_message.Message):
     __slots__ = ("seq", "first", "num_rows", "width", "codec", "payload", "last", "tap_us", "padding")
@@ -283,3 +299,61 @@ class Features(_message.Message):
     tap_us: int
     padding: bytes
     def __init__(self, seq: _Optional[int] = ..., first: _Optional[int] = ..., num_rows: _Optional[int] = ..., width: _Optional[int] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ..., payload: _Optional[bytes] = ..., last: _Optional[bool] = ..., tap_us: _Optional[int] = ..., padding: _Optional[bytes] = ...) -> None: ...
+
+class ManifestRequest(_message.Message):
+    __slots__ = ("drafter", "weights")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    drafter: str
+    weights: str
+    def __init__(self, drafter: _Optional[str] = ..., weights: _Optional[str] = ...) -> None: ...
+
+class BundleManifest(_message.Message):
+    __slots__ = ("bundle_id", "target_name", "target_fingerprint", "tokenizer_fingerprint", "tap", "drafter", "weights", "files", "drafters", "weights_on_offer")
+    BUNDLE_ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_NAME_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TAP_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_ON_OFFER_FIELD_NUMBER: _ClassVar[int]
+    bundle_id: str
+    target_name: str
+    target_fingerprint: str
+    tokenizer_fingerprint: str
+    tap: str
+    drafter: str
+    weights: str
+    files: _containers.RepeatedCompositeFieldContainer[BundleFile]
+    drafters: _containers.RepeatedScalarFieldContainer[str]
+    weights_on_offer: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bundle_id: _Optional[str] = ..., target_name: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., tap: _Optional[str] = ..., drafter: _Optional[str] = ..., weights: _Optional[str] = ..., files: _Optional[_Iterable[_Union[BundleFile, _Mapping]]] = ..., drafters: _Optional[_Iterable[str]] = ..., weights_on_offer: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BundleFile(_message.Message):
+    __slots__ = ("name", "size_bytes", "sha256")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size_bytes: int
+    sha256: bytes
+    def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("bundle_id", "name", "offset")
+    BUNDLE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    bundle_id: str
+    name: str
+    offset: int
+    def __init__(self, bundle_id: _Optional[str] = ..., name: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...

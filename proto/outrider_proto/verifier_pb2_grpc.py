@@ -140,3 +140,123 @@ class Verifier:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class BundlesStub:
+    """Edge bundles: the files that a device needs of the target and a drafter, from the server that verifies for it.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Manifest = channel.unary_unary(
+                '/outrider.v1.Bundles/Manifest',
+                request_serializer=outrider__proto_dot_verifier__pb2.ManifestRequest.SerializeToString,
+                response_deserializer=outrider__proto_dot_verifier__pb2.BundleManifest.FromString,
+                _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/outrider.v1.Bundles/Fetch',
+                request_serializer=outrider__proto_dot_verifier__pb2.FetchRequest.SerializeToString,
+                response_deserializer=outrider__proto_dot_verifier__pb2.Chunk.FromString,
+                _registered_method=True)
+
+
+class BundlesServicer:
+    """Edge bundles: the files that a device needs of the target and a drafter, from the server that verifies for it.
+    """
+
+    def Manifest(self, request, context):
+        """What a bundle consists of. The server makes it when it is first asked for, and says until then that it is not ready.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """One of its files, from an offset to its end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_BundlesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Manifest': grpc.unary_unary_rpc_method_handler(
+                    servicer.Manifest,
+                    request_deserializer=outrider__proto_dot_verifier__pb2.ManifestRequest.FromString,
+                    response_serializer=outrider__proto_dot_verifier__pb2.BundleManifest.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=outrider__proto_dot_verifier__pb2.FetchRequest.FromString,
+                    response_serializer=outrider__proto_dot_verifier__pb2.Chunk.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'outrider.v1.Bundles', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('outrider.v1.Bundles', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Bundles:
+    """Edge bundles: the files that a device needs of the target and a drafter, from the server that verifies for it.
+    """
+
+    @staticmethod
+    def Manifest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Bundles/Manifest',
+            outrider__proto_dot_verifier__pb2.ManifestRequest.SerializeToString,
+            outrider__proto_dot_verifier__pb2.BundleManifest.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/outrider.v1.Bundles/Fetch',
+            outrider__proto_dot_verifier__pb2.FetchRequest.SerializeToString,
+            outrider__proto_dot_verifier__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

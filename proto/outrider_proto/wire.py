@@ -10,6 +10,7 @@ from outrider_proto import frames as f
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.features import decode_rows, encode_rows, rows_per_frame
+from outrider_proto.likelihoods import PackedLikelihoods, pack_likelihoods, unpack_likelihoods
 from outrider_proto.packing import HASH_BYTES, pack_parents, pack_tokens, unpack_parents, unpack_tokens
 from outrider_proto.padding import padding
 from outrider_proto.tree import DraftTree
@@ -205,6 +206,7 @@ def _draft_to_proto(frame: f.Draft) -> pb.Draft:
         parents=pack_parents(frame.tree.parents),
         features_from=frame.features_from,
         assumes=frame.assumes,
+        logprobs=frame.logprobs,
     )
 
 
@@ -219,6 +221,7 @@ def _draft_from_proto(message: pb.Draft) -> f.Draft:
         tree=DraftTree(unpack_tokens(message.tokens), unpack_parents(message.parents)),
         features_from=message.features_from,
         assumes=message.assumes,
+        logprobs=_num_top(message),
     )
 
 
@@ -232,6 +235,7 @@ def _decode_to_proto(frame: f.Decode) -> pb.Decode:
         max_tokens=frame.max_tokens,
         features_from=frame.features_from,
         tree=None if tree is None else pb.ServerTree(breadth=tree.breadth, levels=tree.levels, budget=tree.budget),
+        logprobs=frame.logprobs,
     )
 
 
@@ -247,7 +251,16 @@ def _decode_from_proto(message: pb.Decode) -> f.Decode:
         max_tokens=message.max_tokens,
         features_from=message.features_from if message.HasField("features_from") else None,
         tree=f.ServerTree(tree.breadth, tree.levels, tree.budget) if message.HasField("tree") else None,
+        logprobs=_num_top(message),
     )
+
+
+def _num_top(message: pb.Draft | pb.Decode) -> int | None:
+    if not message.HasField("logprobs"):
+        return None
+    if message.logprobs > f.MAX_TOP_LOGPROBS:
+        raise _malformed(f"logprobs={message.logprobs}: need 0 to {f.MAX_TOP_LOGPROBS}")
+    return message.logprobs
 
 
 def _opened_to_proto(frame: f.Opened) -> pb.Opened:
@@ -287,6 +300,7 @@ def _verdict_to_proto(frame: f.Verdict) -> pb.Verdict:
         stale=frame.stale,
         tokens=pack_tokens(frame.tokens),
         draft_us=frame.draft_us,
+        logprobs=pb.Logprobs(**pack_likelihoods(frame.likelihoods)._asdict()) if frame.likelihoods else None,
     )
 
 
@@ -303,7 +317,12 @@ def _verdict_from_proto(message: pb.Verdict) -> f.Verdict:
         stale=message.stale,
         tokens=unpack_tokens(message.tokens),
         draft_us=message.draft_us,
+        likelihoods=_likelihoods_from_proto(message.logprobs) if message.HasField("logprobs") else (),
     )
+
+
+def _likelihoods_from_proto(message: pb.Logprobs) -> tuple[f.Likelihood, ...]:
+    return unpack_likelihoods(PackedLikelihoods(message.chosen, message.top_tokens, message.top))
 
 
 def _features_to_proto(frame: f.Features, codec: f.Codec) -> Iterator[pb.Features]:

@@ -1,0 +1,150 @@
+"""What a server says of an edge bundle, as plain values and as protobuf. The client writes files by these names: all of
+them are checked here, before anything is written."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto.errors import Reason, Violation
+
+CHUNK_BYTES = 64 * 1024  # as sent: a slow link shows within seconds that it lives
+MAX_CHUNK_BYTES = 256 * 1024
+MAX_FILES = 64
+MAX_BUNDLE_BYTES = 2**40
+MAX_TEXT_BYTES = 2**28  # of a file without tensors, which whoever loads the bundle reads whole
+SHA256_BYTES = 32
+_MAX_TEXT = 256
+_MAX_OFFERS = 64
+# A bundle's files and no others: no pickles, no index that could name files elsewhere, nothing hidden.
+_NAMES = (
+    "bundle.json",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "spiece.model",
+    "chat_template.*",
+    "drafter/model.safetensors",
+    "drafter/*.json",
+)
+_SPELLING = re.compile(r"(drafter/)?[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9_])?")
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFile:
+    """Raises Violation for a name that no bundle has, and for sizes and digests out of range."""
+
+    name: str
+    size_bytes: int
+    sha256: bytes
+
+    def __post_init__(self) -> None:
+        if not _is_bundles(self.name):
+            raise _malformed(f"names {self.name[:_MAX_TEXT]!r}, which is no file of a bundle")
+        most = MAX_BUNDLE_BYTES if self.name.endswith(".safetensors") else MAX_TEXT_BYTES
+        if not 0 <= self.size_bytes <= most:
+            raise _malformed(f"gives {self.name} {self.size_bytes} bytes: need 0 to {most}")
+        if len(self.sha256) != SHA256_BYTES:
+            raise _malformed(f"gives {self.name} a digest of {len(self.sha256)} bytes: need {SHA256_BYTES}")
+
+
+@dataclass(frozen=True, slots=True)
+class BundleManifest:
+    """Raises Violation unless the files make one bundle of bounded size, each named once."""
+
+    target_name: str
+    target_fingerprint: str
+    tokenizer_fingerprint: str
+    tap: str
+    drafter: str
+    weights: str
+    files: tuple[BundleFile, ...]
+    drafters: tuple[str, ...] = ()  # on offer
+    weights_on_offer: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [file.name.lower() for file in self.files]  # some file systems do not tell cases apart
+        if not {"bundle.json", "config.json", "model.safetensors"} <= set(names):
+            raise _malformed("lacks bundle.json, config.json or model.safetensors")
+        if len(names) > MAX_FILES or len(set(names)) != len(names):
+            raise _malformed(f"names {len(names)} files: need at most {MAX_FILES}, each once")
+        if self.size_bytes > MAX_BUNDLE_BYTES:
+            raise _malformed(f"has {self.size_bytes} bytes: need at most {MAX_BUNDLE_BYTES}")
+        told = (self.target_name, self.target_fingerprint, self.tokenizer_fingerprint, self.tap, self.drafter)
+        if any(not _is_line(text) for text in (*told, self.weights, *self.drafters, *self.weights_on_offer)):
+            raise _malformed(f"has a text above {_MAX_TEXT} characters, or one that is not a line of text")
+        if max(len(self.drafters), len(self.weights_on_offer)) > _MAX_OFFERS:
+            raise _malformed(f"offers more than {_MAX_OFFERS} bundles")
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def bundle_id(self) -> str:
+        """Of the content alone."""
+        return bundle_id(self.files)
+
+
+def bundle_id(files: Sequence[BundleFile]) -> str:
+    """Hex SHA-256 of what the files are."""
+    lines = "".join(f"{file.sha256.hex()} {file.size_bytes} {file.name}\n" for file in files)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def manifest_to_proto(manifest: BundleManifest) -> pb.BundleManifest:
+    files = [pb.BundleFile(name=f.name, size_bytes=f.size_bytes, sha256=f.sha256) for f in manifest.files]
+    return pb.BundleManifest(
+        bundle_id=manifest.bundle_id,
+        target_name=manifest.target_name,
+        target_fingerprint=manifest.target_fingerprint,
+        tokenizer_fingerprint=manifest.tokenizer_fingerprint,
+        tap=manifest.tap,
+        drafter=manifest.drafter,
+        weights=manifest.weights,
+        files=files,
+        drafters=manifest.drafters,
+        weights_on_offer=manifest.weights_on_offer,
+    )
+
+
+def manifest_from_proto(message: pb.BundleManifest) -> BundleManifest:
+    """Raises Violation for whatever a client should not act on."""
+    if len(message.files) > MAX_FILES:
+        raise _malformed(f"names {len(message.files)} files: need at most {MAX_FILES}")
+    manifest = BundleManifest(
+        target_name=message.target_name,
+        target_fingerprint=message.target_fingerprint,
+        tokenizer_fingerprint=message.tokenizer_fingerprint,
+        tap=message.tap,
+        drafter=message.drafter,
+        weights=message.weights,
+        files=tuple(BundleFile(f.name, f.size_bytes, f.sha256) for f in message.files),
+        drafters=tuple(message.drafters),
+        weights_on_offer=tuple(message.weights_on_offer),
+    )
+    if message.bundle_id != manifest.bundle_id:
+        raise _malformed(f"says that it is {message.bundle_id[:_MAX_TEXT]!r}, its files make {manifest.bundle_id}")
+    return manifest
+
+
+def _is_bundles(name: str) -> bool:
+    spelt = _SPELLING.fullmatch(name) is not None and not name.endswith((".part", ".index.json"))
+    return spelt and any(fnmatchcase(name, pattern) for pattern in _NAMES)
+
+
+def _is_line(text: str) -> bool:
+    return len(text) <= _MAX_TEXT and (text.isprintable() or not text)
+
+
+def _malformed(message: str) -> Violation:
+    return Violation(Reason.MALFORMED_FRAME, f"the bundle's manifest {message}")
