@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider_drafters.trees.shape import TreeShape
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import Reason, Refusal, UsageError, Violation
-from outrider_proto.frames import CODECS, Decode, Draft, Open, ServerDescription, ServerTree
+from outrider_proto.frames import CODECS, MAX_TOP_LOGPROBS, Decode, Draft, Open, ServerDescription, ServerTree
 from outrider_proto.packing import HASH_BYTES
 
 
@@ -43,6 +43,8 @@ def check_tokens(frame: Draft | Decode, server: ServerDescription) -> None:
     if frame.context and not 0 <= min(frame.context) <= max(frame.context) < vocab:
         wrong = next(token for token in frame.context if not 0 <= token < vocab)
         raise _outside("the context", wrong, vocab)
+    if frame.logprobs is not None and not 0 <= frame.logprobs <= MAX_TOP_LOGPROBS:
+        raise _malformed(f"logprobs={frame.logprobs}: need 0 to {MAX_TOP_LOGPROBS}")
     match frame:
         case Draft():
             _check_tree(frame, server)
@@ -92,4 +94,8 @@ def _outside(what: str, token: int, vocab: int) -> Violation:
 
 
 def _mismatch(reason: Reason, what: str, client: str, server: str) -> Refusal:
-    return Refusal(reason, f"the client has {what} {client or '(none)'}, the server {server}; they must be the same")
+    return Refusal(
+        reason,
+        f"the client has {what} {client or '(none)'}, the server {server}; they must be the same:"
+        " `outrider pull HOST:PORT` fetches what fits this server",
+    )

@@ -56,6 +56,14 @@ def serve(
         str | None,
         typer.Option(help="Stretch every pass to the time of named hardware (paper) or of a TOML file: emulation."),
     ] = None,
+    edge_bundle: Annotated[
+        bool, typer.Option(help="Hand out what a device needs of target and drafter (`outrider pull`).")
+    ] = True,
+    edge_weights: Annotated[
+        list[str] | None,
+        typer.Option(help="Of edge bundles: float32, bfloat16, int8 or int4; repeatable, the first is the default."),
+    ] = None,
+    edge_cache: Annotated[Path | None, typer.Option(help="Folder for edge bundles; the user's cache folder.")] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write address, target and taps here as JSON.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log more.")] = False,
 ) -> None:
@@ -67,7 +75,12 @@ def serve(
         limits = Limits(session_ttl_s=session_ttl, max_sessions=max_sessions, max_nodes=max_nodes)
         models = _models(target, drafter or [])
         config = ServerConfig(
-            *models, host, port, dtype, device, max_context, threads, limits, pace=pace, server_draft=server_draft
+            *(*models, host, port, dtype, device, max_context, threads, limits),
+            pace=pace,
+            server_draft=server_draft,
+            edge_bundle=edge_bundle,
+            edge_weights=tuple(edge_weights or ()),
+            edge_cache=edge_cache,
         )
         asyncio.run(_serve(config, ready_file))
     except OutriderError as error:
@@ -93,13 +106,13 @@ async def _serve(config: ServerConfig, ready_file: Path | None) -> None:
     await server.start()
     try:
         stop = _stop_signal()  # before anybody is told that we are ready
-        _announce(server.address, server.verifier, ready_file)
+        _announce(server.address, server.verifier, ready_file, hands_out=server.bundles is not None)
         await server.serve(stop)
     finally:
         await server.stop()
 
 
-def _announce(address: str, verifier: Verifier, ready_file: Path | None) -> None:
+def _announce(address: str, verifier: Verifier, ready_file: Path | None, *, hands_out: bool = False) -> None:
     about = verifier.describe()
     pace = None if verifier.pace is None else verifier.pace.name
     if ready_file is not None:
@@ -111,6 +124,8 @@ def _announce(address: str, verifier: Verifier, ready_file: Path | None) -> None
     offers = [f"features for {', '.join(tap.family for tap in about.taps)}"]
     if verifier.drafts_with:
         offers.append(f"drafting with {', '.join(verifier.drafts_with)}")
+    if hands_out:
+        offers.append("edge bundles")
     if verifier.pace is not None:
         offers.append(f"paced as {pace} (emulated times: {verifier.pace.source})")
     typer.echo(f"outrider-server: ready on {address}, target {about.target_name}, {', '.join(offers)}", err=True)

@@ -34,7 +34,8 @@ class ServerConfig:
     """Everything `outrider-server serve` can be told. `target` and `drafters` are directories or hub names.
 
     `pace`: named hardware, or a file that describes some, to whose times the passes are stretched. `server_draft`:
-    sessions may have the server draft for them, with the drafter of their features.
+    sessions may have the server draft for them, with the drafter of their features. `edge_bundle`: devices may fetch
+    target and drafter from here, with `edge_weights` (empty: int8 where torchao is there), made in `edge_cache`.
     """
 
     target: str
@@ -48,6 +49,9 @@ class ServerConfig:
     limits: Limits = Limits()
     pace: str | Path | None = None
     server_draft: bool = False
+    edge_bundle: bool = True
+    edge_weights: tuple[str, ...] = ()
+    edge_cache: Path | None = None  # None: the user's cache folder
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:

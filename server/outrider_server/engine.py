@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.pace import Pace
-from outrider_proto.frames import Finish
+from outrider_proto.frames import Finish, Likelihood
 from outrider_proto.tree import DraftTree
 from outrider_server.acceptance import Walk, walk, walk_typical
 from outrider_server.attention import FlatBatch, Piece
 from outrider_server.choice import Chooser
 from outrider_server.held import Held
+from outrider_server.likelihoods import likelihoods
 from outrider_server.target import Target
 
 _NO_TREE = DraftTree()
@@ -30,13 +31,14 @@ _NO_TREE = DraftTree()
 class Work:
     """One session's share of a pass. `chain` follows what is held; `tree` hangs below its last token, the root.
 
-    Without a chooser the chain is only context: no root, no tree, no verdict.
+    Without a chooser the chain is only context: no root, no tree, no verdict. `logprobs` as in Draft.
     """
 
     held: Held
     chain: Sequence[int]
     tree: DraftTree = _NO_TREE
     chooser: Chooser | None = None
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,14 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a pass made of one Work: its walk (None for context only), and its rows of the hidden states."""
+    """What a pass made of one Work: its walk (None for context only), its rows of the hidden states, and how likely
+    the tokens of the walk are, if that was asked for."""
 
     work: Work
     timing: Timing
     walk: Walk | None
     hidden: dict[int, Tensor]
+    likelihoods: tuple[Likelihood, ...] = ()
 
 
 class Engine:
@@ -87,10 +91,12 @@ class Engine:
         self._wait_out(started, len(tokens))
         timing = Timing(started, self._clock())
         walks = self._walks(works, pieces, output.logits)
+        likely = _likelihoods(works, walks, output.logits)
         outcomes, first = [], 0
-        for work, piece, judged in zip(works, pieces, walks, strict=True):
+        for work, piece, judged, of_words in zip(works, pieces, walks, likely, strict=True):
             rows = slice(first, first := first + piece.num_rows)
-            outcomes.append(Outcome(work, timing, judged, {layer: h[rows] for layer, h in output.hidden.items()}))
+            hidden = {layer: h[rows] for layer, h in output.hidden.items()}
+            outcomes.append(Outcome(work, timing, judged, hidden, of_words))
         return outcomes
 
     @torch.inference_mode()
@@ -156,6 +162,20 @@ def _likeliest(logits: Tensor) -> list[int]:
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         return [int(token) for token in logits.numpy().argmax(-1)]
     return [int(token) for token in logits.argmax(-1).tolist()]
+
+
+def _likelihoods(works: Sequence[Work], walks: Sequence[Walk | None], logits: Tensor) -> list[tuple[Likelihood, ...]]:
+    """Empty for those that did not ask."""
+    found: list[tuple[Likelihood, ...]] = []
+    root_row = 0  # of logits
+    for work, judged in zip(works, walks, strict=True):
+        num_rows = 0 if judged is None else 1 + len(work.tree)
+        if judged is None or work.logprobs is None:
+            found.append(())
+        else:
+            found.append(likelihoods(logits[root_row : root_row + num_rows], work.tree, judged, work.logprobs))
+        root_row += num_rows
+    return found
 
 
 def _look_up(chosen: list[int], root_row: int, node: int) -> int:

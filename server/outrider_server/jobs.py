@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from outrider_drafters.trees.shape import TreeShape
 from outrider_proto.errors import Reason, Refusal, Violation
-from outrider_proto.frames import Decode, Draft, Features, Finish, Verdict
+from outrider_proto.frames import Decode, Draft, Features, Finish, Likelihood, Verdict
 from outrider_proto.tree import DraftTree
 from outrider_server.acceptance import Walk
 from outrider_server.choice import Chooser
@@ -129,7 +129,7 @@ class Job:
     def work(self, room: int) -> Work:
         """Its share of the next pass: all of it, or the first `room` context tokens when it does not fit."""
         if self.num_rows <= room:
-            return Work(self.held, self._chain, self._tree, self._chooser)
+            return Work(self.held, self._chain, self._tree, self._chooser, self._frame.logprobs)
         return Work(self.held, self._chain[: min(room, len(self._chain) - 1)])
 
     def judge(self, outcome: Outcome) -> None:
@@ -146,7 +146,7 @@ class Job:
             self._tokens_left = 0
         elif isinstance(self._frame, Decode) and self._tokens_left == 0:
             finish = Finish.LIMIT
-        self.post(self._verdict(outcome.walk, finish))
+        self.post(self._verdict(outcome.walk, finish, outcome.likelihoods))
         self._has_spoken = True
         if outcome.walk.bonus is not None:
             self._chain = (outcome.walk.bonus,)
@@ -168,7 +168,7 @@ class Job:
         self.post(refusal)
         self.post(Done())
 
-    def _verdict(self, walk: Walk, finish: Finish) -> Verdict:
+    def _verdict(self, walk: Walk, finish: Finish, likelihoods: tuple[Likelihood, ...]) -> Verdict:
         by_number = isinstance(self._frame, Draft)  # the client knows the tree
         return Verdict(
             self._frame.seq,
@@ -179,6 +179,7 @@ class Job:
             verify_us=round(self._verify_s * 1e6),
             tokens=() if by_number else self._tree.path_tokens(walk.path),
             draft_us=round(self._draft_s * 1e6),
+            likelihoods=likelihoods,
         )
 
     def _post_features(self) -> None:

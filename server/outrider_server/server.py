@@ -13,6 +13,8 @@ from grpc_reflection.v1alpha import reflection
 
 from outrider_proto.errors import UsageError
 from outrider_proto.wire import MAX_FRAME_BYTES
+from outrider_server.bundle_service import BUNDLES, BundlesService
+from outrider_server.bundles import EdgeBundles
 from outrider_server.config import ServerConfig
 from outrider_server.service import SERVICE, VerifierService
 from outrider_server.verifier import Verifier, build_verifier
@@ -37,8 +39,11 @@ SERVER_OPTIONS = [
 class Server:
     """One verifier behind one port. Use as an async context manager, or start() and stop()."""
 
-    def __init__(self, verifier: Verifier, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, verifier: Verifier, host: str = "127.0.0.1", port: int = 0, bundles: EdgeBundles | None = None
+    ) -> None:
         self.verifier = verifier
+        self.bundles = bundles
         self.host = host
         self.port = port  # the real one once started
         self._grpc: grpc.aio.Server | None = None
@@ -47,7 +52,11 @@ class Server:
     @classmethod
     def build(cls, config: ServerConfig) -> Server:
         """Load everything. Raises UsageError."""
-        return cls(build_verifier(config), config.host, config.port)
+        verifier = build_verifier(config)
+        if not config.edge_bundle:
+            return cls(verifier, config.host, config.port)
+        bundles = EdgeBundles(config.target, config.drafters, config.edge_weights, config.edge_cache)
+        return cls(verifier, config.host, config.port, bundles)
 
     @property
     def address(self) -> str:
@@ -56,9 +65,12 @@ class Server:
     async def start(self) -> None:
         """Listen. Raises UsageError when the address is taken or not ours."""
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((VerifierService(self.verifier).handler(),))
+        handlers = (VerifierService(self.verifier).handler(), BundlesService(self.bundles).handler())
+        server.add_generic_rpc_handlers(handlers)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
+        reflection.enable_server_reflection(
+            (SERVICE, BUNDLES, "grpc.health.v1.Health", reflection.SERVICE_NAME), server
+        )
         try:
             self.port = server.add_insecure_port(self.address)
         except RuntimeError as error:
@@ -80,6 +92,8 @@ class Server:
             return
         await self._health.enter_graceful_shutdown()
         self.verifier.drain()
+        if self.bundles is not None:
+            self.bundles.drain()
         await self._grpc.stop(deadline_s)
 
     async def stop(self) -> None:
@@ -87,6 +101,8 @@ class Server:
         server, self._grpc = self._grpc, None
         if server is not None:
             await self.verifier.stop()
+            if self.bundles is not None:
+                await self.bundles.stop()
             await server.stop(None)
 
     async def __aenter__(self) -> Self:

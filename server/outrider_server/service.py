@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -56,10 +56,10 @@ class VerifierService:
                     for message in _messages(frame, incoming.codec):
                         await context.write(message)
         except Refusal as refusal:
-            await _abort(context, refusal)
+            await abort(context, refusal)
         except Exception as error:
             _log.error("a stream failed", exc_info=error)
-            await _abort(context, Refusal(Reason.INTERNAL, f"the server failed on this stream: {type(error).__name__}"))
+            await abort(context, Refusal(Reason.INTERNAL, f"the server failed on this stream: {type(error).__name__}"))
 
 
 class _Incoming:
@@ -93,7 +93,8 @@ def _messages(frame: ServerFrame, codec: Codec) -> Iterator[bytes]:
         yield message.SerializeToString()
 
 
-async def _abort(context: Context, refusal: Refusal) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], refusal: Refusal) -> NoReturn:  # Any: of any method
+    """End a call with a refusal's status."""
     code, text, metadata = refusal_status(refusal)
     await context.abort(code, text, metadata)
     raise AssertionError("abort raises")

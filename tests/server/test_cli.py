@@ -116,7 +116,8 @@ def test_it_says_when_it_is_ready_and_stops_on_a_signal(target_dir, tmp_path):
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=60)
     about = json.loads(ready.read_text())
-    assert line == f"outrider-server: ready on {about['address']}, target {target_dir.name}, features for last-hidden\n"
+    offers = "features for last-hidden, edge bundles"
+    assert line == f"outrider-server: ready on {about['address']}, target {target_dir.name}, {offers}\n"
     assert about["taps"] == [{"fingerprint": "last-hidden:32", "family": "last-hidden", "width": 32}]
     assert about["pace"] is None
     assert rest == ""

@@ -1,0 +1,64 @@
+"""The gRPC shell around the edge bundles."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto.bundles import manifest_to_proto
+from outrider_proto.errors import Reason, Refusal
+from outrider_server.bundles import EdgeBundles
+from outrider_server.service import abort
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[pb.FetchRequest, pb.Chunk]
+
+_log = logging.getLogger(__name__)
+_STALL_S = 60.0  # a client that takes no byte for so long gives its place to others
+BUNDLES = pb.DESCRIPTOR.services_by_name["Bundles"].full_name
+
+
+class BundlesService:
+    """The methods of outrider.v1.Bundles; without bundles each is refused."""
+
+    def __init__(self, bundles: EdgeBundles | None) -> None:
+        self._bundles = bundles
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {  # Any: each method has its own types
+            "Manifest": grpc.unary_unary_rpc_method_handler(
+                self.manifest, pb.ManifestRequest.FromString, pb.BundleManifest.SerializeToString
+            ),
+            "Fetch": grpc.unary_stream_rpc_method_handler(
+                self.fetch, pb.FetchRequest.FromString, pb.Chunk.SerializeToString
+            ),
+        }
+        return grpc.method_handlers_generic_handler(BUNDLES, methods)
+
+    async def manifest(self, request: pb.ManifestRequest, context: Context) -> pb.BundleManifest:
+        try:
+            return manifest_to_proto(await self._offered().manifest(request.drafter, request.weights))
+        except Refusal as refusal:
+            await abort(context, refusal)
+
+    async def fetch(self, request: pb.FetchRequest, context: Context) -> None:
+        """One file, as fast as the client takes it: each write waits until HTTP/2 lets it go."""
+        try:
+            async with aclosing(self._offered().chunks(request.bundle_id, request.name, request.offset)) as chunks:
+                async for data in chunks:
+                    async with asyncio.timeout(_STALL_S):
+                        await context.write(pb.Chunk(data=data))
+        except Refusal as refusal:
+            await abort(context, refusal)
+        except TimeoutError:
+            await abort(context, Refusal(Reason.SERVER_FULL, f"no byte was taken for {_STALL_S:g} s: fetch the rest"))
+
+    def _offered(self) -> EdgeBundles:
+        if self._bundles is None:
+            raise Refusal(Reason.NO_BUNDLE, "this server hands out no edge bundles (--no-edge-bundle)")
+        return self._bundles
