@@ -10,6 +10,7 @@ from outrider_drafters.moa.drafter import MoADrafter
 from outrider_drafters.moa.network import MoA, MoASizes, pack_kv
 from outrider_drafters.moa.tap import MoATap
 from outrider_drafters.tap import Activations, LastHiddenTap, Tap
+from outrider_drafters.text_drafter import TextDrafter
 from outrider_drafters.trees.grow import grow_tree
 from outrider_drafters.trees.shape import TreeShape
 
@@ -30,6 +31,7 @@ __all__ = [
     "MoATap",
     "Tap",
     "TargetSizes",
+    "TextDrafter",
     "TreeShape",
     "grow_tree",
     "load_drafter",

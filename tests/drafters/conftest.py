@@ -1,8 +1,10 @@
 """Golden files, tiny random drafters, and the target as a judge of trees."""
 
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,7 @@ from outrider_drafters.independent.family import IndependentDrafter
 from outrider_drafters.independent.model import CausalModel
 from outrider_drafters.last_layers import LastLayers
 from outrider_drafters.lookup import LookupDrafter
+from outrider_drafters.text_drafter import TextDrafter
 from outrider_proto.tree import ROOT, DraftTree
 
 sys.path.insert(0, str(Path(__file__).parent))  # for modules shared between the tests of this folder
@@ -145,10 +148,17 @@ def tiny_heads() -> dict[str, Drafter]:
     return {"medusa": MedusaDrafter(medusa, frozen)} | hydras
 
 
+class Pairs(TextDrafter):
+    """What followed the last token before, as often as it did."""
+
+    def guesses(self, text: Sequence[int]) -> Counter[int]:
+        return Counter(after for token, after in pairwise(text) if token == text[-1])
+
+
 @pytest.fixture(scope="session")
 def tiny_drafters() -> dict[str, Drafter]:
     others = {"lookup": LookupDrafter(23, ngram=2), "independent": tiny_independent(), "eagle3": tiny_eagle3()}
-    others |= {"dflash": tiny_dflash()}
+    others |= {"dflash": tiny_dflash(), "text": Pairs(23)}
     others |= {"moa tli": tiny_moa(has_lsa=True), "moa tli without lsa": tiny_moa(has_lsa=False)}
     return {family: tiny_drafter(family) for family in ("moa", "eagle2")} | others | tiny_heads()
 

@@ -195,7 +195,7 @@ def causal_mask(length: int, device: torch.device) -> Tensor:
 
 
 def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) and not module.weight.is_meta:  # there torch would import its compiler: a second
         nn.init.normal_(module.weight, std=INIT_STD)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
