@@ -3,8 +3,9 @@ and turns what happens into events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from outrider_client.config import ClientConfig
 from outrider_client.controller.choice import OnlineMode
@@ -26,9 +27,11 @@ from outrider_client.exchange import NOTHING, Asked, Exchange
 from outrider_client.fit import Fit
 from outrider_client.link_state import LinkState
 from outrider_client.local_models import LocalModels
+from outrider_client.logprobs import TokenLogprobs
 from outrider_client.own_words import OwnWords
 from outrider_client.pilot import Pilot
 from outrider_client.plans import Plans
+from outrider_client.privacy.restoring import Restored, TokenText
 from outrider_client.session import Session
 from outrider_client.statistics import Meter, Statistics
 from outrider_client.transcript import Change, FinishReason, Origin, Transcript
@@ -53,9 +56,16 @@ class Equipment:
 
 
 class Answer:
-    """From prompt to Finished. `emit` is called with every event, in order."""
+    """From prompt to Finished. `emit` is called with every event, in order; their texts have `values` in place of their
+    placeholders."""
 
-    def __init__(self, equipment: Equipment, config: ClientConfig, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        equipment: Equipment,
+        config: ClientConfig,
+        emit: Callable[[Event], None],
+        values: Mapping[str, str] | None = None,
+    ) -> None:
         self.config = config
         self.session = equipment.session
         self.finished = False
@@ -64,7 +74,7 @@ class Answer:
         self._drafting = equipment.drafting
         self._clock = equipment.clock
         self._emit = emit
-        self._text = Detokeniser(equipment.models.decode)
+        self._text: TokenText = Restored(Detokeniser(equipment.models.decode), values or {})
         self._meter = Meter(self._clock(), () if self._drafting is None else self._drafting.names)
         last_resort = equipment.last_resort if config.last_resort == "lookup" else None
         self._words = OwnWords(self._models, self._drafting, last_resort, self._meter, equipment.fit)
@@ -82,7 +92,7 @@ class Answer:
             room = self._models.max_context
             raise Refusal(Reason.CONTEXT_FULL, f"prompt has {len(prompt)} tokens: the target's context is {room}")
         self._exchange.take_arrived()
-        common = self._transcript.begin(prompt, self.config.max_new_tokens)
+        common = self._transcript.begin(prompt, self.config.max_new_tokens, self.config.logprobs)
         if self._drafting is not None:
             self._drafting.begin(common)
         self._words.begin(prompt)
@@ -370,15 +380,17 @@ class Answer:
         """What a verdict changed, as events in the order in which it changed."""
         first = change.first - self._transcript.prompt_len
         after = first + change.confirmed
+        logprobs = iter(change.logprobs)
         if change.confirmed:
-            self._emit(Verified(first, change.confirmed))
+            self._emit(Verified(first, change.confirmed, tuple(islice(logprobs, change.confirmed))))
         if change.dropped:
             self._meter.rolled_back(change.dropped)
             self._emit(RolledBack(after, change.dropped, self._text.roll_back(after)))
-        self._append(after, change.accepted, "accepted")
-        self._append(after + len(change.accepted), change.bonus, change.bonus_origin)
+        self._append(after, change.accepted, "accepted", logprobs)
+        self._append(after + len(change.accepted), change.bonus, change.bonus_origin, logprobs)
 
-    def _append(self, first: int, tokens: tuple[int, ...], origin: Origin) -> None:
+    def _append(self, first: int, tokens: tuple[int, ...], origin: Origin, logprobs: Iterator[TokenLogprobs]) -> None:
         if tokens:
             self._meter.tokens_came(self._clock())
-            self._emit(Committed(first, tokens, origin, self._text.push(tokens)))
+            told = tuple(islice(logprobs, len(tokens)))
+            self._emit(Committed(first, tokens, origin, self._text.push(tokens), told))

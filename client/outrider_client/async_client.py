@@ -6,20 +6,26 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from outrider_client.answer import Answer, Equipment
 from outrider_client.config import ClientConfig
+from outrider_client.controller.choice import OnlineMode
 from outrider_client.drafting import Drafting, DraftingThread
 from outrider_client.events import Event, Finished
 from outrider_client.fit import Fit
 from outrider_client.grpc_transport import GrpcTransport
 from outrider_client.link_state import LinkState
 from outrider_client.local_models import LocalModels, Prompt
+from outrider_client.logprobs import TokenLogprobs
 from outrider_client.pilot import Pilot
+from outrider_client.privacy.placeholders import Placeholders
+from outrider_client.privacy.private_answer import answer_privately
+from outrider_client.privacy.prompts import is_private
+from outrider_client.privacy.segments import Segment
 from outrider_client.riding import ride
 from outrider_client.session import Manners, Session
 from outrider_client.statistics import Statistics
@@ -36,13 +42,20 @@ LAST_RESORT_MATCH = 2  # tokens: after a single one that occurred before, anythi
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer: `origins` says of each token where it comes from."""
+    """A whole answer: `origins` says of each token where it comes from, `logprobs` how likely the target finds it;
+    None where the target was not asked, for want of ClientConfig.logprobs or of a link."""
 
     text: str
     token_ids: tuple[int, ...]
     origins: tuple[Origin, ...]
     reason: FinishReason
     statistics: Statistics
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The answer as a turn of the next prompt: private where it was written on private text."""
+        return (Segment(self.text, private=self.reason == "private"),)
 
 
 class AsyncClient:
@@ -67,6 +80,7 @@ class AsyncClient:
         self._given_drafting = drafting
         self._clock = clock
         self._equipment: Equipment | None = None
+        self._placeholders = Placeholders()
         self._busy = False
 
     async def __aenter__(self) -> Self:
@@ -82,6 +96,30 @@ class AsyncClient:
         """Where the link stands."""
         return LinkState.CONNECTING if self._equipment is None else self._equipment.session.state
 
+    def begin_conversation(self) -> None:
+        """Forget the private values of the last one, which placeholders of the next would bring back."""
+        self._placeholders = Placeholders()
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Of the session so far; empty before the first answer."""
+        return () if self._equipment is None else self._equipment.transcript.tokens
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Up and down, over all answers."""
+        return (0, 0) if self._equipment is None else self._equipment.session.num_bytes
+
+    @property
+    def rtt_s(self) -> float | None:
+        """The measured round trip; None before there is one."""
+        return None if self._equipment is None else self._equipment.session.rtt.mean_s
+
+    @property
+    def riding(self) -> OnlineMode | None:
+        """The mode that was ridden last with a link; of `auto`, what it chose."""
+        return None if self._equipment is None else self._equipment.pilot.riding
+
     async def describe(self) -> ServerDescription:
         """What the server hosts. Raises LinkError or Refusal."""
         timeout_s = self.config.timeouts.describe_s
@@ -95,8 +133,9 @@ class AsyncClient:
         """The answer as events, the last of which is Finished.
 
         Whoever stops listening closes the generator (`contextlib.aclosing`): that ends the request and keeps the
-        session. A prompt that begins as the session's tokens do is sent from where they part. Raises UsageError,
-        Refusal, or LinkError when there is no server to begin with.
+        session. A prompt that begins as the session's tokens do is sent from where they part; of one with private
+        segments goes what `config.privacy` lets go. Raises UsageError, Refusal, or LinkError when there is no server to
+        begin with.
         """
         config = self.config.for_answer(**overrides)
         if self._busy:
@@ -122,7 +161,14 @@ class AsyncClient:
                 written.take(event)
                 finished = event if isinstance(event, Finished) else finished
         assert finished is not None
-        return Completion(written.text, written.token_ids, written.origins, finished.reason, finished.statistics)
+        return Completion(
+            written.text,
+            written.token_ids,
+            written.origins,
+            finished.reason,
+            finished.statistics,
+            written.logprobs,
+        )
 
     async def close(self) -> None:
         """End the session. Safe to call twice."""
@@ -136,19 +182,29 @@ class AsyncClient:
 
     async def _write(self, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]) -> None:
         equipment = await self._equip()
-        answer = Answer(equipment, config, emit)
         try:
-            answer.begin(equipment.models.encode(prompt, raw=config.raw))
-            await equipment.session.sample_with(config.sampling)
-            await ride(answer)
-        except asyncio.CancelledError:
-            answer.abandon()
-            raise
+            if config.privacy == "local" and is_private(prompt):
+                await answer_privately(equipment, prompt, config, emit)
+            else:
+                await self._ride(equipment, prompt, config, emit)
         except Exception:
             await equipment.session.forget()
             raise
         finally:
             equipment.session.watcher = lambda state, detail: None
+
+    async def _ride(
+        self, equipment: Equipment, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]
+    ) -> None:
+        shown = self._placeholders.replace(prompt) if config.privacy == "placeholder" else prompt
+        answer = Answer(equipment, config, emit, self._placeholders.values)
+        try:
+            answer.begin(equipment.models.encode(shown, raw=config.raw))
+            await equipment.session.sample_with(config.sampling)
+            await ride(answer)
+        except asyncio.CancelledError:
+            answer.abandon()
+            raise
 
     async def _equip(self) -> Equipment:
         if self._equipment is None:

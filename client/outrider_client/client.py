@@ -51,6 +51,10 @@ class Client:
     def describe(self) -> ServerDescription:
         return self._run(self._client.describe())
 
+    def begin_conversation(self) -> None:
+        """As AsyncClient's; not while an answer is being written."""
+        self._client.begin_conversation()
+
     def complete(self, prompt: Prompt, **overrides: Any) -> Completion:  # Any: see ClientConfig.for_answer
         return self._run(self._client.complete(prompt, **overrides))
 

@@ -13,11 +13,12 @@ from outrider_drafters.routing.rules import Routing
 from outrider_drafters.source import DrafterSource
 from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.errors import UsageError, Violation
-from outrider_proto.frames import Codec, Sampling
+from outrider_proto.frames import MAX_TOP_LOGPROBS, Codec, Sampling
 
 Mode = Literal["auto", "stop-and-wait", "proactive", "pipelined", "server-draft", "stream", "offline"]
 OnReconnect = Literal["keep", "verify"]
 LastResort = Literal["lookup", "none"]
+Privacy = Literal["local", "placeholder"]
 NO_DRAFTER = "none"
 
 _OF_SAMPLING = {field.name for field in fields(Sampling)}
@@ -35,6 +36,8 @@ _OF_ANSWER = {
     "in_flight",
     "outcomes",
     "raw",
+    "privacy",
+    "logprobs",
 }
 
 
@@ -82,9 +85,17 @@ class ClientConfig:
     in_flight: int = 2  # drafts under way at once (pipelined)
     outcomes: int | None = None  # of a draft under way that are drafted for; None: as many as cost little together
     raw: bool = False  # a text prompt goes in as it is, without the chat template
+    privacy: Privacy = "local"  # of private segments: the drafter answers alone, or placeholders stand in for them
+    logprobs: int | None = None  # how likely the target finds its tokens, and so many likeliest in the place of each
 
     def __post_init__(self) -> None:
-        closed = (("mode", Mode), ("on_reconnect", OnReconnect), ("codec", Codec), ("last_resort", LastResort))
+        closed = (
+            ("mode", Mode),
+            ("on_reconnect", OnReconnect),
+            ("codec", Codec),
+            ("last_resort", LastResort),
+            ("privacy", Privacy),
+        )
         for name, choices in closed:
             if getattr(self, name) not in get_args(choices):
                 raise UsageError(f"{name}={getattr(self, name)!r}: need one of {', '.join(get_args(choices))}")
@@ -96,6 +107,8 @@ class ClientConfig:
             raise UsageError(f"outcomes={self.outcomes}: need at least 1")
         if self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens={self.max_new_tokens}: need at least 1")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
+            raise UsageError(f"logprobs={self.logprobs}: need 0 to {MAX_TOP_LOGPROBS}, or None for none at all")
         if self.offline_limit is not None and self.offline_limit < 0:
             raise UsageError(f"offline_limit={self.offline_limit}: need 0 or more")
         if not self.wait_for_link_s >= 0:

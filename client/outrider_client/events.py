@@ -1,7 +1,7 @@
 """What an answer tells its caller, in order. Positions (`first`) count from the answer's first token.
 
 The text of an answer is what Committed and Unverified append and RolledBack takes off its end; Verified changes only
-what is known of it.
+what is known of it. `logprobs` are those of an event's tokens, empty where they were not asked for.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider_client.link_state import LinkState
+from outrider_client.logprobs import TokenLogprobs
 from outrider_client.statistics import Statistics
 from outrider_client.transcript import FinishReason, Origin
 from outrider_proto.frames import Decode, Draft, Verdict
@@ -22,6 +23,7 @@ class Committed:
     tokens: tuple[int, ...]
     origin: Origin
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,21 @@ class Unverified:
 
 
 @dataclass(frozen=True, slots=True)
+class Private:
+    """Tokens that the drafter wrote alone on private text; the target will never see them."""
+
+    first: int
+    tokens: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     """Unverified tokens that the target would have written too; they are committed now."""
 
     first: int
     count: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +92,8 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event. `unverified`: the last tokens are the drafter's alone; `link`: it broke off for want of a link.
+    """The last event. `unverified`: the last tokens are the drafter's alone; `link`: it broke off for want of a link;
+    `private`: the drafter wrote all of it alone, on private text.
 
     `text` is what was held back as an incomplete character.
     """
@@ -90,4 +103,4 @@ class Finished:
     text: str = ""
 
 
-Event = Committed | Unverified | Verified | RolledBack | LinkChanged | Cycle | Warned | Stats | Finished
+Event = Committed | Unverified | Private | Verified | RolledBack | LinkChanged | Cycle | Warned | Stats | Finished

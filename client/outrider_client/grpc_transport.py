@@ -6,7 +6,9 @@ each connection has its own subchannel, fails at the first refusal, and is throw
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
@@ -42,28 +44,40 @@ class GrpcConnection:
         self._address = address
         self._channel = channel
         self._outbox = Outbox()
-        self._call: ServerStream = _stub(channel).Session(self._messages())
+        self._call: ServerStream | None = _stub(channel).Session(self._messages())
 
     async def wait_until_connected(self) -> None:
         """Raises LinkError when the server cannot be reached."""
-        with _translated(f"cannot reach {self._address}"):
-            await self._call.wait_for_connection()
+        with translated(f"cannot reach {self._address}"):
+            await self._stream.wait_for_connection()
 
     def send(self, frame: ClientFrame) -> None:
         self._outbox.put(frame)
 
     async def receive(self) -> ServerFrame:
-        with _translated(self._address):
-            message = await self._call.read()
+        with translated(self._address):
+            try:
+                message = await self._stream.read()
+            except asyncio.CancelledError as cancelled:
+                raise cancelled.with_traceback(None) from None  # it would hold the call: see close
         if not isinstance(message, pb.ServerFrame):
             raise LinkError(f"{self._address}: the server has ended the stream")
         self.bytes_down += message.ByteSize()
         return wire.server_frame_from_proto(message)
 
     async def close(self) -> None:
+        """Safe to call twice."""
         self._outbox.close()
-        self._call.cancel()
-        await self._channel.close()
+        if self._call is not None:
+            self._call.cancel()
+            await self._channel.close()
+        self._call = None  # gRPC holds the line open for as long as anybody holds the call
+
+    @property
+    def _stream(self) -> ServerStream:
+        if self._call is None:
+            raise LinkError(f"{self._address}: the connection is closed")
+        return self._call
 
     async def _messages(self) -> AsyncIterator[pb.ClientFrame]:
         async for frame in self._outbox.frames():
@@ -82,7 +96,7 @@ class GrpcTransport:
         self.address = address
 
     async def connect(self) -> GrpcConnection:
-        connection = GrpcConnection(self.address, self._channel())
+        connection = GrpcConnection(self.address, self.channel())
         try:
             await connection.wait_until_connected()
         except BaseException:
@@ -91,15 +105,25 @@ class GrpcTransport:
         return connection
 
     async def describe(self) -> ServerDescription:
-        async with self._channel() as channel:
-            with _translated(f"cannot reach {self.address}"):
+        async with self.channel() as channel:
+            with translated(f"cannot reach {self.address}"):
                 message = await _stub(channel).Describe(pb.DescribeRequest())
         return wire.description_from_proto(message)
+
+    async def measure(self) -> float:
+        """Seconds of a call's way there and back on a fresh connection that stands. Raises as `describe`."""
+        async with self.channel() as channel:
+            with translated(f"cannot reach {self.address}"):
+                await _stub(channel).Describe(pb.DescribeRequest())
+                started = time.perf_counter()
+                await _stub(channel).Describe(pb.DescribeRequest())
+        return time.perf_counter() - started
 
     async def close(self) -> None:
         """Nothing outlives its connection."""
 
-    def _channel(self) -> grpc.aio.Channel:
+    def channel(self) -> grpc.aio.Channel:
+        """A fresh one; the caller closes it."""
         return grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
 
 
@@ -108,7 +132,7 @@ def _stub(channel: grpc.aio.Channel) -> VerifierStub:
 
 
 @contextlib.contextmanager
-def _translated(where: str) -> Iterator[None]:
+def translated(where: str) -> Iterator[None]:
     """gRPC's errors as ours; a link's fault says where."""
     try:
         yield

@@ -22,7 +22,7 @@ class JsonDisplay:
 
     def show(self, event: Event) -> None:
         self.written.take(event)
-        self._write(_snake_case(type(event).__name__), asdict(event))
+        self._write(event_name(event), asdict(event))
         if isinstance(event, Finished):
             self._write_answer(event)
 
@@ -30,10 +30,12 @@ class JsonDisplay:
         return
 
     def _write_answer(self, finished: Finished) -> None:
+        logprobs = self.written.logprobs
         answer = {
             "text": self.written.text,
             "token_ids": self.written.token_ids,
             "origins": self.written.origins,
+            "logprobs": [one and asdict(one) for one in logprobs] if any(logprobs) else None,
             "reason": finished.reason,
             "statistics": asdict(finished.statistics),
         }
@@ -52,5 +54,6 @@ def _plain(value: object) -> object:
     raise TypeError(f"{value!r} does not go into JSON")
 
 
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+def event_name(event: object) -> str:
+    """Its type's, in snake case."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()

@@ -8,7 +8,10 @@ from functools import cached_property
 from pathlib import Path
 
 from outrider_client.config import ClientConfig
-from outrider_client.tokenizer import Message, TargetTokenizer, TextCodec
+from outrider_client.privacy.prompts import PlainPrompt, Turn, plain, safe_text
+from outrider_client.privacy.prompts import Prompt as Prompt
+from outrider_client.privacy.splitting import Split, split
+from outrider_client.tokenizer import TextCodec, load_tokenizer
 from outrider_drafters.drafter import Drafter
 from outrider_drafters.edge.bundle import find_bundle
 from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerprint
@@ -25,7 +28,6 @@ from outrider_proto.frames import Codec, Open, Sampling
 
 _SMALL = 4_000_000  # values of lm_head, a drafter's largest matrix; below, threads cost more than they bring
 EMBEDDED_DRAFTER = "moa"
-Prompt = str | Sequence[Message] | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class LocalModels:
             target_fingerprint=target_fingerprint(target),
             tokenizer_fingerprint=tokenizer_fingerprint(target),
             drafter_threads=config.threads or (1 if frozen.lm_head.numel() < _SMALL else None),
-            load_text=(lambda: TargetTokenizer(target)) if has_text else None,
+            load_text=(lambda: load_tokenizer(target)) if has_text else None,
         )
 
     def introduction(self, codec: Codec = "int8", sampling: Sampling | None = None) -> Open:
@@ -89,8 +91,9 @@ class LocalModels:
         """Text, or nothing where there is no tokenizer."""
         return "" if self.load_text is None else self.text.decode(tokens)
 
-    def encode(self, prompt: Prompt, *, raw: bool) -> list[int]:
-        """Token ids of a text (one user's message unless `raw`), of messages, or as given. Raises UsageError."""
+    def encode(self, prompt: Prompt | PlainPrompt, *, raw: bool) -> list[int]:
+        """Token ids of a text (one user's message unless `raw`), of messages, or as given; of nothing private. Raises
+        UsageError."""
         tokens = self._encode(prompt, raw)
         if not tokens:
             raise UsageError("prompt is empty: give at least one token")
@@ -99,16 +102,22 @@ class LocalModels:
                 raise UsageError(f"prompt has token {token}: the vocabulary has {self.vocab_size}")
         return tokens
 
-    def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
-        if isinstance(prompt, str):
-            if not prompt.strip():
+    def split(self, prompt: Prompt, *, raw: bool) -> Split:
+        """The tokens of a prompt with private segments, before the first of these and from there on. Raises UsageError,
+        which does not tell them."""
+        parts = split(prompt, self.text, raw=raw)
+        if not all(0 <= token < self.vocab_size for token in parts.whole):
+            raise UsageError(f"prompt has tokens beyond the vocabulary of {self.vocab_size}")
+        return parts
+
+    def _encode(self, prompt: Prompt | PlainPrompt, raw: bool) -> list[int]:
+        written = plain(prompt, safe_text)
+        if isinstance(written, str):
+            if not written.strip():
                 raise UsageError("prompt is empty: give some text")
-            return self.text.encode(prompt) if raw else self.text.encode_chat([Message(role="user", content=prompt)])
-        tokens = [item for item in prompt if isinstance(item, int)]
-        messages = [item for item in prompt if not isinstance(item, int)]
-        if tokens and messages:
-            raise UsageError("prompt mixes messages and token ids: give either")
-        return self.text.encode_chat(messages) if messages else tokens
+            return self.text.encode(written) if raw else self.text.encode_chat([Turn(role="user", content=written)])
+        turns = [item for item in written if not isinstance(item, int)]
+        return self.text.encode_chat(turns) if turns else [item for item in written if isinstance(item, int)]
 
 
 def _embedded_target() -> Path:

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from outrider_client.config import ClientConfig, LastResort, Mode, OnReconnect
+from outrider_client.config import ClientConfig, LastResort, Mode, OnReconnect, Privacy
 from outrider_client.heartbeat import Patience
+from outrider_client.pulled import find_pulled
 from outrider_drafters.routing.keywords import Keywords
 from outrider_drafters.routing.rules import Route, Routing
 from outrider_drafters.trees.choices import Choices
@@ -28,7 +29,10 @@ def _options(
     server: Annotated[str, Option(help="The server's HOST:PORT.")] = _DEFAULT.server,
     target: Annotated[
         str | None,
-        Option(help="Directory or hub name of the target (embedding, lm_head, tokenizer); the embedded one."),
+        Option(
+            help="Directory or hub name of the target (embedding, lm_head, tokenizer); what was pulled from the server,"
+            " else the embedded one."
+        ),
     ] = None,
     drafter: Annotated[
         list[str] | None,
@@ -92,7 +96,14 @@ def _options(
         LastResort, Option(help="Who writes offline where the drafter cannot: what the text says already, or nobody.")
     ] = _DEFAULT.last_resort,
     offline_start: Annotated[bool, Option(help="Begin without a server if need be.")] = False,
+    privacy: Annotated[
+        Privacy, Option(help="Of <<private>> text: the drafter answers alone here, or placeholders stand in for it.")
+    ] = _DEFAULT.privacy,
     wait_for_link: Annotated[float, Option(help="Seconds to wait for it when the drafter is done.")] = 0.0,
+    logprobs: Annotated[
+        int | None,
+        Option(help="With --json: how likely the target finds its tokens, and so many likeliest in the place of each."),
+    ] = None,
     link_floor_ms: Annotated[float, Option(help="Silence that is never taken for a lost link.")] = (
         _DEFAULT.patience.floor_s * 1000
     ),
@@ -101,11 +112,11 @@ def _options(
 
 
 def with_client_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes the shared options, and gets them as keywords."""
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    shared = inspect.signature(_options, eval_str=True).parameters.values()
-    named = [parameter for parameter in own if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
-    command.__signature__ = inspect.Signature([*named, *shared])  # type: ignore[attr-defined] # read by inspect
+    """A command that takes the shared options, and gets them as keywords; its own before those of the same name."""
+    own = inspect.signature(command, eval_str=True).parameters
+    shared = inspect.signature(_options, eval_str=True).parameters
+    named = {name: each for name, each in own.items() if each.kind is not inspect.Parameter.VAR_KEYWORD}
+    command.__signature__ = inspect.Signature([*({**named, **shared} | named).values()])  # type: ignore[attr-defined] # read by inspect
     return command
 
 
@@ -118,6 +129,8 @@ def client_config(options: dict[str, Any], **more: Any) -> ClientConfig:  # Any:
     patience = Patience(floor_s=chosen.pop("link_floor_ms") / 1000)
     heads = _heads(**{name: chosen.pop(name) for name in ("drafter", "route", "gate", "keywords", "batch_heads")})
     fixed = {name: chosen.pop(name) for name in ("server", "target", "threads", "codec", "pace")}
+    if fixed["target"] is None and heads["drafter"] is None:
+        fixed["target"] = find_pulled(fixed["server"])
     offline = {name: chosen.pop(name) for name in ("offline_start", "last_resort")}
     return replace(ClientConfig(shape=shape, patience=patience), **fixed, **heads, **offline).for_answer(**chosen)
 

@@ -32,6 +32,7 @@ class Pilot:
     """Of one client, over all its answers; `clock` counts seconds."""
 
     def __init__(self, drafting: Drafting | None, pace: Pace | None, clock: Callable[[], float]) -> None:
+        self.riding: OnlineMode | None = None
         self._drafting = drafting
         self._clock = clock
         self._observer = Observer(Limits(), _declared(drafting, pace))
@@ -57,6 +58,7 @@ class Pilot:
 
     def enters(self, mode: OnlineMode) -> None:
         """A loop begins."""
+        self.riding = mode
         self._observer.began(mode, self._clock())
         self._trial = None
 

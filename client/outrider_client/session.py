@@ -73,6 +73,11 @@ class Session:
         return self._link
 
     @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection, for all that is known."""
+        return self._link is not None
+
+    @property
     def limits(self) -> Opened | None:
         """What the server said of itself; None before the first connection."""
         return self._limits
@@ -97,16 +102,11 @@ class Session:
         """A stream's sampling is fixed, so another one needs another stream."""
         if sampling != self._introduction.sampling:
             self._introduction = replace(self._introduction, sampling=sampling)
-            if self._link is not None:
-                await self.lose("another way of sampling")
+            await self._hang_up()
 
     async def lose(self, detail: str) -> None:
         """The link is gone, or to be given up."""
-        link, self._link = self._link, None
-        if link is not None:
-            up, down = self._bytes_before
-            self._bytes_before = up + link.connection.bytes_up, down + link.connection.bytes_down
-            await link.close()
+        await self._hang_up()
         if self.state is not LinkState.OFFLINE:
             self._happens(Happening.LOST, detail)
 
@@ -152,6 +152,14 @@ class Session:
         if self._link is not None:
             await self.lose("refused")
         self._introduction = replace(self._introduction, session_id="")
+
+    async def _hang_up(self) -> None:
+        """Without this connection; the next one goes on from there."""
+        link, self._link = self._link, None
+        if link is not None:
+            up, down = self._bytes_before
+            self._bytes_before = up + link.connection.bytes_up, down + link.connection.bytes_down
+            await link.close()
 
     async def _attempt(self, number: int) -> LinkError | Refusal | None:
         """What it failed by, if it did."""

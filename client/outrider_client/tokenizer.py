@@ -1,19 +1,15 @@
-"""Text to token ids and back, with the target's own tokenizer. The one file here that needs transformers."""
+"""Text to token ids and back, with the target's own tokenizer. The one file here that may need transformers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
+from outrider_client.plain_tokenizer import plain_tokenizer
+from outrider_client.privacy.prompts import Message as Message
+from outrider_client.privacy.prompts import Turn
 from outrider_proto.errors import UsageError
-
-
-class Message(TypedDict):
-    """One turn of a chat."""
-
-    role: str
-    content: str
 
 
 class TextCodec(Protocol):
@@ -21,8 +17,16 @@ class TextCodec(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Turn]) -> list[int]:
         """The chat template over the messages, up to where the answer begins."""
+        ...
+
+    def render(self, messages: Sequence[Turn]) -> str:
+        """As `encode_chat`, before it becomes tokens."""
+        ...
+
+    def encode_part(self, text: str) -> list[int]:
+        """Nothing but this text: no mark of a beginning or an end."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...
@@ -47,17 +51,25 @@ class TargetTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Turn]) -> list[int]:
         """Raises UsageError without a chat template, or for messages that it does not take."""
+        return self.encode_part(self.render(messages))
+
+    def render(self, messages: Sequence[Turn]) -> str:
+        """Raises as `encode_chat`."""
         from jinja2.exceptions import TemplateError
 
         if not self._tokenizer.chat_template:
             raise UsageError("this target has no chat template: give the prompt raw (--raw)")
         try:
-            text = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+            text: str = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
         except TemplateError as error:
             raise UsageError(f"the chat template does not take these messages: {error}") from error
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return text
+
+    def encode_part(self, text: str) -> list[int]:
+        """In silence: transformers would log how long a long text is."""
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
         text: str
@@ -66,3 +78,8 @@ class TargetTokenizer:
         else:
             text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
+
+
+def load_tokenizer(directory: Path) -> TextCodec:
+    """The quicker of the two ways that gives the same tokens. Raises UsageError when there is no tokenizer."""
+    return plain_tokenizer(directory) or TargetTokenizer(directory)

@@ -18,20 +18,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from outrider_client.logprobs import TokenLogprobs, logprobs_of
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.frames import Decode, Draft, Features, Finish, Opened, ServerTree, Verdict
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
 
-Origin = Literal["prompt", "accepted", "bonus", "corrected", "unverified"]
-FinishReason = Literal["eos", "limit", "context", "unverified", "link"]
+Origin = Literal["prompt", "accepted", "bonus", "corrected", "unverified", "private"]
+FinishReason = Literal["eos", "limit", "context", "unverified", "link", "private"]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a verdict changed, in this order: tail tokens confirmed, tail tokens dropped, tokens added.
 
-    `first` is the position of the first token that the verdict speaks of.
+    `first` is the position of the first token that the verdict speaks of; `logprobs` are those of the tokens confirmed
+    and added, if they were asked for.
     """
 
     first: int
@@ -40,6 +42,7 @@ class Change:
     accepted: tuple[int, ...]
     bonus: tuple[int, ...]
     finish: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def bonus_origin(self) -> Origin:
@@ -56,6 +59,7 @@ class Transcript:
         self._prompt_len = 0
         self._tail_start = 0
         self._limit_len = 0
+        self._num_top: int | None = None  # asked for with every token, where logprobs are
         self._server_len = 0
         self._next_seq = 1
         self._first_seq = 1  # of this answer
@@ -108,14 +112,15 @@ class Transcript:
         """Tokens there may be at most."""
         return self._limit_len
 
-    def begin(self, prompt: Sequence[int], max_new_tokens: int) -> int:
-        """Start an answer; returns how many of the tokens held so far it shares."""
+    def begin(self, prompt: Sequence[int], max_new_tokens: int, logprobs: int | None = None) -> int:
+        """Start an answer, with `logprobs` as in Draft; returns how many of the tokens held so far it shares."""
         common = common_length(self._tokens, prompt)
         self._stable_len = common
         self._tokens = list(prompt)
         self._origins = ["prompt"] * len(prompt)
         self._prompt_len = self._tail_start = len(prompt)
         self._limit_len = len(prompt) + max_new_tokens
+        self._num_top = logprobs
         self._server_len = min(self._server_len, common)
         self._first_seq = self._next_seq
         self._in_flight.clear()
@@ -131,14 +136,16 @@ class Transcript:
         base_len, context = self._missing()
         root_at = self._tail_start - 1
         features_from = min(num_features, root_at)
-        draft = Draft(self._take_seq(), base_len, context, self._tokens[root_at], tree, features_from)
+        root = self._tokens[root_at]
+        draft = Draft(self._take_seq(), base_len, context, root, tree, features_from, logprobs=self._num_top)
         self._send(draft)
         return draft
 
     def next_ahead(self, text: Sequence[int], tree: DraftTree) -> Draft:
         """A draft for when `text`, whose last token is the root, is what the newest one under way makes of it."""
         root_at = len(text) - 1
-        draft = Draft(self._take_seq(), root_at, (), text[root_at], tree, root_at, prefix_hash(text))
+        assumes = prefix_hash(text)
+        draft = Draft(self._take_seq(), root_at, (), text[root_at], tree, root_at, assumes, self._num_top)
         self._in_flight.append(draft)
         return draft
 
@@ -146,7 +153,8 @@ class Transcript:
         """Ask for all the tokens there is room for; for features after the first `num_features`, unless it is None."""
         base_len, context = self._missing()
         features_from = None if num_features is None else min(num_features, self._tail_start - 1)
-        decode = Decode(self._take_seq(), base_len, context, self._tokens[-1], self.room, features_from, tree)
+        root, room = self._tokens[-1], self.room
+        decode = Decode(self._take_seq(), base_len, context, root, room, features_from, tree, self._num_top)
         self._send(decode)
         return decode
 
@@ -170,6 +178,7 @@ class Transcript:
     def apply(self, verdict: Verdict, vocab_size: int) -> Change:
         """The answer to the request in flight. Raises Violation for a verdict that does not fit it."""
         words, path_len = self._words(verdict, vocab_size)
+        logprobs = logprobs_of(words, verdict.likelihoods, self._num_top, vocab_size)
         first = self._tail_start
         confirmed = common_length(self._tokens[first:], words)
         is_over = confirmed < len(words) or verdict.finish is Finish.EOS
@@ -185,7 +194,9 @@ class Transcript:
         self._tail_start = first + confirmed + len(added)
         self._server_len = min(first + path_len, len(self._tokens))
         self._settle_flights(verdict)
-        return replace(outcome, finish=self._finish(verdict, cut=confirmed + len(added) < len(words)))
+        num_words = confirmed + len(added)
+        finish = self._finish(verdict, cut=num_words < len(words))
+        return replace(outcome, finish=finish, logprobs=logprobs[:num_words])
 
     def write_unverified(self, token: int) -> None:
         """One token that the drafter wrote alone."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from outrider_client.events import Committed, Event, Finished, RolledBack, Unverified, Verified
+from outrider_client.events import Committed, Event, Finished, Private, RolledBack, Unverified, Verified
+from outrider_client.logprobs import TokenLogprobs
 from outrider_client.transcript import Origin
 
 
@@ -16,6 +17,7 @@ class Span:
     tokens: tuple[int, ...]
     text: str
     origin: Origin
+    logprobs: tuple[TokenLogprobs, ...] = ()  # empty where there are none
 
 
 class Written:
@@ -27,15 +29,17 @@ class Written:
     def take(self, event: Event) -> None:
         match event:
             case Committed():
-                self.spans.append(Span(event.first, event.tokens, event.text, event.origin))
+                self.spans.append(Span(event.first, event.tokens, event.text, event.origin, event.logprobs))
             case Unverified():
                 self.spans.append(Span(event.first, event.tokens, event.text, "unverified"))
+            case Private():
+                self.spans.append(Span(event.first, event.tokens, event.text, "private"))
             case Verified():
                 self.spans = [_verified(span, event) for span in self.spans]
             case RolledBack():
                 self.spans = [span for span in self.spans if span.first < event.first]
             case Finished() if event.text:
-                self.spans.append(Span(len(self.token_ids), (), event.text, "bonus"))
+                self.spans.append(Span(len(self.token_ids), (), event.text, _end_origin(event)))
 
     @property
     def text(self) -> str:
@@ -50,13 +54,26 @@ class Written:
         return tuple(span.origin for span in self.spans for _ in span.tokens)
 
     @property
+    def logprobs(self) -> tuple[TokenLogprobs | None, ...]:
+        """Of every token; None for one that the target has not judged, or was not asked about."""
+        return tuple(one for span in self.spans for one in span.logprobs or (None,) * len(span.tokens))
+
+    @property
+    def num_settled(self) -> int:
+        """So many spans can no longer be taken back: all up to the last token that the target approved, for what it has
+        built on stands."""
+        return next((i + 1 for i in reversed(range(len(self.spans))) if self.spans[i].origin != "unverified"), 0)
+
+    @property
     def num_settled_chars(self) -> int:
-        """So much of the text can no longer be taken back: all up to the last token that the target approved, for what
-        it has built on stands."""
-        settled = next((i for i in reversed(range(len(self.spans))) if self.spans[i].origin != "unverified"), -1)
-        return sum(len(span.text) for span in self.spans[: settled + 1])
+        return sum(len(span.text) for span in self.spans[: self.num_settled])
+
+
+def _end_origin(finished: Finished) -> Origin:
+    return "private" if finished.reason == "private" else "bonus"
 
 
 def _verified(span: Span, event: Verified) -> Span:
     """Unverified spans hold one token each, so a span is either verified or not."""
-    return replace(span, origin="accepted") if event.first <= span.first < event.first + event.count else span
+    at = span.first - event.first
+    return replace(span, origin="accepted", logprobs=event.logprobs[at : at + 1]) if 0 <= at < event.count else span

@@ -336,6 +336,12 @@ class Letters:
     def encode_chat(self, messages) -> list[int]:
         return [token for message in messages for token in [EOS, *self.encode(message["content"])]]
 
+    def render(self, messages) -> str:
+        return "".join(f"\0{message['content']}" for message in messages)
+
+    def encode_part(self, text: str) -> list[int]:
+        return [EOS if char == "\0" else self.encode(char)[0] for char in text]
+
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(chr(ord("a") + token - 1) for token in tokens if token != EOS)
 

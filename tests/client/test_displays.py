@@ -9,7 +9,6 @@ import sys
 
 from rich.console import Console
 
-from outrider_client import cli
 from outrider_client.events import (
     Committed,
     Cycle,
@@ -24,8 +23,11 @@ from outrider_client.events import (
 from outrider_client.head_use import HeadUse
 from outrider_client.json_display import JsonDisplay
 from outrider_client.link_state import LinkState
-from outrider_client.live_display import LiveDisplay, coloured
+from outrider_client.live_display import LiveDisplay
+from outrider_client.markdown_display import MarkdownDisplay
+from outrider_client.origin_styles import coloured, marked
 from outrider_client.plain_display import PlainDisplay
+from outrider_client.showing import show_answer
 from outrider_client.statistics import Statistics
 from outrider_client.written import Written
 from outrider_proto.frames import Draft, Verdict
@@ -94,9 +96,9 @@ def test_one_json_object_an_event_and_one_for_the_answer():
     assert answer["statistics"]["mean_acceptance_length"] == 2.5
 
 
-def shown(events, **size) -> str:
+def shown(events, display_class=LiveDisplay, **size) -> str:
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, **size)
-    display = LiveDisplay(console)
+    display = display_class(console)
     for event in events:
         display.show(event)
     display.close()
@@ -105,7 +107,7 @@ def shown(events, **size) -> str:
 
 def test_terminal_ends_with_the_text_and_a_line_of_figures():
     screen = shown(ANSWER, width=100, height=20)
-    final = screen[screen.rindex("two three four!") :]
+    final = screen[screen.rindex("two three{= four=}!") :]
     assert "τ 2.50" in final
     assert "3 calls" in final
     assert "↑ 1.5 kB" in final
@@ -126,7 +128,7 @@ def test_a_warning_waits_for_the_end_of_the_answer(capsys):
             yield Warned("odd drafter")
             yield from ANSWER
 
-    cli._answer(Client(), [1], PlainDisplay(sys.stdout))
+    show_answer(Client(), [1], PlainDisplay(sys.stdout))
     heard = capsys.readouterr()
     assert heard.out == TEXT + "\n"
     assert heard.err == "outrider: warning: odd drafter\n"
@@ -144,8 +146,34 @@ def test_colours_tell_the_origin():
     written = Written()
     for event in ANSWER[:8]:
         written.take(event)
-    styles = [str(span.style) for span in coloured(written).spans]
+    styles = [str(span.style) for span in coloured(written.spans).spans]
     assert styles == ["green", "cyan", "yellow italic", "yellow italic", "yellow italic"]
+
+
+def test_without_colours_marks_tell_what_is_not_approved():
+    written = Written()
+    for event in ANSWER[:8]:
+        written.take(event)
+    assert marked(written.spans).plain == "one\ntwo{~ three for fife~}"
+    for event in ANSWER[8:]:
+        written.take(event)
+    assert marked(written.spans).plain == "one\ntwo three{= four=}!"
+
+
+def test_markdown_is_rendered_and_the_unverified_end_left_as_it_is():
+    events = [Committed(0, (1,), "bonus", "# Boxes\n\n- **one**\n"), Unverified(1, (2,), "- **two**")]
+    screen = shown(events, MarkdownDisplay, width=40, height=20)
+    assert "• one" in screen
+    assert "{~- **two**~}" in screen
+    screen = shown([*events, Verified(1, 1)], MarkdownDisplay, width=40, height=20)
+    assert "• two" in screen[screen.rindex("• one") :]
+
+
+def test_markdown_longer_than_the_terminal_is_whole_at_the_end():
+    lines = [Committed(n, (n,), "accepted", f"line {n}\n\n") for n in range(50)]
+    screen = shown([*lines, Finished("eos", STATISTICS)], MarkdownDisplay, width=40, height=8)
+    final = screen[screen.rindex("line 0") :]
+    assert all(f"line {n}" in final for n in range(50))
 
 
 def test_written_text_is_the_events_sum():

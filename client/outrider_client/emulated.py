@@ -1,0 +1,73 @@
+"""An emulated link between this client and its server. The one file here that needs outrider_netsim."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from outrider_proto.errors import UsageError
+
+if TYPE_CHECKING:
+    from outrider_netsim import EngineChoice, Link, Profile
+
+
+class EmulatedLink:
+    """One that is up: connect to `address` instead of the server."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    @property
+    def address(self) -> str:
+        return self._link.address
+
+    def cut(self) -> None:
+        self._link.cut()
+
+    def restore(self) -> None:
+        self._link.restore()
+
+    def change(self, profile: str) -> None:
+        """Raises UsageError for a name that nobody knows."""
+        self._link.set(_profile(profile))
+
+    @property
+    def shown(self) -> dict[str, object]:
+        """For the page."""
+        from outrider_netsim import PROFILES
+
+        profile = self._link.profile.name
+        names = [*PROFILES] if profile in PROFILES else [profile, *PROFILES]
+        return {"profile": profile, "profiles": names, "engine": self._link.engine, "cut": self._link.is_cut}
+
+    @property
+    def said(self) -> str:
+        """For a terminal."""
+        cut = ", cut" if self._link.is_cut else ""
+        return f"emulated: {self._link.profile.name} ({self._link.engine}){cut}"
+
+
+@contextlib.asynccontextmanager
+async def emulated_link(profile: str, server: str, engine: EngineChoice = "auto") -> AsyncIterator[EmulatedLink]:
+    """Raises UsageError for what cannot be emulated here."""
+    try:
+        from outrider_netsim import EngineError, Link
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed: pip install 'outrider[netsim]'") from error
+    link = Link(_profile(profile), server, engine)
+    try:
+        await link.start()
+    except (EngineError, OSError) as error:
+        raise UsageError(f"profile={profile}: {error}") from error
+    async with contextlib.aclosing(link):
+        yield EmulatedLink(link)
+
+
+def _profile(name: str) -> Profile:
+    from outrider_netsim import ProfileError, profile_named
+
+    try:
+        return profile_named(name)
+    except ProfileError as error:
+        raise UsageError(str(error)) from error

@@ -1,0 +1,46 @@
+"""How likely the target finds a token: what a verdict says, joined with the token that it says it of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider_proto.errors import Reason, Violation
+from outrider_proto.frames import Likelihood
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """ln p of a token under the target's softmax as it is: before temperature, top-k and top-p, whatever was drafted.
+    `top`: the likeliest tokens in its place with theirs, the likeliest first. Nothing is below -9999."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def logprobs_of(
+    words: Sequence[int], likelihoods: Sequence[Likelihood], num_top: int | None, vocab_size: int
+) -> tuple[TokenLogprobs, ...]:
+    """Of a verdict's tokens; `num_top` is what was asked for. Raises Violation when that is not what came."""
+    expected = 0 if num_top is None else len(words)
+    if len(likelihoods) != expected:
+        raise _misfit(f"log probabilities of {len(likelihoods)} tokens in a verdict that should have {expected}")
+    for likelihood in likelihoods:
+        _check(likelihood, min(num_top or 0, vocab_size), vocab_size)
+    return tuple(
+        TokenLogprobs(word, likelihood.logprob, likelihood.top)
+        for word, likelihood in zip(words, likelihoods, strict=False)
+    )
+
+
+def _check(likelihood: Likelihood, num_top: int, vocab_size: int) -> None:
+    if len(likelihood.top) != num_top:
+        raise _misfit(f"{len(likelihood.top)} likeliest tokens where {num_top} were asked for")
+    for token, _ in likelihood.top:
+        if not 0 <= token < vocab_size:
+            raise _misfit(f"token {token} among the likeliest: the vocabulary has {vocab_size}")
+
+
+def _misfit(message: str) -> Violation:
+    return Violation(Reason.MALFORMED_FRAME, message)

@@ -1,0 +1,63 @@
+"""The drafter's answer to a private text. Nothing in here could send: neither session nor transcript is in reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outrider_client.config import ClientConfig
+from outrider_client.detokeniser import Detokeniser
+from outrider_client.drafting import Drafting
+from outrider_client.events import Event, Private
+from outrider_client.local_models import LocalModels
+from outrider_client.privacy.splitting import Split
+from outrider_client.statistics import Meter
+from outrider_proto.errors import UsageError
+
+
+class Alone:
+    """One answer."""
+
+    def __init__(
+        self,
+        models: LocalModels,
+        drafting: Drafting,
+        config: ClientConfig,
+        meter: Meter,
+        clock: Callable[[], float],
+        emit: Callable[[Event], None],
+    ) -> None:
+        self.num_new_tokens = 0
+        self._models = models
+        self._drafting = drafting
+        self._config = config
+        self._meter = meter
+        self._clock = clock
+        self._emit = emit
+        self._text = Detokeniser(models.decode)
+
+    async def write(self, prompt: Split) -> str:
+        """From the first token to the last; returns text that an incomplete character held back. Raises UsageError
+        where the drafter has nothing to say."""
+        tokens = list(prompt.whole)
+        while self._has_room(tokens):
+            token = await self._drafting.write(tokens, self._config.sampling)
+            if token is None:
+                break
+            tokens.append(token)
+            self._say(token)
+            if token in self._models.eos_token_ids:
+                break
+        if not self.num_new_tokens:
+            raise UsageError(
+                "the drafter cannot tell how private text goes on: name another one (moa, eagle, independent), or"
+                " choose privacy=placeholder"
+            )
+        return self._text.finish()
+
+    def _has_room(self, tokens: list[int]) -> bool:
+        return self.num_new_tokens < self._config.max_new_tokens and len(tokens) < self._models.max_context
+
+    def _say(self, token: int) -> None:
+        self._meter.tokens_came(self._clock())
+        self._emit(Private(self.num_new_tokens, (token,), self._text.push((token,))))
+        self.num_new_tokens += 1

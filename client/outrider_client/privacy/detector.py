@@ -1,0 +1,83 @@
+"""Private parts proposed by patterns: the recognisers of Microsoft Presidio, called one by one. No language model, and
+nothing is downloaded. What has no fixed form, such as a name, they do not see."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider_client.privacy.segments import Segment
+from outrider_proto.errors import UsageError
+
+LEAST_SCORE = 0.4  # what Presidio gives a phone number; less are guesses without their context
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    start: int
+    end: int
+    kind: str
+    score: float
+
+
+class Detector:
+    """Finds e-mail and IP addresses, phone, card and bank account numbers. Raises UsageError without Presidio."""
+
+    def __init__(self) -> None:
+        self._recognisers = _recognisers()
+
+    def mark(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+        """The same text with what was found in its safe segments private."""
+        return tuple(part for segment in segments for part in self._parts(segment))
+
+    def _parts(self, segment: Segment) -> Iterator[Segment]:
+        if segment.private:
+            yield segment
+            return
+        text, end = segment.text, 0
+        for found in self._find(text):
+            if found.start > end:
+                yield Segment(text[end : found.start])
+            yield Segment(text[found.start : found.end], private=True, kind=found.kind)
+            end = found.end
+        if end < len(text):
+            yield Segment(text[end:])
+
+    def _find(self, text: str) -> list[_Found]:
+        """In order, and none within another: the surest first, then the longest."""
+        found = [
+            _Found(result.start, result.end, kind, result.score)
+            for kind, recogniser in self._recognisers.items()
+            for result in recogniser.analyze(text, recogniser.supported_entities)
+            if result.score >= LEAST_SCORE
+        ]
+        chosen: list[_Found] = []
+        for one in sorted(found, key=lambda one: (-one.score, one.start - one.end)):
+            if all(one.end <= other.start or other.end <= one.start for other in chosen):
+                chosen.append(one)
+        return sorted(chosen, key=lambda one: one.start)
+
+
+def _recognisers() -> dict[str, Any]:  # Any: presidio-analyzer ships no annotations that mypy reads
+    """By kind."""
+    try:
+        from presidio_analyzer import predefined_recognizers as presidio
+        from tldextract import TLDExtract
+    except ImportError as error:
+        raise UsageError("finding private text needs Presidio: pip install 'outrider[pii]'") from error
+    logging.getLogger("presidio-analyzer").disabled = True  # it would log texts that it cannot validate
+    suffixes = TLDExtract(cache_dir=None, suffix_list_urls=())  # the list it ships; Presidio's own would download one
+
+    class OfflineEmail(presidio.EmailRecognizer):
+        def validate_result(self, pattern_text: str) -> bool:
+            return suffixes(pattern_text).fqdn != ""
+
+    return {
+        "EMAIL": OfflineEmail(),
+        "PHONE": presidio.PhoneRecognizer(),
+        "CARD": presidio.CreditCardRecognizer(),
+        "IBAN": presidio.IbanRecognizer(),
+        "IP": presidio.IpRecognizer(),
+    }

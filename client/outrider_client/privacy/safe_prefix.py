@@ -1,0 +1,100 @@
+"""What the target is asked about a private prompt: its view of the safe prefix. Knows nothing of what follows that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from outrider_client.config import ClientConfig
+from outrider_client.drafting import Drafting
+from outrider_client.exchange import Exchange
+from outrider_client.statistics import Meter
+from outrider_proto.errors import LinkError, Reason, Refusal
+from outrider_proto.tree import DraftTree
+
+if TYPE_CHECKING:
+    from outrider_client.answer import Equipment
+
+HUNG_UP = "hung up: a private answer is being written here"
+
+
+class SafePrefix:
+    """The features of one prefix, for the drafter that will write on it."""
+
+    def __init__(
+        self, equipment: Equipment, drafting: Drafting, config: ClientConfig, meter: Meter, safe: Sequence[int]
+    ) -> None:
+        self._config = config
+        self._session = equipment.session
+        self._transcript = equipment.transcript
+        self._drafting = drafting
+        self._clients_own = equipment.drafting
+        self._vocab_size = equipment.models.vocab_size
+        self._exchange = Exchange(
+            equipment.session, equipment.transcript, drafting, meter, equipment.pilot, equipment.clock
+        )
+        self._safe = safe
+
+    async def fetch(self) -> bool:
+        """Whether the drafter has what the target can give it; the link is hung up in any case. Raises Refusal, or
+        LinkError when there is no server to begin with."""
+        try:
+            return not self._wants_features or (self._config.mode != "offline" and await self._ask_until_known())
+        finally:
+            await self._hang_up()
+
+    @property
+    def _wants_features(self) -> bool:
+        return bool(self._safe and self._drafting.tap.fingerprint)
+
+    async def _ask_until_known(self) -> bool:
+        await self._set_out()
+        while True:
+            try:
+                await self._ask()
+            except (LinkError, Refusal) as error:
+                if isinstance(error, Refusal) and error.reason is not Reason.SHUTTING_DOWN:
+                    raise
+                await self._session.lose(str(error))
+                if not await self._is_back():
+                    return False
+            else:
+                return self._drafting.num_features >= len(self._safe)
+
+    async def _set_out(self) -> None:
+        try:
+            await self._session.connect()
+        except LinkError:
+            if self._session.limits is None and not self._config.offline_start:
+                raise
+
+    async def _ask(self) -> None:
+        """A draft of nothing: the prefix goes up, its features come down. The target's next token is of no use."""
+        timeouts = self._config.timeouts
+        common = self._transcript.begin(self._safe, max_new_tokens=1)
+        if self._clients_own is not None:
+            self._clients_own.begin(common)
+        self._exchange.ask(self._transcript.next_draft(DraftTree(), self._drafting.num_features))
+        _, verdict = await self._exchange.next_verdict(timeouts.verdict_s)
+        self._transcript.apply(verdict, self._vocab_size)
+        self._session.caught_up()
+        await self._exchange.receive_rows(timeouts.features_s)
+
+    async def _is_back(self) -> bool:
+        self._exchange.lost()
+        reconnecting = asyncio.create_task(self._session.reconnect(), name="outrider reconnect")
+        try:
+            await asyncio.wait({reconnecting}, timeout=max(self._config.wait_for_link_s, self._session.untried_s))
+        finally:
+            reconnecting.cancel()
+            await asyncio.gather(reconnecting, return_exceptions=True)
+        if reconnecting.cancelled():
+            return False
+        reconnecting.result()
+        return True
+
+    async def _hang_up(self) -> None:
+        """So that nothing on the wire, not even a heartbeat or its end, tells of what is written."""
+        if self._session.is_connected:
+            await self._session.lose(HUNG_UP)
