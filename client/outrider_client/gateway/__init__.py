@@ -1,0 +1,1 @@
+"""An OpenAI-compatible HTTP endpoint on the device. Needs the extra `gateway`."""

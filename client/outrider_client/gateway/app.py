@@ -1,0 +1,180 @@
+"""The HTTP endpoints. Everything they do is elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.staticfiles import StaticFiles
+from pydantic import ValidationError
+from sse_starlette import EventSourceResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from outrider_client.gateway.answering import Answering
+from outrider_client.gateway.asking import asked_by_chat, asked_by_completion
+from outrider_client.gateway.bodies import Body, ChatForm, CompletionForm
+from outrider_client.gateway.disconnect import GoneError
+from outrider_client.gateway.errors import ApiError, api_error, invalid_request, unknown_model
+from outrider_client.gateway.gateway import Gateway
+from outrider_client.gateway.guard import Guard
+from outrider_client.gateway.link_watch import LinkReport
+from outrider_client.gateway.metrics import CONTENT_TYPE
+from outrider_client.gateway.requests import ChatRequest, CompletionRequest, LinkOrder
+from outrider_client.gateway.stream import answer
+from outrider_client.link_state import LinkState
+from outrider_proto.errors import OutriderError
+
+if TYPE_CHECKING:
+    from outrider_client.emulated import EmulatedLink
+
+PAGE = Path(__file__).parent / "page"
+_CLIENT_CLOSED = 499
+
+
+def create_app(gateway: Gateway, emulated: EmulatedLink | None = None, *, only_loopback: bool = True) -> FastAPI:
+    """The gateway as an ASGI app. `emulated` is the link that it talks through, if it is an emulated one."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with gateway.running():
+            yield
+
+    app = FastAPI(title="Outrider gateway", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard, api_key=gateway.config.api_key, only_loopback=only_loopback)
+    _add_answers(app, gateway)
+    _add_models(app, gateway)
+    _add_state(app, gateway)
+    _add_link(app, gateway, emulated)
+    _add_errors(app, gateway)
+    _add_page(app)
+    return app
+
+
+def _add_answers(app: FastAPI, gateway: Gateway) -> None:
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        answering = Answering(gateway, asked_by_chat(body, request.headers, gateway.client.sampling))
+        usage = answering.asked.include_usage
+        form = ChatForm(body.model, answering.models, stream=body.stream, include_usage=usage)
+        return await answer(request, answering, form)
+
+    @app.post("/v1/completions", response_model=None)
+    async def completion(body: CompletionRequest, request: Request) -> Response:
+        answering = Answering(gateway, asked_by_completion(body, request.headers, gateway.client.sampling))
+        form = CompletionForm(body.model, answering.models, include_usage=answering.asked.include_usage)
+        return await answer(request, answering, form)
+
+
+def _add_models(app: FastAPI, gateway: Gateway) -> None:
+    created = int(time.time())
+    known = {
+        name: {"id": name, "object": "model", "created": created, "owned_by": "outrider"}
+        for name in gateway.config.names
+    }
+
+    @app.get("/v1/models")
+    async def models() -> Body:
+        return {"object": "list", "data": list(known.values())}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Body:
+        if name not in known:
+            raise unknown_model(name, gateway.config.names)
+        return known[name]
+
+
+def _add_state(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/health")
+    async def health() -> Body:
+        state = gateway.watch.state
+        status = "ok" if state in (LinkState.ONLINE, LinkState.RESUMING) else "offline"
+        return {"status": status, "link": state.value, "model": gateway.config.names[0]}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(gateway.metrics.page(), media_type=CONTENT_TYPE)
+
+
+def _add_link(app: FastAPI, gateway: Gateway, emulated: EmulatedLink | None) -> None:
+    def shown(report: LinkReport) -> Body:
+        return _report(report) | {"emulated": None if emulated is None else emulated.shown}
+
+    async def events() -> AsyncGenerator[dict[str, str], None]:
+        async with contextlib.aclosing(gateway.watch.reports()) as reports:
+            async for report in reports:
+                yield {"data": json.dumps(shown(report))}
+
+    @app.get("/outrider/link", response_model=None)
+    async def link() -> Response:
+        return EventSourceResponse(events(), sep="\n")
+
+    @app.post("/outrider/link")
+    async def order(body: LinkOrder) -> Body:
+        if emulated is None:
+            raise ApiError(409, "the link is a real one: start the gateway with --profile to have one to cut")
+        _obey(emulated, body)
+        gateway.watch.touch()
+        return shown(gateway.watch.report)
+
+
+def _obey(emulated: EmulatedLink, order: LinkOrder) -> None:
+    if order.profile is not None:
+        emulated.change(order.profile)
+    if order.cut is not None:
+        (emulated.cut if order.cut else emulated.restore)()
+
+
+def _add_errors(app: FastAPI, gateway: Gateway) -> None:
+    def said(error: ApiError) -> Response:
+        gateway.metrics.refused(error.status)
+        return JSONResponse(error.body, error.status)
+
+    @app.exception_handler(ApiError)
+    async def refused(_: Request, error: ApiError) -> Response:
+        return said(error)
+
+    @app.exception_handler(OutriderError)
+    async def failed(_: Request, error: OutriderError) -> Response:
+        return said(api_error(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        return said(invalid_request(error.errors()))
+
+    @app.exception_handler(ValidationError)
+    async def invalid_header(_: Request, error: ValidationError) -> Response:
+        return said(invalid_request([{**each, "loc": ("headers", *each["loc"])} for each in error.errors()]))
+
+    @app.exception_handler(GoneError)
+    async def gone(_: Request, error: GoneError) -> Response:
+        return Response(status_code=_CLIENT_CLOSED)
+
+    @app.exception_handler(HTTPException)
+    async def no_such(request: Request, error: HTTPException) -> Response:
+        return said(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
+
+
+def _add_page(app: FastAPI) -> None:
+    if PAGE.is_dir():
+        app.mount("/", StaticFiles(directory=PAGE, html=True))
+
+
+def _report(report: LinkReport) -> dict[str, Any]:  # Any: whatever JSON holds
+    up, down = report.num_bytes
+    return {
+        "state": report.state.value,
+        "rtt_ms": None if report.rtt_s is None else round(report.rtt_s * 1e3, 2),
+        "tau": round(report.statistics.mean_acceptance_length, 3),
+        "tokens_per_second": round(report.statistics.tokens_per_second, 2),
+        "bytes_up": up,
+        "bytes_down": down,
+        "mode": report.mode,
+    }

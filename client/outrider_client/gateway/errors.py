@@ -1,0 +1,75 @@
+"""Errors in OpenAI's form with their HTTP status. Nothing here repeats what a request said, which may be private."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError
+
+_INVALID = "invalid_request_error"
+_AWAY = (Reason.SERVER_FULL, Reason.SHUTTING_DOWN)
+
+
+class ApiError(Exception):
+    """What the app is told. `param` names what of its request is at fault."""
+
+    def __init__(
+        self, status: int, message: str, kind: str = _INVALID, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+
+    @property
+    def body(self) -> dict[str, object]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def unknown_model(name: str, known: Sequence[str]) -> ApiError:
+    message = f"model {name!r} is not here: there is {', '.join(known)}"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def api_error(error: OutriderError) -> ApiError:
+    """The app's mistake 400, the server's refusal 502 or 503, the link's fault 503."""
+    match error:
+        case UsageError():
+            return ApiError(400, str(error))
+        case Refusal(reason=Reason.CONTEXT_FULL):
+            return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+        case Refusal() if error.reason in _AWAY:
+            return ApiError(503, str(error), "server_error", code=error.reason.name.lower())
+        case Refusal():
+            return ApiError(502, f"the server refuses: {error}", "server_error", code=error.reason.name.lower())
+        case LinkError():
+            return ApiError(503, str(error), "server_error", code="link_down")
+        case _:
+            return ApiError(500, str(error), "server_error")
+
+
+def invalid_request(errors: Sequence[Mapping[str, Any]]) -> ApiError:  # Any: pydantic's description of each
+    """The first of pydantic's errors that says most exactly where; never what was there."""
+    worst = max(errors, key=lambda error: len(error["loc"]))
+    where = ".".join(str(part) for part in worst["loc"][1:] if not _is_branch(part))
+    match worst["type"]:
+        case "json_invalid":
+            return ApiError(400, f"body is not JSON: {worst['ctx']['error']} at character {worst['loc'][-1]}")
+        case "extra_forbidden":
+            return ApiError(400, f"{where}: no such parameter", param=where, code="unknown_parameter")
+        case "unsupported_parameter":
+            name = worst["ctx"]["name"]
+            where = f"{where}.{name}" if where else name
+            return ApiError(400, f"{where}: {worst['msg']}", param=where, code="unsupported_parameter")
+        case _ if not where:
+            return ApiError(400, "body: need a JSON object, and Content-Type: application/json")
+        case _:
+            return ApiError(400, f"{where}: {worst['msg']}", param=where)
+
+
+def _is_branch(part: str | int) -> bool:
+    """pydantic's name for one of several types, which no request has."""
+    return isinstance(part, str) and ("[" in part or part in {"str", "int", "float", "constrained-str"})

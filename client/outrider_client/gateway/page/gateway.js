@@ -1,0 +1,53 @@
+// Calls to the gateway, with the key if it wants one.
+
+let key = sessionStorage.getItem("outrider key") ?? "";
+
+/** Uses this key from now on, until the tab is closed. */
+export function useKey(given) {
+  key = given;
+  sessionStorage.setItem("outrider key", given);
+}
+
+export class GatewayError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Throws GatewayError for an answer that is an error, TypeError when nobody answers. */
+export async function call(path, { body, signal } = {}) {
+  const headers = { "content-type": "application/json" };
+  if (key) headers.authorization = `Bearer ${key}`;
+  const method = body === undefined ? "GET" : "POST";
+  const response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body) });
+  if (!response.ok) throw new GatewayError(response.status, await said(response));
+  return response;
+}
+
+async function said(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `The gateway answers ${response.status}.`;
+  }
+}
+
+/** The objects of a stream of server-sent events, up to [DONE]. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffered = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    buffered += value.replaceAll("\r", "");
+    const whole = buffered.split("\n\n");
+    buffered = whole.pop();
+    for (const event of whole) {
+      const lines = event.split("\n").filter((line) => line.startsWith("data:"));
+      const data = lines.map((line) => line.slice(5).trimStart()).join("\n");
+      if (data === "[DONE]") return;
+      if (data) yield JSON.parse(data);
+    }
+  }
+}

@@ -1,0 +1,262 @@
+// The page: says what the user wrote to the gateway, and shows what comes.
+
+import { parseFences, withMark } from "./fences.js";
+import { call, events, useKey } from "./gateway.js";
+import * as history from "./history.js";
+import { watchLink } from "./link.js";
+import { answerTurn, userTurn } from "./turn.js";
+
+const MODES = ["auto", "pipelined", "proactive", "stop-and-wait", "server-draft", "stream", "offline"];
+const KINDS = ["", "PERSON", "EMAIL", "PHONE", "ADDRESS", "NUMBER"];
+const KEPT_SETTINGS = ["mode", "privacy", "max-tokens", "temperature", "tint", "copy-tint", "appearance"];
+const REMARKS = {
+  length: "It may have no more tokens.",
+  link: "The link is gone, and the drafter could not go on alone.",
+};
+const $ = (id) => document.getElementById(id);
+
+let conversation = fresh();
+let asking = null; // AbortController of the answer under way
+
+function fresh() {
+  return { id: crypto.randomUUID(), title: "", turns: [] }; // a turn: {role, parts, statistics?, remark?}
+}
+
+// -- talking
+
+async function send() {
+  const written = $("message").value.trim();
+  if (!written || asking) return;
+  let parts;
+  try {
+    parts = parseFences(written);
+  } catch (error) {
+    return complain(error.message);
+  }
+  complain("");
+  $("message").value = "";
+  showWhatLeaves();
+  conversation.turns.push({ role: "user", parts });
+  conversation.title ||= titled(parts);
+  show(userTurn(parts));
+  await answer(written);
+}
+
+/** On a refusal the message goes back to where it was written. */
+async function answer(written) {
+  const { turn, answer: text, finish } = answerTurn();
+  show(turn);
+  asking = new AbortController();
+  busy(true);
+  let statistics = null, remark = "";
+  try {
+    const body = await request();
+    for await (const chunk of events(await call("v1/chat/completions", { body, signal: asking.signal }))) {
+      if (chunk.error) throw new Error(chunk.error.message);
+      const choice = chunk.choices[0];
+      if (choice) text.take(choice.delta?.content ?? "", chunk.outrider);
+      remark = REMARKS[chunk.outrider?.reason ?? choice?.finish_reason] ?? remark;
+      statistics = chunk.outrider?.statistics ?? statistics;
+      follow();
+    }
+  } catch (error) {
+    if (error.name === "AbortError") remark = "Stopped.";
+    else if (!text.text) return takeBack(turn, written, error);
+    else remark = error.message;
+  } finally {
+    asking = null;
+    busy(false);
+  }
+  finish(statistics, remark);
+  const pieces = text.origins.map((piece) => ({ ...piece, private: piece.origin === "private" }));
+  conversation.turns.push({ role: "assistant", parts: pieces, statistics, remark });
+  history.keep(conversation);
+  list();
+}
+
+function takeBack(turn, written, error) {
+  turn.previousElementSibling.remove();
+  turn.remove();
+  conversation.turns.pop();
+  $("message").value = written;
+  showWhatLeaves();
+  complain(error.message);
+  if (error.status === 401) askForKey();
+}
+
+let model = null;
+
+async function request() {
+  model ??= (await (await call("v1/models")).json()).data[0].id;
+  const maxTokens = $("max-tokens").valueAsNumber, temperature = $("temperature").valueAsNumber;
+  return {
+    model,
+    messages: conversation.turns.map(({ role, parts }) => ({ role, content: content(parts) })),
+    stream: true,
+    ...(maxTokens >= 1 && { max_tokens: maxTokens }),
+    ...(temperature >= 0 && { temperature }),
+    outrider: { mode: $("mode").value, privacy: $("privacy").value, unverified: "stream" },
+  };
+}
+
+/** As the gateway takes it: plain text, or parts where some are private. */
+function content(parts) {
+  if (parts.every((part) => !part.private)) return parts.map((part) => part.text).join("");
+  return parts.map(({ text, private: isPrivate, kind }) => ({ type: "text", text, private: !!isPrivate, ...(kind && { kind }) }));
+}
+
+// -- private text
+
+function markSelection() {
+  const field = $("message");
+  if (field.selectionStart === field.selectionEnd) return complain("Select in your message what is private first.");
+  complain("");
+  field.value = withMark(field.value, field.selectionStart, field.selectionEnd, $("kind").value);
+  field.focus();
+  showWhatLeaves();
+}
+
+function showWhatLeaves() {
+  let parts = [];
+  try {
+    parts = parseFences($("message").value);
+  } catch {
+    // not finished yet; sending says what is wrong
+  }
+  if (!parts.some((part) => part.private)) return $("leaves").replaceChildren();
+  const isLocal = $("privacy").value === "local";
+  const first = parts.findIndex((part) => part.private);
+  const seen = isLocal ? parts.slice(0, first) : parts;
+  const pieces = seen.map((part) => (part.private ? marked(`[${part.kind ?? "PRIVATE"}]`) : part.text));
+  $("leaves").replaceChildren("The server sees: ", ...(pieces.length ? pieces : ["nothing of this message"]), isLocal ? " …and no more of it." : "");
+}
+
+const marked = (text) => Object.assign(document.createElement("mark"), { textContent: text });
+
+// -- the log
+
+function show(turn) {
+  $("hint").hidden = true;
+  $("log").append(turn);
+  $("log").scrollTop = $("log").scrollHeight;
+}
+
+function follow() {
+  const log = $("log");
+  if (log.scrollHeight - log.scrollTop - log.clientHeight < 120) log.scrollTop = log.scrollHeight;
+}
+
+function open(stored) {
+  if (asking) asking.abort();
+  conversation = stored;
+  $("log").replaceChildren(...stored.turns.map(restored));
+  $("hint").hidden = stored.turns.length > 0;
+  list();
+  $("message").focus();
+}
+
+function restored({ role, parts, statistics, remark }) {
+  if (role === "user") return userTurn(parts);
+  const { turn, answer: text, finish } = answerTurn();
+  for (const { text: piece, origin } of parts) text.take(piece, { origin });
+  finish(statistics, remark);
+  return turn;
+}
+
+function list() {
+  const items = history.kept().map((stored) => {
+    const item = document.createElement("li");
+    const choose = Object.assign(document.createElement("button"), { type: "button", textContent: stored.title });
+    choose.setAttribute("aria-current", String(stored.id === conversation.id));
+    choose.addEventListener("click", () => open(stored));
+    const remove = Object.assign(document.createElement("button"), { type: "button", textContent: "✕" });
+    remove.setAttribute("aria-label", `Forget ${stored.title}`);
+    remove.addEventListener("click", () => {
+      history.forget(stored.id);
+      if (stored.id === conversation.id) open(fresh());
+      list();
+    });
+    item.append(choose, remove);
+    return item;
+  });
+  $("conversations").replaceChildren(...items);
+}
+
+const titled = (parts) => parts.map((part) => (part.private ? "…" : part.text)).join("").slice(0, 60);
+
+// -- the rest of the page
+
+function busy(is) {
+  $("stop").hidden = !is;
+  $("send").disabled = is;
+}
+
+function complain(message) {
+  $("problem").textContent = message;
+}
+
+function askForKey() {
+  const dialog = $("key-dialog");
+  if (!dialog.open) dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      useKey($("key").value);
+      resolve();
+    }, { once: true });
+  });
+}
+
+/** Copied text is plain unless its tints are asked for. */
+function copy(event) {
+  if ($("copy-tint").checked) return;
+  event.clipboardData.setData("text/plain", getSelection().toString());
+  event.preventDefault();
+}
+
+function restoreSettings() {
+  $("mode").replaceChildren(...MODES.map((mode) => new Option(mode)));
+  $("kind").replaceChildren(...KINDS.map((kind) => new Option(kind || "anything", kind)));
+  for (const id of KEPT_SETTINGS) {
+    const field = $(id), stored = localStorage.getItem(`outrider ${id}`);
+    if (stored !== null && field.type === "checkbox") field.checked = stored === "true";
+    else if (stored !== null) field.value = stored;
+    field.addEventListener("change", () => {
+      localStorage.setItem(`outrider ${id}`, field.type === "checkbox" ? field.checked : field.value);
+      applySettings();
+    });
+  }
+  applySettings();
+}
+
+function applySettings() {
+  $("log").classList.toggle("tinted", $("tint").checked);
+  document.documentElement.dataset.appearance = $("appearance").value;
+  showWhatLeaves();
+}
+
+restoreSettings();
+list();
+$("keep-history").checked = history.keeps();
+$("keep-history").addEventListener("change", (event) => (history.keepFromNowOn(event.target.checked), list()));
+$("forget-all").addEventListener("click", () => (history.forgetAll(), open(fresh())));
+$("new-conversation").addEventListener("click", () => open(fresh()));
+$("open-history").addEventListener("click", () => {
+  $("history").hidden = !$("history").hidden;
+  $("open-history").setAttribute("aria-expanded", String(!$("history").hidden));
+});
+$("composer").addEventListener("submit", (event) => (event.preventDefault(), send()));
+$("stop").addEventListener("click", () => asking?.abort());
+$("mark-private").addEventListener("click", markSelection);
+$("message").addEventListener("input", showWhatLeaves);
+$("message").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    send();
+  } else if (event.key.toLowerCase() === "p" && event.altKey) {
+    event.preventDefault();
+    markSelection();
+  }
+});
+document.addEventListener("keydown", (event) => event.key === "Escape" && asking?.abort());
+document.addEventListener("copy", copy);
+watchLink(askForKey);

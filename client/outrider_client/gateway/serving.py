@@ -1,0 +1,116 @@
+"""A gateway's life: load, listen, serve, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from outrider_client.config import ClientConfig
+from outrider_client.emulated import EmulatedLink, emulated_link
+from outrider_client.gateway.app import create_app
+from outrider_client.gateway.gateway import Gateway, GatewayConfig, drafters
+from outrider_client.gateway.guard import is_loopback
+from outrider_client.link_state import LinkState
+from outrider_client.local_models import LocalModels, head_names
+from outrider_client.showing import say
+from outrider_proto.errors import UsageError
+
+if TYPE_CHECKING:
+    from outrider_netsim import EngineChoice
+
+_KEEP_ALIVE_S = 75  # between two requests of an app
+_STOP_S = 3  # for answers under way to end
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Raises UsageError for an address that others can reach without a key."""
+
+    client: ClientConfig
+    gateway: GatewayConfig
+    host: str = "127.0.0.1"
+    port: int = 8000
+    profile: str | None = None  # of an emulated link to the server
+    engine: EngineChoice = "auto"  # that emulates it
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise UsageError(f"port={self.port}: need 0 to 65535")
+        if not is_loopback(self.host) and self.gateway.api_key is None:
+            raise UsageError(f"host={self.host}: others can reach it, so give --api-key-file (or --api-key)")
+
+
+def serve(serving: Serving) -> None:
+    """Until the process is told to stop. Raises UsageError."""
+    models = LocalModels.load(serving.client)
+    models.prepare()
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(serving, models))
+
+
+async def _serve(serving: Serving, models: LocalModels) -> None:
+    async with listening(serving, models) as (server, sockets):
+        await server.serve(sockets)
+
+
+@contextlib.asynccontextmanager
+async def listening(serving: Serving, models: LocalModels) -> AsyncIterator[tuple[uvicorn.Server, list[socket.socket]]]:
+    """A server that has its address and only needs to serve. Raises UsageError."""
+    with _socket(serving) as listener:
+        async with _link(serving) as emulated:
+            address = serving.client.server if emulated is None else emulated.address
+            client = replace(serving.client, server=address)
+            known = drafters(models, head_names(client.drafters))
+            gateway = Gateway(client, known, serving.gateway, lambda state: _tell(state, serving.client.server))
+            app = create_app(gateway, emulated, only_loopback=is_loopback(serving.host))
+            logging.getLogger("uvicorn").setLevel(logging.WARNING)
+            config = uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="on",
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_STOP_S,
+            )
+            _announce(serving, listener)
+            yield uvicorn.Server(config), [listener]
+
+
+def _socket(serving: Serving) -> socket.socket:
+    family = socket.AF_INET6 if ":" in serving.host else socket.AF_INET
+    try:
+        return socket.create_server((serving.host, serving.port), family=family, backlog=128)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {serving.host}:{serving.port}: {error.strerror}") from error
+
+
+@contextlib.asynccontextmanager
+async def _link(serving: Serving) -> AsyncIterator[EmulatedLink | None]:
+    if serving.profile is None:
+        yield None
+        return
+    async with emulated_link(serving.profile, serving.client.server, serving.engine) as link:
+        yield link
+
+
+def _announce(serving: Serving, listener: socket.socket) -> None:
+    host = f"[{serving.host}]" if ":" in serving.host else serving.host
+    url = f"http://{host}:{listener.getsockname()[1]}"
+    say(f"gateway at {url}/v1, model {serving.gateway.names[0]}; page at {url}/")
+
+
+def _tell(state: LinkState, server: str) -> None:
+    match state:
+        case LinkState.OFFLINE:
+            say(f"no link to {server}: the drafter writes alone until there is one")
+        case LinkState.ONLINE:
+            say(f"linked to {server}")
+        case _:
+            pass

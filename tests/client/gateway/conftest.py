@@ -1,0 +1,135 @@
+"""A real server with the embedded pair, and real gateways before it, each in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from outrider_client.config import ClientConfig
+from outrider_client.gateway.gateway import GatewayConfig
+from outrider_client.gateway.serving import Serving, listening
+from outrider_client.heartbeat import Patience
+from outrider_client.local_models import LocalModels
+from outrider_drafters.load import load_tap
+from outrider_models.embedded import drafter_dir, target_dir
+from outrider_server.plain import plain_greedy
+from outrider_server.server import Server
+from outrider_server.target import Target
+from outrider_server.verifier import Verifier
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from in_thread import InThread
+
+PATIENT = Patience(floor_s=1.0)  # this machine may be busy
+
+
+class RunningGateway:
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+
+    def openai(self, kind=OpenAI, api_key: str = "none"):
+        """A client that does not try twice."""
+        return kind(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
+
+    def get(self, path: str):
+        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+            text = answer.read().decode()
+        return text if path == "/metrics" else json.loads(text)
+
+    def order(self, **order):
+        """To the emulated link."""
+        body = json.dumps(order).encode()
+        request = urllib.request.Request(
+            f"{self.url}/outrider/link", body, {"Content-Type": "application/json", "Origin": self.url}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def link_states(self) -> Iterator[dict]:
+        """What the page is shown."""
+        with urllib.request.urlopen(f"{self.url}/outrider/link", timeout=30) as stream:
+            for line in stream:
+                if line.startswith(b"data: "):
+                    yield json.loads(line.removeprefix(b"data: "))
+
+    def wait_for_link(self, *states: str) -> None:
+        with contextlib.closing(self.link_states()) as shown:
+            next(report for report in shown if report["state"] in states)
+
+
+@contextlib.asynccontextmanager
+async def _serving(serving: Serving, models: LocalModels):
+    async with listening(serving, models) as (server, sockets):
+        port = sockets[0].getsockname()[1]
+        running = asyncio.create_task(server.serve(sockets))
+        try:
+            yield RunningGateway(port)
+        finally:
+            server.should_exit = True
+            await running
+
+
+@pytest.fixture(scope="session")
+def target() -> Target:
+    return Target.load(str(target_dir()))
+
+
+@pytest.fixture(scope="session")
+def models() -> LocalModels:
+    return LocalModels.load(ClientConfig())
+
+
+@pytest.fixture(scope="session")
+def verifier(target):
+    return lambda: Verifier(target, [load_tap(drafter_dir("moa"), target_dir())])
+
+
+@pytest.fixture(scope="session")
+def server(verifier):
+    """Its address."""
+    with InThread(lambda: Server(verifier())) as server:
+        yield server.address
+
+
+@pytest.fixture(scope="session")
+def start_gateway(models):
+    """Starts a gateway as a context manager."""
+
+    def start(server: str, gateway: GatewayConfig | None = None, profile: str | None = None, **client) -> InThread:
+        config = ClientConfig(server, **({"patience": PATIENT, "wait_for_link_s": 30.0} | client))
+        gateway = gateway or GatewayConfig()
+        return InThread(lambda: _serving(Serving(config, gateway, "127.0.0.1", 0, profile, "proxy"), models))
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def gateway(start_gateway, server):
+    with start_gateway(server) as running:
+        yield running
+
+
+@pytest.fixture
+def openai(gateway):
+    with gateway.openai() as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def plain(target, models):
+    """What the target says alone: the tokens and the text without its end."""
+
+    def say(prompt, max_tokens: int, *, raw: bool = False) -> tuple[list[int], str]:
+        tokens = plain_greedy(target, models.encode(prompt, raw=raw), max_tokens)
+        return tokens, models.decode(tokens)
+
+    return say

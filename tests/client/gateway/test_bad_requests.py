@@ -1,0 +1,168 @@
+"""What is not a request is refused by name, in OpenAI's form, and never reaches a model."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import openai as openai_library
+import pytest
+from typer.testing import CliRunner
+
+from outrider_client.cli import app
+from outrider_client.config import ClientConfig
+from outrider_client.gateway.gateway import GatewayConfig
+from outrider_client.gateway.serving import Serving, _socket
+from outrider_client.gateway_command import _api_key
+from outrider_proto.errors import UsageError
+
+SECRET = "zebra-7731"
+GOOD = {"model": "outrider", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 3}
+
+
+def post(gateway, body, path: str = "/v1/chat/completions", **headers) -> tuple[int, dict]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(gateway.url + path, data, {"Content-Type": "application/json"} | headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())["error"]
+
+
+def message(**fields) -> dict:
+    return GOOD | {"messages": [{"role": "user", "content": SECRET} | fields]}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "code"),
+    [
+        (b'{"model": ', 400, None, None),
+        (b"\xff\xfe", 400, None, None),
+        ([GOOD], 400, None, None),
+        (GOOD | {"model": "gpt-5"}, 404, "model", "model_not_found"),
+        ({"messages": GOOD["messages"]}, 400, "model", None),
+        (GOOD | {"messages": []}, 400, "messages", None),
+        (GOOD | {"wibble": 1}, 400, "wibble", "unknown_parameter"),
+        (GOOD | {"n": 2}, 400, "n", "unsupported_parameter"),
+        (GOOD | {"n": True}, 400, "n", "unsupported_parameter"),
+        (GOOD | {"presence_penalty": 0.5}, 400, "presence_penalty", "unsupported_parameter"),
+        (GOOD | {"logit_bias": {"5": 1}}, 400, "logit_bias", "unsupported_parameter"),
+        (GOOD | {"tools": [{"type": "function"}]}, 400, "tools", "unsupported_parameter"),
+        (GOOD | {"response_format": {"type": "json_object"}}, 400, "response_format", "unsupported_parameter"),
+        (GOOD | {"temperature": 3}, 400, "temperature", None),
+        (GOOD | {"temperature": "hot"}, 400, "temperature", None),
+        (GOOD | {"top_p": 0}, 400, "top_p", None),
+        (GOOD | {"max_tokens": 0}, 400, "max_tokens", None),
+        (GOOD | {"stop": ["a", "b", "c", "d", "e"]}, 400, "stop", None),
+        (GOOD | {"stop": ""}, 400, "stop", None),
+        (GOOD | {"top_logprobs": 2}, 400, "top_logprobs", None),
+        (GOOD | {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", None),
+        (GOOD | {"stream_options": {"include_usage": True}}, 400, "stream_options", None),
+        (message(role="tool"), 400, "messages.0.role", None),
+        (message(name="Ann"), 400, "messages.0.name", "unsupported_parameter"),
+        (message(content=[{"type": "image_url", "image_url": {}}]), 400, None, None),
+        (message(content=SECRET * 400), 400, "messages", "context_length_exceeded"),
+        (GOOD | {"outrider": {"mode": "fast"}}, 400, "outrider.mode", None),
+        (GOOD | {"outrider": {"wibble": 1}}, 400, "outrider.wibble", "unknown_parameter"),
+        (GOOD | {"outrider": {"drafter": "eagle"}}, 400, "outrider.drafter", None),
+        (message(content=f"call <<{SECRET}") | {"outrider": {"fences": True}}, 400, None, None),
+        (message(content=[{"type": "text", "text": SECRET, "private": True, "kind": "e-mail"}]), 400, None, None),
+    ],
+)
+def test_bad_bodies(gateway, body, status, param, code):
+    got, error = post(gateway, body)
+    assert got == status, error
+    assert error["code"] == code
+    if param is not None:
+        assert error["param"] == param
+        assert param in error["message"] or code == "context_length_exceeded"
+    assert error["type"] == "invalid_request_error"
+    assert SECRET not in json.dumps(error)
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "user": "ann"},
+        {"tools": None, "tool_choice": "auto", "response_format": {"type": "text"}, "store": False, "metadata": {}},
+        {"messages": [{"role": "developer", "content": "x", "name": None}, {"role": "user", "content": "y"}]},
+        {"stop": None, "seed": None, "logprobs": False, "stream_options": None},
+    ],
+)
+def test_what_changes_nothing_is_taken(gateway, neutral):
+    assert post(gateway, GOOD | neutral)[0] == 200
+
+
+def test_a_body_that_is_not_called_json_is_not_read(gateway):
+    """A page of another site can send such a one without asking."""
+    status, error = post(gateway, GOOD, **{"Content-Type": "text/plain"})
+    assert (status, "Content-Type" in error["message"]) == (400, True)
+
+
+def test_headers_are_checked_too(gateway):
+    assert post(gateway, GOOD, **{"x-outrider-mode": "stream"})[0] == 200
+    status, error = post(gateway, GOOD, **{"x-outrider-mode": "fast"})
+    assert (status, error["param"]) == (400, "mode")
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"), [({"Host": "evil.example"}, "wrong_host"), ({"Origin": "http://evil.example"}, "wrong_origin")]
+)
+def test_other_sites_get_nothing(gateway, headers, code):
+    status, error = post(gateway, GOOD, **headers)
+    assert (status, error["code"]) == (403, code)
+
+
+def test_a_link_that_is_real_cannot_be_cut(gateway):
+    assert post(gateway, {"cut": True}, "/outrider/link")[0] == 409
+
+
+def test_several_prompts_at_once_are_refused(gateway):
+    body = {"model": "outrider", "prompt": ["a", "b"]}
+    assert post(gateway, body, "/v1/completions")[0] == 400
+
+
+def test_with_a_key_only_those_who_know_it(start_gateway, server):
+    with start_gateway(server, GatewayConfig(api_key="k-1")) as gateway:
+        with gateway.openai(api_key="k-1") as openai:
+            assert openai.chat.completions.create(**GOOD).choices
+        with gateway.openai(api_key="k-2") as openai, pytest.raises(openai_library.AuthenticationError) as refused:
+            openai.models.list()
+        assert refused.value.code == "invalid_api_key"
+        for path in ("/v1/chat/completions", "/outrider/link"):
+            assert post(gateway, GOOD, path)[0] == 401
+        assert gateway.get("/health")["model"] == "outrider"
+
+
+def test_an_address_for_others_needs_a_key(tmp_path):
+    with pytest.raises(UsageError, match="api-key"):
+        Serving(ClientConfig(), GatewayConfig(), host="0.0.0.0")
+    (tmp_path / "key").write_text("k-1\n")
+    assert _api_key(None, tmp_path / "key") == "k-1"
+    with pytest.raises(UsageError, match="cannot be read"):
+        _api_key(None, tmp_path / "none")
+    with pytest.raises(UsageError, match="one of them"):
+        _api_key("k-1", tmp_path / "key")
+    with pytest.raises(UsageError, match="api-key is empty"):
+        GatewayConfig(api_key=" ")
+
+
+def test_an_address_in_use(start_gateway, gateway, server, models):
+    port = int(gateway.url.rpartition(":")[2])
+    with pytest.raises(UsageError, match="cannot listen"):
+        _socket(Serving(ClientConfig(), GatewayConfig(), port=port))
+
+
+def test_the_command_checks_before_it_loads():
+    for options, what in ((["--host", "0.0.0.0"], "api-key"), (["--sessions", "0"], "sessions=0")):
+        failed = CliRunner().invoke(app, ["gateway", *options]).exception
+        assert isinstance(failed, UsageError)
+        assert what in str(failed)
+
+
+def test_an_unknown_profile(start_gateway, server):
+    with pytest.raises(UsageError, match="profile"), start_gateway(server, profile="avian"):
+        pass

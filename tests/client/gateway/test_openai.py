@@ -1,0 +1,210 @@
+"""OpenAI's own client against a real gateway before a real server: the text is the target's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import openai as openai_library
+import pytest
+from openai import AsyncOpenAI
+
+from outrider_client.gateway.gateway import GatewayConfig
+
+QUESTION = "Mia has 4 boxes with 4 cards each. Mia makes 4 new ones. Later Mia keeps half. How many are there?"
+MODES = ["auto", "stop-and-wait", "proactive", "pipelined", "stream"]
+
+
+def ask(question: str = QUESTION, **more) -> dict:
+    return {"model": "outrider", "messages": [{"role": "user", "content": question}], "temperature": 0, **more}
+
+
+def joined(chunks) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def test_models(openai):
+    assert [model.id for model in openai.models.list()] == ["outrider"]
+    assert openai.models.retrieve("outrider").owned_by == "outrider"
+    with pytest.raises(openai_library.NotFoundError, match="outrider"):
+        openai.models.retrieve("another/one")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_chat_is_the_targets_own(openai, plain, mode):
+    tokens, text = plain(QUESTION, 40)
+    answer = openai.chat.completions.create(**ask(max_tokens=40), extra_body={"outrider": {"mode": mode}})
+    choice = answer.choices[0]
+    assert choice.message.content == text
+    assert choice.finish_reason == ("stop" if len(tokens) < 40 else "length")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len_of_prompt(openai), len(tokens))
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.outrider["statistics"]["new_tokens"] == len(tokens)
+    assert "".join(span["text"] for span in answer.outrider["spans"]) == text
+
+
+def len_of_prompt(openai) -> int:
+    return openai.chat.completions.create(**ask(max_tokens=1)).usage.prompt_tokens
+
+
+def test_a_stream_is_the_same_in_pieces(openai, plain):
+    tokens, text = plain(QUESTION, 40)
+    asked = ask(max_completion_tokens=40, stream=True, stream_options={"include_usage": True})
+    with openai.chat.completions.create(**asked) as stream:
+        chunks = list(stream)
+    assert joined(chunks) == text
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage.completion_tokens == len(tokens)
+    assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks[:-1]]
+    assert (set(reasons[:-1]), reasons[-1]) == ({None}, "stop" if len(tokens) < 40 else "length")
+    said = [chunk.outrider for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
+    assert {each["origin"] for each in said} <= {"accepted", "bonus"}
+    assert [each["offset"] for each in said] == offsets(chunks)
+    assert chunks[-2].outrider["statistics"]["new_tokens"] == len(tokens)
+
+
+def offsets(chunks) -> list[int]:
+    texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
+    return [sum(map(len, texts[:i])) for i in range(len(texts))]
+
+
+def test_completions_take_text_and_tokens(openai, plain, models):
+    tokens, text = plain("Mia has 4", 12, raw=True)
+    asked = {"model": "outrider", "temperature": 0, "max_tokens": 12}
+    answer = openai.completions.create(prompt="Mia has 4", **asked)
+    assert (answer.choices[0].text, answer.usage.completion_tokens) == (text, len(tokens))
+    ids = models.encode("Mia has 4", raw=True)
+    with openai.completions.create(prompt=ids, stream=True, **asked) as stream:
+        assert "".join(chunk.choices[0].text for chunk in stream) == text
+    assert openai.completions.create(prompt=[ids], **asked).choices[0].text == text
+
+
+def test_a_seed_makes_a_drawn_answer_the_same_again(openai):
+    def drawn(seed: int) -> str:
+        asked = {"prompt": "The", "max_tokens": 12, "temperature": 2, "top_p": 0.95, "seed": seed}
+        return openai.completions.create(model="outrider", **asked).choices[0].text
+
+    assert drawn(-7) == drawn(-7)
+    assert len({drawn(seed) for seed in range(4)}) > 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
+def test_a_stop_across_tokens_ends_the_answer_before_it(openai, plain, models, mode, stream):
+    tokens, text = plain(QUESTION, 40)
+    stop = text[7:13]
+    first = text.index(stop)
+    asked = ask(max_tokens=40, stop=[stop, "never said"], stream=stream)
+    with contextlib.ExitStack() as stack:
+        answer = openai.chat.completions.create(**asked, extra_body={"outrider": {"mode": mode}})
+        chunks = list(stack.enter_context(answer)) if stream else []
+    said = joined(chunks) if stream else answer.choices[0].message.content
+    reason = chunks[-1].choices[0].finish_reason if stream else answer.choices[0].finish_reason
+    assert (said, reason) == (text[:first], "stop")
+    if not stream:
+        enough = next(n for n in range(len(tokens)) if stop in models.decode(tokens[:n]))
+        assert answer.usage.completion_tokens == enough
+
+
+def test_logprobs_are_of_the_text(openai):
+    asked = ask(max_tokens=6, logprobs=True, top_logprobs=2)
+    choice = openai.chat.completions.create(**asked).choices[0]
+    assert "".join(each.token for each in choice.logprobs.content) == choice.message.content
+    for each in choice.logprobs.content:
+        assert each.top_logprobs[0].token == each.token  # greedy takes the likeliest
+        assert each.top_logprobs[0].logprob == each.logprob <= 0
+        assert len(each.top_logprobs) == 2
+    with openai.chat.completions.create(**asked, stream=True) as stream:
+        told = [each for chunk in stream if chunk.choices[0].logprobs for each in chunk.choices[0].logprobs.content]
+    assert told == choice.logprobs.content
+    old = openai.completions.create(model="outrider", prompt="Mia has 4", max_tokens=4, temperature=0, logprobs=1)
+    assert "".join(old.choices[0].logprobs.tokens) == old.choices[0].text
+    assert len(old.choices[0].logprobs.token_logprobs) == 4
+
+
+async def test_several_at_once(gateway, plain):
+    questions = [f"Mia has {n} boxes with 4 cards each. How many cards are there?" for n in range(2, 8)]
+
+    async def streamed(client, question: str) -> str:
+        async with await client.chat.completions.create(**ask(question, max_tokens=30), stream=True) as stream:
+            return joined([chunk async for chunk in stream])
+
+    async with gateway.openai(AsyncOpenAI) as client:
+        answers = await asyncio.gather(*(streamed(client, question) for question in questions))
+    assert answers == [plain(question, 30)[1] for question in questions]
+
+
+async def test_more_than_may_wait_are_turned_away(start_gateway, server):
+    with start_gateway(server, GatewayConfig(sessions=1, queue=1)) as gateway:
+        async with gateway.openai(AsyncOpenAI) as client:
+            many = [client.chat.completions.create(**ask(max_tokens=30)) for _ in range(4)]
+            outcomes = await asyncio.gather(*many, return_exceptions=True)
+        refused = [outcome for outcome in outcomes if isinstance(outcome, openai_library.RateLimitError)]
+        assert len(refused) == 2
+        assert refused[0].code == "rate_limit_exceeded"
+        assert len({answer.choices[0].message.content for answer in outcomes if answer not in refused}) == 1
+
+
+def test_an_app_that_goes_away_frees_its_session(start_gateway, server, plain):
+    long = ask("Write code.", max_tokens=900)
+    with start_gateway(server, GatewayConfig(sessions=1, queue=1)) as gateway, gateway.openai() as openai:
+        with openai.chat.completions.create(**long, stream=True) as stream:
+            for chunk, _ in zip(stream, range(3), strict=False):
+                assert not chunk.choices[0].finish_reason
+        with pytest.raises(openai_library.APITimeoutError):
+            openai.with_options(timeout=0.05).chat.completions.create(**long)
+        assert openai.chat.completions.create(**ask(max_tokens=40)).choices[0].message.content == plain(QUESTION, 40)[1]
+        metrics = gateway.get("/metrics")
+    assert "outrider_num_requests_running 0.0" in metrics
+    answered = [line for line in metrics.splitlines() if line.startswith("outrider_request_success_total")]
+    assert len(answered) == 1
+
+
+def test_metrics_count_what_was_drafted(openai, gateway):
+    def accepted() -> float:
+        name = "outrider_spec_decode_num_accepted_tokens_total "
+        return next(float(line.split()[1]) for line in gateway.get("/metrics").splitlines() if line.startswith(name))
+
+    before = accepted()
+    answer = openai.chat.completions.create(**ask(max_tokens=40), extra_headers={"x-outrider-mode": "stop-and-wait"})
+    told = answer.outrider["statistics"]["acceptance_histogram"]
+    assert accepted() - before == sum(depth * count for depth, count in enumerate(told)) > 0
+
+
+def test_without_a_drafter(openai, plain):
+    answer = openai.chat.completions.create(
+        **ask(max_tokens=20), extra_body={"outrider": {"drafter": "none", "mode": "stop-and-wait"}}
+    )
+    assert answer.choices[0].message.content == plain(QUESTION, 20)[1]
+    assert answer.outrider["statistics"]["heads"]["drafts"] == 0
+
+
+@pytest.mark.parametrize("marked", ["parts", "fences"])
+def test_what_is_private_is_answered_here(openai, marked):
+    """docs/privacy.md says what leaves then; its own tests look at the wire."""
+    if marked == "parts":
+        content = [{"type": "text", "text": "Who is "}, {"type": "text", "text": "Heidi", "private": True}]
+        extension = {"privacy": "local"}
+    else:
+        content, extension = "Who is <<Heidi>>", {"fences": True}
+    asked = ask(max_tokens=8) | {"messages": [{"role": "user", "content": content}]}
+    answer = openai.chat.completions.create(**asked, extra_body={"outrider": extension})
+    assert {span["origin"] for span in answer.outrider["spans"]} == {"private"}
+    assert answer.outrider["reason"] == "private"
+    plain = openai.chat.completions.create(
+        **asked | {"messages": [{"role": "user", "content": "Who is Heidi"}], "max_tokens": 1}
+    )
+    assert answer.usage.prompt_tokens == plain.usage.prompt_tokens
+
+
+def test_placeholders_are_filled_in(openai):
+    content = [{"type": "text", "text": "Repeat: "}, {"type": "text", "text": "Zoe", "private": True, "kind": "NAME"}]
+    asked = ask(max_tokens=8) | {"messages": [{"role": "user", "content": content}]}
+    with openai.chat.completions.create(
+        **asked, stream=True, extra_body={"outrider": {"privacy": "placeholder"}}
+    ) as stream:
+        chunks = list(stream)
+    assert chunks[-1].choices[0].finish_reason
+    assert "[NAME" not in joined(chunks)

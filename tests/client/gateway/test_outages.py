@@ -1,0 +1,182 @@
+"""Through an outage, and without a server, with OpenAI's client: answers complete, and no text is contradicted that an
+app could not take back."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+import openai as openai_library
+import pytest
+from in_thread import InThread
+
+from outrider_client.heartbeat import Patience
+from outrider_server.server import Server
+
+QUESTION = "Write a function that adds two numbers."
+NEW = 60
+CHAIN = {"mode": "stop-and-wait"}
+
+
+@pytest.fixture(scope="module")
+def emulated(start_gateway, server):
+    """Behind a link that can be cut."""
+    with start_gateway(server, profile="lan", patience=Patience(floor_s=0.3)) as running:
+        yield running
+
+
+def ask(**more) -> dict:
+    return {
+        "model": "outrider",
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": NEW,
+        "temperature": 0,
+        **more,
+    }
+
+
+def streamed(openai, **outrider):
+    return openai.chat.completions.create(
+        **ask(stream=True, stream_options={"include_usage": True}), extra_body={"outrider": CHAIN | outrider}
+    )
+
+
+class Screen:
+    """An app that shows a stream, and takes text back where it is told to."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.num_rolled_back = 0
+        self.origins: list[str] = []
+        self.verified: list[tuple[int, int]] = []
+        self.last = None
+        self.usage = None
+
+    def show(self, chunk) -> None:
+        self.usage = chunk.usage or self.usage
+        if not chunk.choices:
+            return
+        said, content = chunk.outrider, chunk.choices[0].delta.content
+        if "rollback_to" in said:
+            self.text = self.text[: said["rollback_to"]]
+            self.num_rolled_back += 1
+        if "verified_to" in said:
+            self.verified.append((said["offset"], said["verified_to"]))
+        if content:
+            assert said["offset"] == len(self.text)
+            self.origins.append(said["origin"])
+            self.text += content
+        self.last = chunk
+
+
+@pytest.fixture
+def cut_link(emulated):
+    """Cuts the link, and has somebody restore it once the gateway has noticed."""
+    threads: list[threading.Thread] = []
+
+    def restore() -> None:
+        emulated.wait_for_link("offline")
+        emulated.order(cut=False)
+
+    def cut() -> None:
+        emulated.order(cut=True)
+        threads.append(threading.Thread(target=restore))
+        threads[-1].start()
+
+    yield cut
+    for thread in threads:
+        thread.join()
+
+
+def through_an_outage(emulated, cut_link, **outrider) -> Screen:
+    screen = Screen()
+    with emulated.openai() as openai, streamed(openai, **outrider) as stream:
+        for chunk in stream:
+            screen.show(chunk)
+            if len(screen.origins) == 1:
+                screen.origins.append("cut")
+                cut_link()
+    return screen
+
+
+def test_by_default_an_app_sees_only_what_stands(emulated, cut_link, plain):
+    tokens, text = plain(QUESTION, NEW)
+    screen = through_an_outage(emulated, cut_link)
+    assert screen.text == text
+    assert "unverified" not in screen.origins
+    assert screen.num_rolled_back == 0
+    assert screen.usage.completion_tokens == len(tokens)
+    assert screen.last.outrider["statistics"]["outages"] >= 1
+    assert screen.last.outrider["statistics"]["unverified"] == 0
+
+
+def test_a_page_sees_what_is_unverified_and_takes_it_back(emulated, cut_link, plain):
+    tokens, text = plain(QUESTION, NEW)
+    screen = through_an_outage(emulated, cut_link, unverified="stream")
+    assert screen.text == text
+    assert "unverified" in screen.origins
+    assert screen.num_rolled_back or screen.verified
+    assert screen.usage.completion_tokens == len(tokens)
+
+
+def test_kept_text_is_never_contradicted(emulated, cut_link):
+    screen = through_an_outage(emulated, cut_link, unverified="keep")
+    assert "unverified" in screen.origins
+    assert (screen.num_rolled_back, screen.verified) == (0, [])
+    assert screen.last.outrider["statistics"]["unverified"] >= screen.origins.count("unverified")
+
+
+def test_a_whole_answer_through_an_outage(emulated, cut_link, plain):
+    tokens, text = plain(QUESTION, NEW)
+    with emulated.openai() as openai:
+        cut_link()
+        answer = openai.chat.completions.create(**ask(), extra_body={"outrider": CHAIN})
+    assert answer.choices[0].message.content == text
+    assert answer.usage.completion_tokens == len(tokens)
+
+
+def test_the_answer_completes_when_the_link_stays_away(start_gateway, server):
+    with (
+        start_gateway(server, profile="lan", wait_for_link_s=0.0) as gateway,
+        gateway.openai() as openai,
+    ):
+        gateway.wait_for_link("online")
+        screen = Screen()
+        with streamed(openai) as stream:
+            for chunk in stream:
+                screen.show(chunk)
+                if len(screen.origins) == 1:
+                    gateway.order(cut=True)
+        assert screen.origins[-1] == "unverified"
+        assert screen.last.outrider["reason"] == "unverified"
+        assert screen.usage.completion_tokens == screen.last.outrider["statistics"]["new_tokens"]
+
+
+def test_without_a_server_it_begins_offline_and_connects_when_one_comes(start_gateway, verifier, plain):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    with start_gateway(f"127.0.0.1:{port}", wait_for_link_s=0.0) as gateway, gateway.openai() as openai:
+        gateway.wait_for_link("offline")
+        assert gateway.get("/health") == {"status": "offline", "link": "offline", "model": "outrider"}
+        alone = openai.chat.completions.create(**ask(), extra_body={"outrider": CHAIN})
+        assert alone.choices[0].message.content
+        assert {span["origin"] for span in alone.outrider["spans"]} == {"unverified"}
+        with pytest.raises(openai_library.InternalServerError, match="link") as refused:
+            openai.chat.completions.create(**ask(), extra_body={"outrider": {"drafter": "none", "mode": "stream"}})
+        assert (refused.value.status_code, refused.value.code) == (503, "link_down")
+        with InThread(lambda: Server(verifier(), port=port)):
+            gateway.wait_for_link("online")
+            assert gateway.get("/health")["status"] == "ok"
+            answer = openai.chat.completions.create(**ask(), extra_body={"outrider": CHAIN})
+            assert answer.choices[0].message.content == plain(QUESTION, NEW)[1]
+
+
+def test_offline_on_purpose_streams_at_once(emulated):
+    with emulated.openai() as openai, contextlib.closing(streamed(openai, mode="offline")) as stream:
+        screen = Screen()
+        for chunk in stream:
+            screen.show(chunk)
+    assert set(screen.origins) == {"unverified"}
+    assert len(screen.origins) > 1

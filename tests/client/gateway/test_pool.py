@@ -1,0 +1,91 @@
+"""Prompts go to the session that knows most of them, and no more of them at once than there may be."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from outrider_client.gateway.errors import ApiError
+from outrider_client.gateway.pool import Pool
+
+
+class Held:
+    """A client that knows some tokens."""
+
+    def __init__(self) -> None:
+        self.tokens: tuple[int, ...] = ()
+        self.is_closed = False
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def made() -> list[Held]:
+    return []
+
+
+@pytest.fixture
+def pool(made):
+    def make(drafter: str) -> Held:
+        made.append(Held())
+        return made[-1]
+
+    return Pool(make, size=2, queue=1)
+
+
+async def answer(pool: Pool, prompt: tuple[int, ...], drafter: str = "d") -> Held:
+    async with pool.lend(drafter, prompt) as client:
+        client.tokens = (*prompt, 9, 9)
+        return client
+
+
+async def test_a_conversation_keeps_its_session(pool, made):
+    one = await answer(pool, (1, 2, 3, 4))
+    other = await answer(pool, (5, 6, 7, 8))
+    assert one is not other
+    assert await answer(pool, (1, 2, 3, 4, 9, 9, 5)) is one
+    assert await answer(pool, (5, 6, 7, 8, 9, 9, 5)) is other
+    assert await answer(pool, (3, 3, 3)) is one  # the one that has rested longer
+    assert len(made) == 2
+
+
+async def test_another_drafter_takes_the_place_of_the_session_that_has_rested_longest(pool, made):
+    one = await answer(pool, (1, 2))
+    other = await answer(pool, (5, 6))
+    third = await answer(pool, (1, 2), "e")
+    assert (one.is_closed, other.is_closed) == (True, False)
+    assert pool.clients == [other, third]
+
+
+async def test_who_waits_comes_in_turn_and_one_too_many_is_told(pool):
+    leave = asyncio.Event()
+
+    async def hold() -> None:
+        async with pool.lend("d", (1,)):
+            await leave.wait()
+
+    holding = [asyncio.create_task(hold()) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(answer(pool, (2,)))
+    await asyncio.sleep(0)
+    assert (pool.num_running, pool.num_waiting) == (2, 1)
+    with pytest.raises(ApiError) as refused:
+        await answer(pool, (3,))
+    assert refused.value.status == 429
+    leave.set()
+    await asyncio.gather(*holding, waiting)
+    assert (pool.num_running, pool.num_waiting) == (0, 0)
+
+
+async def test_who_gives_up_waiting_leaves_no_trace(pool):
+    async with pool.lend("d", (1,)), pool.lend("d", (2,)):
+        waiting = asyncio.create_task(answer(pool, (3,)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert pool.num_waiting == 0
+    await answer(pool, (3,))
+    await pool.close()
+    assert pool.clients == []
