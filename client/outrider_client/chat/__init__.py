@@ -1,0 +1,1 @@
+"""`outrider chat`: a conversation on a terminal or a pipe."""

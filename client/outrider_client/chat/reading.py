@@ -1,0 +1,54 @@
+"""What the user says, line by line: with editing, completion and a history on a terminal, else as it comes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from outrider_client.chat.slash import COMMANDS
+
+_PRIVATE = re.compile(r"<<.*?(>>|\Z)", re.DOTALL)
+
+
+def lines(history: Path | None) -> Iterator[str]:
+    """Until the end of input, or Ctrl-C with nothing typed. `history` is kept from chat to chat, private text left
+    out."""
+    reading = _from_terminal(history) if sys.stdin.isatty() and sys.stdout.isatty() else _from_pipe()
+    return (line.strip() for line in reading if line.strip())
+
+
+def without_private(line: str) -> str:
+    """What a history may keep of a line."""
+    return _PRIVATE.sub("<<>>", line)
+
+
+def _from_pipe() -> Iterator[str]:
+    while True:
+        try:
+            yield input()
+        except (EOFError, KeyboardInterrupt):
+            return
+
+
+def _from_terminal(history: Path | None) -> Iterator[str]:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+
+    class SafeHistory(FileHistory):
+        def store_string(self, string: str) -> None:
+            super().store_string(without_private(string))
+
+    kept: History = InMemoryHistory()
+    if history is not None:
+        history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        kept = SafeHistory(str(history))
+    completer = WordCompleter([f"/{name}" for name in COMMANDS], sentence=True)
+    session: PromptSession[str] = PromptSession("> ", history=kept, completer=completer, complete_while_typing=False)
+    while True:
+        try:
+            yield session.prompt()
+        except (EOFError, KeyboardInterrupt):
+            return
