@@ -1,0 +1,83 @@
+"""An experiment: the same question in several modes over an emulated link, and then through an outage.
+
+    python examples/network_experiment.py --profile paper-4g --outage-s 1
+
+The server's passes are stretched to the times of the paper's hardware (--pace paper), so that what the link costs is in
+proportion; see `outrider-bench network` for figures to be quoted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Annotated
+
+import typer
+
+from outrider_client import AsyncClient, ClientConfig
+from outrider_client.config import Mode
+from outrider_client.events import Committed, Event, Finished
+from outrider_client.local_models import LocalModels
+from outrider_client.statistics import Statistics
+from outrider_models.embedded import drafter_dir, target_dir
+from outrider_netsim import Link, profile_named
+from outrider_server.config import ServerConfig
+from outrider_server.server import Server
+
+MODES: tuple[Mode, ...] = ("stream", "stop-and-wait", "proactive", "pipelined")
+QUESTION = "Mia has 4 boxes with 4 cards each. Mia makes 4 new ones. How many cards are there in the end?"
+CUT_AFTER = 5  # tokens
+
+
+async def figures(client: AsyncClient, mode: Mode) -> Statistics:
+    """Of one answer; the one before it has opened the session and measured the link."""
+    return (await client.complete(QUESTION, mode=mode)).statistics
+
+
+async def through_an_outage(client: AsyncClient, link: Link, outage_s: float) -> Statistics:
+    """Cut the link once the answer has begun, and restore it after `outage_s`."""
+    restoring: list[asyncio.TimerHandle] = []
+    async with contextlib.aclosing(client.generate(QUESTION)) as events:
+        async for event in events:
+            if not restoring and has_begun(event):
+                link.cut()
+                restoring.append(asyncio.get_running_loop().call_later(outage_s, link.restore))
+            if isinstance(event, Finished):
+                return event.statistics
+    raise AssertionError("an answer ends with Finished")
+
+
+def has_begun(event: Event) -> bool:
+    return isinstance(event, Committed) and event.first + len(event.tokens) >= CUT_AFTER
+
+
+async def run(profile: str, outage_s: float, max_new_tokens: int) -> None:
+    served = ServerConfig(str(target_dir()), (str(drafter_dir("moa")),), port=0, pace="paper")
+    async with Server.build(served) as server, Link(profile_named(profile), server.address) as link:
+        config = ClientConfig(link.address, max_new_tokens=max_new_tokens, wait_for_link_s=30, pace="paper")
+        models = LocalModels.load(config)
+        async with AsyncClient(config, models=models) as client:
+            await figures(client, "stream")
+            print(f"{link.profile.name} ({link.engine}), passes paced as `paper`")
+            print(f"{'mode':15} {'R ms':>6} {'tau':>6} {'tokens/s':>9} {'bytes up':>9} {'bytes down':>11}")
+            for mode in MODES:
+                s = await figures(client, mode)
+                print(
+                    f"{mode:15} {s.rtt_ms:6.0f} {s.mean_acceptance_length:6.2f} {s.tokens_per_second:9.1f}"
+                    f" {s.bytes_up:9} {s.bytes_down:11}"
+                )
+            s = await through_an_outage(client, link, outage_s)
+            print(f"outage: {s.offline_ms:.0f} ms offline, {s.rolled_back} tokens taken back, {s.new_tokens} in all")
+
+
+def main(
+    profile: Annotated[str, typer.Option(help="A link from `outrider-netsim list`.")] = "paper-4g",
+    outage_s: Annotated[float, typer.Option(min=0, help="How long the link is cut.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 60,
+) -> None:
+    """Compare modes on one link."""
+    asyncio.run(run(profile, outage_s, max_new_tokens))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,32 @@
+"""The code of docs/library.md runs as it stands, one block after the other, but for the server's address."""
+
+import re
+from pathlib import Path
+
+from outrider_client import ClientConfig
+
+PAGE = Path(__file__).parents[2] / "docs" / "library.md"
+DEFAULT = ClientConfig().server
+
+
+def test_every_block_runs(server, capsys, monkeypatch):
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(blocks) >= 6
+    monkeypatch.setattr("outrider_client.async_client.GrpcTransport", at(server))
+    names: dict[str, object] = {}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"{PAGE.name}, block {number}", "exec"), names)
+    said = capsys.readouterr().out
+    assert "Answer: 13 eos" in said
+    assert "[connecting][online]" in said
+
+
+def at(server: str):
+    """What makes a connection to there, in place of one to where the page says."""
+    from outrider_client.grpc_transport import GrpcTransport
+
+    def transport(address: str) -> GrpcTransport:
+        assert address == DEFAULT
+        return GrpcTransport(server)
+
+    return transport
