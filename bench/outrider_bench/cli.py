@@ -7,8 +7,10 @@ import typer
 from outrider_bench.codec_command import codec_command
 from outrider_bench.comparison_commands import depth_sweep_command, drafters_command
 from outrider_bench.edge_weights import edge_weights_command
+from outrider_bench.gateway_command import gateway_command
 from outrider_bench.network.command import network_command
 from outrider_bench.pair_commands import eval_command, exact_command, overhead_command, recover_command
+from outrider_bench.privacy_command import privacy_command
 from outrider_bench.routing_command import routing_command
 from outrider_bench.staleness_command import staleness_command
 from outrider_bench.tcp_command import tcp_command
@@ -27,11 +29,13 @@ app.command("drafters")(drafters_command)
 app.command("depth-sweep")(depth_sweep_command)
 app.command("edge-weights")(edge_weights_command)
 app.command("routing")(routing_command)
+app.command("privacy")(privacy_command)
 app.command("tcp")(tcp_command)
 app.command("codec")(codec_command)
 app.command("staleness")(staleness_command)
 app.command("verify-cost")(verify_cost_command)
 app.command("network")(network_command)
+app.command("gateway")(gateway_command)
 app.command("record")(record_command)
 app.command("virtual")(virtual_command)
 app.command("sweep")(sweep_command)

@@ -37,7 +37,7 @@ async def outage_scores(
     for question, tokens in zip(asked, expected, strict=True):
         answer = list(tokens[:cut])
         if len(tokens) > cut:
-            features = await _features(pair, (*question.prompt, *answer), drafter.tap.fingerprint)
+            features = await features_of(pair, (*question.prompt, *answer), drafter.tap.fingerprint)
             answer += write_alone(
                 drafter, (*question.prompt, *answer), features, limit - cut, pair.target.eos_token_ids
             )
@@ -67,8 +67,8 @@ def write_alone(
     return written
 
 
-async def _features(pair: Pair, tokens: tuple[int, ...], tap: str) -> NDArray[np.float32]:
-    """What the server would have sent by then: rows [len(tokens), width]."""
+async def features_of(pair: Pair, tokens: tuple[int, ...], tap: str) -> NDArray[np.float32]:
+    """What the server would have sent by then: rows [len(tokens), width]. Of a tap, for without one none would come."""
     about = pair.verifier.describe()
     connection = await pair.transport().connect()
     connection.send(Open(PROTOCOL_VERSION, about.target_fingerprint, about.tokenizer_fingerprint, tap))
