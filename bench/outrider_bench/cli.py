@@ -9,6 +9,7 @@ from outrider_bench.comparison_commands import depth_sweep_command, drafters_com
 from outrider_bench.edge_weights import edge_weights_command
 from outrider_bench.network.command import network_command
 from outrider_bench.pair_commands import eval_command, exact_command, overhead_command, recover_command
+from outrider_bench.prompt_rows_command import prompt_rows_command
 from outrider_bench.routing_command import routing_command
 from outrider_bench.staleness_command import staleness_command
 from outrider_bench.tcp_command import tcp_command
@@ -30,6 +31,7 @@ app.command("routing")(routing_command)
 app.command("tcp")(tcp_command)
 app.command("codec")(codec_command)
 app.command("staleness")(staleness_command)
+app.command("prompt-rows")(prompt_rows_command)
 app.command("verify-cost")(verify_cost_command)
 app.command("network")(network_command)
 app.command("record")(record_command)
