@@ -11,6 +11,7 @@ from outrider_bench.gateway_command import gateway_command
 from outrider_bench.network.command import network_command
 from outrider_bench.pair_commands import eval_command, exact_command, overhead_command, recover_command
 from outrider_bench.privacy_command import privacy_command
+from outrider_bench.prompt_rows_command import prompt_rows_command
 from outrider_bench.routing_command import routing_command
 from outrider_bench.staleness_command import staleness_command
 from outrider_bench.tcp_command import tcp_command
@@ -33,6 +34,7 @@ app.command("privacy")(privacy_command)
 app.command("tcp")(tcp_command)
 app.command("codec")(codec_command)
 app.command("staleness")(staleness_command)
+app.command("prompt-rows")(prompt_rows_command)
 app.command("verify-cost")(verify_cost_command)
 app.command("network")(network_command)
 app.command("gateway")(gateway_command)

@@ -12,23 +12,29 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from outrider_bench.acceptance import SHAPES, TREE
+from outrider_bench.acceptance import TREE
+from outrider_bench.answered import Answered
 from outrider_bench.codec import Messages, Weight, coders, weights
-from outrider_bench.progress import Counter, Step, progress_line
-from outrider_bench.prompts import by_family, questions
+from outrider_bench.options import (
+    JsonOption,
+    NewTokensOption,
+    PerFamilyOption,
+    TargetOption,
+    drafters_of,
+    target_of,
+)
+from outrider_bench.progress import Step, progress_line
 from outrider_bench.report import write_report
-from outrider_bench.staleness import Cell, Share, measure, recorded
+from outrider_bench.staleness import Cell, Measured, Share
 from outrider_bench.tables import table
-from outrider_bench.target_alone import plain_answers
-from outrider_client.config import NO_DRAFTER, ClientConfig
-from outrider_client.local_models import LocalModels
-from outrider_drafters.frozen import resolve_dir
-from outrider_models.embedded import DRAFTERS, drafter_dir, target_dir
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import CODECS, Codec
-from outrider_server.target import Target
 
 DEFAULT = ("moa", "eagle2", "eagle3")
+DraftersOption = Annotated[
+    list[str] | None,
+    typer.Option("--drafter", help=f"Embedded drafter or directory, repeatable; default: {', '.join(DEFAULT)}."),
+]
 console = Console(stderr=True)
 
 
@@ -47,18 +53,14 @@ class Weighed:
 
 
 def codec_command(
-    target: Annotated[str | None, typer.Option(help="Directory or hub name of the target; default: embedded.")] = None,
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option("--drafter", help=f"Embedded drafter or directory, repeatable; default: {', '.join(DEFAULT)}."),
-    ] = None,
-    per_family: Annotated[int, typer.Option(min=1, help="Held-out prompts of each family.")] = 80,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="New tokens an answer.")] = 96,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the report here; - for standard output.")] = None,
+    target: TargetOption = None,
+    drafter: DraftersOption = None,
+    per_family: PerFamilyOption = 80,
+    max_new_tokens: NewTokensOption = 96,
+    json: JsonOption = None,
 ) -> None:
     """Bytes, microseconds and acceptance of every feature codec, against the paper's."""
-    directory = target_dir() if target is None else resolve_dir(target)
-    drafters = {name: drafter_dir(name) if name in DRAFTERS else resolve_dir(name) for name in drafter or DEFAULT}
+    directory, drafters = target_of(target), drafters_of(drafter or DEFAULT)
     with progress_line() as step:
         results = asyncio.run(_measure(directory, drafters, per_family, max_new_tokens, step))
     for name, weighed in results.items():
@@ -71,22 +73,24 @@ def codec_command(
 async def _measure(
     directory: Path, drafters: Mapping[str, Path], per_family: int, limit: int, step: Step
 ) -> dict[str, Weighed]:
-    asked = questions(LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER)), per_family)
-    target = Target.load(str(directory))
-    answers = plain_answers(target, asked, limit, step)
-    results = {}
+    answered = Answered.by(directory, per_family, limit, step)
     chosen = [Cell(), *(Cell(coding=codec) for codec in CODECS)]
+    results = {}
     for name, path in drafters.items():
-        drafter, recordings = await recorded(target, directory, path, asked, answers)
+        drafter, recordings = await answered.recorded(path)
         if not drafter.tap.fingerprint:
             raise UsageError(f"drafter {name}: it has no features to weigh")
-        tau = {}
-        for shape, plan in SHAPES.items():
-            counter = Counter(step, f"{name}, {shape}", len(asked))
-            _, *measured = measure(drafter, recordings, by_family(asked), plan, chosen, counter)
-            tau[shape] = {codec: one.overall for codec, one in zip(CODECS, measured, strict=True)}
-        results[name] = _weighed(Messages.of(drafter, recordings, TREE), tau)
+        by_shape = answered.measured(name, drafter, recordings, chosen, step)
+        results[name] = _weighed(Messages.of(drafter, recordings, TREE), _shares(by_shape))
     return results
+
+
+def _shares(by_shape: Mapping[str, Sequence[Measured]]) -> dict[str, dict[Codec, Share]]:
+    """Of tau, by shape and codec; the first cell is the whole that they are shares of."""
+    return {
+        shape: {codec: one.overall for codec, one in zip(CODECS, cells[1:], strict=True)}
+        for shape, cells in by_shape.items()
+    }
 
 
 def _weighed(messages: Messages, tau: Mapping[str, Mapping[Codec, Share]]) -> Weighed:

@@ -111,12 +111,13 @@ class Answer:
         return await self._grow()
 
     async def _grow(self) -> Drafted:
-        plan = self.plans.after(len(self._transcript.tokens))
+        plan = self.plans.after(len(self._transcript.tokens), self._transcript.room)
         if plan is None:
             return NOTHING
         started = self._clock()
         routed = await self._words.draft(self._transcript.tokens, self._transcript.num_new_tokens, plan)
         self._meter.drafted(took_s := self._clock() - started)
+        self._meter.levels_took(took_s, routed.num_passes)
         self._pilot.took_drafting(took_s, routed.num_passes)
         return routed.drafted
 
@@ -134,7 +135,8 @@ class Answer:
 
     def look_out(self, text: Sequence[int], drafted: Drafted) -> Lookout | None:
         """Begin to draft for what may come of a draft under way below `text`; None where nobody could."""
-        plan = self.plans.ahead(len(text) + max(drafted.tree.depths(), default=0) + 1)  # where the next root may be
+        deepest = len(text) + max(drafted.tree.depths(), default=0) + 1  # where the next root may be
+        plan = self.plans.ahead(deepest, self._transcript.limit_len - len(text) - 1)
         if self._drafting is None or plan is None or self._transcript.num_new_tokens == 0 or not self.has_room(text):
             return None
         wanted = Wanted(plan, self._pilot.outcomes, self._models.eos_token_ids)
@@ -223,6 +225,12 @@ class Answer:
     def has_prompt_features(self) -> bool:
         return self._drafting is None or self._drafting.num_features >= self._transcript.prompt_len
 
+    async def features_come_first(self) -> bool:
+        """Whether, before the next verdict comes, the prompt's features are there, or will be by the time a server that
+        writes alone has stopped. Raises LinkError."""
+        await self._exchange.rows_or_verdict(self._can_hand_over, self.config.timeouts.verdict_s)
+        return self._can_hand_over()
+
     async def next_verdict(self) -> Verdict:
         """On the oldest request under way. Raises LinkError."""
         self._judging, verdict = await self._exchange.next_verdict(self.config.timeouts.verdict_s)
@@ -236,7 +244,8 @@ class Answer:
         self._speechless = False
         if not had_tail:
             self._judge(asked, verdict)
-            self._pilot.took_verdict(asked.request, verdict, stale=asked.stale)
+            is_last = change.finish is not None
+            self._pilot.took_verdict(asked.request, verdict, stale=asked.stale, is_last=is_last)
         self._emit(Cycle(asked.request, verdict))
         self._report(change)
         self._emit(Stats(self.statistics()))
@@ -249,6 +258,8 @@ class Answer:
         drafted = await lookout.draft_for(outcome)
         self._meter.drafted(self._clock() - started)
         self._pilot.took_lookout(lookout, outcome)
+        if lookout.cost is not None:
+            self._meter.levels_took(lookout.cost.seconds, lookout.cost.levels, ahead=True)
         if lookout.num_nodes:
             self._meter.foreseen(drafted is not None)
             self._meter.wasted(lookout.num_nodes - (0 if drafted is None else len(drafted.tree)))
@@ -265,7 +276,7 @@ class Answer:
             return
         tokens = tuple(self._transcript.tokens)
         self._pilot.took_text(tokens)
-        if self._pilot.wants_trial(len(tokens)) and self.has_prompt_features:
+        if self._pilot.wants_trial and self.has_prompt_features:
             self._pilot.tries(len(tokens), (await self._grow()).tree)
         else:
             await self._drafting.follow(tokens)
@@ -358,6 +369,11 @@ class Answer:
         assert self._drafting is not None
         if self._waits_for_features or self._drafting.num_features < self._transcript.prompt_len:
             await self._exchange.receive_rows(self.config.timeouts.features_s)
+
+    def _can_hand_over(self) -> bool:
+        if self._drafting is None or self.has_prompt_features:
+            return True
+        return self._pilot.come_soon(self._transcript.prompt_len - self._drafting.num_features, self.session.rtt)
 
     def _judge(self, asked: Asked, verdict: Verdict) -> None:
         if isinstance(asked.request, Decode):

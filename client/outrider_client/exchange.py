@@ -121,14 +121,14 @@ class Exchange:
         started = self._clock()
         give_up_at = started + timeout_s
         while self._rows_complete < self._rows_due and (left := give_up_at - self._clock()) > 0:
-            reply = await self._session.link.receive(left)
-            if isinstance(reply, Features):
-                self._take_rows(reply)
-            elif reply is not None and self._transcript.awaits(reply.seq):
-                self._early.append(reply)
-            elif reply is not None:
-                self._pass_over(reply)
+            if (reply := await self._session.link.receive(left)) is not None:
+                self._set_aside(reply)
         self._meter.waited(self._clock() - started)
+
+    async def rows_or_verdict(self, enough: Callable[[], bool], timeout_s: float) -> None:
+        """Until enough rows have come, or the next verdict has, whose turn it is then. Raises LinkError."""
+        while not self._early and not enough() and (reply := await self._session.link.receive(timeout_s)) is not None:
+            self._set_aside(reply)
 
     def take_arrived(self) -> None:
         """Rows of the answer before that have come by now."""
@@ -140,6 +140,15 @@ class Exchange:
     @property
     def _eats(self) -> bool:
         return self._drafting is not None and bool(self._drafting.tap.fingerprint)
+
+    def _set_aside(self, reply: Reply) -> None:
+        """Rows are taken; a verdict waits until it is asked for."""
+        if isinstance(reply, Features):
+            self._take_rows(reply)
+        elif self._transcript.awaits(reply.seq):
+            self._early.append(reply)
+        else:
+            self._pass_over(reply)
 
     def _pass_over(self, verdict: Verdict) -> None:
         """Nobody awaits it any more; unless it is an earlier answer's, it may say that a draft was sent in vain."""
@@ -154,7 +163,7 @@ class Exchange:
         asked = self._asked[verdict.seq]
         if self._judged.seq != verdict.seq:
             self._judged = self._first_judged(asked.request, now)
-        self._meter.verdict(verdict, now - asked.at)
+        self._meter.verdict(verdict, now - asked.at, on_draft=bool(asked.drafted.tree.tokens))
         if asked.request.features_from is not None and verdict.finish is not Finish.CANCELLED:
             self._rows_due = verdict.seq  # what was cancelled before it began brings none
         if isinstance(asked.request, Draft):

@@ -24,7 +24,9 @@ _OUTCOMES = (8, 4, 2, 1)
 _CHEAP = 1.3  # times one outcome's time that a batch of several may take
 MANY_ROWS = 32  # of features, a prompt's: they take the link's rate longer than its delay
 _ROOM = 4  # times what features need
-_TRIAL_EVERY = 32  # tokens of a target that writes alone
+_TRIAL_EVERY = 32  # tokens that the server writes
+_FIRST_TRIALS_EVERY = 8  # while so few drafts are remembered that they say little:
+_FEW = 12
 _TOLERANT, _INTOLERANT = 0.98, 0.8  # of tau, one verdict late: docs/features.md
 
 
@@ -43,6 +45,7 @@ class Pilot:
         self._row_s: float | None = None  # in which a row of a prompt's features comes down
         self._row_bytes = 0.0  # and what it weighs
         self._trial: tuple[int, DraftTree] | None = None  # drafted on the side, at which length
+        self._tried_at = 0  # tokens of all answers
         self._num_answers = 0
 
     @property
@@ -83,11 +86,12 @@ class Pilot:
         factors = self._observer.measured().batch_factors
         return next(count for count in _OUTCOMES if count == 1 or factors.get(count, 1.0) <= _CHEAP)
 
-    def took_verdict(self, request: Draft | Decode, verdict: Verdict, *, stale: bool) -> None:
-        """`stale`: its draft was grown without the newest features."""
+    def took_verdict(self, request: Draft | Decode, verdict: Verdict, *, stale: bool, is_last: bool = False) -> None:
+        """`stale`: its draft was grown without the newest features. `is_last`: the answer ends with it."""
         now = self._clock()
         if isinstance(request, Draft):
-            self._observer.took_verdict(now, verdict, request.tree or None, stale=stale)
+            cut = 0 if self._choice is None or not is_last else min(self._choice.levels, self._choice.ahead_levels)
+            self._observer.took_verdict(now, verdict, request.tree or None, cut, stale=stale)
         else:
             self._observer.took_verdict(now, verdict, levels=0 if request.tree is None else request.tree.levels)
 
@@ -98,8 +102,7 @@ class Pilot:
         """The verdict on what was looked out from has come."""
         if lookout.cost is not None:
             self._observer.took_drafting(lookout.cost.seconds, lookout.cost.levels, lookout.cost.outcomes)
-            if lookout.is_whole:
-                self._observer.took_outcome(lookout.rank_of(outcome), lookout.cost.outcomes)
+            self._observer.took_outcome(lookout.rank_of(outcome), lookout.cost.outcomes, is_whole=lookout.is_whole)
 
     def took_features(self, lag_s: float, num_rows: int, num_bytes: int) -> None:
         """All rows of a request were there so long after its first verdict."""
@@ -122,16 +125,24 @@ class Pilot:
     def should_open(self, num_rows: int, rtt: RttEstimator) -> bool:
         """Whether the features of so many rows of a prompt take longer than a round trip, in which the server should
         write alone."""
-        if num_rows < MANY_ROWS:
-            return False
-        return self._row_s is None or rtt.mean_s is None or num_rows * self._row_s > rtt.mean_s
+        return num_rows >= MANY_ROWS and not self.come_soon(num_rows, rtt)
 
-    def wants_trial(self, num_tokens: int) -> bool:
-        """Whether to draft on the side at this length of the text, to learn what drafting would bring."""
-        return self._choice is not None and self._trial is None and num_tokens % _TRIAL_EVERY == 0
+    def come_soon(self, num_rows: int, rtt: RttEstimator) -> bool:
+        """Whether so many rows more of a prompt's features are known to be here within a round trip."""
+        return self._row_s is not None and rtt.mean_s is not None and num_rows * self._row_s <= rtt.mean_s
+
+    @property
+    def wants_trial(self) -> bool:
+        """Whether to draft on the side, to learn what drafting would bring: once in so many tokens, of whatever answer
+        they are and in whatever bunches they came."""
+        if self._choice is None or self._trial is not None:
+            return False
+        every = _FIRST_TRIALS_EVERY if self._observer.num_judged < _FEW else _TRIAL_EVERY
+        return self._observer.num_tokens - self._tried_at >= every
 
     def tries(self, num_tokens: int, tree: DraftTree) -> None:
-        """What was drafted on the side."""
+        """What was drafted on the side, at this length of the text."""
+        self._tried_at = self._observer.num_tokens
         self._trial = (num_tokens, tree) if tree.tokens else None
 
     def took_text(self, tokens: tuple[int, ...]) -> None:

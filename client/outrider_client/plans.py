@@ -26,15 +26,15 @@ class Plans:
         """Tell the pilot what is asked for."""
         self._pilot.begin(self._config, self._own)
 
-    def after(self, num_tokens: int) -> TreePlan | None:
-        """Of a draft on so many tokens; None where nothing fits."""
+    def after(self, num_tokens: int, room: int) -> TreePlan | None:
+        """Of a draft on so many tokens, to which the answer may add no more than `room`; None where nothing fits."""
         choice = self._pilot.choice
-        return self._fitted(num_tokens, None if choice is None else choice.shape)
+        return self._fitted(num_tokens, room, None if choice is None else choice.shape)
 
-    def ahead(self, num_tokens: int) -> TreePlan | None:
+    def ahead(self, num_tokens: int, room: int) -> TreePlan | None:
         """Of a draft made before it is known whether it will be needed."""
         choice = self._pilot.choice
-        return self._fitted(num_tokens, None if choice is None else choice.ahead_shape)
+        return self._fitted(num_tokens, room, None if choice is None else choice.ahead_shape)
 
     def of_server(self) -> ServerTree:
         """Of the drafts that the server makes. Raises UsageError where it makes none, LinkError without a link."""
@@ -65,7 +65,9 @@ class Plans:
     def _own(self) -> TreePlan | None:
         return None if self._models.drafter is None else self._models.drafter.plan
 
-    def _fitted(self, num_tokens: int, chosen: TreeShape | None) -> TreePlan | None:
+    def _fitted(self, num_tokens: int, room: int, chosen: TreeShape | None) -> TreePlan | None:
         plan = self._config.shape or self._own or chosen or TreeShape()
-        levels = self.max_context - num_tokens - 1  # the bonus needs room too
+        if self._pilot.choice is None:
+            room = self.max_context  # tau of a mode that is asked for counts whole trees, as published ones do
+        levels = min(self.max_context - num_tokens, room) - 1  # the bonus needs room too
         return plan.fitted(levels, self.max_nodes)

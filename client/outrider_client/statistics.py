@@ -45,6 +45,9 @@ class Statistics:
     wasted_nodes: int = 0  # drafted ahead, and then not sent or sent in vain
     stale_drafts: int = 0  # sent ahead in vain
     stale_tokens: float = 0.0  # tokens whose features were still missing when a draft was begun, on the average
+    level_ms: float = 0.0  # a level of a draft that was waited for, on the average
+    ahead_level_ms: float = 0.0  # and one of drafts ahead, all outcomes side by side
+    exchange_ms: float = 0.0  # a draft's way there and back, on the average
     rtt_ms: float = 0.0
     outages: int = 0
     offline_ms: float = 0.0
@@ -52,6 +55,22 @@ class Statistics:
     rolled_back: int = 0
     copied: int = 0  # of the unverified tokens, those of the last resort
     heads: HeadUse = field(default_factory=HeadUse)
+
+
+@dataclass(slots=True)
+class _Mean:
+    """Of times, in seconds."""
+
+    total_s: float = 0.0
+    count: int = 0
+
+    def take(self, seconds: float, count: int = 1) -> None:
+        self.total_s += seconds
+        self.count += count
+
+    @property
+    def ms(self) -> float:
+        return self.total_s * 1e3 / max(self.count, 1)
 
 
 class Meter:
@@ -69,6 +88,7 @@ class Meter:
         self._target_calls = 0
         self._forecasts = self._hits = self._wasted_nodes = self._stale_drafts = 0
         self._drafts_begun = self._stale_tokens = 0
+        self._level, self._ahead_level, self._exchange = _Mean(), _Mean(), _Mean()
         self._outages = 0
         self._offline_s = 0.0
         self._offline_since: float | None = None
@@ -83,6 +103,10 @@ class Meter:
     def drafted(self, seconds: float) -> None:
         self._draft_s += seconds
 
+    def levels_took(self, seconds: float, num_levels: int, *, ahead: bool = False) -> None:
+        """Of a draft that was waited for, or of drafts ahead for several outcomes."""
+        (self._ahead_level if ahead else self._level).take(seconds, num_levels)
+
     def routed(self, routed: Routed) -> None:
         """Heads have drafted."""
         self._heads.drafted(routed)
@@ -93,13 +117,16 @@ class Meter:
     def tapped(self, seconds: float) -> None:
         self._tap_s += seconds
 
-    def verdict(self, verdict: Verdict, round_trip_s: float) -> None:
-        """Any answer of the target, `round_trip_s` after it was asked for."""
+    def verdict(self, verdict: Verdict, round_trip_s: float, *, on_draft: bool = False) -> None:
+        """Any answer of the target, `round_trip_s` after it was asked for; `on_draft`: on a tree of the drafter's."""
         queue_s, verify_s = verdict.queue_us / 1e6, verdict.verify_us / 1e6
+        wire_s = max(round_trip_s - queue_s - verify_s - verdict.draft_us / 1e6, 0.0)
         self._target_calls += 1
         self._queue_s += queue_s
         self._verify_s += verify_s
-        self._wire_s += max(round_trip_s - queue_s - verify_s - verdict.draft_us / 1e6, 0.0)
+        self._wire_s += wire_s
+        if on_draft:
+            self._exchange.take(wire_s)
 
     def judged(self, num_nodes: int, num_accepted: int) -> None:
         """The verdict on a draft tree that is not empty. Checks of unverified tokens do not count: no one drafted them
@@ -172,6 +199,9 @@ class Meter:
             wasted_nodes=self._wasted_nodes,
             stale_drafts=self._stale_drafts,
             stale_tokens=self._stale_tokens / max(self._drafts_begun, 1),
+            level_ms=self._level.ms,
+            ahead_level_ms=self._ahead_level.ms,
+            exchange_ms=self._exchange.ms,
             rtt_ms=rtt_s * 1e3,
             outages=self._outages,
             offline_ms=(self._offline_s + (now - self._offline_since if self._offline_since is not None else 0.0))

@@ -192,7 +192,8 @@ class Transcript:
         self._origins += [outcome.bonus_origin] * len(outcome.bonus)
         self._tokens += added
         self._tail_start = first + confirmed + len(added)
-        self._server_len = min(first + path_len, len(self._tokens))
+        if verdict.finish is not Finish.CANCELLED:  # what was cancelled before it began has processed nothing
+            self._server_len = min(first + path_len, len(self._tokens))
         self._settle_flights(verdict)
         num_words = confirmed + len(added)
         finish = self._finish(verdict, cut=num_words < len(words))

@@ -47,6 +47,10 @@ def train(
     target: Annotated[str | None, typer.Option(help="Directory or hub name; default: the embedded target.")] = None,
     settings: Annotated[Path | None, typer.Option(help="With --family: a .toml file of what differs.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="With --family: TABLE.KEY=VALUE; repeat.")] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(help="Go on from a drafter's weights: directory, hub name, or an embedded one's name."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out.")] = False,
     minutes: Annotated[float | None, typer.Option(help="With --recipe: finish, decay included, within this.")] = None,
     processes: Annotated[int, typer.Option(help="With --recipe: share the work among so many.", min=1)] = 1,
@@ -59,11 +63,11 @@ def train(
             raise UsageError(f"--family {family}: needs --data FILE, chats as JSON lines")
         if minutes is not None or processes != 1:
             raise UsageError("--minutes and --processes belong to --recipe; for several GPUs use `accelerate launch`")
-        _train_on_chats(family, data, out, target, settings, change or [], resume)
+        _train_on_chats(family, data, out, target, settings, change or [], start, resume)
     else:
         if data or settings or change:
             raise UsageError("--data, --settings and --set belong to --family; a recipe says everything itself")
-        _train_recipe(str(recipe), out, target, minutes, resume, processes)
+        _train_recipe(str(recipe), out, target, start, minutes, resume, processes)
 
 
 @app.command()
@@ -110,18 +114,35 @@ def main() -> None:
 
 
 def _train_recipe(
-    recipe: str, out: Path, target: str | None, minutes: float | None, resume: bool, processes: int
+    recipe: str,
+    out: Path,
+    target: str | None,
+    start: str | None,
+    minutes: float | None,
+    resume: bool,
+    processes: int,
 ) -> None:
-    from outrider_models.training.start import Order, start  # torch takes seconds to import: not for --help
+    from outrider_models.embedded import drafter_source
+    from outrider_models.training import start as training  # torch takes seconds to import: not for --help
 
     if minutes is not None and minutes <= 0:
         raise UsageError(f"--minutes {minutes}: need more than 0")
-    start(Order(recipe, out, Path(target) if target else None, minutes), resume=resume, processes=processes)
+    from_drafter = drafter_source(start) if start else None
+    order = training.Order(recipe, out, Path(target) if target else None, from_drafter, minutes)
+    training.start(order, resume=resume, processes=processes)
 
 
 def _train_on_chats(
-    family: str, data: Path, out: Path, target: str | None, settings: Path | None, changes: list[str], resume: bool
+    family: str,
+    data: Path,
+    out: Path,
+    target: str | None,
+    settings: Path | None,
+    changes: list[str],
+    start: str | None,
+    resume: bool,
 ) -> None:
+    from outrider_models.embedded import drafter_source
     from outrider_models.tables import merged, parse_changes, read_toml
 
     table = merged(read_toml(settings) if settings else {}, parse_changes(changes))
@@ -129,7 +150,8 @@ def _train_on_chats(
         raise UsageError("training on chats needs accelerate: pip install 'outrider[train]'")
     from outrider_models.training.chat_start import ChatOrder, start_on_chats
 
-    start_on_chats(ChatOrder(family, data, out, target, table), resume=resume)
+    order = ChatOrder(family, data, out, target, table, drafter_source(start) if start else None)
+    start_on_chats(order, resume=resume)
 
 
 def _write(samples: Iterator[Sample], out: Path) -> None:

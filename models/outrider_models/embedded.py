@@ -6,7 +6,7 @@ from outrider_proto.errors import UsageError
 
 _ROOT = Path(__file__).parent / "embedded"
 PAIR = ("moa", "eagle2")  # of equal size, taught alike: the two that are compared by default
-DRAFTERS = (*PAIR, "moa_tli1", "eagle3", "medusa", "hydra", "independent", "eagle2_math", "eagle2_chat")
+DRAFTERS = (*PAIR, "moa_tli1", "eagle3", "medusa", "hydra", "independent", "eagle2_math", "eagle2_chat", "eagle2_late")
 
 
 def target_dir() -> Path:

@@ -22,6 +22,7 @@ from outrider_client.local_transport import LocalTransport
 from outrider_drafters.drafter import Drafter, DraftState, level_by_level
 from outrider_drafters.load import load_tap
 from outrider_drafters.trees.shape import TreeShape
+from outrider_drafters.wrapped import WrappedDrafter, WrappedState
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import ROOT, DraftTree
 from outrider_server.choice import Chooser
@@ -45,22 +46,20 @@ class Drafting:
     levels: list[tuple[list[int], list[int], Tensor]] = field(default_factory=list)
 
 
-class Watched:
+class Watched(WrappedDrafter):
     """A drafter that notes what its states answer, and tells its caller something else: logits with noise, and now and
     then the target's own next token first. So any drafter's drafts are accepted and rolled back at random."""
 
     def __init__(self, inner: Drafter, noise: float, hints: float, seed: int) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._noise = noise
         self._hints = hints
         self._generator = torch.Generator().manual_seed(seed)
         self.truth: list[int] = []  # what the target writes, its prompt included
-        self.family, self.tap, self.vocab_size, self.plan = inner.family, inner.tap, inner.vocab_size, inner.plan
-        self.stale_tolerant, self.tree_in_one = inner.stale_tolerant, inner.tree_in_one
         self.noted: list[Drafting] = []
 
     def new_state(self) -> WatchedState:
-        return WatchedState(self._inner.new_state(), self)
+        return WatchedState(self.inner.new_state(), self)
 
     def disturbed(self, logits: Tensor, text: list[int]) -> Tensor:  # [V], for what follows the text
         logits = logits + self._noise * torch.randn(logits.shape, generator=self._generator)
@@ -70,43 +69,29 @@ class Watched:
         return logits
 
 
-class WatchedState:
+class WatchedState(WrappedState):
     def __init__(self, inner: DraftState, drafter: Watched) -> None:
-        self._inner, self._drafter = inner, drafter
+        super().__init__(inner, drafter)
+        self._drafter = drafter
         self._tokens: list[int] = []
         self._texts: list[list[int]] = []  # that end with each expanded node
 
-    @property
-    def num_tokens(self) -> int:
-        return self._inner.num_tokens
-
-    @property
-    def num_features(self) -> int:
-        return self._inner.num_features
-
-    @property
-    def reach(self) -> int:
-        return self._inner.reach
-
     def append(self, tokens: Sequence[int]) -> None:
         self._tokens += tokens
-        self._inner.append(tokens)
+        super().append(tokens)
 
     def rollback(self, num_tokens: int) -> None:
         del self._tokens[num_tokens:]
-        self._inner.rollback(num_tokens)
-
-    def add_features(self, first: int, rows: Tensor) -> None:
-        self._inner.add_features(first, rows)
+        super().rollback(num_tokens)
 
     def root_logits(self) -> Tensor:
-        logits = self._inner.root_logits()
-        self._drafter.noted.append(Drafting(list(self._tokens), self._inner.num_features, logits.clone()))
+        logits = super().root_logits()
+        self._drafter.noted.append(Drafting(list(self._tokens), self.num_features, logits.clone()))
         self._texts.clear()
         return self._drafter.disturbed(logits, self._tokens)
 
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        logits = self._inner.expand(tokens, parents)
+        logits = super().expand(tokens, parents)
         self._drafter.noted[-1].levels.append((list(tokens), list(parents), logits.clone()))
         for token, parent in zip(tokens, parents, strict=True):
             self._texts.append([*(self._tokens if parent == ROOT else self._texts[parent]), token])

@@ -17,6 +17,7 @@ from outrider_bench.staleness_command import label
 from outrider_bench.staleness_recording import Recording, codings, record
 from outrider_bench.staleness_walk import Lag, Walk, accepted
 from outrider_bench.target_alone import plain_answers
+from outrider_drafters import FrozenTarget, load_drafter
 from outrider_models.embedded import drafter_dir, target_dir
 from outrider_proto.tree import DraftTree
 from outrider_server.target import Target
@@ -112,6 +113,19 @@ def test_less_is_accepted_where_features_lack(recorded):
     assert fresh.overall.share == 1
     assert all(one.overall.share < 1 for one in short)
     assert set(fresh.by_family) == set(families)
+
+
+def test_eagle2_taught_for_late_features_loses_little_by_them(recorded):
+    drafter, recordings, _ = recorded
+    taught = load_drafter(drafter_dir("eagle2_late"), FrozenTarget.load(target_dir()))
+    assert taught.tap == drafter.tap  # so the recordings serve both
+    assert (taught.stale_tolerant, drafter.stale_tolerant) == (True, False)
+    chosen = [Cell(), Cell(LATE)]
+    (untaught_fresh, untaught_late), (fresh, late) = (
+        [one.overall for one in measure(which, recordings, {}, SHAPES["tree"], chosen)] for which in (drafter, taught)
+    )
+    assert fresh.tau > untaught_fresh.tau
+    assert late.share > 0.9 > untaught_late.share
 
 
 def test_cells():

@@ -66,6 +66,37 @@ def test_a_report_of_other_conditions_is_refused(tape):
     assert "make them the same" in str(result.exception)
 
 
+WAYS = ("--mode", "stop-and-wait", "--mode", "proactive")
+
+
+def test_overhead_is_read_off_a_report(tape):
+    options = ("virtual", "--profile", "paper-4g", *WAYS, *TREES, "--runs", 1)
+    _, bare = run(tape, *options)
+    ways = bare["cases"][0]["ways"]
+    ways["stop-and-wait"]["exchange_ms"] += 6.0
+    ways["stop-and-wait"]["level_ms"] += 0.5
+    ways["proactive"]["ahead_level_ms"] += 1.5
+    ways["stream"]["queue_ms"] += 2.0
+    tape.with_name("real.json").write_text(json.dumps(bare))
+    result, slower = run(tape, *options, "--overhead", tape.with_name("real.json"))
+    assert result.exit_code == 0, result.output
+    told = {"exchange_ms": 6.0, "level_ms": 0.5, "ahead_level_ms": 1.5, "between_passes_ms": 2.0}
+    assert slower["overhead"] == pytest.approx(told)
+    again = slower["cases"][0]["ways"]
+    assert again["stop-and-wait"]["level_ms"] == pytest.approx(ways["stop-and-wait"]["level_ms"])
+    assert again["stream"]["tokens_per_second"] < ways["stream"]["tokens_per_second"]
+
+
+def test_overhead_of_another_pace_is_refused(tape):
+    options = ("virtual", "--profile", "paper-4g", *WAYS, *TREES, "--runs", 1)
+    _, real = run(tape, *options)
+    real["cases"][0]["pace"] = "paper"
+    tape.with_name("real.json").write_text(json.dumps(real))
+    result, _ = run(tape, *options, "--overhead", tape.with_name("real.json"))
+    assert isinstance(result.exception, UsageError)
+    assert "pace=paper, here hand" in str(result.exception)
+
+
 def test_a_sweep_says_who_wins_where_and_draws_it(tape):
     picture = tape.with_name("map.png")
     grid = ("--rtt", "0,200", "--verify", "6,60", "--thin", "0,0.5", "--max-new-tokens", NEW)

@@ -1,4 +1,7 @@
-"""Time declared beside link and hardware: where it is added. A server that is stopped sends its last rows."""
+"""Time declared beside link and hardware: how it is read off figures, and where it is added. A server that is stopped
+sends its last rows."""
+
+from dataclasses import replace
 
 import pytest
 from virtual_tapes import CYCLE, LEVELS, recording_of, texts_of
@@ -43,6 +46,41 @@ def test_overhead_adds_to_what_it_is_of(mode, overhead, more_ms):
     tokens = 1 if mode == "stream" else CYCLE
     longer_ms = 1e3 * tokens / speed(mode, overhead) - 1e3 * tokens / speed(mode, Overhead())
     assert longer_ms == pytest.approx(more_ms, abs=0.4)
+
+
+def test_levels_for_several_outcomes_have_an_overhead_of_their_own():
+    overhead = Overhead(level_ms=1.0, ahead_level_ms=2.5)
+    wide = replace(PACE, batch_factors={1: 1.0, 8: 1.5})
+    assert overhead.drafting_s(wide, 1) == pytest.approx(0.007)
+    assert overhead.drafting_s(wide, 8) == pytest.approx(0.0115)
+    link = Profile.symmetric("100 ms", Direction(50.0))
+    stage = Stage(texts_of(*SHORT), link, wide, max_new_tokens=NEW, overhead=overhead)
+    run = figures(answers(stage, Way.parse("proactive,outcomes=8", CHAIN), 1), 100.0, bounded=False)
+    assert (run.level_ms, run.ahead_level_ms) == (pytest.approx(7.0), pytest.approx(11.5))
+
+
+REAL = {
+    "stream": {"queue_ms": 2.5},
+    "stop-and-wait": {"exchange_ms": 37.0, "level_ms": 7.75},
+    "proactive": {"ahead_level_ms": 8.2},
+}
+BARE = {
+    "stream": {"queue_ms": 0.0},
+    "stop-and-wait": {"exchange_ms": 31.0, "level_ms": 7.0},
+    "proactive": {"ahead_level_ms": 8.5},
+}
+
+
+def test_overhead_is_what_the_real_stack_takes_longer():
+    assert Overhead.between(REAL, BARE) == Overhead(6.0, 0.75, 0.0, 2.5)
+
+
+@pytest.mark.parametrize(("mode", "figure"), [("stop-and-wait", "level_ms"), ("proactive", "ahead_level_ms")])
+def test_overhead_needs_figures_of_three_ways(mode, figure):
+    with pytest.raises(UsageError, match=f"no {figure} of {mode}"):
+        Overhead.between({**REAL, mode: {**REAL[mode], figure: None}}, BARE)
+    with pytest.raises(UsageError, match=f"of {mode}"):
+        Overhead.between({name: told for name, told in REAL.items() if name != mode}, BARE)
 
 
 def test_overhead_is_not_negative():

@@ -8,7 +8,9 @@ from golden_pairs import GOLDEN, PROMPTS, TARGETS, source
 from outrider_bench.answer import gather
 from outrider_bench.network.ways import Way
 from outrider_bench.pair import in_process, papers_loop
-from outrider_bench.virtual.record import record
+from outrider_bench.prompts import Question
+from outrider_bench.staleness_recording import record as all_features
+from outrider_bench.virtual.record import LAGS, record, taped_place
 from outrider_bench.virtual.replay import Stage, replaying
 from outrider_bench.virtual.texts import Texts
 from outrider_drafters.pace import Pace
@@ -56,6 +58,41 @@ def test_a_replay_drafts_what_the_real_drafter_drafts(name, plan):
         assert [one.token_ids for one in again] == [one.token_ids for one in answered]
         for mine, theirs in zip(again, answered, strict=True):
             assert [described(cycle) for cycle in mine.cycles] == [described(cycle) for cycle in theirs.cycles]
+
+
+@pytest.mark.parametrize("name", ["moa_tli0", "medusa_v01"])
+def test_late_places_are_those_of_a_drafter_that_lacks_the_features(name):
+    tape, drafter, whole = asyncio.run(taped_late(name))
+    (recording,) = tape.recordings
+    if drafter.tap.newest_only:
+        assert not recording.late
+        return
+    assert recording.late[LAGS[0]] != recording.places
+    for lag, place in ((LAGS[0], 3), (LAGS[0], 9), (LAGS[1], 14)):
+        root = len(PROMPTS[0]) + place
+        state = drafter.new_state()
+        state.append(whole.tokens[: root + 1])
+        state.add_features(0, whole.features[: max(root - lag, len(PROMPTS[0]))])
+        assert same(recording.late[lag][place], taped_place(state, TAPED, 16))
+
+
+async def taped_late(name):
+    """A tape of one answer, and all features of it."""
+    plan = FIXED if name == "medusa_v01" else TAPED
+    config = papers_loop(target=GOLDEN / TARGETS[name], drafter=source(name), codec="float32")
+    async with in_process(GOLDEN / TARGETS[name], config) as pair:
+        tape = await record(pair, {"0": tuple(PROMPTS[0])}, plan, 16, NEW)
+        question = Question(None, tuple(PROMPTS[0]))
+        (whole,) = await all_features(pair, [question], [tape.recordings[0].answer])
+        return tape, pair.models.drafter, whole
+
+
+def same(one, other):
+    return one.guesses.keys() == other.guesses.keys() and all(
+        one.guesses[path].tokens[0] == other.guesses[path].tokens[0]
+        and one.guesses[path].log_probabilities == pytest.approx(other.guesses[path].log_probabilities, abs=1e-3)
+        for path in one.guesses
+    )
 
 
 def described(cycle):

@@ -109,6 +109,29 @@ def test_two_drafts_in_flight_share_a_round_trip():
     assert found.mean_acceptance_length == CYCLE
 
 
+def test_a_draft_that_waits_for_a_pass_waits_in_the_queue_and_not_on_its_way():
+    slow = replace(PACE, verify_ms=90.0)
+    found = figures("pipelined,in_flight=2,outcomes=1", stage(pace=slow))
+    assert found.exchange_ms == pytest.approx(R * 1e3)
+    assert found.queue_ms > 10.0
+    alone = figures("proactive,outcomes=1", stage(pace=slow))
+    assert (alone.exchange_ms, alone.queue_ms) == (pytest.approx(R * 1e3), 0.0)
+
+
+def test_late_features_cost_what_was_taped_of_them():
+    """Features come after their verdict; without the newest ones nothing is guessed, but at first."""
+    recording = recording_of(NEW)
+    blind = recording_of(NEW, lambda number: NEVER).places
+    late = replace(recording, late={CYCLE: (*recording.places[:2], *blind[2:])})
+    on = Stage(texts_of(late), STEADY, PACE, max_new_tokens=NEW)
+    fresh, without = (figures(f"stop-and-wait,wait_for_features={wait}", on) for wait in ("true", "false"))
+    assert (fresh.mean_acceptance_length, fresh.stale_tokens) == (CYCLE, 0.0)
+    assert without.mean_acceptance_length < CYCLE
+    run = replay(on, [way("pipelined,outcomes=1")], seed=1)
+    assert run.figures["pipelined,outcomes=1"].mean_acceptance_length < CYCLE
+    assert run.mismatches == {"pipelined,outcomes=1": 0}
+
+
 def test_stale_drafts_cost_the_server_nothing():
     """All drafts sent ahead assume a bonus that does not come."""
     on = stage(lambda number: NEVER if ends_of_cycles(number) else RIGHT)

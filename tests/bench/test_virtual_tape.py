@@ -17,7 +17,8 @@ CHAIN = TreeShape.chain(LEVELS)
 
 @pytest.mark.parametrize("name", ["tape.json", "tape.json.gz"])
 def test_a_tape_is_read_as_it_was_written(tmp_path, name):
-    tape = tape_of(recording_of(10), recording_of(10, name="hand-1", prompt=(9, 9), salt=3))
+    late = {5: recording_of(10, lambda number: SECOND).places}
+    tape = tape_of(replace(recording_of(10), late=late), recording_of(10, name="hand-1", prompt=(9, 9), salt=3))
     tape.save(tmp_path / name)
     assert Tape.load(tmp_path / name) == tape
 
@@ -40,6 +41,21 @@ def test_a_draft_grows_level_by_level_as_it_was_taped():
     text = texts_of(recording).of(PROMPT)
     drafts = text.drafts(len(PROMPT) + 3, CHAIN)  # the root is the answer's third token
     assert [drafted.tree.tokens for drafted in drafts] == [recording.answer[3 : 4 + n] for n in range(LEVELS)]
+
+
+def test_a_draft_is_grown_from_the_taped_lag_nearest_to_what_is_missing():
+    late = {5: recording_of(10, lambda number: SECOND).places}
+    recording, num_tokens = replace(recording_of(10), late=late), len(PROMPT) + 6
+    text = texts_of(recording).of(PROMPT)
+
+    def first(missing):
+        return text.drafts(num_tokens, CHAIN, num_tokens - 1 - missing)[0].tree.tokens[0]
+
+    right = recording.answer[6]
+    assert [first(missing) == right for missing in (0, 2, 3, 5, 20)] == [True, True, False, False, False]
+    tree = DraftTree()
+    assert text.outcomes(num_tokens, tree, 1)[0][0] == Outcome(ROOT, right)
+    assert text.outcomes(num_tokens, tree, 1, num_tokens - 6)[0][0] != Outcome(ROOT, right)
 
 
 def test_smaller_trees_grow_from_a_wider_tape():

@@ -126,10 +126,18 @@ def test_levels_follow_acceptance_and_the_cost_of_a_level():
     sure = choose(measured(acceptance=0.95, modes=alone, limits=free), None)
     unsure = choose(measured(acceptance=0.7, level_ms=2.0, rtt_ms=5.0, modes=alone, limits=free), None)
     assert sure.levels > unsure.levels
-    dear = choose(measured(acceptance=0.95, level_ms=20.0, verify_ms=100.0, modes=alone, limits=free), None)
+    dear = choose(measured(acceptance=0.95, level_ms=40.0, verify_ms=100.0, modes=alone, limits=free), None)
     assert dear.levels < sure.levels
     assert sure.budget > 16  # nodes grow with levels
     assert choose(measured(limits=replace(free, max_nodes=9)), None).budget == 9
+
+
+def test_of_what_is_nearly_as_fast_the_shallowest_is_drafted():
+    alone = frozenset(("stream", "stop-and-wait"))
+    what = measured(acceptance=0.95, modes=alone, limits=Limits())
+    speeds = {levels: predict(what, Choice("stop-and-wait", levels=levels)).tokens_per_second for levels in (8, 10)}
+    assert 0.99 * speeds[10] < speeds[8] < speeds[10]
+    assert choose(what, None).levels == 8
 
 
 def test_hidden_time_pays_for_deeper_trees():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -12,12 +13,13 @@ from outrider_client.pilot import MANY_ROWS, Pilot
 from outrider_client.rtt import RttEstimator
 from outrider_drafters.pace import Pace
 from outrider_drafters.trees.forecast import Outcome
-from outrider_proto.frames import Decode, Opened, Verdict
+from outrider_proto.frames import Decode, Opened, ServerTree, Verdict
 from outrider_proto.tree import DraftTree
 
 DRAFTING = SimpleNamespace(stale_tolerant=True, can_look_out=True)
 OPENED = Opened("s", False, 0, b"", 1024, 255, (0,), server_draft=True)
 DECODE = Decode(1, 0, (), 1, 100)
+TREES = Decode(1, 0, (), 1, 100, tree=ServerTree(4, 5, 16))
 
 
 class Clock:
@@ -72,12 +74,21 @@ def test_the_server_begins_where_features_take_longer_than_a_round_trip(pilot):
     assert pilot.should_open(100, rtt(0.05))
 
 
+def test_what_is_left_of_a_prompts_features_comes_soon(pilot):
+    assert not pilot.come_soon(1, rtt(0.05))  # nothing is known of the link
+    pilot.took_features(0.4, 500, 500_000)  # .8 ms a row
+    assert not pilot.come_soon(1, RttEstimator())
+    assert pilot.come_soon(60, rtt(0.05))
+    assert not pilot.come_soon(70, rtt(0.05))
+
+
 def test_a_batch_that_costs_too_much_is_made_smaller(clock):
     pilot = Pilot(DRAFTING, None, clock)
     pilot.begin(ClientConfig(mode="proactive"), None)
     assert pilot.outcomes == 8
     pilot.took_drafting(0.010, 5)
-    pilot.took_lookout(SimpleNamespace(cost=Cost(0.030, 6, 8), is_whole=False), Outcome(0, 5))
+    cut = SimpleNamespace(cost=Cost(0.030, 6, 8), is_whole=False, rank_of=lambda outcome: None)
+    pilot.took_lookout(cut, Outcome(0, 5))
     assert pilot.outcomes == 4  # five milliseconds a level instead of two
     pilot.begin(ClientConfig(mode="proactive", outcomes=3), None)
     assert pilot.outcomes == 3
@@ -97,14 +108,53 @@ def test_without_a_drafter_there_is_but_one_mode(clock):
         stream(pilot, clock, 0.033)
 
 
+def server_drafts(pilot, clock, num_verdicts: int) -> None:
+    """Three tokens at a time."""
+    for _ in range(num_verdicts):
+        clock.now += 0.05
+        pilot.took_verdict(TREES, Verdict(1, (), 5, tokens=(4, 4), verify_us=33_000, draft_us=20_000), stale=False)
+
+
+def test_it_drafts_on_the_side_once_in_32_tokens_in_whatever_bunches_they_come(pilot, clock):
+    pilot.decide(OPENED, rtt(0.03))
+    pilot.enters("server-draft")
+    server_drafts(pilot, clock, 20)  # by now drafts are known
+    pilot.tries(100, DraftTree.chain((1,)))
+    pilot.took_text((0,) * 101)
+    server_drafts(pilot, clock, 10)
+    assert not pilot.wants_trial  # 30 tokens
+    server_drafts(pilot, clock, 1)
+    assert pilot.wants_trial  # 33
+    pilot.begin(ClientConfig(mode="auto"), None)
+    pilot.decide(OPENED, rtt(0.03))
+    assert pilot.wants_trial  # another answer's tokens count on
+    pilot.tries(133, DraftTree.chain((1,)))
+    pilot.took_text((0,) * 134)
+    assert not pilot.wants_trial
+
+
+def test_it_drafts_on_the_side_more_often_while_little_is_known(pilot, clock):
+    pilot.decide(OPENED, rtt(0.03))
+    tried = []
+    for number in range(40):
+        stream(pilot, clock, 0.033, 8)
+        if pilot.wants_trial:
+            tried.append(number)
+            pilot.tries(64, DraftTree.chain((1, 2, 3)))
+            pilot.took_text((0,) * 68)
+    assert tried[:10] == list(range(10))
+    assert [later - sooner for sooner, later in pairwise(tried[-4:])] == [4, 4, 4]
+
+
 def test_what_is_drafted_on_the_side_is_judged_once_the_text_is_long_enough(pilot, clock):
     pilot.decide(OPENED, rtt(0.03))
-    assert pilot.wants_trial(64)
-    assert not pilot.wants_trial(65)
+    stream(pilot, clock, 0.033, 64)
+    assert pilot.wants_trial
     pilot.tries(64, DraftTree.chain((1, 2, 3)))
-    assert not pilot.wants_trial(96)
+    server_drafts(pilot, clock, 30)
+    assert not pilot.wants_trial
     text = tuple(range(100, 164))
     pilot.took_text((*text, 1, 2))
-    assert not pilot.wants_trial(96)  # what comes third is not known
+    assert not pilot.wants_trial  # what comes third is not known
     pilot.took_text((*text, 1, 2, 9))
-    assert pilot.wants_trial(96)
+    assert pilot.wants_trial

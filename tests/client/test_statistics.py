@@ -62,6 +62,17 @@ def test_split_is_per_verified_token():
     assert parts == pytest.approx((2.0, 4.0, 0.2, 0.8, 1.0))
 
 
+def test_levels_and_ways_there_and_back_are_means():
+    meter = Meter(0.0)
+    meter.levels_took(0.03, 4)
+    meter.levels_took(0.01, 1)
+    meter.levels_took(0.02, 2, ahead=True)
+    meter.verdict(Verdict(1, (), 1, queue_us=2000, verify_us=8000), 0.05, on_draft=True)
+    meter.verdict(Verdict(2, (), 1, verify_us=8000), 0.058)
+    found = snapshot(meter)
+    assert (found.level_ms, found.ahead_level_ms, found.exchange_ms) == pytest.approx((8.0, 10.0, 40.0))
+
+
 def test_outages_count_once_each():
     meter = Meter(0.0)
     meter.went_offline(1.0)

@@ -87,6 +87,14 @@ def test_decode_verdicts_follow_one_another():
     assert transcript.new_tokens == (7, 8, 9)
 
 
+def test_a_decode_cancelled_before_it_began_leaves_the_server_what_it_had():
+    transcript = begun()
+    decode = transcript.next_decode(0)
+    transcript.apply(Verdict(decode.seq, (), None, Finish.CANCELLED), VOCAB)
+    draft = transcript.next_draft(DraftTree(), 0)
+    assert (draft.base_len, draft.context, draft.features_from) == (0, (1, 2, 3), 0)
+
+
 def with_tail(*tokens: int) -> Transcript:
     transcript = begun()
     answered(transcript, bonus=9)

@@ -16,7 +16,7 @@ from outrider_drafters import (
     grow_tree,
     load_drafter,
 )
-from outrider_drafters.eagle.eagle2 import Eagle2Drafter
+from outrider_drafters.eagle.eagle2 import STEPS, TOLERANT_STEPS, Eagle2Drafter
 from outrider_drafters.eagle.pairs import PairState
 from outrider_proto.tree import ROOT
 
@@ -156,6 +156,23 @@ def test_export_in_half_size(tmp_path: Path, golden: Path):
     weight = loaded.fc.weight
     assert weight.dtype == torch.float32
     assert torch.equal(weight, eagle.fc.weight.bfloat16().float())
+
+
+@pytest.mark.parametrize(("told", "tolerant"), [({}, False), ({STEPS: 3}, False), ({STEPS: TOLERANT_STEPS}, True)])
+def test_a_head_taught_over_many_steps_drafts_on_without_the_newest_features(tmp_path, golden, told, tolerant):
+    frozen = FrozenTarget.load(golden / "target_l4")
+    Eagle2(Eagle2Sizes(64, 4, 2, 16, 40)).export(tmp_path, frozen.sizes)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.pop(STEPS) == 1
+    (tmp_path / "config.json").write_text(json.dumps(config | told))
+    assert load_drafter(tmp_path, frozen).stale_tolerant is tolerant
+
+
+def test_steps_that_are_no_number_are_refused(tmp_path: Path, golden: Path):
+    frozen = FrozenTarget.load(golden / "target_l4")
+    Eagle2(Eagle2Sizes(64, 4, 2, 16, 40)).export(tmp_path, frozen.sizes, steps=0)
+    with pytest.raises(ValueError, match="outrider_steps=0"):
+        load_drafter(tmp_path, frozen)
 
 
 def test_trains(golden: Path):

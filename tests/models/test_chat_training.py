@@ -11,6 +11,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from outrider_drafters.files.checkpoint import Checkpoint
 from outrider_drafters.frozen import FrozenTarget
 from outrider_drafters.load import load_drafter
 from outrider_drafters.source import DrafterSource
@@ -64,9 +65,9 @@ def chats(tmp_path_factory):
     return path
 
 
-def train(family, chats, target, out, *sets, resume=False, stop=None):
+def train(family, chats, target, out, *sets, start=None, resume=False, stop=None):
     changes = merged(QUICK, parse_changes([*SMALLER.get(family, []), *sets]))
-    order = ChatOrder(family, chats, out, str(target), changes)
+    order = ChatOrder(family, chats, out, str(target), changes, start and str(start))
     return start_on_chats(order, resume=resume, console=Console(quiet=True), stop_after_updates=stop)
 
 
@@ -108,6 +109,37 @@ def test_a_resumed_run_equals_an_undisturbed_one(family, chats, target, tmp_path
     assert whole == parts
     train(family, chats, target, tmp_path / "short", "length.epochs=2.0", stop=5)
     assert (tmp_path / "short" / "model.safetensors").read_bytes() != whole  # control
+
+
+def tensors_of(directory):
+    checkpoint = Checkpoint(directory, heads_first=True)
+    return {name: checkpoint.read(name) for name in checkpoint.names}
+
+
+@pytest.mark.parametrize("family", [name for name in TRAINABLES if name != "independent"])
+def test_a_run_goes_on_from_given_weights(family, chats, target, tmp_path):
+    train(family, chats, target, tmp_path / "given", "data.seed=7", stop=1)
+    train(family, chats, target, tmp_path / "taken", start=tmp_path / "given", stop=0)
+    train(family, chats, target, tmp_path / "fresh", stop=0)
+    given, taken, fresh = (tensors_of(tmp_path / name) for name in ("given", "taken", "fresh"))
+    assert given.keys() == taken.keys()
+    assert all(torch.equal(given[name], taken[name]) for name in given)
+    assert not all(torch.equal(given[name], fresh[name]) for name in given)  # control
+    train(family, chats, target, tmp_path / "taken", start=tmp_path / "given", resume=True, stop=1)
+    with pytest.raises(UsageError, match="another start"):
+        train(family, chats, target, tmp_path / "taken", start=tmp_path / "fresh", resume=True)
+
+
+def test_an_eagle3_head_brings_its_draft_vocabulary(chats, target, tmp_path):
+    train("eagle3", chats, target, tmp_path / "given", stop=0)
+    few = tmp_path / "few.jsonl"
+    few.write_text(chats.read_text().splitlines(keepends=True)[-1])
+    own = train("eagle3", few, target, tmp_path / "fresh", stop=0).pupil
+    run = train("eagle3", few, target, tmp_path / "taken", start=tmp_path / "given", stop=1)
+    brought = run.pupil.network.draft_tokens
+    assert not torch.equal(own.draft_tokens, brought)
+    assert torch.equal(run.pupil.draft_tokens, brought)
+    assert torch.equal(run.pupil.covered.nonzero()[:, 0], brought)
 
 
 def test_how_an_update_is_laid_out_does_not_matter(chats, target, tmp_path):
@@ -173,6 +205,12 @@ def test_mistakes_are_found_before_anything_is_written(chats, target, tmp_path):
         train("moa", chats, target, out, resume=True)
     with pytest.raises(UsageError, match="family 'oracle'"):
         train("oracle", chats, target, out)
+    with pytest.raises(UsageError, match="lacks tensors"):
+        train("eagle2", chats, target, out, start=drafter_dir("moa"))
+    with pytest.raises(UsageError, match=r"fc\.weight has shape"):
+        train("eagle2", chats, target, out, start=drafter_dir("eagle2"))
+    with pytest.raises(UsageError, match="in its own settings"):
+        train("independent", chats, target, out, start=drafter_dir("independent"))
     assert not out.exists()
 
 

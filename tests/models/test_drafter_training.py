@@ -2,17 +2,19 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+from outrider_drafters.files.checkpoint import Checkpoint
 from outrider_drafters.frozen import FrozenTarget
 from outrider_drafters.load import load_drafter, load_tap
 from outrider_drafters.moa.network import pack_kv
 from outrider_drafters.trees.grow import grow_tree
 from outrider_drafters.trees.shape import TreeShape
-from outrider_models.embedded import target_dir
+from outrider_models.embedded import drafter_dir, target_dir
 from outrider_models.recipe import read_recipe, shipped_recipes
 from outrider_models.training.data import collate
 from outrider_models.training.families.moa import Blocks, sync_points
@@ -67,6 +69,12 @@ def test_resume_is_bit_identical(kind, target, tmp_path):
     assert whole == parts
 
 
+def test_a_recipe_goes_on_from_given_weights():
+    task = make_task(small("hass"), Path(), None, str(drafter_dir("eagle2")))
+    given = Checkpoint(drafter_dir("eagle2"))
+    assert all(torch.equal(tensor, given.read(name).float()) for name, tensor in task.network.state_dict().items())
+
+
 def test_the_target_stays_as_it_is(target, tmp_path):
     run = run_of("moa", target, tmp_path, stop_after_steps=2)
     before = [parameter.clone() for parameter in run.task.teacher.model.parameters()]
@@ -98,6 +106,7 @@ def test_the_shipped_recipes_train_equally_many_parameters_on_the_same_batches()
     larger = sizes.pop("hydra")  # its fourth head alone reads five rows
     assert max(sizes.values()) / min(sizes.values()) < 1.05
     assert larger < 3 * min(sizes.values())
+    del recipes["eagle2_late"]  # it goes on from eagle2, for half as long
     streams = {name: replace(recipe.stream, family_weights={"code": 1.0}) for name, recipe in recipes.items()}
     assert len(set(map(str, streams.values()))) == 1
     assert len({str(recipe.rates) for recipe in recipes.values()}) == 1

@@ -132,6 +132,33 @@ def test_the_loss_is_that_of_drafting_along_the_text(name, teacher, tmp_path):
     assert float(marks.total) == pytest.approx(total, rel=2e-3)
 
 
+def slope(pupil, lesson, said, direction):
+    """Of the loss along a direction in the space of parameters: by autograd, and by differences."""
+
+    def moved(by):
+        with torch.no_grad():
+            for parameter, way in zip(pupil.parameters(), direction, strict=True):
+                parameter.add_(way, alpha=by)
+        return pupil(lesson, said, 0.0).total
+
+    total = moved(0.0)
+    gradients = torch.autograd.grad(total, list(pupil.parameters()))
+    told = sum(float((gradient * way).sum()) for gradient, way in zip(gradients, direction, strict=True))
+    size = 1e-3
+    above, below = float(moved(size).detach()), float(moved(-2 * size).detach())
+    return told, (above - below) / (2 * size)
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_a_step_of_hass_learns_for_those_after_it_unless_detached(detached, teacher):
+    pupil = pupil_of(teacher, "hass", detached=detached)
+    lesson = text(teacher.facts.sizes.vocab)
+    torch.manual_seed(0)
+    direction = [torch.randn_like(parameter) for parameter in pupil.parameters()]
+    told, found = slope(pupil, lesson, teacher.says(lesson.tokens, pupil.needs), direction)
+    assert (told == pytest.approx(found, rel=0.02)) is not detached
+
+
 VARIANTS = {
     "": {},
     "without LSA": {"lsa": False},
@@ -190,6 +217,12 @@ def test_the_staircase_is_gone_after_half_of_the_run(teacher):
     assert pupil._stairs(1000, 0.0).all()
     assert 400 < int(pupil._stairs(1000, 0.25).sum()) < 600
     assert not pupil._stairs(1000, 0.5).any()
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_hass_tells_drafters_over_how_many_steps_it_taught(steps, teacher, tmp_path):
+    pupil_of(teacher, "hass", steps=steps).export(tmp_path)
+    assert load_drafter(tmp_path, teacher.frozen()).stale_tolerant is (steps == 8)
 
 
 def test_logits_in_parts_are_the_same(monkeypatch):

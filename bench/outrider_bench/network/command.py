@@ -6,12 +6,30 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, cast
 
 import typer
 from rich.console import Console
 
 from outrider_bench.network.messages import MessageSizes, message_sizes
+from outrider_bench.network.options import (
+    MODE,
+    PROFILE,
+    CodecsOption,
+    DraftersOption,
+    EngineOption,
+    InFlightOption,
+    ModesOption,
+    OutcomesOption,
+    PaceOption,
+    ProfilesOption,
+    PromptsOption,
+    PromptTokensOption,
+    RunsOption,
+    SeedOption,
+    Table3Option,
+    Table7Option,
+    WaitOption,
+)
 from outrider_bench.network.passage import NO_LINK
 from outrider_bench.network.plan import Plan, measure
 from outrider_bench.network.report import Case, network_report
@@ -26,82 +44,63 @@ from outrider_bench.network.tables import (
     split_table,
 )
 from outrider_bench.network.ways import CONTROLS
+from outrider_bench.options import (
+    ALL_FAMILIES,
+    FamiliesOption,
+    JsonOption,
+    NewTokensOption,
+    OfTreeOption,
+    PlotOption,
+    TargetOption,
+    codec_of,
+    families_of,
+    target_of,
+)
 from outrider_bench.progress import Counter, Step, progress_line
 from outrider_bench.report import write_report
-from outrider_client.config import ClientConfig
 from outrider_client.local_models import LocalModels
-from outrider_drafters.frozen import resolve_dir
 from outrider_drafters.pace import Pace
-from outrider_models.corpus import FAMILIES, Family
-from outrider_models.embedded import DRAFTERS, target_dir
-from outrider_netsim import EngineChoice
-from outrider_proto.errors import UsageError
+from outrider_models.embedded import DRAFTERS
 from outrider_proto.frames import CODECS, Codec
 from outrider_server.target import Target
 
-PROFILE = "paper-5g"
 TABLE_3_PROFILES = (NO_LINK, "paper-5g", "paper-4g")
 PAPERS_DRAFTERS = ("moa_tli1", "moa", "eagle2", "independent")
 console = Console(stderr=True)
 
 
 def network_command(
-    profile: Annotated[
-        list[str] | None,
-        typer.Option(help=f"A link from `outrider-netsim list`, or none; repeatable; {PROFILE}."),
-    ] = None,
-    pace: Annotated[
-        str | None, typer.Option(help="Hardware whose times both sides take: a name (paper) or a TOML file.")
-    ] = None,
-    target: Annotated[str | None, typer.Option(help="Directory or hub name of the target; the embedded one.")] = None,
-    drafter: Annotated[
-        list[str] | None, typer.Option(help=f"Embedded name or DIR[,option=value...]; repeatable; {DRAFTERS[0]}.")
-    ] = None,
-    mode: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODE[,OPTION=VALUE...]",
-            help="Beside the controls; repeatable. Options: wait_for_features, opening, in_flight, outcomes, "
-            f"breadth, levels, budget. {ClientConfig().mode}.",
-        ),
-    ] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts, the families in turn.")] = 12,
-    families: Annotated[str, typer.Option(help="Of prompts, separated by commas.")] = ",".join(FAMILIES),
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="New tokens an answer.")] = 128,
-    prompt_tokens: Annotated[
-        int, typer.Option(min=0, help="Of each prompt at least: what was asked and answered before is put before it.")
-    ] = 0,
-    runs: Annotated[int, typer.Option(min=1, help="Times that all is repeated; figures are medians.")] = 1,
-    engine: Annotated[
-        EngineChoice, typer.Option(help="What makes the link; auto takes the best that this machine allows.")
-    ] = "auto",
-    breadth: Annotated[
-        int | None, typer.Option(help="Of the trees, on both sides; default: the drafter's own.")
-    ] = None,
-    levels: Annotated[int | None, typer.Option(help="As above.")] = None,
-    budget: Annotated[int | None, typer.Option(help="As above.")] = None,
-    wait_for_features: Annotated[
-        bool | None, typer.Option(help="Draft on only with the newest features; default: as the drafter needs it.")
-    ] = None,
-    in_flight: Annotated[int | None, typer.Option(help="Drafts under way at once (pipelined).")] = None,
-    outcomes: Annotated[int | None, typer.Option(help="Outcomes to draft ahead for; default: what pays.")] = None,
-    codec: Annotated[list[str] | None, typer.Option(help=f"Of the features, {CODECS[0]}; repeatable.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the link.")] = 1,
-    table3: Annotated[
-        bool, typer.Option("--table3", help="The paper's Table 3: its drafters on one device, over 5G and over 4G.")
-    ] = False,
-    table7: Annotated[
-        bool, typer.Option("--table7", help="Only the paper's Table 7: what messages weigh, by drafter and codec.")
-    ] = False,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the report here; - for standard output.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the results here (PNG).")] = None,
+    profile: ProfilesOption = None,
+    pace: PaceOption = None,
+    target: TargetOption = None,
+    drafter: DraftersOption = None,
+    mode: ModesOption = None,
+    prompts: PromptsOption = 12,
+    families: FamiliesOption = ALL_FAMILIES,
+    max_new_tokens: NewTokensOption = 128,
+    prompt_tokens: PromptTokensOption = 0,
+    runs: RunsOption = 1,
+    engine: EngineOption = "auto",
+    breadth: OfTreeOption = None,
+    levels: OfTreeOption = None,
+    budget: OfTreeOption = None,
+    wait_for_features: WaitOption = None,
+    in_flight: InFlightOption = None,
+    outcomes: OutcomesOption = None,
+    codec: CodecsOption = None,
+    seed: SeedOption = 1,
+    table3: Table3Option = False,
+    table7: Table7Option = False,
+    json: JsonOption = None,
+    plot: PlotOption = None,
 ) -> None:
     """Drafting across an emulated link with a real server and client, beside the controls stream and server-draft."""
+    codecs = [codec_of(name) for name in codec or CODECS]
     plan = Plan(
-        target=target_dir() if target is None else resolve_dir(target),
+        target=target_of(target),
         profiles=profile or (TABLE_3_PROFILES if table3 else (PROFILE,)),
         drafters=drafter or (PAPERS_DRAFTERS if table3 or table7 else DRAFTERS[:1]),
-        ways=[way for way in mode or (ClientConfig().mode,) if way not in CONTROLS],
+        ways=[way for way in mode or (MODE,) if way not in CONTROLS],
         common={
             "breadth": breadth,
             "levels": levels,
@@ -111,9 +110,9 @@ def network_command(
             "outcomes": outcomes,
         },
         pace=pace,
-        codec=_codecs(codec)[0],
+        codec=codecs[0],
         engine=engine,
-        families=_families(families),
+        families=families_of(families),
         prompts=prompts,
         max_new_tokens=max_new_tokens,
         prompt_tokens=prompt_tokens,
@@ -121,8 +120,12 @@ def network_command(
         seed=seed,
     )
     if table7:
-        _weigh(plan, _codecs(codec) if codec else list(CODECS), json)
-        return
+        _weigh(plan, codecs, json)
+    else:
+        _measure(plan, table3, json, plot)
+
+
+def _measure(plan: Plan, table3: bool, json: Path | None, plot: Path | None) -> None:
     with progress_line() as step:
         cases = asyncio.run(measure(plan, step))
     _show(cases, table3)
@@ -169,19 +172,3 @@ async def _message_sizes(plan: Plan, codecs: Sequence[Codec], step: Step) -> lis
             if not sizes[-1].width:
                 break  # without features, every codec is the same
     return sizes
-
-
-def _families(text: str) -> list[Family]:
-    """Raises UsageError."""
-    for name in text.split(","):
-        if name not in FAMILIES:
-            raise UsageError(f"families={name!r}: choose from {', '.join(FAMILIES)}")
-    return [family for family in FAMILIES if family in text.split(",")]
-
-
-def _codecs(names: Sequence[str] | None) -> list[Codec]:
-    """Raises UsageError."""
-    for name in names or ():
-        if name not in CODECS:
-            raise UsageError(f"codec={name!r}: choose from {', '.join(CODECS)}")
-    return [cast(Codec, name) for name in names or CODECS[:1]]

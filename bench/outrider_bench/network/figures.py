@@ -60,6 +60,10 @@ class Figures:
     stale_drafts: Number  # an answer
     wasted_nodes: Number  # an answer
     split_ms: Mapping[str, float]  # a token
+    exchange_ms: Number  # a draft's way there and back
+    level_ms: Number  # of a draft that was waited for
+    ahead_level_ms: Number  # of drafts ahead, all outcomes side by side
+    queue_ms: Number  # a reply
     server_busy_ms_per_token: Number
     tokens: Number  # an answer
     unverified: Number  # of all answers
@@ -93,6 +97,10 @@ def figures(records: Sequence[Recorded], rtt_ms: float, *, bounded: bool) -> Fig
         stale_drafts=_mean(one.stale_drafts for one in told),
         wasted_nodes=_mean(one.wasted_nodes for one in told),
         split_ms=_split(records),
+        exchange_ms=_drafted_mean((record.statistics.exchange_ms, record) for record in records),
+        level_ms=_drafted_mean((record.statistics.level_ms, record) for record in records),
+        ahead_level_ms=_drafted_mean((record.statistics.ahead_level_ms, record) for record in records),
+        queue_ms=_ratio(sum(one.split_ms.queue * one.new_tokens for one in told), replies),
         server_busy_ms_per_token=decoding.server_busy_ms_per_token,
         tokens=tokens / len(records),
         unverified=sum(one.unverified for one in told),
@@ -154,6 +162,11 @@ def percentiles(values: Iterable[float]) -> dict[str, float]:
     if not given:
         return {}
     return {f"p{p}": float(v) for p, v in zip(_PERCENTILES, np.percentile(given, _PERCENTILES), strict=True)}
+
+
+def _drafted_mean(values: Iterable[tuple[float, Recorded]]) -> Number:
+    """By the drafts judged; 0 is a way that has no such thing."""
+    return _weighted((value, _num_drafted(record)) for value, record in values if value)
 
 
 def _num_drafted(record: Recorded) -> int:

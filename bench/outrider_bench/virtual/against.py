@@ -38,7 +38,7 @@ class Pairing:
 def pairings(cases: Sequence[Case], report: Path) -> list[Pairing]:
     """All ways that both have. Raises UsageError for a report with none, or of other conditions."""
     found = []
-    for real in _real_cases(report):
+    for real in real_cases(report):
         for case in cases:
             if real["profile"] == case.setting.profile:
                 _check(case, real, report)
@@ -67,13 +67,16 @@ def pairings_table(found: Sequence[Pairing]) -> Table:
     return table("virtual time beside the real stack", columns, rows)
 
 
-def _real_cases(report: Path) -> list[dict[str, Any]]:  # Any: a report's content
+def real_cases(report: Path) -> list[dict[str, Any]]:  # Any: a report's content
+    """At least one. Raises UsageError."""
     try:
         cases = json.loads(report.read_text())["cases"]
     except OSError as error:
         raise UsageError(f"cannot read {report}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{report}: no report of outrider-bench network ({error!r})") from error
+    if not cases:
+        raise UsageError(f"{report}: no case was measured")
     return list(cases)
 
 

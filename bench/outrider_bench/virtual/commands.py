@@ -11,50 +11,57 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from outrider_bench.network.passage import NO_LINK, profile_or_none
 from outrider_bench.network.plan import Plan
 from outrider_bench.network.report import Case, Setting, network_report
 from outrider_bench.network.tables import beginning_table, cost_table, speed_table, split_table
 from outrider_bench.network.ways import Options, Way, with_controls
+from outrider_bench.options import (
+    ALL_FAMILIES,
+    FamiliesOption,
+    JsonOption,
+    NewTokensOption,
+    OfTreeOption,
+    PlotOption,
+    TargetOption,
+    codec_of,
+    families_of,
+    target_of,
+)
 from outrider_bench.pair import in_process
 from outrider_bench.progress import Counter, Step, progress_line
 from outrider_bench.report import write_report
 from outrider_bench.virtual.against import TOLERANCE, pairings, pairings_table
 from outrider_bench.virtual.auto_grid import AUTO, AUTO_GRID, stand, standings_table
 from outrider_bench.virtual.long_prompts import lengthened
+from outrider_bench.virtual.measured_overhead import measured_overhead
 from outrider_bench.virtual.overhead import Overhead
 from outrider_bench.virtual.record import record
-from outrider_bench.virtual.replay import Stage, replay
+from outrider_bench.virtual.replay import Stage, link_of, replay
 from outrider_bench.virtual.sweep import Conditions, Grid, sweep
 from outrider_bench.virtual.tape import MARGIN, Tape
 from outrider_bench.virtual.texts import Texts
 from outrider_bench.virtual.thinning import Thinning, thinned
 from outrider_client.config import ClientConfig
-from outrider_drafters.frozen import resolve_dir
 from outrider_drafters.pace import Pace
 from outrider_drafters.trees.choices import Choices
 from outrider_drafters.trees.shape import TreeShape
-from outrider_models.corpus import FAMILIES, Family
-from outrider_models.embedded import DRAFTERS, target_dir
-from outrider_netsim import Direction, Profile
+from outrider_models.embedded import DRAFTERS
 from outrider_proto.errors import UsageError
-from outrider_proto.frames import CODECS, Codec
+from outrider_proto.frames import CODECS
 
 VIRTUAL = (
     "virtual time: taped drafts and answers through the client's own loops; packets as the profile has them, without "
-    "congestion control; no processor time, features always fresh for the drafter"
+    "congestion control; processor time only as declared"
 )
 RECORDED = TreeShape(breadth=4, levels=8, budget=32)
 PACE = "paper"
 WAYS = ("stop-and-wait", "proactive", "pipelined")
 TapeOption = Annotated[Path, typer.Option(help="Made by `outrider-bench record`.")]
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the report here; - for standard output.")]
 PaceOption = Annotated[str, typer.Option(help="Hardware: a name or a TOML file.")]
 ModeOption = Annotated[
     list[str] | None,
     typer.Option(metavar="MODE[,OPTION=VALUE...]", help=f"Beside the controls; repeatable; {', '.join(WAYS)}."),
 ]
-OfTreeOption = Annotated[int | None, typer.Option(help="Of the trees, on both sides; default: the drafter's own.")]
 CodecOption = Annotated[str, typer.Option(help="Of the features.")]
 SeedOption = Annotated[int, typer.Option(help="Of links and thinning.")]
 console = Console(stderr=True)
@@ -62,10 +69,10 @@ console = Console(stderr=True)
 
 def record_command(
     tape: Annotated[Path, typer.Option(help="Write the tape here: .json, or .json.gz.")],
-    target: Annotated[str | None, typer.Option(help="Directory or hub name of the target; the embedded one.")] = None,
+    target: TargetOption = None,
     drafter: Annotated[str, typer.Option(help="Embedded name or DIR[,option=value...].")] = DRAFTERS[0],
     prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts, as `outrider-bench network` takes them.")] = 12,
-    families: Annotated[str, typer.Option(help="Of prompts, separated by commas.")] = ",".join(FAMILIES),
+    families: FamiliesOption = ALL_FAMILIES,
     max_new_tokens: Annotated[int, typer.Option(min=2, help=f"New tokens an answer; {MARGIN} more are taped.")] = 128,
     breadth: Annotated[int, typer.Option(help="Of the widest trees to be replayed.")] = RECORDED.breadth,
     levels: Annotated[int, typer.Option(help="Of the deepest.")] = RECORDED.levels,
@@ -95,13 +102,10 @@ def virtual_command(
     breadth: OfTreeOption = None,
     levels: OfTreeOption = None,
     budget: OfTreeOption = None,
-    exchange_ms: Annotated[
-        float, typer.Option(help="Of a draft's way there and back, beside the link; measured.")
-    ] = 0.0,
-    level_ms: Annotated[float, typer.Option(help="Of a level of drafting, beside the pace; measured.")] = 0.0,
-    between_passes_ms: Annotated[
-        float, typer.Option(help="Between two passes where the next one is waiting; measured.")
-    ] = 0.0,
+    overhead: Annotated[
+        Path | None,
+        typer.Option(help="A report of `outrider-bench network`: what programs took beside link and pace; none."),
+    ] = None,
     runs: Annotated[int, typer.Option(min=1, help="Links, of seeds one after the other; figures are medians.")] = 5,
     seed: SeedOption = 1,
     against: Annotated[
@@ -110,18 +114,18 @@ def virtual_command(
     ] = None,
     tolerance: Annotated[float, typer.Option(help="How far off a speed may be, as a share.")] = TOLERANCE,
     json: JsonOption = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the results here (PNG).")] = None,
+    plot: PlotOption = None,
 ) -> None:
     """Replay a tape over links and hardware in virtual time, beside the controls; keys as `outrider-bench network`."""
     taped = Tape.load(tape)
     texts = Texts(thinned(lengthened(taped, prompt_tokens), Thinning(thin, seed)))
-    ways = _ways(mode, {"breadth": breadth, "levels": levels, "budget": budget})
+    common = {"breadth": breadth, "levels": levels, "budget": budget}
+    ways = _ways(mode, common)
     limit = max_new_tokens or min(recording.limit for recording in taped.recordings)
-    overhead = Overhead(exchange_ms, level_ms, between_passes_ms)
-    stages = [
-        Stage(texts, _profile(name), Pace.load(pace), _codec(codec), limit, overhead=overhead)
-        for name in profile or ["paper-5g"]
-    ]
+    names = profile or ["paper-5g"]
+    stage = Stage(texts, link_of(names[0]), Pace.load(pace), codec_of(codec), limit)
+    added = Overhead() if overhead is None else measured_overhead(overhead, stage, common, seed)
+    stages = [replace(stage, profile=link_of(name), overhead=added) for name in names]
     with progress_line() as step:
         cases = [_case(stage, ways, runs, seed, step, prompt_tokens) for stage in stages]
     found = [] if against is None else pairings(cases, against)
@@ -131,7 +135,7 @@ def virtual_command(
     if found:
         console.print(pairings_table(found))
     told = network_report(cases)
-    told |= {"note": VIRTUAL, "thin": thin, "overhead": asdict(overhead)}
+    told |= {"note": VIRTUAL, "thin": thin, "overhead": asdict(added)}
     told |= {"against": [asdict(one) | {"deviation": one.deviation} for one in found]}
     write_report(json, told)
     if plot is not None:
@@ -155,7 +159,7 @@ def sweep_command(
     breadth: OfTreeOption = None,
     levels: OfTreeOption = None,
     budget: OfTreeOption = None,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="New tokens an answer.")] = 64,
+    max_new_tokens: NewTokensOption = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Times that all prompts are asked, in one session.")] = 1,
     auto_grid: Annotated[
         bool,
@@ -168,7 +172,7 @@ def sweep_command(
     """Which mode wins where, over R x T_v x tau, in virtual time."""
     ways = _ways(mode, {"breadth": breadth, "levels": levels, "budget": budget})
     grid = Grid(_numbers("rtt", rtt), _numbers("verify", verify), _numbers("thin", thin))
-    conditions = Conditions(Pace.load(pace), rate * 1e6, jitter, _codec(codec), max_new_tokens, seed, rounds)
+    conditions = Conditions(Pace.load(pace), rate * 1e6, jitter, codec_of(codec), max_new_tokens, seed, rounds)
     if auto_grid:
         auto = Way.parse(AUTO, {"breadth": breadth, "levels": levels, "budget": budget})
         _stand(tape, [*ways, auto], conditions, json)
@@ -202,7 +206,7 @@ def _stand(tape: Path, ways: Sequence[Way], conditions: Conditions, json: Path |
 def _recording_plan(target: str | None, drafter: str, prompts: int, families: str, max_new_tokens: int) -> Plan:
     """The network bench's, whose prompts it takes."""
     return Plan(
-        target=target_dir() if target is None else resolve_dir(target),
+        target=target_of(target),
         profiles=(),
         drafters=(drafter,),
         ways=(),
@@ -210,7 +214,7 @@ def _recording_plan(target: str | None, drafter: str, prompts: int, families: st
         pace=None,
         codec="float32",
         engine="auto",
-        families=_families(families),
+        families=families_of(families),
         prompts=prompts,
         max_new_tokens=max_new_tokens,
         runs=1,
@@ -236,10 +240,6 @@ def _ways(modes: Sequence[str] | None, common: Options) -> list[Way]:
     for way in ways:
         way.configured(ClientConfig())
     return ways
-
-
-def _profile(name: str) -> Profile:
-    return profile_or_none(name) or Profile.symmetric(NO_LINK, Direction(), "both sides on one device")
 
 
 def _case(stage: Stage, ways: Sequence[Way], runs: int, seed: int, step: Step, prompt_tokens: int) -> Case:
@@ -274,18 +274,3 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"{name}={text!r}: need numbers separated by commas") from None
-
-
-def _codec(name: str) -> Codec:
-    for codec in CODECS:
-        if codec == name:
-            return codec
-    raise UsageError(f"codec={name!r}: choose from {', '.join(CODECS)}")
-
-
-def _families(text: str) -> list[Family]:
-    asked = text.split(",")
-    for name in asked:
-        if name not in FAMILIES:
-            raise UsageError(f"families={name!r}: choose from {', '.join(FAMILIES)}")
-    return [family for family in FAMILIES if family in asked]

@@ -1,14 +1,15 @@
-"""The drafter's stand-in: it drafts as the tape has it, for as long as that would take. Its features are always fresh:
-what stale ones cost in acceptance is not replayed."""
+"""The drafter's stand-in: it drafts as the tape has it for a drafter that lacks as many features, for as long as that
+would take."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider_bench.virtual.overhead import Overhead
 from outrider_bench.virtual.texts import TapedText, Texts
 from outrider_client.drafting import Cost, Lookout, Ready, Wanted
 from outrider_drafters.drafter import DraftState
@@ -40,9 +41,10 @@ class TapedDrafter:
 
 
 class ReplayedDrafting:
-    """See the client's Drafting. Jobs run one after another, a level at a time, each level as long as the Pace says."""
+    """See the client's Drafting. Jobs run one after another, a level at a time, each level as long as Pace and Overhead
+    say."""
 
-    def __init__(self, texts: Texts, pace: Pace) -> None:
+    def __init__(self, texts: Texts, pace: Pace, overhead: Overhead) -> None:
         self.tap = texts.tape.tap
         self.names = (texts.tape.drafter,)
         self.stale_tolerant = texts.tape.stale_tolerant
@@ -51,6 +53,7 @@ class ReplayedDrafting:
         self.num_levels = 0
         self._texts = texts
         self._pace = pace
+        self._overhead = overhead
         self._num_features = 0
         self._drafter = asyncio.Lock()
 
@@ -67,7 +70,7 @@ class ReplayedDrafting:
 
     async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> Routed:
         async with self._drafter:
-            drafts = self._texts.of(tokens).drafts(len(tokens), plan)
+            drafts = self._texts.of(tokens).drafts(len(tokens), plan, self._num_features)
             for _ in drafts:
                 await self._level()
         drafted = drafts[-1] if drafts else Drafted()
@@ -78,13 +81,9 @@ class ReplayedDrafting:
             if ready is not None:
                 await ready()
             lookout.begin()
-            text, before = tuple(tokens), self.num_levels
             async with self._drafter:
-                made = await self._foresee(text, tree, wanted, lookout.truth)
-            if made and lookout.truth() is None:
-                passes = self.num_levels - before
-                lookout.is_whole = True
-                lookout.cost = Cost(passes * self._level_s(wanted.outcomes), passes, wanted.outcomes)
+                made = await self._foresee(tuple(tokens), tree, wanted, lookout)
+            lookout.is_whole = bool(made) and lookout.truth() is None
             return made
 
         return Lookout(make)
@@ -101,22 +100,24 @@ class ReplayedDrafting:
         """Nothing to stop."""
 
     async def _foresee(
-        self, tokens: tuple[int, ...], tree: DraftTree, wanted: Wanted, truth: Callable[[], Outcome | None]
+        self, tokens: tuple[int, ...], tree: DraftTree, wanted: Wanted, lookout: Lookout
     ) -> tuple[Foreseen, ...]:
         """Level by level as forecast.foresee: the tree's own nodes, the bonuses, and then the drafts below them."""
         if not self._texts.tape.endless:
             return ()
-        text = self._texts.of(tokens)
+        text, known = self._texts.of(tokens), self._num_features
         for _ in range(1 if self._texts.tape.tree_in_one else 1 + max(tree.depths(), default=0)):
             await self._level(wanted.outcomes)
-        if truth() is not None or not (likely := text.outcomes(len(tokens), tree, wanted.outcomes)):
+        if lookout.truth() is not None or not (likely := text.outcomes(len(tokens), tree, wanted.outcomes, known)):
             return ()
-        drafts = {outcome: _drafts_below(text, tokens, tree, outcome, wanted) for outcome, _ in likely}
+        drafts = {outcome: _drafts_below(text, tokens, tree, outcome, wanted, known) for outcome, _ in likely}
         await self._level(wanted.outcomes)
         levels = 1
         for _ in range(1, wanted.plan.levels):
-            if (known := truth()) is not None:
-                likely = [pair for pair in likely if pair[0] == known]
+            if (true := lookout.truth()) is not None:
+                likely = [pair for pair in likely if pair[0] == true]
+            else:
+                lookout.cost = Cost(levels * self._level_s(wanted.outcomes), levels, wanted.outcomes)
             if all(len(drafts[outcome]) <= levels for outcome, _ in likely):
                 break
             await self._level(len(likely))
@@ -130,12 +131,12 @@ class ReplayedDrafting:
         await asyncio.sleep(self._level_s(outcomes))
 
     def _level_s(self, outcomes: int) -> float:
-        return self._pace.draft_level_ms / 1e3 * self._pace.level_factor(outcomes)
+        return self._overhead.drafting_s(self._pace, outcomes)
 
 
 def _drafts_below(
-    text: TapedText, tokens: tuple[int, ...], tree: DraftTree, outcome: Outcome, wanted: Wanted
+    text: TapedText, tokens: tuple[int, ...], tree: DraftTree, outcome: Outcome, wanted: Wanted, known: int
 ) -> tuple[Drafted, ...]:
     """The draft for an outcome, after each of its levels."""
     depth = 0 if outcome.node == ROOT else tree.depths()[outcome.node]
-    return text.drafts(len(tokens) + depth + 1, wanted.plan)
+    return text.drafts(len(tokens) + depth + 1, wanted.plan, known)

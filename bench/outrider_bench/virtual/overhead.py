@@ -1,36 +1,63 @@
-"""What a replay does not have of itself: time that programs and kernel take beside link and hardware. Declared, as it
-was measured on the real stack; none unless asked for."""
+"""What a replay does not have of itself: time that programs and kernel take beside link and hardware. Read off a report
+of the real stack, as what three of its ways take longer than in a replay without any; none unless asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from outrider_drafters.pace import Pace
 from outrider_netsim import Profile
 from outrider_proto.errors import UsageError
 
+STREAM, IN_TURN, AHEAD = "stream", "stop-and-wait", "proactive"  # modes of the ways that it is read from
+Ways = Mapping[str, Mapping[str, float | None]]  # figures by mode
+
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
     """`exchange_ms`: of a draft's way there and back, in equal parts. `level_ms`: of a level of drafting, here and on
-    the server. `between_passes_ms`: between two passes where the next one is waiting. Raises UsageError."""
+    the server; `ahead_level_ms`: of one for several outcomes. `between_passes_ms`: between two passes where the next
+    one is waiting. Raises UsageError."""
 
     exchange_ms: float = 0.0
     level_ms: float = 0.0
+    ahead_level_ms: float = 0.0
     between_passes_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("exchange_ms", "level_ms", "between_passes_ms"):
+        for name in ("exchange_ms", "level_ms", "ahead_level_ms", "between_passes_ms"):
             if not 0 <= getattr(self, name) <= 1000:
                 raise UsageError(f"{name}={getattr(self, name):g}: need 0 to 1000")
 
-    def on_pace(self, pace: Pace) -> Pace:
-        """Hardware whose levels take so much longer."""
-        here, there = pace.draft_level_ms + self.level_ms, pace.server_level_ms + self.level_ms
-        return replace(pace, draft_level_ms=here, server_level_ms=there)
+    @classmethod
+    def between(cls, real: Ways, bare: Ways) -> Overhead:
+        """Of the real stack over a replay that has none. Raises UsageError where a figure is missing."""
+        return cls(
+            exchange_ms=_more(real, bare, IN_TURN, "exchange_ms"),
+            level_ms=_more(real, bare, IN_TURN, "level_ms"),
+            ahead_level_ms=_more(real, bare, AHEAD, "ahead_level_ms"),
+            between_passes_ms=_more(real, bare, STREAM, "queue_ms"),
+        )
+
+    def on_server(self, pace: Pace) -> Pace:
+        """Hardware whose server takes so much longer for a level."""
+        return replace(pace, server_level_ms=pace.server_level_ms + self.level_ms)
+
+    def drafting_s(self, pace: Pace, outcomes: int) -> float:
+        """Seconds of a level here, for so many outcomes side by side."""
+        more = self.level_ms if outcomes == 1 else self.ahead_level_ms
+        return (pace.draft_level_ms * pace.level_factor(outcomes) + more) / 1e3
 
     def on_link(self, profile: Profile) -> Profile:
         """A link that takes longer by the exchange's part."""
         more = self.exchange_ms / 2
         up, down = (replace(way, base_ms=way.base_ms + more) for way in (profile.up, profile.down))
         return replace(profile, up=up, down=down)
+
+
+def _more(real: Ways, bare: Ways, mode: str, figure: str) -> float:
+    told, alone = (side.get(mode, {}).get(figure) for side in (real, bare))
+    if told is None or alone is None:
+        raise UsageError(f"no {figure} of {mode}: make a report with the modes {IN_TURN} and {AHEAD}, paced")
+    return max(told - alone, 0.0)

@@ -1,8 +1,9 @@
-"""Taping: the real target writes its answers one token a pass, and at every token the real drafter, which has all
-features up to there, drafts once. What it then holds likely after the root and after every node is the tape."""
+"""Taping: the real target writes its answers one token a pass, and at every token the real drafter drafts once with all
+features up to there, and again with late ones. What it then holds likely after the root and every node is the tape."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -21,7 +22,9 @@ from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.frames import Draft, Features, Opened, Verdict
 from outrider_proto.tree import ROOT, DraftTree
 
+_Rows = tuple[int, NDArray[np.float32]]  # of features: the first one's position, [n, width]
 SAMPLE_ROWS = 64  # feature rows that a tape holds
+LAGS = (5, 10)  # tokens whose features are late: a verdict's and two verdicts'
 
 
 async def record(
@@ -53,14 +56,21 @@ class _Recorder:
         self._rows: list[NDArray[np.float32]] = []
         self._endless = True
 
+    @property
+    def _lags(self) -> tuple[int, ...]:
+        """None of a drafter that eats no features, or the newest alone."""
+        tap = self._drafter.tap
+        return LAGS if tap.fingerprint and not tap.newest_only else ()
+
     async def record(self, name: str, prompt: tuple[int, ...], limit: int) -> Recording:
         """One answer of at most `limit` tokens, and what is taped beyond it."""
         teller = _Teller(await self._pair.transport().connect(), self._pair)
         try:
-            answer, places = await self._answer(prompt, limit + MARGIN, teller)
+            answer, scribes = await self._answer(prompt, limit + MARGIN, teller)
         finally:
             await teller.close()
-        return Recording(name, prompt, answer, places, limit)
+        fresh, *late = (tuple(scribe.places) for scribe in scribes)
+        return Recording(name, prompt, answer, fresh, limit, dict(zip(self._lags, late, strict=True)))
 
     def tape(self, recordings: Sequence[Recording]) -> Tape:
         models, drafter = self._pair.models, self._drafter
@@ -81,26 +91,47 @@ class _Recorder:
 
     async def _answer(
         self, prompt: tuple[int, ...], most: int, teller: _Teller
-    ) -> tuple[tuple[int, ...], tuple[Place, ...]]:
-        """The answer, and the drafts at each of its tokens."""
-        state, models = self._drafter.new_state(), self._pair.models
-        answer, places = [await teller.first(prompt)], list[Place]()
-        state.append((*prompt, answer[0]))
+    ) -> tuple[tuple[int, ...], list[_Scribe]]:
+        """The answer, and who noted the drafts at each of its tokens: with fresh features, and with late ones."""
+        models, scribes = self._pair.models, [_Scribe(self._drafter.new_state(), lag) for lag in (0, *self._lags)]
+        answer = [await teller.first(prompt)]
+        written: tuple[int, ...] = (*prompt, answer[0])
         while True:
-            self._feed(state, teller, is_prompt=not places)
-            self._endless = self._endless and state.reach == ENDLESS
-            places.append(taped_place(state, self._plan, self._keep))
+            self._note(scribes, written, teller.arrived(), is_prompt=len(answer) == 1)
             ended = answer[-1] in models.eos_token_ids
             if ended or len(answer) == most or len(prompt) + len(answer) + 1 >= models.max_context:
-                return tuple(answer), tuple(places)
+                return tuple(answer), scribes
             answer.append(await teller.after(answer[-1]))
-            state.append(answer[-1:])
+            written = (answer[-1],)
 
-    def _feed(self, state: DraftState, teller: _Teller, is_prompt: bool) -> None:
-        for first, rows in teller.arrived():
-            state.add_features(first, torch.from_numpy(rows))
-            if not is_prompt and len(self._rows) < SAMPLE_ROWS:
-                self._rows.append(rows)
+    def _note(
+        self, scribes: Sequence[_Scribe], written: Sequence[int], arrived: Sequence[_Rows], *, is_prompt: bool
+    ) -> None:
+        for scribe in scribes:
+            scribe.hear(written, arrived, in_time=is_prompt)
+            scribe.places.append(taped_place(scribe.state, self._plan, self._keep))
+        self._endless = self._endless and scribes[0].state.reach == ENDLESS
+        if not is_prompt and len(self._rows) < SAMPLE_ROWS:
+            self._rows += [rows for _, rows in arrived]
+
+
+class _Scribe:
+    """A draft state whose features come `lag` tokens late, the prompt's in time, and what it would draft at each of the
+    answer's tokens."""
+
+    def __init__(self, state: DraftState, lag: int) -> None:
+        self.state = state
+        self.places: list[Place] = []
+        self._lag = lag
+        self._on_their_way: deque[_Rows] = deque()
+
+    def hear(self, written: Sequence[int], arrived: Sequence[_Rows], *, in_time: bool) -> None:
+        """Of what was written, and of features, a row a token."""
+        self.state.append(written)
+        self._on_their_way += arrived
+        while len(self._on_their_way) > (0 if in_time else self._lag):
+            first, rows = self._on_their_way.popleft()
+            self.state.add_features(first, torch.from_numpy(rows))
 
 
 @torch.inference_mode()
@@ -147,7 +178,7 @@ class _Teller:
         self._pair = pair
         self._seq = 0
         self._held = 0
-        self._arrived: list[tuple[int, NDArray[np.float32]]] = []
+        self._arrived: list[_Rows] = []
         self._has_tap = pair.models.drafter is not None and bool(pair.models.drafter.tap.fingerprint)
 
     async def first(self, prompt: Sequence[int]) -> int:
@@ -159,7 +190,7 @@ class _Teller:
     async def after(self, token: int) -> int:
         return await self._ask((), token)
 
-    def arrived(self) -> list[tuple[int, NDArray[np.float32]]]:
+    def arrived(self) -> list[_Rows]:
         """Features that have come since this was asked last."""
         arrived, self._arrived = self._arrived, []
         return arrived

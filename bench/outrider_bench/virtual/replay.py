@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from outrider_bench.network.beginnings import Beginnings
 from outrider_bench.network.case import PINGS, WARM_UP_TOKENS, Run
 from outrider_bench.network.figures import figures
-from outrider_bench.network.passage import Traffic
+from outrider_bench.network.passage import NO_LINK, Traffic, profile_or_none
 from outrider_bench.network.recorded import Recorded, ask
 from outrider_bench.network.round_trips import RoundTrips
 from outrider_bench.network.ways import STREAM, Way
@@ -25,7 +25,7 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.config import ClientConfig
 from outrider_client.local_models import LocalModels
 from outrider_drafters.pace import Pace
-from outrider_netsim import Profile
+from outrider_netsim import Direction, Profile
 from outrider_netsim.virtual.link import VirtualLink
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec, Ping
@@ -56,10 +56,6 @@ class Stage:
     def asked(self) -> tuple[Recording, ...]:
         """The taped prompts, as often as they are asked."""
         return self.texts.tape.recordings * self.rounds
-
-    @property
-    def hardware(self) -> Pace:
-        return self.overhead.on_pace(self.pace)
 
     @property
     def config(self) -> ClientConfig:
@@ -98,11 +94,16 @@ def pings_ms(stage: Stage, seed: int) -> list[float]:
     return link.clock.run(_pings_ms(stage, link))
 
 
+def link_of(profile: str) -> Profile:
+    """By name, or none. Raises UsageError."""
+    return profile_or_none(profile) or Profile.symmetric(NO_LINK, Direction(), "both sides on one device")
+
+
 @contextlib.asynccontextmanager
 async def replaying(stage: Stage, way: Way, link: VirtualLink) -> AsyncIterator[AsyncClient]:
     """A client that answers taped prompts over `link`, on whose clock the program runs."""
     async with _served(stage, link) as transport:
-        drafting = ReplayedDrafting(stage.texts, stage.hardware)
+        drafting = ReplayedDrafting(stage.texts, stage.pace, stage.overhead)
         config, clock = way.configured(stage.config), lambda: link.clock.now
         async with AsyncClient(
             config, models=stage.models, transport=transport, drafting=drafting, clock=clock
@@ -139,9 +140,8 @@ async def _pings_ms(stage: Stage, link: VirtualLink) -> list[float]:
 @contextlib.asynccontextmanager
 async def _served(stage: Stage, link: VirtualLink) -> AsyncIterator[VirtualTransport]:
     """A server at the far end, while the context lasts. Raises what went wrong there."""
-    verifier = VirtualVerifier(
-        stage.texts, stage.hardware, server_draft=stage.server_draft, pause_ms=stage.overhead.between_passes_ms
-    )
+    hardware, pause_ms = stage.overhead.on_server(stage.pace), stage.overhead.between_passes_ms
+    verifier = VirtualVerifier(stage.texts, hardware, server_draft=stage.server_draft, pause_ms=pause_ms)
     serving = asyncio.create_task(serve(link, verifier))
     try:
         yield VirtualTransport(link, verifier)

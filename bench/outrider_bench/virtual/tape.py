@@ -1,4 +1,4 @@
-"""The tape: what one drafter would guess at every token of the target's answers, with fresh features.
+"""The tape: what one drafter would guess at every token of the target's answers, with fresh features and late ones.
 
     answer     t0   t1   t2   t3 ...          place i: the root is t_i, and everything up to it is known
                 |    |
@@ -16,8 +16,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,15 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Recording:
     """One prompt, the target's greedy answer and a place for each of its tokens. `limit`: tokens a replay may ask
-    for; the answer is shorter only where it ends by itself."""
+    for; the answer is shorter only where it ends by itself. `late`: the places again, by how many tokens before the
+    root lack their features, of the answer's at most."""
 
     name: str
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     places: tuple[Place, ...]
     limit: int
+    late: Mapping[int, tuple[Place, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +140,13 @@ def _recording_as_dict(recording: Recording) -> dict[str, object]:
         "prompt": recording.prompt,
         "answer": recording.answer,
         "limit": recording.limit,
-        "places": [[[path, *_packed(guess)] for path, guess in place.guesses.items()] for place in recording.places],
+        "places": _packed_places(recording.places),
+        "late": [[lag, _packed_places(places)] for lag, places in recording.late.items()],
     }
+
+
+def _packed_places(places: Sequence[Place]) -> list[object]:
+    return [[[path, *_packed(guess)] for path, guess in place.guesses.items()] for place in places]
 
 
 def _packed(guess: Guess) -> tuple[tuple[int, ...], list[int]]:
@@ -171,6 +178,7 @@ def _recording(found: dict[str, Any]) -> Recording:  # Any: as above
         answer=tuple(found["answer"]),
         places=tuple(_place(each) for each in found["places"]),
         limit=found["limit"],
+        late={lag: tuple(map(_place, places)) for lag, places in found.get("late", ())},
     )
 
 

@@ -34,8 +34,9 @@ class TapedText:
         self._tape = tape
         self._vocabulary = tape.vocabulary
         self._filler = next(token for token in range(tape.vocabulary.size) if token not in self._ends)
-        self._grown: dict[tuple[int, TreePlan], tuple[Drafted, ...]] = {}
-        self._outcomes: dict[tuple[int, DraftTree, int], list[tuple[Outcome, float]]] = {}
+        self._lags = (0, *recording.late)
+        self._grown: dict[tuple[int, int, TreePlan], tuple[Drafted, ...]] = {}
+        self._outcomes: dict[tuple[int, int, DraftTree, int], list[tuple[Outcome, float]]] = {}
 
     def follows(self, tokens: Sequence[int]) -> bool:
         """Whether the target, asked for this answer, would have come to these tokens."""
@@ -48,20 +49,24 @@ class TapedText:
         place = num_tokens - len(self.recording.prompt)
         return answer[place] if place < len(answer) else self._filler
 
-    def drafts(self, num_tokens: int, plan: TreePlan) -> tuple[Drafted, ...]:
-        """The draft whose root is the last of so many tokens: after one level, two, and so on to the plan's end."""
+    def drafts(self, num_tokens: int, plan: TreePlan, num_features: int | None = None) -> tuple[Drafted, ...]:
+        """The draft whose root is the last of so many tokens: after one level, two, and so on to the plan's end.
+        `num_features`: those that the drafter has; all by default."""
         self._check(plan)
-        place = self._place(num_tokens)
-        if (place, plan) not in self._grown:
-            self._grown[place, plan] = self._grow(self.recording.places[place], plan)
-        return self._grown[place, plan]
+        place, lag = self._place(num_tokens), self._lag(num_tokens, num_features)
+        key = (place, lag, plan)
+        if key not in self._grown:
+            self._grown[key] = self._grow(self._taped(place, lag), plan)
+        return self._grown[key]
 
-    def outcomes(self, num_tokens: int, tree: DraftTree, count: int) -> list[tuple[Outcome, float]]:
-        """The likeliest of a tree below the last of so many tokens, the likeliest first."""
-        place = self._place(num_tokens)
-        key = (place, tree, count)
+    def outcomes(
+        self, num_tokens: int, tree: DraftTree, count: int, num_features: int | None = None
+    ) -> list[tuple[Outcome, float]]:
+        """The likeliest of a tree below the last of so many tokens, the likeliest first. `num_features` as above."""
+        place, lag = self._place(num_tokens), self._lag(num_tokens, num_features)
+        key = (place, lag, tree, count)
         if key not in self._outcomes:
-            logits = self._after_every_node(self.recording.places[place], tree)
+            logits = self._after_every_node(self._taped(place, lag), tree)
             self._outcomes[key] = likeliest_outcomes(tree, logits, count, self._ends)
         return self._outcomes[key]
 
@@ -77,6 +82,14 @@ class TapedText:
     def _place(self, num_tokens: int) -> int:
         return min(max(num_tokens - 1 - len(self.recording.prompt), 0), len(self.recording.places) - 1)
 
+    def _lag(self, num_tokens: int, num_features: int | None) -> int:
+        """The one taped that is nearest to as many features as are missing before the root."""
+        missing = 0 if num_features is None else num_tokens - 1 - num_features
+        return min(self._lags, key=lambda lag: abs(lag - missing))
+
+    def _taped(self, place: int, lag: int) -> Place:
+        return self.recording.late[lag][place] if lag else self.recording.places[place]
+
     def _check(self, plan: TreePlan) -> None:
         match plan:
             case TreeShape():
@@ -86,7 +99,7 @@ class TapedText:
                         f"{self._tape.levels}; record a wider one, or ask for less"
                     )
             case Choices():
-                if plan.paths != self._tape.choices:
+                if not set(plan.paths) <= set(self._tape.choices or ()):
                     raise UsageError("choices: not those of the tape; record one with them")
             case _:
                 assert_never(plan)

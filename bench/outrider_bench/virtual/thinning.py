@@ -9,6 +9,7 @@ drafter is as sure of itself as before. Trees keep their sizes and times; tau fa
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider_bench.virtual.tape import Guess, Place, Recording, Tape, TokenPath
@@ -36,8 +37,12 @@ def thinned(tape: Tape, thinning: Thinning) -> Tape:
 
 def _thinned(recording: Recording, breadth: int, thinning: Thinning) -> Recording:
     ranks = [_rank(recording.name, number, breadth, thinning) for number in range(len(recording.answer))]
-    places = tuple(_harder(place, recording.answer, root, ranks) for root, place in enumerate(recording.places))
-    return replace(recording, places=places)
+
+    def harder(places: Sequence[Place]) -> tuple[Place, ...]:
+        return tuple(_harder(place, recording.answer, root, ranks) for root, place in enumerate(places))
+
+    late = {lag: harder(places) for lag, places in recording.late.items()}
+    return replace(recording, places=harder(recording.places), late=late)
 
 
 def _rank(name: str, number: int, breadth: int, thinning: Thinning) -> int | None:

@@ -139,7 +139,7 @@ class _Stream:
         self._verifier = verifier
         self._send = send
         self._held = _Held()
-        self._jobs: asyncio.Queue[Draft | Decode] = asyncio.Queue()
+        self._jobs: asyncio.Queue[tuple[Draft | Decode, float]] = asyncio.Queue()  # and when they came
         self._cancelled: set[int] = set()
         self._has_tap = False
 
@@ -149,7 +149,7 @@ class _Stream:
                 case Open():
                     self._send(self._opened(frame))
                 case Draft() | Decode():
-                    self._jobs.put_nowait(frame)
+                    self._jobs.put_nowait((frame, asyncio.get_running_loop().time()))
                 case Cancel():
                     self._cancelled.add(frame.seq)
                 case Ping():
@@ -161,9 +161,9 @@ class _Stream:
 
     async def work(self) -> None:
         while True:
-            frame = await self._jobs.get()
+            frame, came_at = await self._jobs.get()
             if isinstance(frame, Draft):
-                await self._draft(frame)
+                await self._draft(frame, asyncio.get_running_loop().time() - came_at)
             else:
                 await self._decode(frame)
 
@@ -185,13 +185,14 @@ class _Stream:
             server_draft=self._verifier.server_draft,
         )
 
-    async def _draft(self, frame: Draft) -> None:
+    async def _draft(self, frame: Draft, waited_s: float) -> None:
+        """`waited_s`: behind others of its session."""
         if frame.assumes and not self._is_as_assumed(frame):
             self._send(Verdict(frame.seq, (), None, stale=True))
             return
         self._truncate(frame.base_len)
         judged = await self._pass((*frame.context, frame.root), frame.tree)
-        self._send(judged.verdict(frame.seq))
+        self._send(replace(judged, queue_s=judged.queue_s + waited_s).verdict(frame.seq))
         self._send_features(frame.seq, frame.features_from, last=True)
 
     async def _decode(self, frame: Decode) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider_client.controller.terms import FURTHER_DOWN, PRIOR_ACCEPTANCE
 from outrider_proto.tree import ROOT, DraftTree
 
-_KEPT = 1 - 1 / 64  # of what is known, by each verdict
+_KEPT = 1 - 1 / 160  # of what is known, by each verdict
 _HALF_LIFE_S = 30.0  # of it while no one judges drafts: the text moves on
 _PRIOR_WEIGHT = 6  # verdicts
 _ENOUGH = 32  # tokens, for their ranks
@@ -20,13 +20,13 @@ class Acceptance:
         self._accepted: list[float] = []
         self._ranks: list[int] = []
 
-    def judged(self, levels: int, num_accepted: int, broken_off: bool) -> None:
-        """A draft of that many levels; `broken_off`: the text ends there, and no one knows what would have followed."""
+    def judged(self, levels: int, num_accepted: int) -> None:
+        """A draft of that many levels. The text's end is a rejection like others: no draft brings tokens beyond it."""
         self._age(_KEPT)
         missing = levels - len(self._tried)
         self._tried += [0.0] * missing
         self._accepted += [0.0] * missing
-        for position in range(min(levels, num_accepted + (not broken_off))):
+        for position in range(min(levels, num_accepted + 1)):
             self._tried[position] += 1.0
             self._accepted[position] += position < num_accepted
 
@@ -39,6 +39,11 @@ class Acceptance:
     def fade(self, seconds: float) -> None:
         """No draft was judged for so long."""
         self._age(0.5 ** (seconds / _HALF_LIFE_S))
+
+    @property
+    def num_judged(self) -> float:
+        """Drafts that are remembered."""
+        return self._tried[0] if self._tried else 0.0
 
     @property
     def by_position(self) -> tuple[float, ...]:

@@ -1,6 +1,6 @@
 """The decision itself: the fastest mode as far as is known, and no change for less than a margin.
 
-What is predicted of a mode is multiplied by its correction: the speed that it had against the one predicted then.
+What is predicted of a mode is multiplied by its correction: the tokens that came of it against those predicted then.
 A harbour (stream, server-draft) is blind to the round trip and sure of its speed, so that little speaks against it:
 
     to a harbour            1 % faster       so that no mode is kept that is slower than it

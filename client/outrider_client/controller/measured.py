@@ -52,7 +52,8 @@ class Measured:
     next one accepted too. `ranks`: the accepted tokens' ranks among their siblings, as shares. `hit_rates`: by number
     of outcomes drafted ahead, from trees of `hit_levels` levels. `batch_factors`: on a level's time, by outcomes.
     `staleness_factor`: on tau, where a draft lacks the newest features; `stale_share`: of the drafts behind
-    `acceptance`, those that did. `features_ms`: how long after their verdict the features are in.
+    `acceptance`, those that did. `features_ms`: how long after their verdict the features are in. `late_ms`: by mode,
+    how much longer a cycle takes than its closed form says.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -72,6 +73,7 @@ class Measured:
     features_ms: float | None = None
     down_bps: float | None = None
     up_bps: float | None = None
+    late_ms: Mapping[OnlineMode, float] = field(default_factory=dict)
 
     @property
     def is_cold(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from outrider_client.controller.acceptance import Acceptance
 from outrider_client.controller.choice import OnlineMode
+from outrider_client.controller.experience import Ridden
 from outrider_client.controller.measured import Limits, Measured
 from outrider_client.controller.smoothing import Mean, Median
 from outrider_proto.frames import Verdict
@@ -15,7 +16,6 @@ from outrider_proto.tree import DraftTree
 
 _HORIZON = 40  # verdicts
 _ENOUGH_HITS = 16
-_ENOUGH_VERDICTS = 8  # for a speed
 _STALL_S = 3.0  # a gap as long says nothing of the mode
 
 
@@ -39,7 +39,7 @@ class Observer:
         self._declared = declared or Declared()
         self._mode: OnlineMode = "stream"
         self._last_at: float | None = None
-        self._tokens, self._seconds = Mean(_HORIZON), Mean(_HORIZON)
+        self._ridden = Ridden("stream")
         self._rtt_s: float | None = None
         self._jitter_s = 0.0
         self._verify_ms, self._server_level_ms, self._features_ms = Median(), Median(), Median()
@@ -54,7 +54,7 @@ class Observer:
     def began(self, mode: OnlineMode, now: float) -> None:
         """An answer, the time after an outage, or another mode: the wait for its first verdict says nothing."""
         if mode != self._mode:
-            self._tokens, self._seconds = Mean(_HORIZON), Mean(_HORIZON)
+            self._ridden = Ridden(mode)
         self._mode = mode
         self._last_at = None
 
@@ -62,30 +62,38 @@ class Observer:
         self._rtt_s, self._jitter_s = mean_s, spread_s
 
     def took_verdict(
-        self, now: float, verdict: Verdict, tree: DraftTree | None = None, levels: int = 0, stale: bool = False
+        self,
+        now: float,
+        verdict: Verdict,
+        tree: DraftTree | None = None,
+        levels: int = 0,
+        *,
+        stale: bool = False,
     ) -> None:
-        """`tree`: what the client had drafted; `levels`: asked for where the server drafts. `stale`: the draft was
-        grown without the newest features. Verdicts that are stale themselves are no verdicts: they may be left out."""
+        """`tree`: what the client had drafted. `levels`: asked for where the server drafts, which it does not below the
+        first root of an answer; or of a tree that was cut, and with which the answer ends. `stale`: the draft was grown
+        without the newest features. Verdicts that are stale themselves are no verdicts: they may be left out."""
         if verdict.stale:
             return
+        if not tree and not verdict.draft_us:
+            levels = 0
         num_tokens = len(verdict.path) + len(verdict.tokens) + (verdict.bonus is not None)
         elapsed_s = self._elapsed(now)
         self._took_tokens(num_tokens, elapsed_s)
         if tree or levels:
-            self._took_pass(verdict, levels)
+            self._took_pass(verdict, 0 if tree else levels)
             self._stale_share.add(stale)
         if tree:
-            self.took_path(tree, verdict.path, broken_off=verdict.bonus is None)
+            self.took_path(tree, verdict.path, levels)
             self._hit_levels.add(max(tree.depths()))
         elif levels:
-            self._acceptance.judged(levels, len(verdict.tokens), broken_off=verdict.bonus is None)
+            self._acceptance.judged(levels, len(verdict.tokens))
         else:
             self._took_token(elapsed_s)
 
-    def took_path(self, tree: DraftTree, path: tuple[int, ...], broken_off: bool = False) -> None:
-        """What would have been accepted of a tree grown on the side, too. `broken_off`: what follows the path is
-        unknown."""
-        self._acceptance.judged(max(tree.depths(), default=0), len(path), broken_off)
+    def took_path(self, tree: DraftTree, path: tuple[int, ...], levels: int = 0) -> None:
+        """What would have been accepted of a tree grown on the side, too. `levels`: that it would have had."""
+        self._acceptance.judged(max((*tree.depths(), levels)), len(path))
         self._acceptance.ranked(tree, path)
 
     def took_drafting(self, seconds: float, levels: int, outcomes: int = 1) -> None:
@@ -93,9 +101,11 @@ class Observer:
         if levels:
             self._level_ms.setdefault(outcomes, Median()).add(seconds * 1e3 / levels)
 
-    def took_outcome(self, rank: int | None, outcomes: int) -> None:
-        """A verdict that had been forecast: the rank (from 0) of its outcome among those drafted ahead, if any."""
-        self._hits.setdefault(1, Mean(_HORIZON)).add(rank == 0)
+    def took_outcome(self, rank: int | None, outcomes: int, *, is_whole: bool = True) -> None:
+        """A verdict that had been forecast: the rank (from 0) of its outcome among those drafted ahead, if any; where
+        the verdict came before all were there, whether it was among them is known, but not its rank."""
+        if is_whole or outcomes == 1:
+            self._hits.setdefault(1, Mean(_HORIZON)).add(rank == 0)
         if outcomes > 1:
             self._hits.setdefault(outcomes, Mean(_HORIZON)).add(rank is not None)
 
@@ -108,10 +118,15 @@ class Observer:
         if seconds > 0:
             self._down_bps.add(8 * num_bytes / seconds)
 
+    def ridden(self) -> Ridden:
+        """In the mode under way, since this was last asked."""
+        ridden, self._ridden = self._ridden, Ridden(self._mode)
+        return ridden
+
     @property
-    def speed(self) -> float | None:
-        """Tokens/s of the mode under way; None where too little of it was seen."""
-        return self._tokens.value / self._seconds.value if self._tokens.count >= _ENOUGH_VERDICTS else None
+    def num_judged(self) -> float:
+        """Drafts that are remembered."""
+        return self._acceptance.num_judged
 
     def measured(self) -> Measured:
         single_ms = self._level_ms[1].value if 1 in self._level_ms else None
@@ -143,8 +158,7 @@ class Observer:
         self.num_tokens += num_tokens
         if elapsed_s is not None:
             self.active_s += elapsed_s
-            self._tokens.add(num_tokens)
-            self._seconds.add(elapsed_s)
+            self._ridden = self._ridden.plus(num_tokens, elapsed_s)
 
     def _took_pass(self, verdict: Verdict, server_levels: int) -> None:
         queue_us = 0 if self._mode == "pipelined" else verdict.queue_us  # there it waits for its own kind

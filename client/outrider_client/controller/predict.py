@@ -13,7 +13,8 @@ times a level's time, p(G) the probability that the verdict is among them.
 
 Trees grown ahead (D' levels, in hidden time) and after a miss (D) differ; with hit rates p' and p after them, the share
 h = p / (1 - p' + p) of all drafts was grown ahead. A family that suffers from stale features loses that factor of tau
-on every draft grown ahead, and elsewhere unless it waits for them.
+on every draft grown ahead, and elsewhere unless it waits for them. A cycle takes as much longer as the mode's have
+(`late_ms`), so that what each verdict costs beside all this weighs more on short cycles than on long ones.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from outrider_client.controller.measured import Measured
 from outrider_client.controller.terms import Floats, Ints, Terms
 
 _CANCELLED = 0.5  # levels
+_LEAST = 0.5  # of a cycle's time that is left where they were shorter than they should be
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def predict_all(terms: Terms, grid: Grid) -> Predictions:
     tau, cycle_ms, hit_rate = _of_mode(terms, grid)
     if grid.mode != "stream":  # features share the way with verdicts
         cycle_ms = np.maximum(cycle_ms, terms.transfer(tau, grid.variant.bytes_per_token))
+        cycle_ms = np.maximum(cycle_ms + terms.measured.late_ms.get(grid.mode, 0.0), _LEAST * cycle_ms)
     return Predictions(tau, cycle_ms, hit_rate)
 
 

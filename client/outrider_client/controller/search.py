@@ -14,6 +14,8 @@ from outrider_client.controller.terms import Ints, Terms
 
 _LEVELS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 _OUTCOMES = (1, 2, 4, 8)
+_NEARLY = 0.99
+_DEAR_ROW = 0.01  # of a level: what costs less is not saved
 _TOLERANT = 0.995  # a family with a higher factor never waits for features
 
 
@@ -34,7 +36,7 @@ def rate(terms: Terms, choice: Choice) -> Rated:
 
 
 def best_in(terms: Terms, mode: OnlineMode) -> Rated:
-    """What is predicted to be the fastest in this mode; of equals the one that drafts less."""
+    """What is predicted to be the fastest in this mode; of what is nearly as fast the one that drafts least."""
     best = max((_best_of(terms, grid) for grid in _grids(terms, mode)), key=_speed)
     variants = terms.limits.variants
     if mode == "stream" or len(variants) == 1:
@@ -48,7 +50,8 @@ def _speed(rated: Rated) -> float:
 
 def _best_of(terms: Terms, grid: Grid) -> Rated:
     predictions = predict_all(terms, grid)
-    index = int(np.argmax(predictions.tau / np.maximum(predictions.cycle_ms, 1e-9)))
+    speeds = predictions.tau / np.maximum(predictions.cycle_ms, 1e-9)
+    index = int(np.argmax(speeds >= _NEARLY * speeds.max()))
     return Rated(grid.at(index, predictions.cycle_ms.shape), predictions.at(index))
 
 
@@ -98,7 +101,7 @@ def _outcomes(terms: Terms) -> Ints:
 def _breadths(terms: Terms) -> list[int]:
     """Narrower ones too where it is known what they would cost and save."""
     breadth = terms.limits.shape.breadth
-    if terms.limits.fixed or not terms.measured.ranks or not terms.row_share:
+    if terms.limits.fixed or not terms.measured.ranks or terms.row_share < _DEAR_ROW:
         return [breadth]
     return sorted({breadth, max(breadth // 2, 1), 1})
 

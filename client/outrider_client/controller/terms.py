@@ -18,7 +18,7 @@ from outrider_client.controller.measured import Measured
 PRIOR_ACCEPTANCE = 0.8
 FURTHER_DOWN = 0.97  # acceptance of a level below the last one measured, against that one's
 _PASS_OF_LEVELS = 5.0  # draft levels that a target's pass takes as long as
-_FACTOR_PER_OUTCOME = 0.16  # of a drafter's batch on a CPU
+_FACTOR_PER_OUTCOME = 0.01  # drafted side by side; on a CPU 0.16, which is soon known
 _DRAFT_BYTES = 100.0  # of a draft, framing and headers included
 _NODE_BYTES = 4.0
 _PACKET_BYTES = 1400.0

@@ -24,7 +24,7 @@ from outrider_drafters.blocks.stack import FusedStack
 from outrider_drafters.eagle.pairs import PairState
 from outrider_drafters.family import Family
 from outrider_drafters.files.checkpoint import Checkpoint, write_model
-from outrider_drafters.files.config import Config
+from outrider_drafters.files.config import Config, config_int
 from outrider_drafters.files.drafter_files import DrafterFiles
 from outrider_drafters.frozen import FrozenTarget, TargetSizes
 from outrider_drafters.tap import LastHiddenTap, last_hidden_info
@@ -37,6 +37,8 @@ FIRST = BLOCK.format(0)
 EMBEDDING = "embed_tokens.weight"  # a copy of the target's, which a file may have or not
 PARTS = ("fc.", FIRST)
 UNSAID_THETA = 10000.0
+STEPS = "outrider_steps"  # key of a config.json: over how many steps of its own output it was trained; others: one
+TOLERANT_STEPS = 8  # what bridges a late verdict and drafts on: docs/features.md
 REQUIRED = frozenset({"fc.weight"} | {FIRST + name for name in WEIGHTS if name != "input_layernorm.weight"})
 
 
@@ -106,8 +108,8 @@ class Eagle2(nn.Module):
             hidden = block.self_attend(hidden, rope, mask)
         return hidden
 
-    def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32) -> None:
-        """Write SafeAILab's layout, without its copy of the target's embedding."""
+    def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32, steps: int = 1) -> None:
+        """Write SafeAILab's layout, without its copy of the target's embedding; `steps`: see STEPS."""
         sizes = self.sizes
         config = {
             "architectures": ["LlamaForCausalLM"],
@@ -127,6 +129,7 @@ class Eagle2(nn.Module):
             "rope_scaling": _scaling_config(sizes.rope_scaling),
             "tie_word_embeddings": False,
             "vocab_size": target.vocab,
+            STEPS: steps,
         }
         write_model(directory, config, self.state_dict(), dtype)
 
@@ -185,10 +188,10 @@ class Eagle2Drafter:
     """Client half; the server half is tap.LastHiddenTap."""
 
     family = NAME
-    stale_tolerant = False
     tree_in_one = False
 
-    def __init__(self, eagle: Eagle2, frozen: FrozenTarget, embed: Tensor | None = None) -> None:
+    def __init__(self, eagle: Eagle2, frozen: FrozenTarget, embed: Tensor | None = None, steps: int = 1) -> None:
+        self.stale_tolerant = steps >= TOLERANT_STEPS
         self.fc = eagle.fc
         blocks = [FusedBlock(block) for block in eagle.blocks]
         self.block: FusedBlock | FusedStack = blocks[0] if len(blocks) == 1 else FusedStack(blocks)
@@ -223,7 +226,8 @@ def _load(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Eagle2:
 
 
 def _load_drafter(files: DrafterFiles, frozen: FrozenTarget) -> Eagle2Drafter:
-    return Eagle2Drafter(_load(files, frozen.sizes, frozen.embed), frozen, _own_embedding(files, frozen))
+    eagle, steps = _load(files, frozen.sizes, frozen.embed), config_int(files.config, STEPS, 1)
+    return Eagle2Drafter(eagle, frozen, _own_embedding(files, frozen), steps)
 
 
 def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> LastHiddenTap:

@@ -72,8 +72,14 @@ class DrafterFiles:
         self.need_equal("vocab_size", config_int(self.config, "vocab_size", target.vocab), target.vocab)
 
     def fill(self, network: Network, like: Tensor | None = None, also_known: frozenset[str] = frozenset()) -> Network:
-        """Read every tensor of a network made on the meta device, as stored or moved to where and what `like` is;
-        missing, unknown, misshapen and damaged ones are refused. Frozen, for inference."""
+        """Read every tensor of a network made on the meta device, as stored or moved to where and what `like` is.
+        Frozen, for inference."""
+        network.load_state_dict(self.tensors_for(network, also_known), assign=True)
+        network.eval().requires_grad_(False)
+        return network if like is None else network.to(like.device, like.dtype)
+
+    def tensors_for(self, network: nn.Module, also_known: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+        """Every tensor of a network, as stored; missing, unknown, misshapen and damaged ones are refused."""
         wanted = network.state_dict()
         self.need(frozenset(wanted))
         held = {name for name in self.names if not name.endswith(IGNORED)}
@@ -90,9 +96,7 @@ class DrafterFiles:
                 raise self.fault(f"tensor {name} is of type {tensor.dtype}: need {wanted[name].dtype}")
             if type(tensor) is Tensor and not torch.isfinite(tensor).all():
                 raise self.fault(f"tensor {name} holds values that are no numbers: the file is damaged")
-        network.load_state_dict(tensors, assign=True)
-        network.eval().requires_grad_(False)
-        return network if like is None else network.to(like.device, like.dtype)
+        return tensors
 
 
 def listed(names: list[str]) -> str:

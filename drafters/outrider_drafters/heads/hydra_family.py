@@ -126,7 +126,7 @@ def _load(files: DrafterFiles, target: TargetSizes) -> Hydra:
     kind = files.config.get("hydra_head_arch") or ("prefix-mlp" if _has_prefix(files) else "mlp")
     if kind not in KINDS:
         raise files.fault(f"hydra_head_arch={kind}: Hydra heads of this kind are not supported, need mlp or prefix-mlp")
-    files = files.with_checkpoint(_in_order(files.checkpoint))
+    files = files.with_checkpoint(in_order(files.checkpoint))
     for name in EMBEDDINGS:
         if name in files.names:
             rows, width = files.checkpoint.matrix(name)
@@ -178,7 +178,7 @@ def _has_prefix(files: DrafterFiles) -> bool:
     return any(name.startswith(PREFIX) for name in files.names)
 
 
-def _in_order(checkpoint: Checkpoint) -> Checkpoint:
+def in_order(checkpoint: Checkpoint) -> Checkpoint:
     """The same with each head's blocks numbered 0, 1, ... in order, and its output not numbered. Raises UsageError for
     two outputs of a head."""
     held: defaultdict[str, set[int]] = defaultdict(set)

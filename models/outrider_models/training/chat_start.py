@@ -11,8 +11,10 @@ import torch
 from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from outrider_drafters.fingerprint import target_fingerprint
+from outrider_drafters.files.drafter_files import DrafterFiles
+from outrider_drafters.fingerprint import target_fingerprint, tensors_fingerprint
 from outrider_drafters.frozen import resolve_dir
+from outrider_drafters.source import DrafterSource
 from outrider_models.embedded import target_dir
 from outrider_models.tables import Table
 from outrider_models.training.acceptance import Examiner
@@ -31,13 +33,15 @@ from outrider_proto.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class ChatOrder:
-    """What to train, on what, where, for which target (None: the embedded one), with which settings changed."""
+    """What to train, on what, where, for which target (None: the embedded one), with which settings changed, from whose
+    weights (None: fresh ones)."""
 
     family: str
     data: Path
     out: Path
     target: str | None
     changes: Table
+    start: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +60,8 @@ def start_on_chats(
     course = course_of(trainable(order.family), facts, order.changes)
     check_place(order.out, resume, has_state)
     split = _split(read_chats(order.data), _tokenizer(directory), course.data)
-    what = _described(order, course, directory)
+    begin_with = DrafterFiles.open(DrafterSource(order.start)) if order.start else None
+    what = _described(order, course, directory, begin_with)
     if resume:
         check_course(order.out, what)
     accelerator = make_accelerator(course)
@@ -65,6 +70,8 @@ def start_on_chats(
     torch.manual_seed(course.data.seed)
     pupil = course.family.pupil(course.drafter, facts, lambda: reply_frequencies(split.taught, facts.sizes.vocab))
     pupil.start_from(teacher.lm_head)
+    if begin_with is not None:
+        pupil.go_on_from(begin_with)
     teacher.says(torch.zeros(1, 2, dtype=torch.int64, device=accelerator.device), pupil.needs)  # or a UsageError now
     torch.manual_seed(course.data.seed + 1 + accelerator.process_index)  # masks and noise: each process its own
     if accelerator.is_main_process:
@@ -107,7 +114,9 @@ def _split(chats: Sequence[Chat], tokenizer: PreTrainedTokenizerBase, settings: 
     return Split(taught, [kept[i] for i in sorted(chosen)], len(found) - len(kept))
 
 
-def _described(order: ChatOrder, course: Course, directory: Path) -> dict[str, Any]:  # Any: JSON values
+def _described(
+    order: ChatOrder, course: Course, directory: Path, begin_with: DrafterFiles | None
+) -> dict[str, Any]:  # Any: JSON values
     """All that the result depends on; how work is laid out and looked at may change on the way."""
     return {
         "family": course.family.name,
@@ -117,7 +126,12 @@ def _described(order: ChatOrder, course: Course, directory: Path) -> dict[str, A
         "data": asdict(course.data),
         "file": hashlib.sha256(order.data.read_bytes()).hexdigest(),
         "target": target_fingerprint(directory),
+        **({} if begin_with is None else {"start": _fingerprint(begin_with)}),
     }
+
+
+def _fingerprint(files: DrafterFiles) -> str:
+    return tensors_fingerprint({name: files.checkpoint.read(name) for name in files.names})
 
 
 def _told(split: Split, pupil: torch.nn.Module, processes: int) -> str:

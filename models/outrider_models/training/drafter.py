@@ -10,7 +10,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from outrider_drafters.files.drafter_files import DrafterFiles
 from outrider_drafters.fingerprint import mark_drafter
+from outrider_drafters.source import DrafterSource
 from outrider_models.recipe import DrafterRecipe
 from outrider_models.training.data import GROUPS, Batch, collate, shard_batches
 from outrider_models.training.families import trainable
@@ -21,15 +23,17 @@ from outrider_models.training.teacher import Teacher
 
 
 class DrafterTask:
-    """A fresh drafter beside its frozen target."""
+    """A drafter, fresh or with the weights of another, beside its frozen target."""
 
-    def __init__(self, recipe: DrafterRecipe, target_dir: Path) -> None:
+    def __init__(self, recipe: DrafterRecipe, target_dir: Path, start: str | None = None) -> None:
         self.teacher = Teacher.load(target_dir, torch.float32)
         self.tokenizer = Tokenizer.from_file(str(target_dir / "tokenizer.json"))
         self._recipe = recipe
         torch.manual_seed(recipe.stream.seed)
         self.pupil: Pupil = trainable(recipe.family).pupil(recipe.settings, self.teacher.facts, self._frequencies)
         self.pupil.start_from(self.teacher.lm_head)
+        if start is not None:
+            self.pupil.go_on_from(DrafterFiles.open(DrafterSource(start)))
 
     @property
     def network(self) -> nn.Module:

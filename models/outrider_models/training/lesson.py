@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from outrider_drafters.files.drafter_files import DrafterFiles
 from outrider_drafters.frozen import TargetSizes
 from outrider_drafters.last_layers import LastLayers
 from outrider_drafters.source import DrafterOptions
@@ -73,9 +74,14 @@ class Pupil(nn.Module, ABC):
     network: nn.Module
     needs = Needs()
     options = DrafterOptions()  # with which the exported files are to be loaded
+    also_stored: frozenset[str] = frozenset()  # tensors of published files that no run trains
 
     def start_from(self, lm_head: Tensor) -> None:  # most start from nothing
         """Take from the target's lm_head [V, E] what the family starts from; called once, before training."""
+
+    def go_on_from(self, files: DrafterFiles) -> None:
+        """Take the weights of a drafter of this family and these sizes instead. Raises UsageError."""
+        self.network.load_state_dict(files.tensors_for(self.network, self.also_stored))
 
     @abstractmethod
     def forward(self, text: Text, said: Said, progress: float) -> Marks:

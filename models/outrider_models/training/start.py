@@ -23,11 +23,13 @@ from outrider_proto.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to train, where, for which target (of a drafter; None for the embedded one), in which time."""
+    """What to train, where; of a drafter: for which target (None for the embedded one), from whose weights (None for
+    fresh ones); in which time."""
 
     recipe: str
     out: Path
     target: Path | None = None
+    start: str | None = None
     minutes: float | None = None
 
 
@@ -35,27 +37,30 @@ def start(order: Order, *, resume: bool = False, processes: int = 1) -> None:
     """Run the recipe to its end. Raises UsageError before anything is written."""
     recipe = read_recipe(order.recipe)
     check_place(order.out, resume)
-    if isinstance(recipe, TargetRecipe) and order.target:
-        raise UsageError(f"--target {order.target}: this recipe makes a target, it needs none")
+    if isinstance(recipe, TargetRecipe) and (order.target or order.start):
+        raise UsageError("--target and --start are for drafters: this recipe makes a target")
+    task = _task(order, recipe)
     order.out.mkdir(parents=True, exist_ok=True)
     with _peers(order, processes) as peers, Reporter(order.out, order.recipe) as reporter:
-        _run(order, reporter, peers)
+        _run(order, recipe, task, reporter, peers)
 
 
-def make_task(recipe: Recipe, out: Path, target: Path | None) -> Task:
+def make_task(recipe: Recipe, out: Path, target: Path | None, start: str | None = None) -> Task:
     """What the recipe trains. Raises UsageError."""
     match recipe:
         case TargetRecipe():
             return TargetTask(recipe, out)
         case DrafterRecipe():
-            return DrafterTask(recipe, target or target_dir())
+            return DrafterTask(recipe, target or target_dir(), start)
         case _:
             assert_never(recipe)
 
 
-def _run(order: Order, reporter: Reporter, peers: Peers) -> None:
-    recipe = read_recipe(order.recipe)
-    task = make_task(recipe, order.out, order.target)
+def _task(order: Order, recipe: Recipe) -> Task:
+    return make_task(recipe, order.out, order.target, order.start)
+
+
+def _run(order: Order, recipe: Recipe, task: Task, reporter: Reporter, peers: Peers) -> None:
     pace = Pace(budget_s=order.minutes * 60 if order.minutes else None)
     Run(task, recipe.stream, recipe.rates, order.out, reporter, pace, peers).finish()
 
@@ -82,7 +87,9 @@ def _peers(order: Order, processes: int) -> Iterator[Peers]:
 
 def _follow(order: Order, rank: int, size: int, port: int) -> None:
     torch.set_num_threads(1)
-    _run(order, Reporter(order.out, order.recipe, Console(quiet=True)), Peers.join(rank, size, port))
+    recipe = read_recipe(order.recipe)
+    reporter = Reporter(order.out, order.recipe, Console(quiet=True))
+    _run(order, recipe, _task(order, recipe), reporter, Peers.join(rank, size, port))
 
 
 def check_place(out: Path, resume: bool, resumable: Callable[[Path], bool] = has_checkpoint) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.eagle.eagle2 import Eagle2, Eagle2Sizes
+from outrider_drafters.eagle.eagle2 import EMBEDDING, Eagle2, Eagle2Sizes
 from outrider_drafters.frozen import TargetSizes
 from outrider_models.tables import need_at_least
 from outrider_models.training.families.family import Trainable
@@ -51,6 +51,8 @@ def eagle_sizes(shape: EagleShape, target: TargetSizes) -> Eagle2Sizes:
 
 
 class Eagle2Pupil(Pupil):
+    also_stored = frozenset({EMBEDDING})
+
     def __init__(self, settings: Eagle2Settings, target: TargetFacts) -> None:
         super().__init__()
         self._settings, self._target = settings, target.sizes

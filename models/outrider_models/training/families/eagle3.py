@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import BlockShape
+from outrider_drafters.eagle.eagle3_layout import EMBEDDING, T2D, canonical
 from outrider_drafters.eagle.eagle3_network import Eagle3
 from outrider_drafters.eagle.eagle3_sizes import Eagle3Sizes
 from outrider_drafters.eagle.eagle3_taps import default_layers
+from outrider_drafters.files.drafter_files import DrafterFiles
 from outrider_models.tables import need_at_least
 from outrider_models.training.families.eagle2 import EagleShape, default_shape
 from outrider_models.training.families.family import Trainable
@@ -43,6 +45,7 @@ class Eagle3Settings:
 class Eagle3Pupil(Pupil):
     draft_tokens: Tensor
     covered: Tensor  # [V] bool: can be drafted
+    also_stored = frozenset({EMBEDDING, T2D})
 
     def __init__(self, settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> None:
         super().__init__()
@@ -53,14 +56,18 @@ class Eagle3Pupil(Pupil):
         chosen = most_frequent(frequencies(), settings.draft_vocab) if settings.draft_vocab < vocab else None
         if chosen is not None:
             self.network.set_draft_tokens(chosen)
-        self.register_buffer("draft_tokens", torch.arange(vocab) if chosen is None else chosen, persistent=False)
-        self.register_buffer("covered", torch.zeros(vocab, dtype=torch.bool), persistent=False)
-        self.covered[self.draft_tokens] = True
+        self._cover(torch.arange(vocab) if chosen is None else chosen)
 
     def start_from(self, lm_head: Tensor) -> None:
         assert self.network.lm_head is not None
         with torch.no_grad():
             self.network.lm_head.weight.copy_(lm_head[self.draft_tokens.to(lm_head.device)])
+
+    def go_on_from(self, files: DrafterFiles) -> None:
+        """Its draft vocabulary comes with it."""
+        super().go_on_from(canonical(files))
+        if (chosen := self.network.draft_tokens) is not None:
+            self._cover(chosen)
 
     def forward(self, text: Text, said: Said, progress: float) -> Marks:
         embeds = F.embedding(text.tokens[:, 1:], said.embed)
@@ -74,6 +81,12 @@ class Eagle3Pupil(Pupil):
     def export(self, directory: Path) -> None:
         """SafeAILab's layout, d2t and t2d inside, without a copy of the target's embedding."""
         self.network.export(directory, self._target, torch.bfloat16)
+
+    def _cover(self, tokens: Tensor) -> None:
+        self.register_buffer("draft_tokens", tokens, persistent=False)
+        covered = torch.zeros(self._target.vocab, dtype=torch.bool, device=tokens.device)
+        covered[tokens] = True
+        self.register_buffer("covered", covered, persistent=False)
 
     def _marks(self, logits: Tensor, step: int, text: Text, said: Said) -> Marks:
         """Row t of a step predicts token t + 2 + step: what the target's position t + 1 + step knows."""

@@ -1,7 +1,8 @@
 """HASS (arXiv 2408.15766): EAGLE-2's network, trained on its own hidden states over several steps, and on the target's
 likeliest tokens (weights of HArmonizedSS/HASS train/main_hass.py: 1.0 feature + 0.1 all tokens + 1.0 top 10, 3 steps).
 
-Hidden states that go into the next step carry no gradient, and every step weighs the same, as there.
+Every step weighs the same, and hidden states that go into the next step carry no gradient, as there; unless `detached`
+is false: then a step also learns to be of use to those after it, as EAGLE-3's do.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import LlamaBlock
-from outrider_drafters.eagle.eagle2 import Eagle2
+from outrider_drafters.eagle.eagle2 import EMBEDDING, Eagle2
 from outrider_models.tables import need_at_least
 from outrider_models.training.families.eagle2 import EagleShape, default_shape, eagle_sizes, noisy
 from outrider_models.training.families.family import Trainable
@@ -36,6 +37,7 @@ class HassSettings:
     losses: Losses
     noise: float  # as EAGLE's
     steps: int
+    detached: bool
     top_k: int
     top_weight: float
 
@@ -45,6 +47,8 @@ class HassSettings:
 
 
 class HassPupil(Pupil):
+    also_stored = frozenset({EMBEDDING})
+
     def __init__(self, settings: HassSettings, target: TargetFacts) -> None:
         super().__init__()
         self._settings, self._target = settings, target.sizes
@@ -61,7 +65,7 @@ class HassPupil(Pupil):
 
     def export(self, directory: Path) -> None:
         """SafeAILab's layout, which is HASS's, without a copy of the target's embedding."""
-        self.network.export(directory, self._target, torch.bfloat16)
+        self.network.export(directory, self._target, torch.bfloat16, self._settings.steps)
 
     def _drafted(self, text: Text, said: Said) -> list[Tensor]:
         """Hidden states [B, T - 1 - step, E] of every step."""
@@ -79,7 +83,7 @@ class HassPupil(Pupil):
                 parts.append(new)
             mask = step_mask(rows, step, pairs.device)
             outputs.append(block(pairs, rope, joined(keys, rows), joined(values, rows), mask))
-            features = outputs[-1].detach()
+            features = outputs[-1].detach() if self._settings.detached else outputs[-1]
         return outputs
 
     def _marks(self, drafted: Tensor, wanted: Tensor, said: Said, rows: Tensor) -> Marks:
@@ -102,7 +106,7 @@ TRAINABLE = Trainable(
     name="hass",
     settings=HassSettings,
     defaults=lambda target: HassSettings(
-        default_shape(target), PAPER, noise=0.1, steps=3, top_k=10, top_weight=1.0
+        default_shape(target), PAPER, noise=0.1, steps=3, detached=True, top_k=10, top_weight=1.0
     ),
     pupil=make_pupil,
     schedule=Schedule(

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import BlockShape
+from outrider_drafters.files.drafter_files import DrafterFiles
 from outrider_drafters.heads.hydra import Hydra, HydraSizes
-from outrider_drafters.heads.hydra_family import ROPE_THETA
+from outrider_drafters.heads.hydra_family import EMBEDDINGS, ROPE_THETA, in_order
 from outrider_models.tables import need_at_least
 from outrider_models.training.families.eagle2 import EagleShape, default_shape
 from outrider_models.training.families.family import Trainable
@@ -40,6 +41,8 @@ class HydraSettings:
 
 
 class HydraPupil(Pupil):
+    also_stored = frozenset(EMBEDDINGS)
+
     def __init__(self, settings: HydraSettings, target: TargetFacts) -> None:
         super().__init__()
         self._settings, self._target, self._base = settings, target.sizes, target.directory.name
@@ -48,6 +51,9 @@ class HydraPupil(Pupil):
 
     def start_from(self, lm_head: Tensor) -> None:
         self.network.start_from(lm_head)
+
+    def go_on_from(self, files: DrafterFiles) -> None:
+        super().go_on_from(files.with_checkpoint(in_order(files.checkpoint)))
 
     def forward(self, text: Text, said: Said, progress: float) -> Marks:
         hidden = said.hidden[-1]

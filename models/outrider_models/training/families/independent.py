@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from outrider_drafters.files.drafter_files import DrafterFiles
 from outrider_drafters.frozen import resolve_dir
 from outrider_models.tables import need_at_least
 from outrider_models.training.families.family import Trainable, divisor
@@ -48,6 +49,9 @@ class IndependentPupil(Pupil):
         self.network: PreTrainedModel = _continued(settings.start) if settings.start else _fresh(settings, target)
         if (rows := len(self._output())) < target.sizes.vocab:
             raise UsageError(f"start={settings.start}: vocabulary of {rows}, the target's {target.sizes.vocab}")
+
+    def go_on_from(self, files: DrafterFiles) -> None:
+        raise UsageError(f"--start {files.directory}: an independent drafter goes on from `start` in its own settings")
 
     def forward(self, text: Text, said: Said, progress: float) -> Marks:
         drafted = self.network.base_model(input_ids=text.tokens, use_cache=False).last_hidden_state
