@@ -1,58 +1,27 @@
-"""One answer under way: the verbs that the modes are written in. Binds transcript, session, drafter, text and meter,
-and turns what happens into events."""
+"""One answer under way: the verbs that the modes are written in. Binds transcript, session, drafter and meter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 
 from outrider_client.config import ClientConfig
 from outrider_client.controller.choice import OnlineMode
 from outrider_client.detokeniser import Detokeniser
-from outrider_client.drafting import Drafting, Lookout, Wanted
-from outrider_client.events import (
-    Committed,
-    Cycle,
-    Event,
-    Finished,
-    LinkChanged,
-    RolledBack,
-    Stats,
-    Unverified,
-    Verified,
-    Warned,
-)
+from outrider_client.drafting import Lookout, Wanted
+from outrider_client.equipment import Equipment
+from outrider_client.events import Cycle, Event, LinkChanged, Stats, Warned
 from outrider_client.exchange import NOTHING, Asked, Exchange
-from outrider_client.fit import Fit
 from outrider_client.link_state import LinkState
-from outrider_client.local_models import LocalModels
-from outrider_client.logprobs import TokenLogprobs
 from outrider_client.own_words import OwnWords
-from outrider_client.pilot import Pilot
 from outrider_client.plans import Plans
-from outrider_client.privacy.restoring import Restored, TokenText
-from outrider_client.session import Session
+from outrider_client.privacy.restoring import Restored
 from outrider_client.statistics import Meter, Statistics
-from outrider_client.transcript import Change, FinishReason, Origin, Transcript
+from outrider_client.telling import Telling
+from outrider_client.transcript import FinishReason
 from outrider_drafters.trees.forecast import Outcome
 from outrider_drafters.trees.grow import Drafted
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Cancel, Decode, Draft, ServerTree, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Equipment:
-    """What all answers of a client share. `last_resort` drafts where `drafting` is not there or cannot."""
-
-    models: LocalModels
-    session: Session
-    transcript: Transcript
-    drafting: Drafting | None
-    last_resort: Drafting
-    fit: Fit
-    pilot: Pilot
-    clock: Callable[[], float]
 
 
 class Answer:
@@ -73,9 +42,8 @@ class Answer:
         self._transcript = equipment.transcript
         self._drafting = equipment.drafting
         self._clock = equipment.clock
-        self._emit = emit
-        self._text: TokenText = Restored(Detokeniser(equipment.models.decode), values or {})
         self._meter = Meter(self._clock(), () if self._drafting is None else self._drafting.names)
+        self._telling = Telling(emit, Restored(Detokeniser(equipment.models.decode), values or {}), self._meter)
         last_resort = equipment.last_resort if config.last_resort == "lookup" else None
         self._words = OwnWords(self._models, self._drafting, last_resort, self._meter, equipment.fit)
         self._pilot = equipment.pilot
@@ -97,9 +65,9 @@ class Answer:
             self._drafting.begin(common)
         self._words.begin(prompt)
         self.plans.begin()
-        self.session.watcher = lambda state, detail: self._emit(LinkChanged(state, detail))
+        self.session.watcher = lambda state, detail: self._telling.tell(LinkChanged(state, detail))
         if self.session.state is LinkState.CONNECTING and self.config.mode != "offline":
-            self._emit(LinkChanged(LinkState.CONNECTING))
+            self._telling.tell(LinkChanged(LinkState.CONNECTING))
 
     # -- with the link ------------------------------------------------------------------------------------------------
 
@@ -246,9 +214,9 @@ class Answer:
             self._judge(asked, verdict)
             is_last = change.finish is not None
             self._pilot.took_verdict(asked.request, verdict, stale=asked.stale, is_last=is_last)
-        self._emit(Cycle(asked.request, verdict))
-        self._report(change)
-        self._emit(Stats(self.statistics()))
+        self._telling.tell(Cycle(asked.request, verdict))
+        self._telling.changed(change, self._transcript.prompt_len, self._clock())
+        self._telling.tell(Stats(self.statistics()))
         if change.finish is not None:
             self.finish(change.finish)
 
@@ -302,8 +270,7 @@ class Answer:
             return
         first = self._transcript.num_new_tokens
         self._transcript.write_unverified(token)
-        self._meter.tokens_came(self._clock())
-        self._emit(Unverified(first, (token,), self._text.push((token,))))
+        self._telling.wrote(first, token, self._clock())
 
     @property
     def has_tail(self) -> bool:
@@ -337,7 +304,7 @@ class Answer:
     def finish(self, reason: FinishReason) -> None:
         self.finished = True
         self.session.caught_up()  # if it was coming back, it has: nothing is left to judge
-        self._emit(Finished(reason, self.statistics(), self._text.finish()))
+        self._telling.finished(reason, self.statistics())
 
     def finish_alone(self) -> None:
         """There will be no link in time."""
@@ -380,7 +347,7 @@ class Answer:
             if asked.request.tree is not None and verdict.bonus is not None:
                 self._meter.judged(asked.request.tree.budget, len(verdict.tokens))
         elif asked.drafted.tree.tokens and (warning := self._words.judge(asked.drafted, asked.head, verdict)):
-            self._emit(Warned(warning))
+            self._telling.tell(Warned(warning))
 
     @property
     def _waits_for_features(self) -> bool:
@@ -391,22 +358,3 @@ class Answer:
     def _ended(self) -> bool:
         """Whether the last token ends the answer."""
         return self._transcript.last_new_token in self._models.eos_token_ids
-
-    def _report(self, change: Change) -> None:
-        """What a verdict changed, as events in the order in which it changed."""
-        first = change.first - self._transcript.prompt_len
-        after = first + change.confirmed
-        logprobs = iter(change.logprobs)
-        if change.confirmed:
-            self._emit(Verified(first, change.confirmed, tuple(islice(logprobs, change.confirmed))))
-        if change.dropped:
-            self._meter.rolled_back(change.dropped)
-            self._emit(RolledBack(after, change.dropped, self._text.roll_back(after)))
-        self._append(after, change.accepted, "accepted", logprobs)
-        self._append(after + len(change.accepted), change.bonus, change.bonus_origin, logprobs)
-
-    def _append(self, first: int, tokens: tuple[int, ...], origin: Origin, logprobs: Iterator[TokenLogprobs]) -> None:
-        if tokens:
-            self._meter.tokens_came(self._clock())
-            told = tuple(islice(logprobs, len(tokens)))
-            self._emit(Committed(first, tokens, origin, self._text.push(tokens), told))

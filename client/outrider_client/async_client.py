@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from outrider_client.answer import Answer, Equipment
+from outrider_client.answer import Answer
 from outrider_client.config import ClientConfig
 from outrider_client.controller.choice import OnlineMode
 from outrider_client.drafting import Drafting, DraftingThread
+from outrider_client.equipment import Equipment
 from outrider_client.events import Event, Finished
 from outrider_client.fit import Fit
 from outrider_client.grpc_transport import GrpcTransport
@@ -187,9 +188,6 @@ class AsyncClient:
                 await answer_privately(equipment, prompt, config, emit)
             else:
                 await self._ride(equipment, prompt, config, emit)
-        except Exception:
-            await equipment.session.forget()
-            raise
         finally:
             equipment.session.watcher = lambda state, detail: None
 
@@ -204,6 +202,9 @@ class AsyncClient:
             await ride(answer)
         except asyncio.CancelledError:
             answer.abandon()
+            raise
+        except Exception:
+            await equipment.session.forget()
             raise
 
     async def _equip(self) -> Equipment:

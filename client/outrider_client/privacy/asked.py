@@ -22,7 +22,7 @@ def asked_prompt(
 
         segments = Detector().mark(segments)
     for file in files:
-        segments += (*((_BETWEEN,) if segments else ()), _private_file(file))
+        segments += (*((_BETWEEN,) if segments else ()), Segment(read_private(file), private=True))
     if not any(segment.private for segment in segments):
         return "".join(segment.text for segment in segments)
     return segments
@@ -33,9 +33,10 @@ def kinds_of(prompt: str | Sequence[Segment]) -> list[str]:
     return [segment.kind or DEFAULT_KIND for segment in as_segments(prompt) if segment.private]
 
 
-def _private_file(file: Path) -> Segment:
+def read_private(file: Path) -> str:
+    """A file's text. Raises UsageError, which tells nothing of it."""
     try:
-        return Segment(file.read_text("utf-8"), private=True)
+        return file.read_text("utf-8")
     except OSError as error:
         raise UsageError(f"private={file}: {error.strerror}") from error
     except UnicodeDecodeError:

@@ -8,7 +8,7 @@ from outrider_client.privacy.segments import Segment
 from outrider_proto.errors import UsageError
 
 OPEN, CLOSE = "<<", ">>"
-_ESCAPED = "\\<<"
+ESCAPED = "\\<<"
 _MARK = re.compile(r"\\<<|<<|>>")
 _WITH_KIND = re.compile(r"([A-Z][A-Z0-9_]*):\s*(.*\S)\s*", re.DOTALL)
 
@@ -36,7 +36,7 @@ def parse_fences(text: str) -> tuple[Segment, ...]:
             segments.append(_private(text, opened, mark))
             safe, end, opened = "", mark.end(), None
     if opened is not None:
-        raise _misplaced(text, opened, rf"does not close: end it with {CLOSE}, or write {_ESCAPED} for the characters")
+        raise _misplaced(text, opened, rf"does not close: end it with {CLOSE}, or write {ESCAPED} for the characters")
     safe += text[end:]
     return (*segments, *([Segment(safe)] if safe else []))
 

@@ -18,7 +18,7 @@ from outrider_client.statistics import Meter, Statistics
 from outrider_proto.errors import Reason, Refusal, UsageError
 
 if TYPE_CHECKING:
-    from outrider_client.answer import Equipment
+    from outrider_client.equipment import Equipment
 
 NO_FEATURES = "the target could not be asked about the safe part: the drafter writes without its features"
 

@@ -14,7 +14,7 @@ from outrider_proto.errors import LinkError, Reason, Refusal
 from outrider_proto.tree import DraftTree
 
 if TYPE_CHECKING:
-    from outrider_client.answer import Equipment
+    from outrider_client.equipment import Equipment
 
 HUNG_UP = "hung up: a private answer is being written here"
 
@@ -41,6 +41,9 @@ class SafePrefix:
         LinkError when there is no server to begin with."""
         try:
             return not self._wants_features or (self._config.mode != "offline" and await self._ask_until_known())
+        except Exception:
+            await self._session.forget()  # only here: what private text goes wrong by must not show in the next Open
+            raise
         finally:
             await self._hang_up()
 
