@@ -91,13 +91,13 @@ class Answer:
 
     def send(self, drafted: Drafted) -> Draft:
         """Have a draft under the last token that stands verified; whatever else was under way no longer counts."""
-        draft = self._transcript.next_draft(drafted.tree, self._exchange.known_features)
+        draft = self._transcript.next_draft(drafted.tree, self._exchange.known_features, self._pilot.codec)
         self._exchange.ask(draft, drafted, self._words.head)
         return draft
 
     def send_ahead(self, text: Sequence[int], drafted: Drafted) -> Draft:
         """Have a draft verified for when `text` is what stands by then."""
-        draft = self._transcript.next_ahead(text, drafted.tree)
+        draft = self._transcript.next_ahead(text, drafted.tree, self._pilot.codec)
         self._exchange.ask(draft, drafted, self._words.head)
         return draft
 
@@ -142,7 +142,7 @@ class Answer:
         """Let the server write the rest: the target alone, or with a drafter beside it that grows such trees; with the
         features of what it reads and writes, if asked for."""
         known = self._exchange.known_features if features and self._drafting is not None else None
-        self._exchange.ask(self._transcript.next_decode(known, tree))
+        self._exchange.ask(self._transcript.next_decode(known, tree, None if known is None else self._pilot.codec))
 
     async def stop_decode(self) -> None:
         """Let the server write no more; what comes until it has stopped stands. Raises LinkError."""

@@ -8,15 +8,18 @@ from collections.abc import Callable
 from outrider_client.config import ClientConfig
 from outrider_client.controller.acceptance import path_of
 from outrider_client.controller.choice import AHEAD, Choice, OnlineMode, Variant
+from outrider_client.controller.coarseness import FINEST, OF_FINEST, Load, codec_for
 from outrider_client.controller.control import Controller
 from outrider_client.controller.measured import Limits
 from outrider_client.controller.observer import Declared, Observer
+from outrider_client.controller.smoothing import Median
 from outrider_client.drafting import Drafting, Lookout
 from outrider_client.rtt import RttEstimator
 from outrider_drafters.pace import Pace
 from outrider_drafters.trees.forecast import Outcome
 from outrider_drafters.trees.shape import TreePlan, TreeShape
-from outrider_proto.frames import Decode, Draft, Opened, Verdict
+from outrider_proto.features import MANY_ROWS as MORE_THAN_REPLIES
+from outrider_proto.frames import Codec, Decode, Draft, Opened, Verdict
 from outrider_proto.tree import DraftTree
 
 _log = logging.getLogger(__name__)
@@ -44,6 +47,8 @@ class Pilot:
         self._choice: Choice | None = None
         self._row_s: float | None = None  # in which a row of a prompt's features comes down
         self._row_bytes = 0.0  # and what it weighs
+        self._reply_row_bytes = Median()  # as if it came in the finest codec
+        self._codec: Codec = FINEST  # chosen last
         self._trial: tuple[int, DraftTree] | None = None  # drafted on the side, at which length
         self._tried_at = 0  # tokens of all answers
         self._num_answers = 0
@@ -74,7 +79,24 @@ class Pilot:
         if self._choice is None or self._choice.mode != choice.mode:
             _log.info("mode %s: %s", choice.mode, choice.why)
         self._choice = choice
+        self._choose_codec()
         return choice
+
+    @property
+    def codec(self) -> Codec | None:
+        """That the next request's features are to come in; None: the session's. It is the caller's to choose, but for
+        the one that nobody had to."""
+        if self._choice is None or self._config.codec != FINEST or self._codec == FINEST:
+            return None
+        return self._codec
+
+    def _choose_codec(self) -> None:
+        observed = self._observer
+        load = Load(self._reply_row_bytes.value, observed.tokens_per_second, observed.down_bps)
+        codec = codec_for(load, self._codec)
+        if codec != self._codec:
+            _log.info("features in %s: %s", codec, load)
+        self._codec = codec
 
     @property
     def outcomes(self) -> int:
@@ -107,10 +129,17 @@ class Pilot:
     def took_features(self, lag_s: float, num_rows: int, num_bytes: int) -> None:
         """All rows of a request were there so long after its first verdict."""
         if num_rows < MANY_ROWS:
-            self._observer.took_features(lag_s)
+            self._observer.took_features(lag_s, num_bytes)
+            self._weigh_reply(num_rows, num_bytes)
             return
         self._row_s, self._row_bytes = lag_s / num_rows, num_bytes / num_rows
         self._observer.took_transfer(num_bytes, lag_s)
+
+    def _weigh_reply(self, num_rows: int, num_bytes: int) -> None:
+        """The codec in use is the newest request's, which need not be this one's for a reply or two."""
+        codec = self.codec or self._config.codec
+        if codec in OF_FINEST and 0 < num_rows <= MORE_THAN_REPLIES:
+            self._reply_row_bytes.add(num_bytes / num_rows / OF_FINEST[codec])
 
     @property
     def affords_features(self) -> bool:
@@ -118,9 +147,10 @@ class Pilot:
         as many, or tokens would wait behind them. While nothing is known of it they come from the second answer on,
         or else nothing ever would be."""
         known = self._observer.measured()
-        if self._row_s is None or known.down_bps is None or known.stream_ms is None:
+        row_bytes = self._reply_row_bytes.value if self._row_s is None else self._row_bytes
+        if row_bytes is None or known.down_bps is None or known.stream_ms is None:
             return self._num_answers > 1
-        return _ROOM * 8e3 * self._row_bytes / max(known.stream_ms, 1e-3) < known.down_bps
+        return _ROOM * 8e3 * row_bytes / max(known.stream_ms, 1e-3) < known.down_bps
 
     def should_open(self, num_rows: int, rtt: RttEstimator) -> bool:
         """Whether the features of so many rows of a prompt take longer than a round trip, in which the server should

@@ -20,7 +20,7 @@ from typing import Literal
 
 from outrider_client.logprobs import TokenLogprobs, logprobs_of
 from outrider_proto.errors import Reason, Violation
-from outrider_proto.frames import Decode, Draft, Features, Finish, Opened, ServerTree, Verdict
+from outrider_proto.frames import Codec, Decode, Draft, Features, Finish, Opened, ServerTree, Verdict
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
 
@@ -127,34 +127,36 @@ class Transcript:
         self._asked_len = min(self._asked_len, common)
         return common
 
-    def next_draft(self, tree: DraftTree, num_features: int) -> Draft:
+    def next_draft(self, tree: DraftTree, num_features: int, codec: Codec | None = None) -> Draft:
         """Root and tree, after whatever the server lacks before them. With a tail, `tree` is a chain from it.
 
         Of features, those after the first `num_features` are asked for, and always the root's: a Draft that could do
-        with none at all would get no Features frame.
+        with none at all would get no Features frame. `codec` as in Draft.
         """
         base_len, context = self._missing()
         root_at = self._tail_start - 1
         features_from = min(num_features, root_at)
         root = self._tokens[root_at]
-        draft = Draft(self._take_seq(), base_len, context, root, tree, features_from, logprobs=self._num_top)
+        draft = Draft(self._take_seq(), base_len, context, root, tree, features_from, b"", self._num_top, codec)
         self._send(draft)
         return draft
 
-    def next_ahead(self, text: Sequence[int], tree: DraftTree) -> Draft:
+    def next_ahead(self, text: Sequence[int], tree: DraftTree, codec: Codec | None = None) -> Draft:
         """A draft for when `text`, whose last token is the root, is what the newest one under way makes of it."""
         root_at = len(text) - 1
         assumes = prefix_hash(text)
-        draft = Draft(self._take_seq(), root_at, (), text[root_at], tree, root_at, assumes, self._num_top)
+        draft = Draft(self._take_seq(), root_at, (), text[root_at], tree, root_at, assumes, self._num_top, codec)
         self._in_flight.append(draft)
         return draft
 
-    def next_decode(self, num_features: int | None = None, tree: ServerTree | None = None) -> Decode:
+    def next_decode(
+        self, num_features: int | None = None, tree: ServerTree | None = None, codec: Codec | None = None
+    ) -> Decode:
         """Ask for all the tokens there is room for; for features after the first `num_features`, unless it is None."""
         base_len, context = self._missing()
         features_from = None if num_features is None else min(num_features, self._tail_start - 1)
         root, room = self._tokens[-1], self.room
-        decode = Decode(self._take_seq(), base_len, context, root, room, features_from, tree, self._num_top)
+        decode = Decode(self._take_seq(), base_len, context, root, room, features_from, tree, self._num_top, codec)
         self._send(decode)
         return decode
 

@@ -4,6 +4,7 @@
     int8-grouped  a step for every 64 values, absmax / 127
     int4-grouped  the same, absmax / 7
     lean          the same, a share of the root mean square: more of it for the many rows of a prompt
+    leaner        the same, as much of it for a reply's rows as for a prompt's
     bf16          the values in bfloat16
     float32       the values as they are, for tests and traces
 
@@ -45,7 +46,7 @@ def raw_bytes_per_row(codec: Codec, width: int) -> int:
     match codec:
         case "int8":
             return 2 + width
-        case "int8-grouped" | "int4-grouped" | "lean":
+        case "int8-grouped" | "int4-grouped" | "lean" | "leaner":
             return num_groups(width) + width
         case "bf16":
             return 2 * width
@@ -79,6 +80,8 @@ def encode_rows(rows: NDArray[np.float32], codec: Codec, of_rows: int = 0) -> by
             return huffman(quantise_grouped(clean, INT4))
         case "lean":
             return huffman(quantise_grouped(clean, LEANER if max(len(rows), of_rows) > MANY_ROWS else LEAN))
+        case "leaner":
+            return huffman(quantise_grouped(clean, LEANER))
         case "bf16":
             return huffman(*to_bf16(clean))
         case "float32":
@@ -95,7 +98,7 @@ def decode_rows(payload: bytes, codec: Codec, num_rows: int, width: int) -> NDAr
     match codec:
         case "int8":
             rows = dequantise_per_row(unzstd(payload, expected), num_rows, width)
-        case "int8-grouped" | "int4-grouped" | "lean":
+        case "int8-grouped" | "int4-grouped" | "lean" | "leaner":
             rows = dequantise_grouped(unhuffman(payload, expected), num_rows, width)
         case "bf16":
             rows = from_bf16(unhuffman(payload, expected), num_rows, width)

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.tree import DraftTree
 
-Codec = Literal["int8", "int8-grouped", "int4-grouped", "lean", "bf16", "float32"]
-CODECS: tuple[Codec, ...] = ("int8", "int8-grouped", "int4-grouped", "lean", "bf16", "float32")
+Codec = Literal["int8", "int8-grouped", "int4-grouped", "lean", "leaner", "bf16", "float32"]
+CODECS: tuple[Codec, ...] = ("int8", "int8-grouped", "int4-grouped", "lean", "leaner", "bf16", "float32")
 Acceptance = Literal["exact", "typical"]
 ACCEPTANCES: tuple[Acceptance, ...] = ("exact", "typical")
 MAX_TOP_LOGPROBS = 20
@@ -166,6 +166,7 @@ class Draft:
     nothing else happens.
 
     `logprobs`: have the verdict say how likely its tokens are, with so many of the likeliest in the place of each.
+    `codec`: of the features of this request; None: the session's.
     """
 
     seq: int
@@ -176,6 +177,7 @@ class Draft:
     features_from: int = 0
     assumes: bytes = b""
     logprobs: int | None = None
+    codec: Codec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ class ServerTree:
 class Decode:
     """Ask the server to write `max_tokens` tokens: the target alone, one a pass, or with a drafter beside it where
     there is a `tree`. Every pass is answered by a Verdict with this seq. Features from `features_from` on come along
-    unless it is None. `logprobs` as in Draft."""
+    unless it is None. `logprobs` and `codec` as in Draft."""
 
     seq: int
     base_len: int
@@ -201,6 +203,7 @@ class Decode:
     features_from: int | None = None
     tree: ServerTree | None = None
     logprobs: int | None = None
+    codec: Codec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +269,8 @@ class Features:
     """Feature rows of positions first, first + 1, ...; `last` ends the rows that belong to `seq`, whose tap took
     `tap_us` microseconds. Sent as long as rows of `padded_width` values would be, where that is more (emulation).
 
-    `of_rows`: how many rows there were at once, where these are a piece of them; not sent, but a codec may care."""
+    `of_rows`: how many rows there were at once, where these are a piece of them; not sent, but a codec may care.
+    `codec`: None: the session's."""
 
     seq: int
     first: int
@@ -275,6 +279,7 @@ class Features:
     tap_us: int = 0
     padded_width: int = 0
     of_rows: int = 0
+    codec: Codec | None = None
 
 
 ClientFrame = Open | Draft | Decode | Cancel | Ping | Close

@@ -16,6 +16,7 @@ class FeatureCodec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FEATURE_CODEC_INT8_GROUPED: _ClassVar[FeatureCodec]
     FEATURE_CODEC_INT4_GROUPED: _ClassVar[FeatureCodec]
     FEATURE_CODEC_LEAN: _ClassVar[FeatureCodec]
+    FEATURE_CODEC_LEANER: _ClassVar[FeatureCodec]
 
 class Acceptance(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -36,6 +37,7 @@ FEATURE_CODEC_BF16: FeatureCodec
 FEATURE_CODEC_INT8_GROUPED: FeatureCodec
 FEATURE_CODEC_INT4_GROUPED: FeatureCodec
 FEATURE_CODEC_LEAN: FeatureCodec
+FEATURE_CODEC_LEANER: FeatureCodec
 ACCEPTANCE_EXACT: Acceptance
 ACCEPTANCE_TYPICAL: Acceptance
 FINISH_NOT_YET: Finish
@@ -171,7 +173,7 @@ class Opened(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., resumed: _Optional[bool] = ..., kept_len: _Optional[int] = ..., kept_hash: _Optional[bytes] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_draft: _Optional[bool] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("seq", "base_len", "context", "root", "tokens", "parents", "features_from", "assumes", "logprobs")
+    __slots__ = ("seq", "base_len", "context", "root", "tokens", "parents", "features_from", "assumes", "logprobs", "codec")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +183,7 @@ class Draft(_message.Message):
     FEATURES_FROM_FIELD_NUMBER: _ClassVar[int]
     ASSUMES_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
     seq: int
     base_len: int
     context: bytes
@@ -190,10 +193,11 @@ class Draft(_message.Message):
     features_from: int
     assumes: bytes
     logprobs: int
-    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., tokens: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., features_from: _Optional[int] = ..., assumes: _Optional[bytes] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    codec: FeatureCodec
+    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., tokens: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., features_from: _Optional[int] = ..., assumes: _Optional[bytes] = ..., logprobs: _Optional[int] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ...) -> None: ...
 
 class Decode(_message.Message):
-    __slots__ = ("seq", "base_len", "context", "root", "max_tokens", "features_from", "tree", "logprobs")
+    __slots__ = ("seq", "base_len", "context", "root", "max_tokens", "features_from", "tree", "logprobs", "codec")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +206,7 @@ class Decode(_message.Message):
     FEATURES_FROM_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
     seq: int
     base_len: int
     context: bytes
@@ -210,7 +215,8 @@ class Decode(_message.Message):
     features_from: int
     tree: ServerTree
     logprobs: int
-    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., max_tokens: _Optional[int] = ..., features_from: _Optional[int] = ..., tree: _Optional[_Union[ServerTree, _Mapping]] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    codec: FeatureCodec
+    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., max_tokens: _Optional[int] = ..., features_from: _Optional[int] = ..., tree: _Optional[_Union[ServerTree, _Mapping]] = ..., logprobs: _Optional[int] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ...) -> None: ...
 
 class ServerTree(_message.Message):
     __slots__ = ("breadth", "levels", "budget")

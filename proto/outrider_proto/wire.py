@@ -22,6 +22,7 @@ _CODEC_TO_PB: dict[f.Codec, pb.FeatureCodec] = {
     "int8-grouped": pb.FEATURE_CODEC_INT8_GROUPED,
     "int4-grouped": pb.FEATURE_CODEC_INT4_GROUPED,
     "lean": pb.FEATURE_CODEC_LEAN,
+    "leaner": pb.FEATURE_CODEC_LEANER,
     "bf16": pb.FEATURE_CODEC_BF16,
     "float32": pb.FEATURE_CODEC_FLOAT32,
 }
@@ -80,14 +81,14 @@ def client_frame_from_proto(message: pb.ClientFrame) -> f.ClientFrame:
 
 
 def server_frame_to_proto(frame: f.ServerFrame, codec: f.Codec) -> Iterator[pb.ServerFrame]:
-    """One message, or several for features, so that none exceeds MAX_FRAME_BYTES."""
+    """One message, or several for features, so that none exceeds MAX_FRAME_BYTES. `codec`: the session's."""
     match frame:
         case f.Opened():
             yield pb.ServerFrame(opened=_opened_to_proto(frame))
         case f.Verdict():
             yield pb.ServerFrame(verdict=_verdict_to_proto(frame))
         case f.Features():
-            for message in _features_to_proto(frame, codec):
+            for message in _features_to_proto(frame, frame.codec or codec):
                 yield pb.ServerFrame(features=message)
         case f.Pong():
             yield pb.ServerFrame(pong=pb.Pong(nonce=frame.nonce))
@@ -207,6 +208,7 @@ def _draft_to_proto(frame: f.Draft) -> pb.Draft:
         features_from=frame.features_from,
         assumes=frame.assumes,
         logprobs=frame.logprobs,
+        codec=_codec_of_request(frame),
     )
 
 
@@ -222,6 +224,7 @@ def _draft_from_proto(message: pb.Draft) -> f.Draft:
         features_from=message.features_from,
         assumes=message.assumes,
         logprobs=_num_top(message),
+        codec=_codec_asked(message),
     )
 
 
@@ -236,6 +239,7 @@ def _decode_to_proto(frame: f.Decode) -> pb.Decode:
         features_from=frame.features_from,
         tree=None if tree is None else pb.ServerTree(breadth=tree.breadth, levels=tree.levels, budget=tree.budget),
         logprobs=frame.logprobs,
+        codec=_codec_of_request(frame),
     )
 
 
@@ -252,7 +256,16 @@ def _decode_from_proto(message: pb.Decode) -> f.Decode:
         features_from=message.features_from if message.HasField("features_from") else None,
         tree=f.ServerTree(tree.breadth, tree.levels, tree.budget) if message.HasField("tree") else None,
         logprobs=_num_top(message),
+        codec=_codec_asked(message),
     )
+
+
+def _codec_of_request(frame: f.Draft | f.Decode) -> pb.FeatureCodec:
+    return pb.FEATURE_CODEC_UNSPECIFIED if frame.codec is None else _CODEC_TO_PB[frame.codec]
+
+
+def _codec_asked(message: pb.Draft | pb.Decode) -> f.Codec | None:
+    return _codec(message.codec) if message.codec else None
 
 
 def _num_top(message: pb.Draft | pb.Decode) -> int | None:
@@ -346,8 +359,9 @@ def _features_to_proto(frame: f.Features, codec: f.Codec) -> Iterator[pb.Feature
 
 
 def _features_from_proto(message: pb.Features) -> f.Features:
-    rows = decode_rows(message.payload, _codec(message.codec), message.num_rows, message.width)
-    return f.Features(message.seq, message.first, rows, message.last, message.tap_us)
+    codec = _codec(message.codec)
+    rows = decode_rows(message.payload, codec, message.num_rows, message.width)
+    return f.Features(message.seq, message.first, rows, message.last, message.tap_us, codec=codec)
 
 
 def _codec(number: int) -> f.Codec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider_drafters.trees.shape import TreeShape
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import Reason, Refusal, UsageError, Violation
-from outrider_proto.frames import CODECS, MAX_TOP_LOGPROBS, Decode, Draft, Open, ServerDescription, ServerTree
+from outrider_proto.frames import CODECS, MAX_TOP_LOGPROBS, Codec, Decode, Draft, Open, ServerDescription, ServerTree
 from outrider_proto.packing import HASH_BYTES
 
 
@@ -29,8 +29,7 @@ def check_open(frame: Open, server: ServerDescription) -> None:
             f"the client's drafter wants features {frame.tap}, the server offers {', '.join(taps)};"
             " give both sides the same drafter and options (--drafter DIR,option=value)",
         )
-    if frame.codec not in CODECS:
-        raise Violation(Reason.MALFORMED_FRAME, f"codec={frame.codec}: need one of {', '.join(CODECS)}")
+    _check_codec(frame.codec)
 
 
 def check_tokens(frame: Draft | Decode, server: ServerDescription) -> None:
@@ -45,6 +44,8 @@ def check_tokens(frame: Draft | Decode, server: ServerDescription) -> None:
         raise _outside("the context", wrong, vocab)
     if frame.logprobs is not None and not 0 <= frame.logprobs <= MAX_TOP_LOGPROBS:
         raise _malformed(f"logprobs={frame.logprobs}: need 0 to {MAX_TOP_LOGPROBS}")
+    if frame.codec is not None:
+        _check_codec(frame.codec)
     match frame:
         case Draft():
             _check_tree(frame, server)
@@ -55,6 +56,11 @@ def check_tokens(frame: Draft | Decode, server: ServerDescription) -> None:
         raise Refusal(
             Reason.CONTEXT_FULL, f"{length} tokens leave no room for an answer: the context is {server.max_context}"
         )
+
+
+def _check_codec(codec: Codec) -> None:
+    if codec not in CODECS:
+        raise _malformed(f"codec={codec}: need one of {', '.join(CODECS)}")
 
 
 def _check_tree(frame: Draft, server: ServerDescription) -> None:

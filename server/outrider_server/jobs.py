@@ -191,7 +191,8 @@ class Job:
         self._features_from = first + len(rows)
         self._sent_features = True
         tap_us = round(self._tap_s * 1e6) if self.over else 0
-        self.post(Features(self._frame.seq, first, rows, self.over, tap_us, self._padded_width))
+        codec = self._frame.codec
+        self.post(Features(self._frame.seq, first, rows, self.over, tap_us, self._padded_width, codec=codec))
 
 
 def _shape(frame: Draft | Decode) -> TreeShape | None:

@@ -5,15 +5,18 @@ from dataclasses import replace
 import pytest
 from virtual_tapes import CYCLE, LEVELS, NEVER, PROMPT, RIGHT, SECOND, answer_of, recording_of, tape_of, texts_of
 
+from outrider_bench.answer import gather
 from outrider_bench.network.ways import Way
-from outrider_bench.virtual.replay import Stage, answers, replay
+from outrider_bench.virtual.replay import Stage, answers, replay, replaying
 from outrider_bench.virtual.texts import Texts
 from outrider_bench.virtual.thinning import Thinning, thinned
 from outrider_drafters.pace import Pace
 from outrider_netsim import Direction, Profile, profile_named
+from outrider_netsim.virtual.link import VirtualLink
 from outrider_proto.errors import UsageError
 
 NEW = 1 + 8 * CYCLE  # the prompt's own token, and eight cycles in which all is accepted
+LONG = 1 + 40 * CYCLE
 DELAY_MS = 40.0
 PACE = Pace("hand", "made up", verify_ms=30.0, draft_level_ms=6.0, server_level_ms=4.0, batch_factors={8: 1.0})
 T_V, T_D, T_S, R = 0.030, 0.006, 0.004, 2 * DELAY_MS / 1e3
@@ -180,6 +183,30 @@ def test_features_weigh_what_padded_rows_would():
         for text in ("stop-and-wait,wait_for_features=true", "stop-and-wait,wait_for_features=false")
     )
     assert waits.tokens_per_second < goes_on.tokens_per_second
+
+
+@pytest.mark.parametrize(
+    ("rate_bps", "codec", "asked"),
+    [(5e6, "lean", {None}), (500e3, "lean", {"leaner"}), (500e3, "int4-grouped", {None})],
+)
+def test_auto_has_features_sent_coarser_where_they_fill_the_link(rate_bps, codec, asked):
+    """Unless the caller chose how fine they are."""
+    profile = Profile.symmetric("slow", Direction(DELAY_MS / 2, rate_bps=rate_bps))
+    wide = replace(PACE, feature_width=2048)
+    on = Stage(texts_of(recording_of(LONG)), profile, wide, codec, LONG, server_draft=False)
+    answers = auto_answers(on, 3)
+    assert [answer.token_ids for answer in answers] == [answer_of(LONG)] * 3
+    assert {cycle.request.codec for cycle in answers[-1].cycles} == asked
+
+
+def auto_answers(on, count):
+    link = VirtualLink(on.profile, seed=1)
+
+    async def answered():
+        async with replaying(on, way("auto"), link) as client:
+            return [await gather(client, PROMPT) for _ in range(count)]
+
+    return link.clock.run(answered())
 
 
 def test_a_thinned_tape_is_slower_and_never_wrong():

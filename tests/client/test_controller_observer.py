@@ -284,3 +284,23 @@ def test_controller_leaves_a_mode_that_is_no_longer_offered_at_once():
     assert choice.mode == "server-draft"
     watched.limits = Limits(frozenset(("stream",)))
     assert controller.decide() == Choice("stream")
+
+
+def test_the_links_rate_is_seen_in_replies_until_a_prompt_shows_it():
+    watched = Observer(Limits())
+    for lag_s in (0.1, 0.4, 0.1, 0.4, 0.4, 0.001):  # now others delay them, now the client looked late
+        watched.took_features(lag_s, 1000)
+    assert watched.down_bps is None  # too few
+    for lag_s in (0.1, 0.1, 0.4, 0.4, 0.1):
+        watched.took_features(lag_s, 1000)
+    assert watched.down_bps == watched.measured().down_bps == pytest.approx(80e3)
+    watched.took_transfer(100_000, 4.0)
+    assert watched.down_bps == pytest.approx(200e3)
+
+
+def test_the_speed_is_that_of_the_last_verdicts():
+    watched = Observer(Limits())
+    assert watched.tokens_per_second is None
+    for number in range(200):
+        watched.took_verdict(0.1 * number, Verdict(1, (), 5, tokens=(4, 4)))
+    assert watched.tokens_per_second == pytest.approx(30.0)

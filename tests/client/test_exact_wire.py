@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 
 import pytest
 
@@ -12,6 +13,7 @@ from outrider_client import AsyncClient, ClientConfig
 from outrider_client.events import Committed, Cycle, LinkChanged, RolledBack, Unverified
 from outrider_client.heartbeat import Patience
 from outrider_client.link_state import LinkState
+from outrider_client.pilot import Pilot
 from outrider_drafters.load import load_tap
 from outrider_drafters.trees.shape import TreeShape
 from outrider_netsim import Link, profile_named
@@ -96,6 +98,20 @@ async def test_late_features_change_nothing(base_config):
     async with server_for(base_config) as server, AsyncClient(at(base_config, server.address)) as client:
         completion = await client.complete(PROMPTS[0], wait_for_features=False)
         assert completion.token_ids == plain(base_config, PROMPTS[0])
+
+
+@pytest.mark.parametrize("mode", ["stop-and-wait", "pipelined"])
+async def test_features_may_change_their_codec_amid_an_answer(moa_config, mode, monkeypatch):
+    """Back and forth, every third time that somebody asks."""
+    asked = itertools.count()
+    changing = property(lambda pilot: None if next(asked) // 3 % 2 == 0 else "leaner")
+    monkeypatch.setattr(Pilot, "codec", changing)
+    config = dataclasses.replace(moa_config, codec="lean")
+    async with server_for(config) as server, AsyncClient(at(config, server.address)) as client:
+        for prompt in PROMPTS:
+            events = [event async for event in client.generate(prompt, mode=mode)]
+            assert tuple(replayed(events)) == plain(config, prompt)
+            assert {event.request.codec for event in events if isinstance(event, Cycle)} == {None, "leaner"}
 
 
 async def test_sampled_answers_do_not_depend_on_the_mode(base_config):

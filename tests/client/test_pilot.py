@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -13,12 +14,13 @@ from outrider_client.pilot import MANY_ROWS, Pilot
 from outrider_client.rtt import RttEstimator
 from outrider_drafters.pace import Pace
 from outrider_drafters.trees.forecast import Outcome
-from outrider_proto.frames import Decode, Opened, ServerTree, Verdict
+from outrider_proto.frames import Decode, Draft, Opened, ServerTree, Verdict
 from outrider_proto.tree import DraftTree
 
 DRAFTING = SimpleNamespace(stale_tolerant=True, can_look_out=True)
 OPENED = Opened("s", False, 0, b"", 1024, 255, (0,), server_draft=True)
 DECODE = Decode(1, 0, (), 1, 100)
+DRAFT = Draft(1, 0, (), 1, DraftTree.chain((3, 4, 6, 7)))
 TREES = Decode(1, 0, (), 1, 100, tree=ServerTree(4, 5, 16))
 
 
@@ -64,6 +66,52 @@ def test_features_come_along_only_where_there_is_room_for_them(pilot, clock):
     pilot.took_features(20.0, 500, 500_000)
     pilot.took_features(20.0, 500, 500_000)
     assert not pilot.affords_features
+
+
+def replies(pilot, clock, lag_s: float, num_bytes: int, count: int = 20) -> None:
+    """Four tokens each, a tenth of a second apart."""
+    pilot.enters("stop-and-wait")
+    for _ in range(count):
+        clock.now += 0.1
+        pilot.took_verdict(DRAFT, Verdict(1, (0, 1, 2), 5, verify_us=30_000), stale=False)
+        pilot.took_features(lag_s, 4, num_bytes)
+
+
+def test_features_that_fill_the_link_come_coarser_until_there_is_room(pilot, clock, caplog):
+    caplog.set_level(logging.INFO)
+    pilot.decide(OPENED, rtt(0.03))
+    replies(pilot, clock, 0.09, 4000)
+    assert pilot.codec is None
+    pilot.decide(OPENED, rtt(0.03))
+    assert pilot.codec == "leaner"
+    assert "features in leaner: in lean they would take 0.90 of 356 kbit/s" in caplog.text
+    replies(pilot, clock, 0.067, 2960)  # the same, in fewer bytes
+    pilot.decide(OPENED, rtt(0.03))
+    assert pilot.codec == "leaner"
+    pilot.begin(ClientConfig(mode="stop-and-wait"), None)
+    assert pilot.codec is None  # whoever chooses a mode gets what the session was opened with
+    pilot.begin(ClientConfig(mode="auto"), None)
+    replies(pilot, clock, 0.01, 2960)
+    pilot.decide(OPENED, rtt(0.03))
+    assert pilot.codec is None
+
+
+def test_whoever_chooses_a_codec_has_it(pilot, clock):
+    pilot.begin(ClientConfig(mode="auto", codec="int8"), None)
+    pilot.decide(OPENED, rtt(0.03))
+    replies(pilot, clock, 0.09, 4000)
+    pilot.decide(OPENED, rtt(0.03))
+    assert pilot.codec is None
+
+
+def test_a_streams_features_need_room_as_replies_have_shown_it(pilot, clock):
+    stream(pilot, clock, 0.033)
+    pilot.begin(ClientConfig(mode="auto"), None)
+    assert pilot.affords_features  # nothing is known: the second answer
+    replies(pilot, clock, 0.09, 4000)
+    assert not pilot.affords_features
+    replies(pilot, clock, 0.001, 4000)
+    assert pilot.affords_features
 
 
 def test_the_server_begins_where_features_take_longer_than_a_round_trip(pilot):

@@ -76,11 +76,22 @@ def test_int8_errs_by_about_half_a_step_of_its_row(values):
     assert (np.abs(there_and_back(values, "int8") - values) <= step * 0.57 + 127 * 2.0**-24).all()
 
 
-@given(rows, st.sampled_from([("int8-grouped", absmax, 1 / 127), ("int4-grouped", absmax, 1 / 7), ("lean", rms, 0.4)]))
+@given(
+    rows,
+    st.sampled_from(
+        [("int8-grouped", absmax, 1 / 127), ("int4-grouped", absmax, 1 / 7), ("lean", rms, 0.4), ("leaner", rms, 0.8)]
+    ),
+)
 def test_grouped_ones_err_by_half_a_step_of_their_group(values, how):
     codec, measure, share = how
     step = np.maximum(by_group(values, measure) * share, SMALLEST_STEP) * OCTAVE_EIGHTH
     assert (np.abs(there_and_back(values, codec) - values) <= step * 0.5001).all()
+
+
+def test_leaner_is_for_a_reply_what_lean_is_for_a_prompt():
+    reply = gaussian(4, 128)
+    assert encode_rows(reply, "leaner") == encode_rows(reply, "lean", of_rows=MANY_ROWS + 1)
+    assert len(encode_rows(reply, "leaner")) < 0.8 * len(encode_rows(reply, "lean"))
 
 
 def test_lean_is_coarser_for_the_many_rows_of_a_prompt():
@@ -200,7 +211,12 @@ def test_any_bytes_decode_or_are_refused(payload, num_rows, width, codec):
     assert decoded.shape == (num_rows, width)
 
 
-@given(st.integers(1, 5), st.integers(1, 130), st.sampled_from(["int8-grouped", "int4-grouped", "lean"]), st.data())
+@given(
+    st.integers(1, 5),
+    st.integers(1, 130),
+    st.sampled_from(["int8-grouped", "int4-grouped", "lean", "leaner"]),
+    st.data(),
+)
 def test_any_numbers_decode_to_finite_values(num_rows, width, codec, data):
     size = num_rows * raw_bytes_per_row(codec, width)
     raw = data.draw(st.binary(min_size=size, max_size=size))

@@ -26,13 +26,14 @@ samplings = st.one_of(
         alpha=st.floats(0, 100),
     ),
 )
+codecs = st.none() | st.sampled_from(f.CODECS)
 hashes = st.binary(min_size=8, max_size=8)
 trees = st.integers(0, 30).map(lambda n: DraftTree.chain(range(n)))
 client_frames = st.one_of(
     st.builds(
         f.Open, u32, st.text("ab", max_size=9), st.just("none"), st.just("t"), st.sampled_from(f.CODECS), samplings
     ),
-    st.builds(f.Draft, u32, u32, ids, u32, trees, u32),
+    st.builds(f.Draft, u32, u32, ids, u32, trees, u32, codec=codecs),
     st.builds(f.Draft, u32, u32, st.just(()), u32, trees, u32, hashes),
     st.builds(
         f.Decode,
@@ -43,6 +44,7 @@ client_frames = st.one_of(
         st.integers(1, 2**32 - 1),
         st.none() | u32,
         st.none() | st.builds(f.ServerTree, u32, u32, u32),
+        codec=codecs,
     ),
     st.builds(f.Cancel, u32),
     st.builds(f.Ping, st.integers(0, 2**64 - 1)),
@@ -64,6 +66,23 @@ def test_client_frames_round_trip(frame):
     assert wire.client_frame_from_proto(pb.ClientFrame.FromString(data)) == frame
 
 
+@pytest.mark.parametrize(
+    ("frame", "data"),
+    [
+        (
+            f.Draft(7, 4, (300,), 5, DraftTree.chain((9, 2)), 3, b"", 2),
+            "121b080710041a032c010020052a060900000200003202000138034802",
+        ),
+        (
+            f.Decode(7, 4, (300,), 5, 40, 3, f.ServerTree(4, 5, 16), 2),
+            "1a19080710041a032c01002005282830033a060804100518104002",
+        ),
+    ],
+)
+def test_a_request_that_names_no_codec_is_what_it_was_before_it_could(frame, data):
+    assert wire.client_frame_to_proto(frame).SerializeToString().hex() == data
+
+
 @given(server_frames)
 def test_server_frames_round_trip(frame):
     (message,) = wire.server_frame_to_proto(frame, "int8")
@@ -80,6 +99,15 @@ def test_long_features_travel_in_frames_below_the_limit():
     assert [b.last for b in back] == [False] * (len(back) - 1) + [True]
     assert [b.tap_us for b in back] == [0] * (len(back) - 1) + [5]
     assert [b.first for b in back] == [11 + sum(len(p.rows) for p in back[:i]) for i in range(len(back))]
+
+
+@pytest.mark.parametrize("codec", f.CODECS)
+def test_features_come_in_the_codec_that_was_asked_for(codec):
+    rows = np.random.default_rng(0).standard_normal((3, 96)).astype(np.float32)
+    (asked,) = wire.server_frame_to_proto(f.Features(7, 11, rows, last=True, codec=codec), "int8")
+    (opened,) = wire.server_frame_to_proto(f.Features(7, 11, rows, last=True), codec)
+    assert asked == opened
+    assert wire.server_frame_from_proto(asked).codec == codec
 
 
 def test_features_may_be_made_as_heavy_as_wider_ones():
@@ -119,6 +147,8 @@ def test_description_round_trips():
             Reason.BAD_SAMPLING,
         ),
         (pb.ClientFrame(draft=pb.Draft(context=b"12")), Reason.MALFORMED_FRAME),
+        (pb.ClientFrame(draft=pb.Draft(codec=99)), Reason.MALFORMED_FRAME),
+        (pb.ClientFrame(decode=pb.Decode(max_tokens=1, codec=99)), Reason.MALFORMED_FRAME),
         (pb.ClientFrame(draft=pb.Draft(tokens=b"123", parents=b"\x05")), Reason.MALFORMED_TREE),
         (pb.ClientFrame(draft=pb.Draft(tokens=b"123", parents=b"")), Reason.MALFORMED_TREE),
         (pb.ClientFrame(draft=pb.Draft(tokens=bytes(900), parents=bytes(300))), Reason.TREE_TOO_LARGE),

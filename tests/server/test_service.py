@@ -15,7 +15,8 @@ from tiny_targets import random_tokens, target
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import verifier_pb2_grpc as stubs
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
-from outrider_proto.frames import Features, Ping, Pong, Verdict
+from outrider_proto.features import decode_rows, encode_rows
+from outrider_proto.frames import Codec, Decode, Draft, Features, Ping, Pong, Verdict
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import MAX_FRAME_BYTES, description_from_proto
@@ -71,6 +72,26 @@ async def test_features_cross_the_wire(codec, truth):
         assert features.rows.shape == (len(PROMPT), 32)
 
 
+@pytest.mark.parametrize("asked", [Draft, Decode])
+async def test_a_request_says_how_its_own_features_are_coded(asked):
+    async with serving() as server, session(server, tap=TAP.info.fingerprint, codec="float32") as talk:
+        exact, coarse, again = [await features_of(talk, asked, codec) for codec in (None, "leaner", None)]
+    assert [features.codec for features in (exact, coarse, again)] == ["float32", "leaner", "float32"]
+    assert np.array_equal(exact.rows, again.rows)
+    assert np.array_equal(coarse.rows, decode_rows(encode_rows(exact.rows, "leaner"), "leaner", *exact.rows.shape))
+
+
+async def features_of(talk: Talk, asked: type[Draft] | type[Decode], codec: Codec | None) -> Features:
+    """Of the prompt."""
+    talk.seq += 1
+    more = {"tree": DraftTree()} if asked is Draft else {"max_tokens": 1}
+    context, root = tuple(PROMPT[:-1]), PROMPT[-1]
+    await talk.send(asked(talk.seq, 0, context, root, features_from=0, codec=codec, **more))
+    while not isinstance(frame := await talk.receive(), Features):
+        pass
+    return frame
+
+
 async def test_describe():
     async with serving() as server, grpc.aio.insecure_channel(server.address) as channel:
         answer = await stubs.VerifierStub(channel).Describe(pb.DescribeRequest())
@@ -107,6 +128,8 @@ BAD_FRAMES = [
     (draft(tokens=b"\xff\xff\xff", parents=b"\x00"), Reason.TOKEN_OUT_OF_VOCABULARY),
     (draft(tokens=bytes([5, 0, 0] * 30), parents=bytes(range(30))), Reason.TREE_TOO_LARGE),
     (draft(base_len=9), Reason.BAD_SEQUENCE),
+    (draft(codec=99), Reason.MALFORMED_FRAME),
+    (pb.ClientFrame(decode=pb.Decode(seq=1, root=5, max_tokens=3, codec=99)), Reason.MALFORMED_FRAME),
     (draft(context=b"\x03\0\0" * 5000), Reason.CONTEXT_FULL),
     (draft(context=b"\x03\0\0" * (MAX_FRAME_BYTES // 3)), Reason.FRAME_TOO_LARGE),
     (draft(context=b"\x03\0\0" * (5 * MAX_FRAME_BYTES // 3)), Reason.FRAME_TOO_LARGE),

@@ -233,7 +233,9 @@ REQUESTS = [
     (Draft(0, 0, (3,) * 600, 5, NO_TREE), Reason.CONTEXT_FULL),
     (Draft(1, 511, (), 5, NO_TREE), Reason.CONTEXT_FULL),
     (Draft(1, 0, (3,), 5, NO_TREE, features_from=-1), Reason.MALFORMED_FRAME),
+    (Draft(1, 0, (3,), 5, NO_TREE, codec="int3"), Reason.MALFORMED_FRAME),
     (Decode(1, 0, (3,), 5, 0), Reason.MALFORMED_FRAME),
+    (Decode(1, 0, (3,), 5, 3, codec="int3"), Reason.MALFORMED_FRAME),
     (Draft(-1, 0, (3,), 5, NO_TREE), Reason.BAD_SEQUENCE),
     (Open(1, "", "none"), Reason.MALFORMED_FRAME),
 ]

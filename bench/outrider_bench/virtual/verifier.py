@@ -193,7 +193,7 @@ class _Stream:
         self._truncate(frame.base_len)
         judged = await self._pass((*frame.context, frame.root), frame.tree)
         self._send(replace(judged, queue_s=judged.queue_s + waited_s).verdict(frame.seq))
-        self._send_features(frame.seq, frame.features_from, last=True)
+        self._send_features(frame, frame.features_from, last=True)
 
     async def _decode(self, frame: Decode) -> None:
         """One token a pass, or with a tree of the server's own: the first pass, over the prompt, has none."""
@@ -209,7 +209,7 @@ class _Stream:
                 verdict = replace(verdict, finish=Finish.LIMIT)
             self._send(verdict)
             if features_from is not None:
-                self._send_features(frame.seq, features_from, last=verdict.finish is not Finish.NOT_YET)
+                self._send_features(frame, features_from, last=verdict.finish is not Finish.NOT_YET)
                 features_from = len(self._held.tokens)
             if verdict.finish is not Finish.NOT_YET or verdict.bonus is None:
                 return
@@ -217,7 +217,7 @@ class _Stream:
             tree, drafting_ms = self._own_tree(frame, verdict.bonus, left)
         self._send(Verdict(frame.seq, (), None, Finish.CANCELLED))
         if features_from is not None and features_from != frame.features_from:  # somebody waits for the last ones
-            self._send_features(frame.seq, features_from - 1, last=True)
+            self._send_features(frame, features_from - 1, last=True)
 
     def _own_tree(self, frame: Decode, root: int, left: int) -> tuple[DraftTree, float]:
         """What the server drafts below `root`, and the ms that takes."""
@@ -271,10 +271,11 @@ class _Stream:
 
         return walk(tree, choose, self._verifier.texts.tape.vocabulary.eos_token_ids, self._room)
 
-    def _send_features(self, seq: int, first: int, last: bool) -> None:
+    def _send_features(self, asked: Draft | Decode, first: int, last: bool) -> None:
         texts, end = self._verifier.texts, len(self._held.tokens)
         if texts.tape.tap.newest_only:
             first = max(first, end - 1)
         if self._has_tap and first < end:
             rows = texts.rows(first, end)
-            self._send(Features(seq, first, rows, last, padded_width=self._verifier.pace.feature_width))
+            width = self._verifier.pace.feature_width
+            self._send(Features(asked.seq, first, rows, last, padded_width=width, codec=asked.codec))

@@ -33,7 +33,7 @@ class Choice:
     """`levels`: of a tree grown while nothing is in flight, or of the server's own; `ahead_levels`: of those grown
     ahead of a verdict. `probe`: leave after so many tokens, it is there to be timed; 0: no probe.
 
-    `variant` is a hint: it takes another stream (codec) or another drafter (TLI).
+    `variant` is a hint: TLI takes another drafter, and for the codec see coarseness.py.
     """
 
     mode: OnlineMode

@@ -10,7 +10,7 @@ from outrider_client.controller.acceptance import Acceptance
 from outrider_client.controller.choice import OnlineMode
 from outrider_client.controller.experience import Ridden
 from outrider_client.controller.measured import Limits, Measured
-from outrider_client.controller.smoothing import Mean, Median
+from outrider_client.controller.smoothing import Mean, Median, UpperQuartile
 from outrider_proto.frames import Verdict
 from outrider_proto.tree import DraftTree
 
@@ -50,6 +50,8 @@ class Observer:
         self._hits: dict[int, Mean] = {}
         self._hit_levels, self._stale_share = Mean(_HORIZON), Mean(_HORIZON)
         self._down_bps = Median()
+        self._reply_bps = UpperQuartile()  # what else delays features makes a link look slower than it is
+        self._cycle_s, self._cycle_tokens = Mean(_HORIZON), Mean(_HORIZON)
 
     def began(self, mode: OnlineMode, now: float) -> None:
         """An answer, the time after an outage, or another mode: the wait for its first verdict says nothing."""
@@ -109,9 +111,11 @@ class Observer:
         if outcomes > 1:
             self._hits.setdefault(outcomes, Mean(_HORIZON)).add(rank is not None)
 
-    def took_features(self, lag_s: float) -> None:
-        """All features of a verdict were in `lag_s` after it."""
+    def took_features(self, lag_s: float, num_bytes: int = 0) -> None:
+        """All features of a verdict, so many bytes, were in `lag_s` after it."""
         self._features_ms.add(lag_s * 1e3)
+        if num_bytes and lag_s > 0:
+            self._reply_bps.add(8 * num_bytes / lag_s)
 
     def took_transfer(self, num_bytes: int, seconds: float) -> None:
         """Something long came down, such as a prompt's features."""
@@ -127,6 +131,16 @@ class Observer:
     def num_judged(self) -> float:
         """Drafts that are remembered."""
         return self._acceptance.num_judged
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the last verdicts, in whatever mode."""
+        return self._cycle_tokens.value / self._cycle_s.value if self._cycle_s.value else None
+
+    @property
+    def down_bps(self) -> float | None:
+        """As a prompt's features have shown it, else as replies' have."""
+        return _known(self._down_bps.value, self._reply_bps.value)
 
     def measured(self) -> Measured:
         single_ms = self._level_ms[1].value if 1 in self._level_ms else None
@@ -146,7 +160,7 @@ class Observer:
             staleness_factor=self._declared.staleness_factor,
             stale_share=self._stale_share.value,
             features_ms=self._features_ms.value,
-            down_bps=self._down_bps.value,
+            down_bps=self.down_bps,
         )
 
     def _elapsed(self, now: float) -> float | None:
@@ -159,6 +173,8 @@ class Observer:
         if elapsed_s is not None:
             self.active_s += elapsed_s
             self._ridden = self._ridden.plus(num_tokens, elapsed_s)
+            self._cycle_s.add(elapsed_s)
+            self._cycle_tokens.add(num_tokens)
 
     def _took_pass(self, verdict: Verdict, server_levels: int) -> None:
         queue_us = 0 if self._mode == "pipelined" else verdict.queue_us  # there it waits for its own kind

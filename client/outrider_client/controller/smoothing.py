@@ -1,4 +1,4 @@
-"""Measurements made steady: running means and medians. Pure."""
+"""Measurements made steady: running means, medians and quartiles. Pure."""
 
 from __future__ import annotations
 
@@ -31,3 +31,20 @@ class Median:
     @property
     def value(self) -> float | None:
         return median(self._samples) if self._samples else None
+
+
+class UpperQuartile:
+    """Of the last `window` samples; None while there are fewer than half as many."""
+
+    def __init__(self, window: int = 15) -> None:
+        self._enough = window // 2
+        self._samples: deque[float] = deque(maxlen=window)
+
+    def add(self, sample: float) -> None:
+        self._samples.append(sample)
+
+    @property
+    def value(self) -> float | None:
+        if len(self._samples) < self._enough:
+            return None
+        return sorted(self._samples)[3 * len(self._samples) // 4]
