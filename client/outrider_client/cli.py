@@ -1,4 +1,4 @@
-"""The command line: `outrider generate`, `outrider chat`, `outrider describe`, `outrider pull`."""
+"""The command line: `outrider generate`, `chat`, `gateway`, `describe`, `pull`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from outrider_client.config import ClientConfig
 from outrider_client.gateway_command import gateway_command
 from outrider_client.local_models import Prompt
 from outrider_client.options import client_config, with_client_options
+from outrider_client.printable import printable
 from outrider_client.privacy.asked import asked_prompt, kinds_of
 from outrider_client.pull_command import pull_command
 from outrider_client.showing import display_for, say, show_answer
@@ -80,7 +81,7 @@ def describe(
         return
     taps = ", ".join(f"{tap['family']} ({tap['fingerprint']})" for tap in description.pop("taps"))
     for name, value in (description | {"taps": taps}).items():
-        print(f"{name.replace('_', ' '):22} {value}")
+        print(printable(f"{name.replace('_', ' '):22} {value}"))
 
 
 app.command("gateway")(with_client_options(gateway_command))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from outrider_proto.errors import UsageError
@@ -33,12 +33,17 @@ class EmulatedLink:
         self._link.set(_profile(profile))
 
     @property
-    def shown(self) -> dict[str, object]:
-        """For the page."""
+    def profiles(self) -> Sequence[str]:
+        """Those that are known by name."""
         from outrider_netsim import PROFILES
 
+        return tuple(PROFILES)
+
+    @property
+    def shown(self) -> dict[str, object]:
+        """For the page."""
         profile = self._link.profile.name
-        names = [*PROFILES] if profile in PROFILES else [profile, *PROFILES]
+        names = [*self.profiles] if profile in self.profiles else [profile, *self.profiles]
         return {"profile": profile, "profiles": names, "engine": self._link.engine, "cut": self._link.is_cut}
 
     @property

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Option
 
+from outrider_client.config import OnReconnect
 from outrider_client.options import client_config
 from outrider_proto.errors import UsageError
 
@@ -35,9 +36,12 @@ def gateway_command(
     engine: Annotated[
         Literal["auto", "kernel", "tun", "proxy"], Option(help="Of the emulated link; proxy needs no rights.")
     ] = "auto",
+    on_reconnect: Annotated[OnReconnect | None, Option(hidden=True)] = None,
+    logprobs: Annotated[int | None, Option(hidden=True)] = None,
     **options: Any,  # the shared ones
 ) -> None:
     """Answer OpenAI's API on this device: /v1/chat/completions, /v1/completions, /v1/models; a page at /."""
+    _leave_to_requests(on_reconnect, logprobs)
     try:
         from outrider_client.gateway.gateway import GatewayConfig
         from outrider_client.gateway.serving import Serving, serve
@@ -48,6 +52,14 @@ def gateway_command(
     names = tuple(model_name or GatewayConfig().names)
     config = GatewayConfig(names, sessions, queue, max_new_tokens, key)
     serve(Serving(client, config, host, port, profile, engine))
+
+
+def _leave_to_requests(on_reconnect: OnReconnect | None, logprobs: int | None) -> None:
+    """Raises UsageError for what every request says for itself."""
+    if on_reconnect is not None:
+        raise UsageError('on-reconnect: each request says so itself, with "outrider": {"unverified": ...}')
+    if logprobs is not None:
+        raise UsageError("logprobs: each request asks for them itself, with OpenAI's logprobs and top_logprobs")
 
 
 def _api_key(key: str | None, file: Path | None) -> str | None:

@@ -15,6 +15,7 @@ from rich.segment import Segments as Drawn
 from outrider_client.events import Event
 from outrider_client.link_state import LinkState
 from outrider_client.origin_styles import styled
+from outrider_client.printable import printable
 from outrider_client.status_line import StatusLine
 from outrider_client.written import Written
 
@@ -43,7 +44,7 @@ class MarkdownDisplay:
 
     def _answer(self) -> RenderableType:
         spans, settled = list(self.written.spans), self.written.num_settled
-        approved = Markdown("".join(span.text for span in spans[:settled]))
+        approved = Markdown(printable("".join(span.text for span in spans[:settled])))
         return Group(approved, styled(spans[settled:], self._console)) if spans[settled:] else approved
 
     def _drawn(self) -> RenderableType:

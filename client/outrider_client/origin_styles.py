@@ -11,6 +11,7 @@ from itertools import groupby
 from rich.console import Console
 from rich.text import Text
 
+from outrider_client.printable import printable
 from outrider_client.transcript import Origin
 from outrider_client.written import Span
 
@@ -33,7 +34,7 @@ def styled(spans: Sequence[Span], console: Console) -> Text:
 def coloured(spans: Sequence[Span]) -> Text:
     text = Text()
     for span in spans:
-        text.append(span.text, style=STYLES[span.origin])
+        text.append(printable(span.text), style=STYLES[span.origin])
     return text
 
 
@@ -41,6 +42,6 @@ def marked(spans: Sequence[Span]) -> Text:
     """Without colours. What the target has merely approved bears no marks."""
     text = Text()
     for mark, group in groupby(spans, lambda span: _MARKS.get(span.origin, "")):
-        said = "".join(span.text for span in group)
+        said = printable("".join(span.text for span in group))
         text.append(f"{{{mark}{said}{mark}}}" if mark and said else said)
     return text

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from outrider_client.events import Event, Finished
+from outrider_client.printable import printable
 from outrider_client.written import Written
 
 
@@ -30,6 +31,6 @@ class PlainDisplay:
 
     def _print(self, text: str) -> None:
         if text:
-            self._out.write(text)
+            self._out.write(printable(text) if self._out.isatty() else text)
             self._out.flush()
             self._num_printed += len(text)

@@ -15,6 +15,7 @@ from outrider_client.live_display import LiveDisplay
 from outrider_client.local_models import Prompt
 from outrider_client.markdown_display import MarkdownDisplay
 from outrider_client.plain_display import PlainDisplay
+from outrider_client.printable import printable
 from outrider_client.written import Written
 
 
@@ -63,4 +64,4 @@ def show_answer(
 
 def say(message: str) -> None:
     """A line for the user, beside the answer."""
-    print(f"outrider: {message}", file=sys.stderr)
+    print(f"outrider: {printable(message)}", file=sys.stderr)

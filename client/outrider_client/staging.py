@@ -2,7 +2,7 @@
 
 OUT           the bundle, once it is whole
 OUT.part/     what is there of the next one: finished files by their names, and NAME.part
-OUT.old/      the bundle before, between the two renames that replace it
+OUT.part.old/ the bundle before, between the two renames that replace it
 OUT.lock      held by whoever fills OUT.part
 """
 
@@ -38,7 +38,7 @@ class Staging:
     def __init__(self, out: Path) -> None:
         self.out = out.expanduser().resolve()
         self.directory = self.out.with_name(self.out.name + _PART)
-        self._old = self.out.with_name(self.out.name + ".old")
+        self._old = self.out.with_name(self.directory.name + ".old")
         self._whole: set[BundleFile] = set()  # looked at already
         if self.out.exists() and not self.out.is_dir():
             raise UsageError(f"{out}: a file; name a directory")

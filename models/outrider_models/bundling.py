@@ -31,13 +31,18 @@ from outrider_proto.errors import UsageError
 OF_TARGET = (
     "config.json",
     "generation_config.json",
-    "tokenizer*",
+    "tokenizer*.json",
+    "tokenizer*.model",
+    "tokenizer*.txt",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.*",
+    "vocab.json",
+    "vocab.txt",
+    "vocab.bpe",
     "merges.txt",
     "spiece.model",
-    "chat_template.*",
+    "chat_template.json",
+    "chat_template.jinja",
 )
 EMBEDDING = "embed_tokens.weight"
 

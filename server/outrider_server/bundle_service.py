@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _STALL_S = 60.0  # a client that takes no byte for so long gives its place to others
+_LEAST_RATE = 4096  # bytes a second on average, after so long a time
 BUNDLES = pb.DESCRIPTOR.services_by_name["Bundles"].full_name
 
 
@@ -49,16 +51,33 @@ class BundlesService:
     async def fetch(self, request: pb.FetchRequest, context: Context) -> None:
         """One file, as fast as the client takes it: each write waits until HTTP/2 lets it go."""
         try:
-            async with aclosing(self._offered().chunks(request.bundle_id, request.name, request.offset)) as chunks:
-                async for data in chunks:
-                    async with asyncio.timeout(_STALL_S):
-                        await context.write(pb.Chunk(data=data))
+            asked = request.bundle_id, request.name, request.offset
+            async with aclosing(self._offered().chunks(*asked, _host(context.peer()))) as chunks:
+                await _write(chunks, context)
         except Refusal as refusal:
             await abort(context, refusal)
         except TimeoutError:
-            await abort(context, Refusal(Reason.SERVER_FULL, f"no byte was taken for {_STALL_S:g} s: fetch the rest"))
+            await abort(context, Refusal(Reason.SERVER_FULL, "too little was taken for too long: fetch the rest"))
 
     def _offered(self) -> EdgeBundles:
         if self._bundles is None:
             raise Refusal(Reason.NO_BUNDLE, "this server hands out no edge bundles (--no-edge-bundle)")
         return self._bundles
+
+
+async def _write(chunks: AsyncGenerator[bytes], context: Context) -> None:
+    """Raises TimeoutError for a client that takes too little."""
+    clock = asyncio.get_running_loop().time
+    started, num_bytes = clock(), 0
+    async for data in chunks:
+        async with asyncio.timeout(_STALL_S):
+            await context.write(pb.Chunk(data=data))
+        num_bytes += len(data)
+        seconds = clock() - started
+        if seconds > _STALL_S and num_bytes < _LEAST_RATE * seconds:
+            raise TimeoutError
+
+
+def _host(peer: str) -> str:
+    """Without the port, of which a client has many."""
+    return peer.rpartition(":")[0] or peer

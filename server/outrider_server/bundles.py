@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ _log = logging.getLogger(__name__)
 _ANSWER_S = 5.0  # how long a question for a manifest waits for a bundle that is being made
 _AGAIN_S = 30.0  # before what could not be made is tried again
 MAX_FETCHES = 8  # files under way at once
+MAX_FETCHES_OF_PEER = 4
 
 
 class EdgeBundles:
@@ -37,7 +39,7 @@ class EdgeBundles:
         self._makings: dict[Offer, asyncio.Task[Made]] = {}
         self._made: dict[str, Made] = {}  # by bundle id
         self._one_at_a_time = asyncio.Lock()
-        self._num_fetches = 0
+        self._fetches = Counter[str]()  # by peer
         self._draining = False
 
     async def manifest(self, drafter: str = "", weights: str = "") -> BundleManifest:
@@ -58,15 +60,16 @@ class EdgeBundles:
             weights_on_offer=tuple(dict.fromkeys(kind for _, kind in self._offers)),
         )
 
-    async def chunks(self, bundle_id: str, name: str, offset: int) -> AsyncGenerator[bytes]:
-        """A file's bytes from `offset` on. Raises Refusal."""
+    async def chunks(self, bundle_id: str, name: str, offset: int, peer: str) -> AsyncGenerator[bytes]:
+        """A file's bytes from `offset` on, for one address. Raises Refusal."""
         self._check_open()
         made, file = self._find(bundle_id, name)
         if not 0 <= offset <= file.size_bytes:
             raise Violation(Reason.MALFORMED_FRAME, f"offset={offset}: {name} has {file.size_bytes} bytes")
-        if self._num_fetches >= MAX_FETCHES:
-            raise Refusal(Reason.SERVER_FULL, f"{MAX_FETCHES} files are being fetched already: try again")
-        self._num_fetches += 1
+        if self._fetches.total() >= MAX_FETCHES or self._fetches[peer] >= MAX_FETCHES_OF_PEER:
+            most = f"{MAX_FETCHES} files are being fetched already, or {MAX_FETCHES_OF_PEER} from your address"
+            raise Refusal(Reason.SERVER_FULL, f"{most}: try again")
+        self._fetches[peer] += 1
         try:
             async with contextlib.aclosing(_read(made.directory / file.name, offset)) as chunks:
                 async for chunk in chunks:
@@ -76,7 +79,7 @@ class EdgeBundles:
             self._forget(made)
             raise Refusal(Reason.BUNDLE_CHANGED, f"{name} is gone from the server: ask for the manifest") from error
         finally:
-            self._num_fetches -= 1
+            self._fetches -= Counter([peer])  # forgets who has none left
 
     def drain(self) -> None:
         """Let nobody fetch on: a client goes on where it stopped, with the next server. Safe twice."""

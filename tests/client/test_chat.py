@@ -58,11 +58,17 @@ def test_an_answer_to_something_private_is_private():
     assert not conversation.is_private
 
 
-@pytest.mark.parametrize("line", ["a <<b>> c", "a <<b> c", "<<EMAIL: a@b.c>> <<x\ny>>", "<<", "a <<b>> <<c"])
+@pytest.mark.parametrize(
+    "line", ["a <<b>> c", "a <<b> c", "<<EMAIL: a@b.c>> <<x\ny>>", "<<", "a <<b>> <<c", "a <<c <<x>> b>>"]
+)
 def test_a_history_keeps_nothing_private(line):
     kept = without_private(line)
     assert "<<" in kept
     assert not set("bxy@") & set(kept)
+
+
+def test_a_history_keeps_what_is_not_private_as_it_was_typed():
+    assert without_private(r"1 \<< 4 >> 2, <<b>>") == r"1 \<< 4 >> 2, <<>>"
 
 
 class Scripted:

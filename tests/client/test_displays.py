@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 
+import pytest
 from rich.console import Console
 
 from outrider_client.events import (
@@ -27,9 +28,9 @@ from outrider_client.live_display import LiveDisplay
 from outrider_client.markdown_display import MarkdownDisplay
 from outrider_client.origin_styles import coloured, marked
 from outrider_client.plain_display import PlainDisplay
-from outrider_client.showing import show_answer
+from outrider_client.showing import say, show_answer
 from outrider_client.statistics import Statistics
-from outrider_client.written import Written
+from outrider_client.written import Span, Written
 from outrider_proto.frames import Draft, Verdict
 from outrider_proto.tree import DraftTree
 
@@ -132,6 +133,30 @@ def test_a_warning_waits_for_the_end_of_the_answer(capsys):
     heard = capsys.readouterr()
     assert heard.out == TEXT + "\n"
     assert heard.err == "outrider: warning: odd drafter\n"
+
+
+@pytest.mark.parametrize("display_class", [LiveDisplay, MarkdownDisplay])
+def test_a_terminal_is_told_nothing_by_the_text(display_class):
+    said = "a\x1b]0;b\x07c\x9b31md\x7f\te\n\n"
+    events = [Committed(0, (0,), "accepted", said), Unverified(1, (1,), said), Finished("unverified", STATISTICS)]
+    screen = shown(events, display_class, width=80, height=20)
+    assert "a\ufffd]0;b\ufffdc\ufffd31md\ufffd" in screen
+    assert not any(control in screen for control in ("\x1b]", "\x07", "\x9b", "\x7f"))
+    assert "\ufffd" not in coloured([Span(0, (0,), "a\tb\n", "accepted")]).plain
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_plain_text_is_left_as_it_is_but_on_a_terminal(is_terminal):
+    out = io.StringIO()
+    out.isatty = lambda: is_terminal
+    display = PlainDisplay(out)
+    display.show(Committed(0, (0,), "accepted", "a\x1bb"))
+    assert out.getvalue() == ("a\ufffdb" if is_terminal else "a\x1bb")
+
+
+def test_messages_hold_no_orders_to_a_terminal(capsys):
+    say("the server says \x1b[2J")
+    assert capsys.readouterr().err == "outrider: the server says \ufffd[2J\n"
 
 
 def test_terminal_scrolls_what_can_no_longer_change():

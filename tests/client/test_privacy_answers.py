@@ -18,10 +18,11 @@ from outrider_client.privacy.detector import Detector
 from outrider_client.privacy.segments import Segment
 from outrider_client.tokenizer import Message
 from outrider_client.written import Written
+from outrider_drafters.lookup import LookupDrafter
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 from outrider_proto.frames import Draft, TapInfo
 
-from .conftest import EOS, FAST, FakeDrafter, Language, Letters, fake_models
+from .conftest import EOS, FAST, VOCAB, FakeDrafter, Language, Letters, fake_models
 
 SAFE, SECRET = "thesafepart", "quokka"
 PROMPT = (Segment(SAFE), Segment(SECRET, private=True), Segment("more"))
@@ -210,6 +211,30 @@ async def test_too_long_is_refused_before_anything_is_sent(connect, verifier):
     assert str(200) in refused.value.message
     assert str(len(SECRET) * 100) not in refused.value.message
     assert not verifier.opens
+
+
+@pytest.mark.parametrize("private", [SECRET, "abcabc", SECRET * 100])
+async def test_what_it_cannot_answer_leaves_the_session_as_it_is(connect, language, verifier, private):
+    """Whether the drafter finds words depends on the private text, so the server must not see it."""
+    client = connect(models=fake_models(language, LookupDrafter(VOCAB)))
+    await client.complete("hello", mode="stream")
+    with contextlib.suppress(UsageError, Refusal):
+        await client.complete((Segment(SAFE), Segment(private, private=True)))
+    await client.complete("hello again", mode="stream")
+    assert [opened.session_id for opened in verifier.opens][1:] == ["s1"] * (len(verifier.opens) - 1)
+    assert set(verifier.sessions) == {"s1"}
+
+
+async def test_refused_by_the_server_the_next_answer_starts_anew(connect, verifier):
+    client = connect()
+    await client.complete("hello", mode="stream")
+    await client._equipment.session.lose("idle")
+    verifier.refusal = Refusal(Reason.TARGET_MISMATCH, "another target")
+    with pytest.raises(Refusal):
+        await client.complete(PROMPT)
+    verifier.refusal = None
+    assert (await client.complete(PROMPT)).reason == "private"
+    assert verifier.opens[-1].session_id == ""
 
 
 async def test_ends_with_the_drafters_end_or_the_limit(connect, language):

@@ -474,10 +474,19 @@ async def test_what_is_no_bundle_is_never_replaced(tmp_path, there):
 
 
 async def test_killed_between_the_renames(serve, made, tmp_path):
-    shutil.copytree(made["moa"], tmp_path / "device.old")
+    shutil.copytree(made["moa"], tmp_path / "device.part.old")
     async with serve() as server:
         assert not (await pull(order(server.address, tmp_path / "device"))).changed
     assert [path.name for path in tmp_path.iterdir()] == ["device"]
+
+
+async def test_a_copy_that_somebody_put_beside_it_is_left_alone(serve, made, tmp_path):
+    (tmp_path / "device.old").mkdir()
+    (tmp_path / "device.old/letter").write_text("mine")
+    async with serve() as server:
+        await pull(order(server.address, tmp_path / "device"))
+    assert contents(tmp_path / "device.old") == {"letter": b"mine"}
+    assert contents(tmp_path / "device") == contents(made["moa"])
 
 
 def test_where_a_servers_bundle_lies(monkeypatch, tmp_path, made):

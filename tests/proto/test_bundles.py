@@ -49,6 +49,7 @@ def test_the_id_is_of_the_content():
     "con fig.json",    "tokenizer.json.part", "model.safetensors.index.json", "drafter/model.safetensors.index.json",
     "pytorch_model.bin",
     "tokenizer/config.json", "tokenizer.", "tokenizer" + "x" * 100, "drafter/tokenizer.model", "ｃonfig.json", "run.py",
+    "tokenizer.py", "tokenizer.pkl", "vocab.pkl", "vocab.so", "chat_template.py", "tokenizer",
 ])  # fmt: skip
 def test_names_that_no_bundle_has(name):
     with pytest.raises(Violation, match="no file of a bundle"):
@@ -60,7 +61,7 @@ def test_names_that_no_bundle_has(name):
     [
         ({"files": ()}, "lacks bundle.json"),
         ({"files": manifest().files * 2}, "each once"),
-        ({"files": (*manifest("vocab.json").files, BundleFile("vocab.JSON", 5, DIGEST))}, "each once"),
+        ({"files": (*manifest("tokenizer_a.json").files, BundleFile("tokenizer_A.json", 5, DIGEST))}, "each once"),
         (
             {"files": tuple(BundleFile(f"drafter/{n}.json", 5, DIGEST) for n in range(70)) + manifest().files},
             "at most 64",

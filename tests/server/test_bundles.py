@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import shutil
 import signal
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import grpc
@@ -20,9 +20,10 @@ from outrider_proto.bundles import CHUNK_BYTES, manifest_from_proto
 from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
+from outrider_server import bundle_service
 from outrider_server import bundles as bundles_module
 from outrider_server.bundle_making import checked_weights
-from outrider_server.bundles import MAX_FETCHES, EdgeBundles
+from outrider_server.bundles import MAX_FETCHES, MAX_FETCHES_OF_PEER, EdgeBundles
 from outrider_server.plain import plain_greedy
 from outrider_server.server import Server
 from outrider_server.verifier import Verifier
@@ -71,7 +72,7 @@ async def until_made(bundles: EdgeBundles):
 
 
 async def content(bundles: EdgeBundles, manifest, name: str, offset: int = 0) -> bytes:
-    return b"".join([chunk async for chunk in bundles.chunks(manifest.bundle_id, name, offset)])
+    return b"".join([chunk async for chunk in bundles.chunks(manifest.bundle_id, name, offset, "a")])
 
 
 async def test_it_is_what_was_made(made, cache, pair):
@@ -189,14 +190,14 @@ async def test_offsets_and_ids(made, cache, pair):
     with pytest.raises(Refusal, match="offset="):
         await content(bundles, manifest, manifest.files[0].name, size + 1)
     with pytest.raises(Refusal) as refused:
-        await anext(bundles.chunks("0" * 64, "config.json", 0))
+        await anext(bundles.chunks("0" * 64, "config.json", 0, "a"))
     assert refused.value.reason is Reason.BUNDLE_CHANGED
 
 
 async def test_fetches_are_bounded_and_end_with_the_server(made, cache, pair):
     bundles = bundles_in(cache, pair)
     manifest = await bundles.manifest()
-    fetches = [bundles.chunks(manifest.bundle_id, "model.safetensors", 0) for _ in range(MAX_FETCHES)]
+    fetches = [bundles.chunks(manifest.bundle_id, "model.safetensors", 0, f"{n}") for n in range(MAX_FETCHES)]
     for fetch in fetches:
         await anext(fetch)
     with pytest.raises(Refusal) as refused:
@@ -210,6 +211,48 @@ async def test_fetches_are_bounded_and_end_with_the_server(made, cache, pair):
     assert refused.value.reason is Reason.SHUTTING_DOWN
     for fetch in fetches:
         await fetch.aclose()
+
+
+async def test_nobody_has_all_places(made, cache, pair):
+    bundles = bundles_in(cache, pair)
+    manifest = await bundles.manifest()
+    fetches = [bundles.chunks(manifest.bundle_id, "config.json", 0, "a") for _ in range(MAX_FETCHES_OF_PEER)]
+    for fetch in fetches:
+        await anext(fetch)
+    with pytest.raises(Refusal, match="from your address"):
+        await content(bundles, manifest, "config.json")
+    other = bundles.chunks(manifest.bundle_id, "config.json", 0, "b")
+    assert await anext(other)
+    for fetch in (*fetches, other):
+        await fetch.aclose()
+    assert await content(bundles, manifest, "config.json")
+
+
+async def test_who_takes_little_by_little_loses_the_place(monkeypatch):
+    class Clock:
+        now = 0.0
+
+        def time(self) -> float:
+            return self.now
+
+    class Reader:
+        num_taken = 0
+
+        async def write(self, chunk) -> None:
+            self.num_taken += 1
+            clock.now += 50
+
+    async def chunks():
+        for _ in range(9):
+            yield b" " * CHUNK_BYTES
+
+    clock, reader = Clock(), Reader()
+    monkeypatch.setattr(bundle_service.asyncio, "get_running_loop", lambda: clock)
+    monkeypatch.setattr(bundle_service.asyncio, "timeout", lambda seconds: nullcontext())
+    with pytest.raises(TimeoutError):
+        await bundle_service._write(chunks(), reader)
+    assert reader.num_taken == 2
+    assert bundle_service._host("ipv6:%5B::1%5D:50051") == "ipv6:%5B::1%5D"
 
 
 def test_kinds_of_weights():

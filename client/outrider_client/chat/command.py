@@ -12,9 +12,10 @@ from typer import Option
 from outrider_client.chat.conversation import Conversation
 from outrider_client.chat.link import ChatLink
 from outrider_client.chat.reading import lines
-from outrider_client.chat.talk import Talk, read_private
+from outrider_client.chat.talk import Talk
 from outrider_client.client import Client
 from outrider_client.options import client_config
+from outrider_client.privacy.asked import read_private
 
 
 def chat(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from outrider_client.chat.slash import COMMANDS
+from outrider_client.privacy.fences import CLOSE, ESCAPED, OPEN, parse_fences
+from outrider_proto.errors import UsageError
 
-_PRIVATE = re.compile(r"<<.*?(>>|\Z)", re.DOTALL)
+_BLANK = OPEN + CLOSE
 
 
 def lines(history: Path | None) -> Iterator[str]:
@@ -21,7 +22,11 @@ def lines(history: Path | None) -> Iterator[str]:
 
 def without_private(line: str) -> str:
     """What a history may keep of a line."""
-    return _PRIVATE.sub("<<>>", line)
+    try:
+        segments = parse_fences(line)
+    except UsageError:  # what it was meant to hide is anybody's guess
+        return line.partition(OPEN)[0] + _BLANK
+    return "".join(_BLANK if segment.private else segment.text.replace(OPEN, ESCAPED) for segment in segments)
 
 
 def _from_pipe() -> Iterator[str]:

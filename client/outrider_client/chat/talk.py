@@ -14,6 +14,8 @@ from outrider_client.chat.link import ChatLink
 from outrider_client.chat.slash import COMMANDS, Slash, parse_slash
 from outrider_client.client import Client
 from outrider_client.config import ClientConfig, Mode, Privacy
+from outrider_client.printable import printable
+from outrider_client.privacy.asked import read_private
 from outrider_client.showing import display_for, say, show_answer
 from outrider_client.statistics import Statistics
 from outrider_proto.errors import OutriderError, UsageError
@@ -92,7 +94,7 @@ class Talk:
             case "private", argument:
                 self._conversation.enclose(read_private(Path(argument)))
             case "history", _:
-                self._console.print(self._conversation.text() or "nothing yet", markup=False)
+                self._console.print(printable(self._conversation.text()) or "nothing yet", markup=False)
             case "save", argument:
                 self._save(argument)
             case "clear", _:
@@ -126,14 +128,6 @@ class Talk:
         if not name:
             raise UsageError("/save needs a file's name")
         try:
-            Path(name).write_text(self._conversation.text() + "\n")
+            Path(name).write_text(self._conversation.text() + "\n", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{name}: cannot be written ({error.strerror})") from error
-
-
-def read_private(path: Path) -> str:
-    """A file's text. Raises UsageError."""
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: no text that can be read ({error})") from error

@@ -10,17 +10,19 @@ from typing import Literal
 
 from outrider_client.async_client import AsyncClient
 from outrider_client.config import Mode
-from outrider_client.events import Event, Finished, Stats, Warned
+from outrider_client.events import Committed, Event, Finished, RolledBack, Stats, Verified, Warned
 from outrider_client.gateway.asking import Asked
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.outflow import Outflow, Piece
 from outrider_client.gateway.requests import UnverifiedText
 from outrider_client.local_models import LocalModels
+from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.statistics import Statistics
 from outrider_client.transcript import FinishReason
 from outrider_proto.errors import LinkError, Reason, Refusal
 
 AppReason = Literal["stop", "length"]
+_WITH_STATS = (Committed, Verified, RolledBack)  # of a verdict, whose Stats follow at once
 
 
 class Answering:
@@ -34,8 +36,8 @@ class Answering:
         self._gateway = gateway
         manner = self._manner(asked.choices.get("mode", gateway.client.mode))
         self._outflow = Outflow(asked.stops, manner)
-        self._tokens = () if asked.has_private else tuple(self.models.encode(asked.prompt, raw=asked.raw))
-        self.prompt_tokens = len(self._tokens) or _num_tokens(self.models, asked)
+        self._sent = () if self._stays_here else _sent(self.models, asked)
+        self.prompt_tokens = len(self._sent) or len(self.models.split(asked.prompt, raw=asked.raw).whole)
         on_reconnect = "keep" if manner == "keep" else "verify"
         self._choices = {**asked.choices, "max_new_tokens": self._limit(), "on_reconnect": on_reconnect}
         self._ended_by: FinishReason | None = None
@@ -56,15 +58,15 @@ class Answering:
 
     async def _write(self, put: Callable[[Piece], None]) -> None:
         started = time.perf_counter()
-        async with self._gateway.pool.lend(self.drafter, self._tokens) as client:
+        async with self._gateway.pool.lend(self.drafter, self._sent, quiet=self._stays_here) as client:
             client.begin_conversation()  # the last request may have been somebody else's
-            prompt = self._tokens or self.asked.prompt
+            prompt = self.asked.prompt if self.asked.has_private else self._sent
             async with contextlib.aclosing(client.generate(prompt, **self._choices)) as events:
                 async for event in events:
                     self._note(client, event)
                     for piece in self._outflow.take(event):
                         put(piece)
-                    if self._outflow.stopped:
+                    if self._outflow.stopped and not isinstance(event, _WITH_STATS):
                         break
         if self._ended_by == "link" and self._outflow.last_token is None:
             raise LinkError("the link is out, and the drafter cannot tell how this text goes on")
@@ -90,6 +92,12 @@ class Answering:
         prompt, completion = self.prompt_tokens, self.completion_tokens
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
+    @property
+    def _stays_here(self) -> bool:
+        """Whether the drafter writes it alone, on private text."""
+        privacy = self.asked.choices.get("privacy", self._gateway.client.privacy)
+        return self.asked.has_private and privacy == "local"
+
     def _manner(self, mode: Mode) -> UnverifiedText:
         """Nothing waits for a verdict that will not come, and a whole answer takes nothing back."""
         if mode == "offline":
@@ -97,9 +105,13 @@ class Answering:
         return "hold" if self.asked.unverified == "stream" and not self.asked.stream else self.asked.unverified
 
     def _count(self, seconds: float) -> None:
-        """How long a private text is goes into no figure."""
-        tokens = (0, 0) if self.asked.has_private else (self.prompt_tokens, self.completion_tokens)
-        self._gateway.metrics.answered(self.finish_reason, *tokens, seconds)
+        """How long a private text is, or what was written on it, goes into no figure."""
+        metrics = self._gateway.metrics
+        if self._ended_by is None and self.statistics.new_tokens:
+            metrics.ended(self.statistics, is_private=self._stays_here)
+        metrics.answered("private" if self._stays_here else self.finish_reason)
+        if not self.asked.has_private:
+            metrics.measured(self.prompt_tokens, self.completion_tokens, seconds)
 
     def _note(self, client: AsyncClient, event: Event) -> None:
         self._gateway.watch.took(client, event)
@@ -115,7 +127,8 @@ class Answering:
                 pass
 
     def _limit(self) -> int:
-        """Tokens that the answer may have. Raises Refusal for a prompt that leaves no room for any."""
+        """Tokens that the answer may have. The server is told, so it counts what is sent, placeholders and not values.
+        Raises Refusal for a prompt that leaves no room for any."""
         room = self.models.max_context - self.prompt_tokens
         if room < 1:
             message = f"prompt has {self.prompt_tokens} tokens: the target's context is {self.models.max_context}"
@@ -124,6 +137,7 @@ class Answering:
         return room if wanted is None else min(wanted, room)
 
 
-def _num_tokens(models: LocalModels, asked: Asked) -> int:
-    """Of a prompt with private parts; counted here, and told nobody but the app."""
-    return len(models.split(asked.prompt, raw=asked.raw).whole)
+def _sent(models: LocalModels, asked: Asked) -> tuple[int, ...]:
+    """The prompt as the server gets it."""
+    prompt = Placeholders().replace(asked.prompt) if asked.has_private else asked.prompt
+    return tuple(models.encode(prompt, raw=asked.raw))

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from outrider_client.gateway.answering import Answering
 from outrider_client.gateway.asking import asked_by_chat, asked_by_completion
 from outrider_client.gateway.bodies import Body, ChatForm, CompletionForm
+from outrider_client.gateway.body_limit import BodyLimit
 from outrider_client.gateway.disconnect import GoneError
 from outrider_client.gateway.errors import ApiError, api_error, invalid_request, unknown_model
 from outrider_client.gateway.gateway import Gateway
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parent / "page"
 _CLIENT_CLOSED = 499
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 def create_app(gateway: Gateway, emulated: EmulatedLink | None = None, *, only_loopback: bool = True) -> FastAPI:
@@ -48,6 +53,7 @@ def create_app(gateway: Gateway, emulated: EmulatedLink | None = None, *, only_l
             yield
 
     app = FastAPI(title="Outrider gateway", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(BodyLimit)
     app.add_middleware(Guard, api_key=gateway.config.api_key, only_loopback=only_loopback)
     _add_answers(app, gateway)
     _add_models(app, gateway)
@@ -127,6 +133,8 @@ def _add_link(app: FastAPI, gateway: Gateway, emulated: EmulatedLink | None) -> 
 
 def _obey(emulated: EmulatedLink, order: LinkOrder) -> None:
     if order.profile is not None:
+        if order.profile not in emulated.profiles:  # the terminal may name files of its own, an app may not
+            raise ApiError(400, f"profile: choose one of {', '.join(emulated.profiles)}", param="profile")
         emulated.change(order.profile)
     if order.cut is not None:
         (emulated.cut if order.cut else emulated.restore)()
@@ -162,9 +170,18 @@ def _add_errors(app: FastAPI, gateway: Gateway) -> None:
         return said(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
 
 
+class _Page(StaticFiles):
+    """Runs what lies beside it, talks to the gateway alone, and shows up in no other page."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:  # Any: as StaticFiles has them
+        response = super().file_response(*args, **options)
+        response.headers.update(_PAGE_HEADERS)
+        return response
+
+
 def _add_page(app: FastAPI) -> None:
     if PAGE.is_dir():
-        app.mount("/", StaticFiles(directory=PAGE, html=True))
+        app.mount("/", _Page(directory=PAGE, html=True))
 
 
 def _report(report: LinkReport) -> dict[str, Any]:  # Any: whatever JSON holds

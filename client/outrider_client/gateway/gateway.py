@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider_client.async_client import AsyncClient
@@ -32,7 +32,7 @@ class GatewayConfig:
     sessions: int = 4
     queue: int = 16
     max_tokens: int | None = None
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.sessions < 1:

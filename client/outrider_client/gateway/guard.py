@@ -25,7 +25,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, api_key: str | None, *, only_loopback: bool) -> None:
         self._app = app
-        self._api_key = None if api_key is None else api_key.encode()
+        self._api_key = None if api_key is None else api_key.strip().encode()
         self._only_loopback = only_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +48,7 @@ class Guard:
     def _knows_key(self, authorization: str) -> bool:
         scheme, _, key = authorization.partition(" ")
         assert self._api_key is not None
-        return scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode(), self._api_key)
+        return scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode("latin-1"), self._api_key)
 
 
 def is_loopback(host: str) -> bool:

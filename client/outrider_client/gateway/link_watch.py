@@ -92,9 +92,10 @@ class LinkWatch:
             self._num_watchers -= 1
 
     async def run(self) -> None:
-        """Look at the server from time to time, for ever."""
+        """Look at the server from time to time, for ever; also while a private answer is written, since a pause would
+        tell how long that takes."""
         while True:
-            if self._pool.num_running == 0:
+            if self._pool.num_telling == 0:
                 await self._look()
             watched = self._num_watchers or self.state not in _SEEN
             await asyncio.sleep(WATCHED_S if watched else _IDLE_S)
@@ -107,7 +108,7 @@ class LinkWatch:
             found = LinkState.OFFLINE
         else:
             found = LinkState.ONLINE
-        if self._pool.num_running == 0:  # else an answer has begun meanwhile, and knows better
+        if self._pool.num_telling == 0:  # else an answer has begun meanwhile, and knows better
             self._becomes(found)
 
     def _becomes(self, state: LinkState) -> None:

@@ -69,13 +69,23 @@ class Metrics:
         match event:
             case Cycle(request=Draft(tree=tree), verdict=verdict) if len(tree) and not verdict.stale:
                 self._judged(len(tree), len(verdict.path))
-            case Finished(statistics=statistics):
-                self._ended(statistics)
+            case Finished(reason=reason, statistics=statistics):
+                self.ended(statistics, is_private=reason == "private")
             case _:
                 pass
 
-    def answered(self, reason: str, prompt_tokens: int, tokens: int, seconds: float) -> None:
+    def ended(self, told: Statistics, *, is_private: bool) -> None:
+        """What a whole answer cost; `took` says so of one that came to its own end."""
+        self._bytes.labels("up").inc(told.bytes_up)
+        self._bytes.labels("down").inc(told.bytes_down)
+        if not is_private:
+            self._measured(told)
+
+    def answered(self, reason: str) -> None:
         self._finished.labels(reason).inc()
+
+    def measured(self, prompt_tokens: int, tokens: int, seconds: float) -> None:
+        """An answer whose prompt may be known by its size."""
         self._prompt_tokens.inc(prompt_tokens)
         self._tokens.inc(tokens)
         self._request.observe(seconds)
@@ -94,12 +104,10 @@ class Metrics:
         for position in range(num_accepted):
             self._at_position.labels(str(position)).inc()
 
-    def _ended(self, told: Statistics) -> None:
+    def _measured(self, told: Statistics) -> None:
         self._unverified.inc(told.unverified)
         self._rolled_back.inc(told.rolled_back)
         self._outages.inc(told.outages)
-        self._bytes.labels("up").inc(told.bytes_up)
-        self._bytes.labels("down").inc(told.bytes_down)
         self._first_token.observe(told.time_to_first_token_ms / 1e3)
         if told.new_tokens > 1:
             self._between.observe(told.mean_itl_ms / 1e3)

@@ -17,6 +17,7 @@ class _Seat:
     client: AsyncClient
     drafter: str
     is_free: bool = False
+    is_quiet: bool = False
     left_at: int = 0  # counts answers
 
 
@@ -40,13 +41,21 @@ class Pool:
     def num_running(self) -> int:
         return sum(not seat.is_free for seat in self._seats)
 
+    @property
+    def num_telling(self) -> int:
+        """Answers under way that show where the link stands."""
+        return sum(not seat.is_free and not seat.is_quiet for seat in self._seats)
+
     @contextlib.asynccontextmanager
-    async def lend(self, drafter: str, prompt: Sequence[int]) -> AsyncIterator[AsyncClient]:
-        """A client for one answer. Raises ApiError 429 when all are busy and too many wait."""
+    async def lend(self, drafter: str, prompt: Sequence[int], *, quiet: bool = False) -> AsyncIterator[AsyncClient]:
+        """A client for one answer, `quiet` where that is written without the link. Raises ApiError 429 when all are
+        busy and too many wait."""
         await self._wait()
         try:
-            seat = await self._seat(drafter, prompt)
+            seat = self._seat(drafter, prompt)
+            seat.is_quiet = quiet
             try:
+                await self._give_up_surplus()
                 yield seat.client
             finally:
                 self._num_answers += 1
@@ -68,22 +77,22 @@ class Pool:
         finally:
             self.num_waiting -= 1
 
-    async def _seat(self, drafter: str, prompt: Sequence[int]) -> _Seat:
-        free = [seat for seat in self._seats if seat.is_free]
-        fitting = [seat for seat in free if seat.drafter == drafter]
+    def _seat(self, drafter: str, prompt: Sequence[int]) -> _Seat:
+        fitting = [seat for seat in self._seats if seat.is_free and seat.drafter == drafter]
         best = max(fitting, key=lambda seat: (_shared(seat, prompt), -seat.left_at), default=None)
         if best is not None and (len(self._seats) == self._size or _goes_on(best, prompt)):
             best.is_free = False
             return best
         seat = _Seat(self._make(drafter), drafter)
         self._seats.append(seat)
-        if len(self._seats) > self._size:
-            await self._give_up(min(free, key=lambda seat: seat.left_at))
         return seat
 
-    async def _give_up(self, seat: _Seat) -> None:
-        self._seats.remove(seat)
-        await seat.client.close()
+    async def _give_up_surplus(self) -> None:
+        """The session that has rested longest, where there is one too many."""
+        if len(self._seats) > self._size:
+            seat = min((seat for seat in self._seats if seat.is_free), key=lambda seat: seat.left_at)
+            self._seats.remove(seat)
+            await seat.client.close()
 
 
 def _shared(seat: _Seat, prompt: Sequence[int]) -> int:

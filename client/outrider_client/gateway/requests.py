@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from outrider_client.config import Mode, Privacy
 from outrider_client.gateway.parameters import message_without_neutral, without_neutral
@@ -14,6 +15,17 @@ _Float = Annotated[float, Field(allow_inf_nan=False)]
 MAX_STOPS = 4
 _MAX_STOP_CHARS = 256
 _Stop = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
+
+
+def _whole(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # which would repeat it
+        raise PydanticCustomError("half_character", "holds half a character, which no UTF-8 has") from None
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_whole)]  # JSON may spell what no tokenizer takes
 
 
 class _Body(BaseModel):
@@ -39,7 +51,7 @@ class TextPart(_Body):
     """`private` and `kind` are Outrider's."""
 
     type: Literal["text"]
-    text: str
+    text: _Text
     private: bool = False
     kind: str | None = None
 
@@ -48,7 +60,7 @@ class ChatMessage(_Body):
     """`developer` is another word for `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: _Text | list[TextPart]
 
     @model_validator(mode="before")
     @classmethod
@@ -100,7 +112,7 @@ def _unwrapped(prompt: Any) -> Any:  # Any: whatever JSON holds
 class CompletionRequest(_Generation):
     """POST /v1/completions. One prompt: text, or token ids."""
 
-    prompt: Annotated[str | Annotated[list[int], Field(min_length=1)], BeforeValidator(_unwrapped)]
+    prompt: Annotated[_Text | Annotated[list[int], Field(min_length=1)], BeforeValidator(_unwrapped)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 

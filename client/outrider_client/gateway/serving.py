@@ -86,9 +86,13 @@ async def listening(serving: Serving, models: LocalModels) -> AsyncIterator[tupl
 def _socket(serving: Serving) -> socket.socket:
     family = socket.AF_INET6 if ":" in serving.host else socket.AF_INET
     try:
-        return socket.create_server((serving.host, serving.port), family=family, backlog=128)
+        listener = socket.create_server((serving.host, serving.port), family=family, backlog=128)
     except OSError as error:
         raise UsageError(f"cannot listen on {serving.host}:{serving.port}: {error.strerror}") from error
+    # Connections inherit it. asyncio sets it for listeners of its own making only, and without it every second small
+    # piece of an answer would wait for an acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 @contextlib.asynccontextmanager

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import urllib.error
 import urllib.request
 
 import openai as openai_library
 import pytest
+from starlette.datastructures import Headers
 from typer.testing import CliRunner
 
 from outrider_client.cli import app
 from outrider_client.config import ClientConfig
+from outrider_client.gateway.body_limit import MAX_BODY_BYTES
 from outrider_client.gateway.gateway import GatewayConfig
+from outrider_client.gateway.guard import Guard
 from outrider_client.gateway.serving import Serving, _socket
 from outrider_client.gateway_command import _api_key
 from outrider_proto.errors import UsageError
@@ -64,6 +69,8 @@ def message(**fields) -> dict:
         (message(role="tool"), 400, "messages.0.role", None),
         (message(name="Ann"), 400, "messages.0.name", "unsupported_parameter"),
         (message(content=[{"type": "image_url", "image_url": {}}]), 400, None, None),
+        (message(content=f"{SECRET}\ud800"), 400, "messages.0.content", None),
+        (message(content=[{"type": "text", "text": f"{SECRET}\ud800"}]), 400, "messages.0.content.0.text", None),
         (message(content=SECRET * 400), 400, "messages", "context_length_exceeded"),
         (GOOD | {"outrider": {"mode": "fast"}}, 400, "outrider.mode", None),
         (GOOD | {"outrider": {"wibble": 1}}, 400, "outrider.wibble", "unknown_parameter"),
@@ -102,6 +109,22 @@ def test_a_body_that_is_not_called_json_is_not_read(gateway):
     assert (status, "Content-Type" in error["message"]) == (400, True)
 
 
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_too_large_is_refused_before_it_has_come(gateway, declared):
+    """Here it never comes to its end."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", int(gateway.url.rpartition(":")[2]), 30)) as app:
+        app.putrequest("POST", "/v1/chat/completions")
+        app.putheader("Content-Type", "application/json")
+        app.putheader(*("Content-Length", MAX_BODY_BYTES + 1) if declared else ("Transfer-Encoding", "chunked"))
+        app.endheaders()
+        if not declared:
+            app.send(b"%x\r\n" % (MAX_BODY_BYTES + 1) + b" " * (MAX_BODY_BYTES + 1) + b"\r\n")
+        answer = app.getresponse()
+        error = json.loads(answer.read())["error"]
+    assert (answer.status, error["type"]) == (413, "invalid_request_error")
+    assert "8 MiB" in error["message"]
+
+
 def test_headers_are_checked_too(gateway):
     assert post(gateway, GOOD, **{"x-outrider-mode": "stream"})[0] == 200
     status, error = post(gateway, GOOD, **{"x-outrider-mode": "fast"})
@@ -137,6 +160,32 @@ def test_with_a_key_only_those_who_know_it(start_gateway, server):
         assert gateway.get("/health")["model"] == "outrider"
 
 
+def test_an_app_names_no_files_for_a_profile(start_gateway, server, tmp_path):
+    (tmp_path / "own.toml").write_text(SECRET)
+    with start_gateway(server, profile="paper-4g") as gateway:
+        status, error = post(gateway, {"profile": str(tmp_path / "own.toml")}, "/outrider/link")
+        assert (status, error["param"]) == (400, "profile")
+        assert "choose one of" in error["message"]
+        assert post(gateway, {"profile": "paper-5g"}, "/outrider/link")[0] == 200
+
+
+def test_the_page_runs_and_shows_nothing_of_others(gateway):
+    for path in ("/", "/main.js"):
+        with urllib.request.urlopen(gateway.url + path, timeout=30) as answer:
+            assert answer.headers["Content-Security-Policy"].startswith("default-src 'self';")
+            assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_a_key_of_any_letters_and_no_trace_of_it():
+    config = GatewayConfig(api_key=" schlüssel\n")
+    guard = Guard(None, config.api_key, only_loopback=False)
+    headers = Headers(raw=[(b"authorization", "Bearer schlüssel".encode())])
+    assert guard._objection("/v1/models", headers) is None
+    assert guard._objection("/v1/models", Headers({"authorization": "Bearer schl"})).status == 401
+    assert "schl" not in repr(config)
+
+
 def test_an_address_for_others_needs_a_key(tmp_path):
     with pytest.raises(UsageError, match="api-key"):
         Serving(ClientConfig(), GatewayConfig(), host="0.0.0.0")
@@ -157,7 +206,12 @@ def test_an_address_in_use(start_gateway, gateway, server, models):
 
 
 def test_the_command_checks_before_it_loads():
-    for options, what in ((["--host", "0.0.0.0"], "api-key"), (["--sessions", "0"], "sessions=0")):
+    for options, what in (
+        (["--host", "0.0.0.0"], "api-key"),
+        (["--sessions", "0"], "sessions=0"),
+        (["--on-reconnect", "verify"], "on-reconnect: each request"),
+        (["--logprobs", "2"], "logprobs: each request"),
+    ):
         failed = CliRunner().invoke(app, ["gateway", *options]).exception
         assert isinstance(failed, UsageError)
         assert what in str(failed)

@@ -173,6 +173,23 @@ def test_metrics_count_what_was_drafted(openai, gateway):
     assert accepted() - before == sum(depth * count for depth, count in enumerate(told)) > 0
 
 
+def test_metrics_count_an_answer_that_a_stop_ended(openai, gateway, plain):
+    names = ('outrider_link_bytes_total{direction="down"}', "outrider_time_to_first_token_seconds_count")
+
+    def figures() -> list[float]:
+        lines = dict(line.rsplit(" ", 1) for line in gateway.get("/metrics").splitlines() if line[0] != "#")
+        return [float(lines[name]) for name in names]
+
+    stop = plain(QUESTION, 40)[1][4:8]
+    openai.chat.completions.create(**ask(max_tokens=40))
+    before = figures()
+    answer = openai.chat.completions.create(**ask(max_tokens=40), stop=stop)
+    assert answer.outrider["reason"] == "stop"
+    num_bytes, num_answers = (now - then for now, then in zip(figures(), before, strict=True))
+    assert (num_bytes, num_answers) == (answer.outrider["statistics"]["bytes_down"], 1)
+    assert num_bytes > 0
+
+
 def test_without_a_drafter(openai, plain):
     answer = openai.chat.completions.create(
         **ask(max_tokens=20), extra_body={"outrider": {"drafter": "none", "mode": "stop-and-wait"}}
@@ -197,6 +214,25 @@ def test_what_is_private_is_answered_here(openai, marked):
         **asked | {"messages": [{"role": "user", "content": "Who is Heidi"}], "max_tokens": 1}
     )
     assert answer.usage.prompt_tokens == plain.usage.prompt_tokens
+
+
+def test_metrics_do_not_tell_how_long_a_private_answer_was(openai, gateway):
+    content = [{"type": "text", "text": "Who is "}, {"type": "text", "text": "Heidi", "private": True}]
+    asked = ask(max_tokens=8) | {"messages": [{"role": "user", "content": content}]}
+
+    def figures() -> dict[str, str]:
+        lines = [line.rpartition(" ") for line in gateway.get("/metrics").splitlines() if line[0] != "#"]
+        return {name: value for name, _, value in lines if "_created" not in name and "link_rtt" not in name}
+
+    openai.chat.completions.create(**asked)
+    before = figures()
+    openai.chat.completions.create(**asked)
+    changed = {name for name, value in figures().items() if before.get(name) != value}
+    assert changed == {
+        'outrider_request_success_total{finished_reason="private"}',
+        'outrider_link_bytes_total{direction="up"}',
+        'outrider_link_bytes_total{direction="down"}',
+    }
 
 
 def test_placeholders_are_filled_in(openai):

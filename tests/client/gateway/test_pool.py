@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from outrider_client.gateway import link_watch
 from outrider_client.gateway.errors import ApiError
 from outrider_client.gateway.pool import Pool
 
@@ -77,6 +78,47 @@ async def test_who_waits_comes_in_turn_and_one_too_many_is_told(pool):
     leave.set()
     await asyncio.gather(*holding, waiting)
     assert (pool.num_running, pool.num_waiting) == (0, 0)
+
+
+async def test_who_leaves_while_another_session_closes_keeps_no_seat(pool, made):
+    one = await answer(pool, (1, 2))
+    await answer(pool, (5, 6))
+    closing = asyncio.Event()
+
+    async def close() -> None:
+        closing.set()
+        await asyncio.Event().wait()
+
+    one.close = close
+    leaving = asyncio.create_task(answer(pool, (1, 2), "e"))
+    await closing.wait()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert (pool.num_running, len(pool.clients)) == (0, 2)
+    async with pool.lend("e", (1,)), pool.lend("f", (2,)):
+        assert (pool.num_running, len(pool.clients)) == (2, 2)
+
+
+async def test_a_private_answer_does_not_keep_anybody_from_looking_at_the_server(pool, monkeypatch):
+    """A pause of those looks would tell how long it was."""
+    monkeypatch.setattr(link_watch, "WATCHED_S", 0)
+    monkeypatch.setattr(link_watch, "_IDLE_S", 0)
+    looked = asyncio.Event()
+
+    class Probe:
+        async def measure(self) -> float:
+            looked.set()
+            return 0.1
+
+    watching = asyncio.create_task(link_watch.LinkWatch(pool, Probe(), lambda state: None).run())
+    async with pool.lend("d", (), quiet=True):
+        await asyncio.wait_for(looked.wait(), 10)
+        async with pool.lend("d", (1,)):
+            looked.clear()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not looked.is_set()
+    watching.cancel()
 
 
 async def test_who_gives_up_waiting_leaves_no_trace(pool):

@@ -19,7 +19,8 @@ let conversation = fresh();
 let asking = null; // AbortController of the answer under way
 
 function fresh() {
-  return { id: crypto.randomUUID(), title: "", turns: [] }; // a turn: {role, parts, statistics?, remark?}
+  const id = `${Date.now()}-${Math.random()}`; // crypto.randomUUID is there on localhost and over TLS only
+  return { id, title: "", turns: [] }; // a turn: {role, parts, statistics?, remark?}
 }
 
 // -- talking
@@ -123,12 +124,12 @@ function showWhatLeaves() {
   } catch {
     // not finished yet; sending says what is wrong
   }
-  if (!parts.some((part) => part.private)) return $("leaves").replaceChildren();
-  const isLocal = $("privacy").value === "local";
-  const first = parts.findIndex((part) => part.private);
-  const seen = isLocal ? parts.slice(0, first) : parts;
+  const isLocal = $("privacy").value === "local", isPrivate = (part) => part.private;
+  const staysWhole = isLocal && conversation.turns.some((turn) => turn.parts.some(isPrivate)); // as all after these
+  if (!parts.some(isPrivate) && !(staysWhole && parts.length)) return $("leaves").replaceChildren();
+  const seen = staysWhole ? [] : isLocal ? parts.slice(0, parts.findIndex(isPrivate)) : parts;
   const pieces = seen.map((part) => (part.private ? marked(`[${part.kind ?? "PRIVATE"}]`) : part.text));
-  $("leaves").replaceChildren("The server sees: ", ...(pieces.length ? pieces : ["nothing of this message"]), isLocal ? " …and no more of it." : "");
+  $("leaves").replaceChildren("The server sees: ", ...(pieces.length ? pieces : ["nothing of this message"]), isLocal && pieces.length ? " …and no more of it." : "");
 }
 
 const marked = (text) => Object.assign(document.createElement("mark"), { textContent: text });

@@ -1,0 +1,41 @@
+"""What the server is told of an answer depends on nothing that is private."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider_client.config import ClientConfig
+from outrider_client.gateway.answering import Answering
+from outrider_client.gateway.asking import asked_by_chat, asked_by_completion
+from outrider_client.gateway.gateway import Gateway, GatewayConfig
+from outrider_client.gateway.requests import ChatRequest, CompletionRequest
+from outrider_proto.frames import Sampling
+
+
+@pytest.fixture
+def answering(models):
+    gateway = Gateway(ClientConfig(), {"moa": models}, GatewayConfig())
+
+    def prepare(asked) -> Answering:
+        return Answering(gateway, asked)
+
+    return prepare
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completion"])
+def test_the_limit_does_not_tell_how_long_a_value_is(answering, endpoint):
+    """An answer may have as many tokens as there is room for, and the server is told how many those are."""
+
+    def limit(value: str) -> tuple[int, int]:
+        text, extension = f"Write to <<{value}>>", {"privacy": "placeholder", "fences": True}
+        if endpoint == "chat":
+            messages = [{"role": "user", "content": text}]
+            body = ChatRequest.model_validate({"model": "outrider", "messages": messages, "outrider": extension})
+            asked = asked_by_chat(body, {}, Sampling())
+        else:
+            fields = {"model": "outrider", "prompt": text, "max_tokens": 10**6, "outrider": extension}
+            asked = asked_by_completion(CompletionRequest.model_validate(fields), {}, Sampling())
+        prepared = answering(asked)
+        return prepared._choices["max_new_tokens"], prepared.prompt_tokens
+
+    assert limit("Zoe") == limit("Bartholomew Featherstonehaugh of Kingston upon Hull")
