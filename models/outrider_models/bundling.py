@@ -26,24 +26,9 @@ from outrider_drafters.frozen import FrozenTarget, borrowed_names, resolve_dir
 from outrider_drafters.last_layers import LastLayers
 from outrider_drafters.load import load_drafter, open_source
 from outrider_drafters.source import DrafterSource
+from outrider_proto.bundles import OF_TARGET
 from outrider_proto.errors import UsageError
 
-OF_TARGET = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*.json",
-    "tokenizer*.model",
-    "tokenizer*.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "vocab.bpe",
-    "merges.txt",
-    "spiece.model",
-    "chat_template.json",
-    "chat_template.jinja",
-)
 EMBEDDING = "embed_tokens.weight"
 
 

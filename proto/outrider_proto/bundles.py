@@ -21,11 +21,9 @@ SHA256_BYTES = 32
 _MAX_TEXT = 256
 _MAX_OFFERS = 64
 # A bundle's files and no others: no pickles, no index that could name files elsewhere, nothing hidden.
-_NAMES = (
-    "bundle.json",
+OF_TARGET = (
     "config.json",
     "generation_config.json",
-    "model.safetensors",
     "tokenizer*.json",
     "tokenizer*.model",
     "tokenizer*.txt",
@@ -38,9 +36,8 @@ _NAMES = (
     "spiece.model",
     "chat_template.json",
     "chat_template.jinja",
-    "drafter/model.safetensors",
-    "drafter/*.json",
 )
+_NAMES = ("bundle.json", "model.safetensors", "drafter/model.safetensors", "drafter/*.json", *OF_TARGET)
 _SPELLING = re.compile(r"(drafter/)?[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9_])?")
 
 
