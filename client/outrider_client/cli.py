@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from outrider_client.address import with_port
 from outrider_client.chat.command import chat
 from outrider_client.client import Client
 from outrider_client.config import ClientConfig
@@ -70,11 +71,11 @@ def generate(
 
 @app.command()
 def describe(
-    server: Annotated[str, Option(help="The server's HOST:PORT.")] = ClientConfig().server,
+    server: Annotated[str, Option(help="The server's HOST or HOST:PORT.")] = ClientConfig().server,
     as_json: Annotated[bool, Option("--json", help="As a JSON object.")] = False,
 ) -> None:
     """Say what a server hosts."""
-    with Client(ClientConfig(server=server)) as client:
+    with Client(ClientConfig(server=with_port(server))) as client:
         description = asdict(client.describe())
     if as_json:
         print(json.dumps(description))

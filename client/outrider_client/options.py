@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from outrider_client.address import with_port
 from outrider_client.config import ClientConfig, LastResort, Mode, OnReconnect, Privacy
 from outrider_client.heartbeat import Patience
 from outrider_client.pulled import find_pulled
@@ -26,7 +27,7 @@ _RENAMED = {"wait_for_link": "wait_for_link_s"}
 
 
 def _options(
-    server: Annotated[str, Option(help="The server's HOST:PORT.")] = _DEFAULT.server,
+    server: Annotated[str, Option(help="The server's HOST or HOST:PORT.")] = _DEFAULT.server,
     target: Annotated[
         str | None,
         Option(
@@ -129,6 +130,7 @@ def client_config(options: dict[str, Any], **more: Any) -> ClientConfig:  # Any:
     patience = Patience(floor_s=chosen.pop("link_floor_ms") / 1000)
     heads = _heads(**{name: chosen.pop(name) for name in ("drafter", "route", "gate", "keywords", "batch_heads")})
     fixed = {name: chosen.pop(name) for name in ("server", "target", "threads", "codec", "pace")}
+    fixed["server"] = with_port(fixed["server"])
     if fixed["target"] is None and heads["drafter"] is None:
         fixed["target"] = find_pulled(fixed["server"])
     offline = {name: chosen.pop(name) for name in ("offline_start", "last_resort")}

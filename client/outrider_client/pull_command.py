@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from typer import Argument, Option
 
+from outrider_client.address import with_port
 from outrider_client.config import ClientConfig
 from outrider_client.json_display import event_name
 from outrider_client.pull import BytesPulled, FilePulled, Pulled, PullEvent, PullOrder, PullStarted, PullWaiting, pull
@@ -31,7 +32,7 @@ class Display(Protocol):
 
 
 def pull_command(
-    server: Annotated[str, Argument(help="The server's HOST:PORT.")] = ClientConfig().server,
+    server: Annotated[str, Argument(help="The server's HOST or HOST:PORT.")] = ClientConfig().server,
     out: Annotated[
         Path | None, Option(help="Directory for the bundle; the user's data directory, where generate looks.")
     ] = None,
@@ -41,6 +42,7 @@ def pull_command(
     as_json: Annotated[bool, Option("--json", help="One JSON object an event.")] = False,
 ) -> None:
     """Fetch what this device needs of a server's target and drafter. Goes on where it was interrupted."""
+    server = with_port(server)
     order = PullOrder(server, out, drafter, weights, retry)
     display = JsonPull(sys.stdout) if as_json else TextPull(Console(stderr=True, highlight=False), sys.stdout)
     try:

@@ -558,7 +558,7 @@ async def test_the_command(serve, command, tmp_path, models):
     ("arguments", "code", "message"),
     [
         (("pull", "127.0.0.1:1"), 4, "cannot reach 127.0.0.1:1"),
-        (("pull", "nowhere"), 2, "need HOST:PORT"),
+        (("pull", "127.0.0.1:http"), 2, "need HOST:PORT"),
         (("pull", "127.0.0.1:1", "--retry", "-1"), 2, "retry=-1.0"),
     ],
 )
