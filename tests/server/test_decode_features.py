@@ -1,14 +1,16 @@
 """A Decode's features come as its tokens are made."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
-from talk import TAP, KeysTap, talking
+from talk import TAP, WAIT_S, KeysTap, talking
 from tiny_targets import random_tokens, target
 
 from outrider_proto.frames import Cancel, Decode, Features, Finish, Verdict
 from outrider_server.config import Limits
+from outrider_server.engine import Engine
 from outrider_server.verifier import Verifier
 
 PROMPT = random_tokens(np.random.default_rng(1), 12)
@@ -23,11 +25,32 @@ async def verifier():
     await verifier.stop()
 
 
-async def frames_of(talk, decode: Decode, until: int) -> list[Verdict | Features]:
-    """All frames of a Decode, up to the features that are its last, which end at position `until`."""
+@pytest.fixture
+def passes(monkeypatch):
+    """Every pass waits until it is let go."""
+    let_go = threading.Semaphore(0)
+    verify = Engine.verify
+
+    def waiting(engine, works):
+        assert let_go.acquire(timeout=WAIT_S)
+        return verify(engine, works)
+
+    monkeypatch.setattr(Engine, "verify", waiting)
+    return let_go
+
+
+def is_features(frame: Verdict | Features) -> bool:
+    return isinstance(frame, Features)
+
+
+async def frames_of(talk, decode: Decode, until: int, passes=None) -> list[Verdict | Features]:
+    """All frames of a Decode, up to the features that are its last, which end at position `until`. With `passes`, the
+    next pass begins once the last one's features are here."""
     await talk.send(decode)
     frames = []
-    while not (frames and isinstance(frames[-1], Features) and frames[-1].last):
+    while not (frames and is_features(frames[-1]) and frames[-1].last):
+        if passes is not None and (not frames or is_features(frames[-1])):
+            passes.release()
         frames.append(await talk.receive())
     assert frames[-1].first + len(frames[-1].rows) == until
     return frames
@@ -41,19 +64,17 @@ def rows_of(frames) -> np.ndarray:
     return np.concatenate([frame.rows for frame in features])
 
 
-async def test_rows_come_along_as_they_are_made(verifier):
+async def test_rows_come_along_as_they_are_made(verifier, passes):
     async with talking(verifier) as talk:
         await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
         decode = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 9, features_from=0)
-        frames = await frames_of(talk, decode, HAVE + 8)
-        kinds = "".join("v" if isinstance(frame, Verdict) else "f" for frame in frames)
-        assert kinds.count("v") == 9
-        assert kinds.count("f") == 9
-        assert kinds.index("f") < 6  # long before the end
+        frames = await frames_of(talk, decode, HAVE + 8, passes)
+        assert "".join("f" if is_features(frame) else "v" for frame in frames) == "vf" * 9
         assert [frame.last for frame in frames if isinstance(frame, Features)] == [False] * 8 + [True]
         verdicts = [frame for frame in frames if isinstance(frame, Verdict)]
         answer = [verdict.bonus for verdict in verdicts]
         rows = rows_of(frames)
+    passes.release()
     async with talking(verifier) as fresh:
         await fresh.open(verifier.describe(), tap=TAP.info.fingerprint)
         await fresh.draft(0, [*PROMPT, *answer[:7]], answer[7])
