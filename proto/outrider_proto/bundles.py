@@ -123,6 +123,8 @@ def manifest_from_proto(message: pb.BundleManifest) -> BundleManifest:
     """Raises Violation for whatever a client should not act on."""
     if len(message.files) > MAX_FILES:
         raise _malformed(f"names {len(message.files)} files: need at most {MAX_FILES}")
+    if max(len(message.drafters), len(message.weights_on_offer)) > _MAX_OFFERS:
+        raise _malformed(f"offers more than {_MAX_OFFERS} bundles")
     manifest = BundleManifest(
         target_name=message.target_name,
         target_fingerprint=message.target_fingerprint,

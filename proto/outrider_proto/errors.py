@@ -39,6 +39,10 @@ class Reason(Enum):
     NO_BUNDLE = "FAILED_PRECONDITION", 20
     BUNDLE_CHANGED = "FAILED_PRECONDITION", 21
     BUNDLE_NOT_READY = "UNAVAILABLE", 22
+    NO_KEY = "UNAUTHENTICATED", 23  # none was given, or one that this server does not know
+    OUT_OF_SCOPE = "PERMISSION_DENIED", 24  # the key does not allow it
+    OVER_QUOTA = "RESOURCE_EXHAUSTED", 25  # of the key
+    STALLED = "UNAVAILABLE", 26  # the client did not read or speak for too long: it may connect again and resume
 
     @property
     def status(self) -> str:
@@ -55,12 +59,13 @@ class UsageError(OutriderError, ValueError):
 
 
 class Refusal(OutriderError):
-    """A considered "no" with a reason, ours or the peer's."""
+    """A considered "no" with a reason, ours or the peer's. `retry_after_s`: when to ask again, if known."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: Reason, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.retry_after_s = retry_after_s
 
 
 class Violation(Refusal, ValueError):

@@ -93,7 +93,7 @@ def encode_rows(rows: NDArray[np.float32], codec: Codec, of_rows: int = 0) -> by
 def decode_rows(payload: bytes, codec: Codec, num_rows: int, width: int) -> NDArray[np.float32]:
     """Inverse of encode_rows. Raises Violation for anything but exactly num_rows x width finite values."""
     expected = num_rows * raw_bytes_per_row(codec, width)
-    if not 0 < expected <= MAX_RAW_BYTES:
+    if num_rows < 1 or width < 1 or expected > MAX_RAW_BYTES:
         raise malformed(f"{num_rows} rows of {width} values: need 1 to {MAX_RAW_BYTES} bytes a frame")
     match codec:
         case "int8":

@@ -250,6 +250,7 @@ class Verdict:
 
     `stale`: the draft assumed what is not so; nothing was done. `tokens`: accepted tokens of a tree that the server
     grew itself; `path` is empty then. `likelihoods`: of path (or tokens) and bonus, if they were asked for.
+    `tree_budget`: nodes that the next drafts had better not exceed while the server is so busy; 0: no wish.
     """
 
     seq: int
@@ -262,6 +263,7 @@ class Verdict:
     tokens: tuple[int, ...] = ()
     draft_us: int = 0
     likelihoods: tuple[Likelihood, ...] = ()
+    tree_budget: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

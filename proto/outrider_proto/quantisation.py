@@ -18,6 +18,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider_proto.entropy import malformed
+
 GROUP = 64
 MAX_COUNT = 127.0  # steps that a value may be away from zero
 _MAX_HALF = float(np.finfo(np.float16).max)
@@ -45,9 +47,12 @@ def quantise_per_row(rows: Rows) -> bytes:
 
 
 def dequantise_per_row(raw: bytes, num_rows: int, width: int) -> Rows:
-    steps = np.frombuffer(raw, dtype="<f2", count=num_rows).astype(np.float32)
+    """Raises Violation for a step that is no number."""
+    steps = np.frombuffer(raw, dtype="<f2", count=num_rows)
+    if not np.isfinite(steps).all():
+        raise malformed("features have steps that are not finite")
     counts = np.frombuffer(raw, dtype=np.int8, offset=2 * num_rows).reshape(num_rows, width)
-    return counts.astype(np.float32) * steps[:, None]
+    return counts.astype(np.float32) * steps.astype(np.float32)[:, None]
 
 
 def to_bf16(rows: Rows) -> tuple[bytes, bytes]:
@@ -102,5 +107,5 @@ def _counts(rows: Rows, steps: Rows) -> NDArray[np.int8]:
 
 
 def _spread(of_groups: Rows, width: int) -> Rows:
-    """[n, groups] -> [n, width]."""
-    return np.repeat(of_groups, GROUP, axis=1)[:, :width]
+    """[n, groups] -> [n, width]. A row of less than a group is not made as wide as one: there may be many."""
+    return np.repeat(of_groups, min(GROUP, width), axis=1)[:, :width]

@@ -251,7 +251,7 @@ class Close(_message.Message):
     def __init__(self) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("seq", "path", "bonus", "finish", "queue_us", "verify_us", "stale", "tokens", "draft_us", "logprobs")
+    __slots__ = ("seq", "path", "bonus", "finish", "queue_us", "verify_us", "stale", "tokens", "draft_us", "logprobs", "tree_budget")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     BONUS_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +262,7 @@ class Verdict(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TREE_BUDGET_FIELD_NUMBER: _ClassVar[int]
     seq: int
     path: bytes
     bonus: int
@@ -272,7 +273,8 @@ class Verdict(_message.Message):
     tokens: bytes
     draft_us: int
     logprobs: Logprobs
-    def __init__(self, seq: _Optional[int] = ..., path: _Optional[bytes] = ..., bonus: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., stale: _Optional[bool] = ..., tokens: _Optional[bytes] = ..., draft_us: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+    tree_budget: int
+    def __init__(self, seq: _Optional[int] = ..., path: _Optional[bytes] = ..., bonus: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., stale: _Optional[bool] = ..., tokens: _Optional[bytes] = ..., draft_us: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., tree_budget: _Optional[int] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("chosen", "top_tokens", "top")

@@ -3,7 +3,7 @@ what only a session can know (vocabulary, context, sequence)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import assert_never
 
 from outrider_proto import frames as f
@@ -11,12 +11,22 @@ from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.features import decode_rows, encode_rows, rows_per_frame
 from outrider_proto.likelihoods import PackedLikelihoods, pack_likelihoods, unpack_likelihoods
-from outrider_proto.packing import HASH_BYTES, pack_parents, pack_tokens, unpack_parents, unpack_tokens
+from outrider_proto.packing import (
+    HASH_BYTES,
+    MAX_TOKEN,
+    TOKEN_BYTES,
+    pack_parents,
+    pack_tokens,
+    unpack_parents,
+    unpack_tokens,
+)
 from outrider_proto.padding import padding
-from outrider_proto.tree import DraftTree
+from outrider_proto.tree import MAX_NODES, DraftTree
 
 MAX_FRAME_BYTES = 1024 * 1024
 _MAX_ID_LENGTH = 256
+_MAX_EOS = 256
+_MAX_TAPS = 64
 _CODEC_TO_PB: dict[f.Codec, pb.FeatureCodec] = {
     "int8": pb.FEATURE_CODEC_INT8,
     "int8-grouped": pb.FEATURE_CODEC_INT8_GROUPED,
@@ -131,6 +141,14 @@ def description_to_proto(description: f.ServerDescription) -> pb.Description:
 
 
 def description_from_proto(message: pb.Description) -> f.ServerDescription:
+    """Raises Violation for what no server is."""
+    _check_texts(message, "server_version", "target_name", "target_fingerprint", "tokenizer_fingerprint")
+    _check_limits(message)
+    if not 1 <= message.vocab_size <= MAX_TOKEN + 1:
+        raise _malformed(f"vocab_size={message.vocab_size}: need 1 to {MAX_TOKEN + 1}")
+    _check_size("taps", message.taps, _MAX_TAPS)
+    for tap in message.taps:
+        _check_texts(tap, "fingerprint", "family")
     return f.ServerDescription(
         protocol_version=message.protocol_version,
         server_version=message.server_version,
@@ -168,9 +186,7 @@ def _open_to_proto(frame: f.Open) -> pb.Open:
 
 
 def _open_from_proto(message: pb.Open) -> f.Open:
-    for name in ("target_fingerprint", "tokenizer_fingerprint", "tap", "session_id"):
-        if len(getattr(message, name)) > _MAX_ID_LENGTH:
-            raise _malformed(f"{name} is longer than {_MAX_ID_LENGTH} characters")
+    _check_texts(message, "target_fingerprint", "tokenizer_fingerprint", "tap", "session_id")
     return f.Open(
         protocol_version=message.protocol_version,
         target_fingerprint=message.target_fingerprint,
@@ -215,6 +231,8 @@ def _draft_to_proto(frame: f.Draft) -> pb.Draft:
 def _draft_from_proto(message: pb.Draft) -> f.Draft:
     if message.assumes and (len(message.assumes) != HASH_BYTES or message.context):
         raise _malformed(f"assumes: need {HASH_BYTES} bytes and no context")
+    if len(message.parents) > MAX_NODES or len(message.tokens) > TOKEN_BYTES * MAX_NODES:  # before they are numbers
+        raise Violation(Reason.TREE_TOO_LARGE, f"{len(message.parents)} nodes: at most {MAX_NODES}")
     return f.Draft(
         seq=message.seq,
         base_len=message.base_len,
@@ -290,6 +308,10 @@ def _opened_to_proto(frame: f.Opened) -> pb.Opened:
 
 
 def _opened_from_proto(message: pb.Opened) -> f.Opened:
+    _check_texts(message, "session_id")
+    _check_limits(message)
+    if len(message.kept_hash) != HASH_BYTES:
+        raise _malformed(f"kept_hash of {len(message.kept_hash)} bytes: need {HASH_BYTES}")
     return f.Opened(
         session_id=message.session_id,
         resumed=message.resumed,
@@ -313,6 +335,7 @@ def _verdict_to_proto(frame: f.Verdict) -> pb.Verdict:
         stale=frame.stale,
         tokens=pack_tokens(frame.tokens),
         draft_us=frame.draft_us,
+        tree_budget=frame.tree_budget,
         logprobs=pb.Logprobs(**pack_likelihoods(frame.likelihoods)._asdict()) if frame.likelihoods else None,
     )
 
@@ -320,6 +343,10 @@ def _verdict_to_proto(frame: f.Verdict) -> pb.Verdict:
 def _verdict_from_proto(message: pb.Verdict) -> f.Verdict:
     if message.finish not in _FINISH_FROM_PB:
         raise _malformed(f"finish={message.finish}: unknown")
+    _check_size("path", message.path, MAX_NODES)
+    _check_size("tokens", message.tokens, TOKEN_BYTES * MAX_NODES)
+    if message.tree_budget > MAX_NODES:
+        raise _malformed(f"tree_budget={message.tree_budget}: need 0 to {MAX_NODES}")
     return f.Verdict(
         seq=message.seq,
         path=tuple(message.path),
@@ -330,6 +357,7 @@ def _verdict_from_proto(message: pb.Verdict) -> f.Verdict:
         stale=message.stale,
         tokens=unpack_tokens(message.tokens),
         draft_us=message.draft_us,
+        tree_budget=message.tree_budget,
         likelihoods=_likelihoods_from_proto(message.logprobs) if message.HasField("logprobs") else (),
     )
 
@@ -368,6 +396,25 @@ def _codec(number: int) -> f.Codec:
     if number not in _CODEC_FROM_PB:
         raise _malformed(f"codec={number}: need one of {sorted(_CODEC_FROM_PB)}")
     return _CODEC_FROM_PB[number]
+
+
+def _check_texts(message: pb.Open | pb.Opened | pb.Description | pb.Tap, *names: str) -> None:
+    for name in names:
+        if len(getattr(message, name)) > _MAX_ID_LENGTH:
+            raise _malformed(f"{name} is longer than {_MAX_ID_LENGTH} characters")
+
+
+def _check_limits(message: pb.Opened | pb.Description) -> None:
+    if message.max_context < 1 or not 1 <= message.max_nodes <= MAX_NODES:
+        limits = f"max_context={message.max_context}, max_nodes={message.max_nodes}"
+        raise _malformed(f"{limits}: need 1 or more, and 1 to {MAX_NODES}")
+    _check_size("eos_token_ids", message.eos_token_ids, _MAX_EOS)
+
+
+def _check_size(name: str, items: Sized, most: int) -> None:
+    """Before they become Python's numbers, of which each takes ten times its bytes."""
+    if len(items) > most:
+        raise _malformed(f"{name} of {len(items)}: at most {most}")
 
 
 def _malformed(message: str) -> Violation:

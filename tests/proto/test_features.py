@@ -1,5 +1,6 @@
 """The feature codec: bounded loss one way, bounded memory the other."""
 
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -231,3 +232,30 @@ def test_a_full_frame_fits_what_the_receiver_allows(codec):
     assert len(encode_rows(noise, codec)) <= MAX_PAYLOAD_BYTES
     with pytest.raises(ValueError, match="one row"):
         rows_per_frame(codec, 2**20)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_rows_without_values_are_refused(codec):
+    with pytest.raises(Violation, match="4 rows of 0 values"):
+        decode_rows(encode_rows(gaussian(4, 2), codec), codec, 4, 0)
+
+
+@pytest.mark.parametrize("step", [float("inf"), float("nan")])
+def test_steps_that_are_no_numbers_are_refused(step):
+    raw = np.array([1.0, step], dtype="<f2").tobytes() + bytes(6)
+    with pytest.raises(Violation, match="not finite"):
+        decode_rows(zstandard.ZstdCompressor().compress(raw), "int8", 2, 3)
+
+
+@pytest.mark.parametrize("codec", ["int8-grouped", "int4-grouped", "lean", "leaner"])
+def test_narrow_rows_take_no_more_memory_than_wide_ones(codec):
+    """Half a million rows of one value, in a kilobyte: a step is not spread over a whole group."""
+    num_rows = MAX_RAW_BYTES // raw_bytes_per_row(codec, 1)
+    payload = zlib.compress(bytes(2 * num_rows), 9, -15)
+    assert len(payload) < 2048
+    tracemalloc.start()
+    try:
+        assert decode_rows(payload, codec, num_rows, 1).shape == (num_rows, 1)
+        assert tracemalloc.get_traced_memory()[1] < 20 * MAX_RAW_BYTES
+    finally:
+        tracemalloc.stop()

@@ -86,7 +86,7 @@ def floats(*values: float) -> bytes:
         ({"chosen": floats(-1), "top_tokens": b"123"}, "1 tokens and 0 log probabilities in the places of 1"),
         ({"chosen": floats(-1), "top": floats(-1)}, "0 tokens and 1 log probabilities"),
         ({"chosen": floats(-1, -1), "top_tokens": b"123", "top": floats(-1)}, "in the places of 2"),
-        ({"chosen": floats(-1), "top_tokens": b"123" * 21, "top": floats(*[-1.0] * 21)}, "21 tokens"),
+        ({"chosen": floats(-1), "top_tokens": b"123" * 21, "top": floats(*[-1.0] * 21)}, "more than 20 tokens"),
         ({"chosen": floats(float("nan"))}, "logprob=nan: need -9999 to 0"),
         ({"chosen": floats(float("-inf"))}, "logprob=-inf"),
         ({"chosen": floats(0.5)}, "logprob=0.5"),

@@ -2,10 +2,14 @@
 
 import grpc
 import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.status_pb2 import Status
 from grpc.aio import AioRpcError, Metadata
 
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
-from outrider_proto.status import error_from_rpc, refusal_status
+from outrider_proto.status import DETAILS_KEY, error_from_rpc, refusal_status
+
+ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -15,6 +19,16 @@ def test_reason_survives(reason):
     assert isinstance(error, Refusal)
     assert (error.reason, error.message) == (reason, "because")
     assert code.name == reason.status
+
+
+@pytest.mark.parametrize(
+    "details",
+    [b"\x12\x7f", Status(details=[AnyMessage(type_url=ERROR_INFO, value=b"\x0a\x7f")]).SerializeToString()],
+)
+def test_broken_details_are_no_details(details):
+    trailing = Metadata((DETAILS_KEY, details))
+    error = error_from_rpc(AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), trailing, "text"))
+    assert isinstance(error, LinkError)
 
 
 @pytest.mark.parametrize(

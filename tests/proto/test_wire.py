@@ -51,7 +51,17 @@ client_frames = st.one_of(
     st.just(f.Close()),
 )
 server_frames = st.one_of(
-    st.builds(f.Opened, st.just("s"), st.booleans(), u32, hashes, u32, u32, ids, st.booleans()),
+    st.builds(
+        f.Opened,
+        st.just("s"),
+        st.booleans(),
+        u32,
+        hashes,
+        st.integers(1, 2**32 - 1),
+        st.integers(1, 255),
+        ids,
+        st.booleans(),
+    ),
     st.builds(f.Verdict, u32, st.binary(max_size=9).map(tuple), st.none() | u32, st.sampled_from(f.Finish), u32, u32),
     st.builds(
         f.Verdict, u32, st.just(()), st.none() | u32, st.sampled_from(f.Finish), u32, u32, st.booleans(), ids, u32
@@ -186,6 +196,52 @@ def test_who_names_no_acceptance_gets_the_exact_one():
     frame = wire.client_frame_from_proto(pb.ClientFrame(open=pb.Open(codec=pb.FEATURE_CODEC_INT8, sampling=sampling)))
     assert frame.sampling.acceptance == "exact"
     assert frame.sampling.draws
+
+
+_OPENED = {"session_id": "s", "kept_hash": bytes(8), "max_context": 9, "max_nodes": 9}
+_ABOUT = {"vocab_size": 9, "max_context": 9, "max_nodes": 9}
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (pb.Opened(**(_OPENED | {"session_id": "s" * 257})), "session_id is longer"),
+        (pb.Opened(**(_OPENED | {"kept_hash": bytes(7)})), "kept_hash of 7 bytes: need 8"),
+        (pb.Opened(**(_OPENED | {"max_nodes": 256})), "max_nodes=256"),
+        (pb.Opened(**(_OPENED | {"max_context": 0})), "max_context=0"),
+        (pb.Opened(**_OPENED, eos_token_ids=[1] * 257), "eos_token_ids of 257: at most 256"),
+        (pb.Verdict(path=bytes(256)), "path of 256: at most 255"),
+        (pb.Verdict(tokens=bytes(768)), "tokens of 768: at most 765"),
+        (pb.Verdict(logprobs=pb.Logprobs(chosen=bytes(4 * 257))), "log probabilities of 257 tokens"),
+        (
+            pb.Verdict(logprobs=pb.Logprobs(chosen=bytes(4), top_tokens=bytes(63), top=bytes(84))),
+            "more than 20 tokens in each",
+        ),
+        (pb.Features(num_rows=4, width=0, codec=pb.FEATURE_CODEC_INT8), "4 rows of 0 values"),
+    ],
+)
+def test_malformed_server_frames(message, said):
+    """Refused by their sizes, before anything is made of them."""
+    field = type(message).__name__.lower()
+    with pytest.raises(Violation, match=said):
+        wire.server_frame_from_proto(pb.ServerFrame(**{field: message}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"vocab_size": 0}, "vocab_size=0"),
+        ({"vocab_size": 2**24 + 1}, "vocab_size=16777217"),
+        ({"max_nodes": 0}, "max_nodes=0"),
+        ({"target_name": "n" * 257}, "target_name is longer"),
+        ({"taps": [pb.Tap()] * 65}, "taps of 65: at most 64"),
+        ({"taps": [pb.Tap(fingerprint="f" * 257)]}, "fingerprint is longer"),
+        ({"eos_token_ids": [0] * 257}, "eos_token_ids of 257"),
+    ],
+)
+def test_descriptions_of_no_server(wrong, said):
+    with pytest.raises(Violation, match=said):
+        wire.description_from_proto(pb.Description(**(_ABOUT | wrong)))
 
 
 @given(st.binary(max_size=200))

@@ -16,7 +16,7 @@ def read_json(path: Path) -> Config:
     """The object in a JSON file. Raises UsageError."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(value, dict):
         raise UsageError(f"{path}: need a JSON object")
