@@ -148,13 +148,13 @@ class Answer:
         """Let the server write no more; what comes until it has stopped stands. Raises LinkError."""
         asked = self._transcript.awaited
         if isinstance(asked, Decode) and not self.finished:
-            self.session.link.send(Cancel(asked.seq))
+            self._exchange.cancel(asked)
         while isinstance(self._transcript.awaited, Decode) and not self.finished:
             self.commit(await self.next_verdict())
 
     def decide(self) -> OnlineMode:
         """The mode to ride next, of those that this server and this drafter allow."""
-        return self._pilot.decide(self.session.limits, self.session.rtt).mode
+        return self._pilot.decide(self.session.limits, self.session.rtt, self.plans.draft_nodes).mode
 
     def enters(self, mode: OnlineMode) -> None:
         """A loop begins."""
@@ -289,6 +289,11 @@ class Answer:
         """How long to wait for the link when the drafter is done; one attempt at least is seen to its end."""
         return max(self.config.wait_for_link_s, self.session.untried_s)
 
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether the link came back again and again, for as long as it may stay away, and nothing ever came of it."""
+        return self.session.is_in_vain(self.config.wait_for_link_s)
+
     async def lose_link(self, error: Exception) -> None:
         self._meter.went_offline(self._clock())
         self._exchange.lost()
@@ -345,7 +350,8 @@ class Answer:
     def _judge(self, asked: Asked, verdict: Verdict) -> None:
         if isinstance(asked.request, Decode):
             if asked.request.tree is not None and verdict.bonus is not None:
-                self._meter.judged(asked.request.tree.budget, len(verdict.tokens))
+                num_nodes = min(asked.request.tree.budget, self.plans.draft_nodes)
+                self._meter.judged(num_nodes, len(verdict.tokens))
         elif asked.drafted.tree.tokens and (warning := self._words.judge(asked.drafted, asked.head, verdict)):
             self._telling.tell(Warned(warning))
 

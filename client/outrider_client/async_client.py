@@ -77,7 +77,7 @@ class AsyncClient:
     ) -> None:
         self.config = config if config is not None else ClientConfig()
         self._models = models
-        self._transport = transport if transport is not None else GrpcTransport(self.config.server)
+        self._transport = transport if transport is not None else GrpcTransport(self.config.server, self.config.access)
         self._given_drafting = drafting
         self._clock = clock
         self._equipment: Equipment | None = None

@@ -23,27 +23,34 @@ STALL_S = 15.0  # without a chunk; a chunk of 64 KiB then still comes through at
 class BundleSource:
     """Describe, Manifest and Fetch on one channel. Raises LinkError, Refusal, and UsageError for what is no server."""
 
-    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
-        self._address = address
+    def __init__(self, transport: GrpcTransport, channel: grpc.aio.Channel) -> None:
+        self._transport = transport
+        self._address = transport.address
+        self._metadata = transport.metadata()
         self._channel = channel
         self._stub = BundlesStub(channel)  # type: ignore[no-untyped-call] # generated without annotations
 
     async def describe(self) -> ServerDescription:
         stub = VerifierStub(self._channel)  # type: ignore[no-untyped-call] # generated without annotations
-        with translated(f"cannot reach {self._address}"):
-            return description_from_proto(await stub.Describe(pb.DescribeRequest(), timeout=ANSWER_S))
+        call = stub.Describe(pb.DescribeRequest(), timeout=ANSWER_S, metadata=self._metadata)
+        async with self._transport.reaching():
+            with translated(f"cannot reach {self._address}"):
+                return description_from_proto(await call)
 
     async def manifest(self, drafter: str, weights: str) -> BundleManifest:
         try:
             with translated(self._address):
                 request = pb.ManifestRequest(drafter=drafter, weights=weights)
-                return manifest_from_proto(await self._stub.Manifest(request, timeout=ANSWER_S))
+                return manifest_from_proto(
+                    await self._stub.Manifest(request, timeout=ANSWER_S, metadata=self._metadata)
+                )
         except UsageError as error:
             raise UsageError(f"{self._address}: a server too old to hand out edge bundles") from error
 
     async def fetch(self, bundle_id: str, file: BundleFile, offset: int) -> AsyncGenerator[bytes, None]:
         """The file's bytes from `offset` on, never more than it has."""
-        call = self._stub.Fetch(pb.FetchRequest(bundle_id=bundle_id, name=file.name, offset=offset))
+        request = pb.FetchRequest(bundle_id=bundle_id, name=file.name, offset=offset)
+        call = self._stub.Fetch(request, metadata=self._metadata)
         try:
             while (data := await self._next(call)) is not None:
                 offset += len(data)
@@ -68,4 +75,4 @@ class BundleSource:
 async def bundle_source(transport: GrpcTransport) -> AsyncIterator[BundleSource]:
     """On a connection of its own."""
     async with transport.channel() as channel:
-        yield BundleSource(transport.address, channel)
+        yield BundleSource(transport, channel)

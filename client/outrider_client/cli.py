@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from outrider_client.access_options import access_from, with_access_options
 from outrider_client.address import with_port
 from outrider_client.chat.command import chat
 from outrider_client.client import Client
@@ -70,12 +71,14 @@ def generate(
 
 
 @app.command()
+@with_access_options
 def describe(
     server: Annotated[str, Option(help="The server's HOST or HOST:PORT.")] = ClientConfig().server,
     as_json: Annotated[bool, Option("--json", help="As a JSON object.")] = False,
+    **options: Any,  # how it is reached
 ) -> None:
     """Say what a server hosts."""
-    with Client(ClientConfig(server=with_port(server))) as client:
+    with Client(ClientConfig(server=with_port(server), access=access_from(options))) as client:
         description = asdict(client.describe())
     if as_json:
         print(json.dumps(description))
@@ -87,7 +90,7 @@ def describe(
 
 app.command("gateway")(with_client_options(gateway_command))
 app.command()(with_client_options(chat))
-app.command("pull")(pull_command)
+app.command("pull")(with_access_options(pull_command))
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from outrider_client.access import PLAIN, Access
 from outrider_client.backoff import Backoff
 from outrider_client.heartbeat import Patience
 from outrider_drafters.routing.keywords import Keywords
@@ -69,6 +70,7 @@ class ClientConfig:
     pace: str | Path | None = None  # stretch the drafter's passes to named hardware's (drafters/pace.py)
     codec: Codec = "lean"
     offline_start: bool = False  # let the drafter write alone when the server cannot be reached at the start
+    access: Access = PLAIN  # TLS, and the key the server asks for
     timeouts: Timeouts = field(default_factory=Timeouts)
     patience: Patience = field(default_factory=Patience)
     backoff: Backoff = field(default_factory=Backoff)
@@ -116,6 +118,7 @@ class ClientConfig:
         if self.drafter == NO_DRAFTER and self.last_resort == "none" and (self.mode == "offline" or self.offline_start):
             raise UsageError("without a drafter and a last resort nothing can be written offline: name one")
         self._check_heads()
+        self.access.check_for(self.server)
 
     @property
     def drafters(self) -> tuple[str | Path | DrafterSource | None, ...]:

@@ -15,8 +15,8 @@ from outrider_client.session import Session
 from outrider_client.statistics import Meter
 from outrider_client.transcript import Transcript
 from outrider_drafters.trees.grow import Drafted
-from outrider_proto.errors import LinkError, Refusal
-from outrider_proto.frames import Decode, Draft, Features, Finish, Verdict
+from outrider_proto.errors import LinkError, Reason, Refusal, Violation
+from outrider_proto.frames import Cancel, Decode, Draft, Features, Finish, Verdict
 from outrider_proto.packing import TOKEN_BYTES
 
 NOTHING = Drafted()
@@ -70,6 +70,7 @@ class Exchange:
         self._rows_complete = 0  # seq of the newest draft whose rows have all come
         self._rows_came = asyncio.Event()
         self._early: deque[Verdict] = deque()  # came while rows were waited for
+        self._cancelled = 0  # seq of the newest Decode that was to stop
 
     def ask(self, request: Draft | Decode, drafted: Drafted = NOTHING, head: int = 0) -> None:
         """Send it."""
@@ -83,15 +84,25 @@ class Exchange:
         self._asked[request.seq] = Asked(request, self._clock(), drafted, head, stale)
         self._session.link.send(request, TOKEN_BYTES * len(request.context) + num_rows * width)
 
+    def cancel(self, decode: Decode) -> None:
+        """Let the server stop it."""
+        self._cancelled = decode.seq
+        self._session.link.send(Cancel(decode.seq))
+
     async def next_verdict(self, timeout_s: float) -> tuple[Asked, Verdict]:
-        """On the oldest request under way. Raises LinkError."""
-        while (reply := await self._next_reply(timeout_s)) is not None:
+        """On the oldest request under way. Raises LinkError. Rows that bring the drafter on give it more time, since it
+        has to share the link with them; nothing else does, whatever a server may send."""
+        give_up_at = self._clock() + timeout_s
+        while (reply := await self._next_reply(give_up_at)) is not None:
             if isinstance(reply, Features):
-                self._take_rows(reply)
+                if self._take_rows(reply):
+                    give_up_at = self._clock() + timeout_s
             elif self._transcript.awaits(reply.seq):
                 return self._measured(reply), reply
             else:
                 self._pass_over(reply)
+            if self._clock() >= give_up_at:
+                break
         raise LinkError(f"no verdict within {timeout_s:g} s")
 
     @property
@@ -127,8 +138,15 @@ class Exchange:
 
     async def rows_or_verdict(self, enough: Callable[[], bool], timeout_s: float) -> None:
         """Until enough rows have come, or the next verdict has, whose turn it is then. Raises LinkError."""
-        while not self._early and not enough() and (reply := await self._session.link.receive(timeout_s)) is not None:
-            self._set_aside(reply)
+        give_up_at = self._clock() + timeout_s
+        while not self._early and not enough():
+            reply = await self._session.link.receive(give_up_at - self._clock())
+            if reply is None:
+                return
+            if self._set_aside(reply):
+                give_up_at = self._clock() + timeout_s
+            elif self._clock() >= give_up_at:
+                return
 
     def take_arrived(self) -> None:
         """Rows of the answer before that have come by now."""
@@ -141,24 +159,29 @@ class Exchange:
     def _eats(self) -> bool:
         return self._drafting is not None and bool(self._drafting.tap.fingerprint)
 
-    def _set_aside(self, reply: Reply) -> None:
-        """Rows are taken; a verdict waits until it is asked for."""
+    def _set_aside(self, reply: Reply) -> bool:
+        """Rows are taken; a verdict waits until it is asked for. Whether rows brought the drafter on."""
         if isinstance(reply, Features):
-            self._take_rows(reply)
-        elif self._transcript.awaits(reply.seq):
+            return self._take_rows(reply)
+        if self._transcript.awaits(reply.seq):
             self._early.append(reply)
         else:
             self._pass_over(reply)
+        return False
 
     def _pass_over(self, verdict: Verdict) -> None:
         """Nobody awaits it any more; unless it is an earlier answer's, it may say that a draft was sent in vain."""
         if verdict.stale and verdict.seq in self._asked:
             self._meter.stale()
 
-    async def _next_reply(self, timeout_s: float) -> Reply | None:
-        return self._early.popleft() if self._early else await self._session.link.receive(timeout_s)
+    async def _next_reply(self, give_up_at: float) -> Reply | None:
+        if self._early:
+            return self._early.popleft()
+        return await self._session.link.receive(give_up_at - self._clock())
 
     def _measured(self, verdict: Verdict) -> Asked:
+        if verdict.finish is Finish.CANCELLED and verdict.seq != self._cancelled:
+            raise Violation(Reason.MALFORMED_FRAME, f"verdict {verdict.seq} ends what nobody has cancelled")
         now = self._clock()
         asked = self._asked[verdict.seq]
         if self._judged.seq != verdict.seq:
@@ -171,13 +194,17 @@ class Exchange:
         else:
             self._asked[verdict.seq] = replace(asked, at=now)  # the next token follows from here
         self._session.proved()
+        if verdict.finish is not Finish.CANCELLED:
+            self._session.tree_budget = verdict.tree_budget
         return asked
 
     def _first_judged(self, request: Draft | Decode, now: float) -> _Judged:
         until = request.base_len + len(request.context) + 1 if isinstance(request, Decode) else None
         return _Judged(request.seq, request.features_from or 0, now, self._session.num_bytes[1], until)
 
-    def _take_rows(self, features: Features) -> None:
+    def _take_rows(self, features: Features) -> bool:
+        """Whether there are more of them now."""
+        before = 0 if self._drafting is None else self._drafting.num_features
         if self._drafting is not None:
             num_rows = self._transcript.num_usable_rows(features)
             self._drafting.add_features(features.first, features.rows[:num_rows])
@@ -186,6 +213,7 @@ class Exchange:
         if features.last:
             self._rows_complete = max(self._rows_complete, features.seq)
             self._rows_came.set()
+        return self._drafting is not None and self._drafting.num_features > before
 
     def _time_rows(self, features: Features) -> None:
         """How long after their verdict they were all there."""

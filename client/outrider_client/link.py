@@ -15,6 +15,8 @@ from outrider_proto.errors import LinkError, OutriderError, Reason, Violation
 from outrider_proto.frames import ClientFrame, Close, Features, Open, Opened, Ping, Pong, Verdict
 
 _LATE_S = 0.05  # a timer that fires so late means that this process stood still
+_MAX_UNREAD_BYTES = 512 * 1024 * 1024  # more than a long prompt's features
+_FRAME_BYTES = 1024  # what a frame takes beside its rows, about
 Reply = Verdict | Features
 
 
@@ -30,6 +32,7 @@ class Link:
         self._clock = clock
         self._arrived: deque[Opened | Reply | OutriderError] = deque()
         self._arrival = asyncio.Event()
+        self._unread_bytes = 0
         self._reader = asyncio.create_task(self._read(), name="outrider link reader")
 
     @property
@@ -95,6 +98,9 @@ class Link:
                     continue
                 if isinstance(frame, Verdict):
                     self._heartbeat.proved()
+                self._unread_bytes += _size(frame)
+                if self._unread_bytes > _MAX_UNREAD_BYTES:
+                    raise Violation(Reason.FRAME_TOO_LARGE, "the server sends more than anybody asked for")
                 self._put(frame)
         except OutriderError as error:
             self._put(error)
@@ -133,6 +139,11 @@ class Link:
         if isinstance(arrived, OutriderError):
             raise arrived
         self._arrived.popleft()
+        self._unread_bytes -= _size(arrived)
         if not self._arrived:
             self._arrival.clear()
         return arrived
+
+
+def _size(frame: Opened | Reply) -> int:
+    return _FRAME_BYTES + (frame.rows.nbytes if isinstance(frame, Features) else 0)

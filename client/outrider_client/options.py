@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from outrider_client.access_options import ACCESS_OPTIONS, access_from, with_options
 from outrider_client.address import with_port
 from outrider_client.config import ClientConfig, LastResort, Mode, OnReconnect, Privacy
 from outrider_client.heartbeat import Patience
@@ -114,11 +115,8 @@ def _options(
 
 def with_client_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command that takes the shared options, and gets them as keywords; its own before those of the same name."""
-    own = inspect.signature(command, eval_str=True).parameters
     shared = inspect.signature(_options, eval_str=True).parameters
-    named = {name: each for name, each in own.items() if each.kind is not inspect.Parameter.VAR_KEYWORD}
-    command.__signature__ = inspect.Signature([*({**named, **shared} | named).values()])  # type: ignore[attr-defined] # read by inspect
-    return command
+    return with_options(command, {**shared, **ACCESS_OPTIONS})
 
 
 def client_config(options: dict[str, Any], **more: Any) -> ClientConfig:  # Any: each option has its own type
@@ -131,6 +129,7 @@ def client_config(options: dict[str, Any], **more: Any) -> ClientConfig:  # Any:
     heads = _heads(**{name: chosen.pop(name) for name in ("drafter", "route", "gate", "keywords", "batch_heads")})
     fixed = {name: chosen.pop(name) for name in ("server", "target", "threads", "codec", "pace")}
     fixed["server"] = with_port(fixed["server"])
+    fixed["access"] = access_from({name: chosen.pop(name) for name in ACCESS_OPTIONS if name in chosen})
     if fixed["target"] is None and heads["drafter"] is None:
         fixed["target"] = find_pulled(fixed["server"])
     offline = {name: chosen.pop(name) for name in ("offline_start", "last_resort")}

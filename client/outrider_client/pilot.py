@@ -20,7 +20,7 @@ from outrider_drafters.trees.forecast import Outcome
 from outrider_drafters.trees.shape import TreePlan, TreeShape
 from outrider_proto.features import MANY_ROWS as MORE_THAN_REPLIES
 from outrider_proto.frames import Codec, Decode, Draft, Opened, Verdict
-from outrider_proto.tree import DraftTree
+from outrider_proto.tree import MAX_NODES, DraftTree
 
 _log = logging.getLogger(__name__)
 _OUTCOMES = (8, 4, 2, 1)
@@ -70,11 +70,12 @@ class Pilot:
         self._observer.began(mode, self._clock())
         self._trial = None
 
-    def decide(self, opened: Opened | None, rtt: RttEstimator) -> Choice:
-        """What to ride next: the mode under way, unless another one has become better."""
+    def decide(self, opened: Opened | None, rtt: RttEstimator, max_nodes: int = MAX_NODES) -> Choice:
+        """What to ride next, with trees of so many nodes at most: the mode under way, unless another one has become
+        better."""
         if rtt.mean_s is not None:
             self._observer.took_rtt(rtt.mean_s, rtt.spread_s)
-        self._observer.limits = self._limits(opened)
+        self._observer.limits = self._limits(opened, max_nodes)
         choice = self._controller.decide()
         if self._choice is None or self._choice.mode != choice.mode:
             _log.info("mode %s: %s", choice.mode, choice.why)
@@ -186,11 +187,10 @@ class Pilot:
             self._observer.took_path(tree, path)
             self._trial = None
 
-    def _limits(self, opened: Opened | None) -> Limits:
+    def _limits(self, opened: Opened | None, max_nodes: int) -> Limits:
         config = self._config
         plan = config.shape or self._own_plan or TreeShape()
         shape = plan if isinstance(plan, TreeShape) else TreeShape(levels=plan.levels, budget=len(plan.paths))
-        known = {} if opened is None else {"max_nodes": opened.max_nodes}
         return Limits(
             modes=frozenset(self._modes(opened)),
             shape=shape,
@@ -199,7 +199,7 @@ class Pilot:
             outcomes=config.outcomes,
             wait_for_features=config.wait_for_features,
             variants=(Variant(codec=config.codec),),
-            **known,
+            max_nodes=max_nodes,
         )
 
     def _modes(self, opened: Opened | None) -> list[OnlineMode]:

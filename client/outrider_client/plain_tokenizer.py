@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 _CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")  # of transformers: tokenizer.json as it is
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_MORE_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
 _KNOWN = {  # keys of tokenizer_config.json that change nothing here, or are heeded
     *_SPECIAL,
-    "additional_special_tokens",
+    *_MORE_SPECIAL,
     "backend",
     "chat_template",
     "clean_up_tokenization_spaces",
-    "extra_special_tokens",
     "model_max_length",
     "tokenizer_class",
 }
@@ -69,7 +69,7 @@ def plain_tokenizer(directory: Path) -> PlainTokenizer | None:
     """None where transformers might make something else of the directory."""
     try:
         config = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(config, dict) or not _is_simple(config) or _other_templates(directory):
         return None
@@ -86,6 +86,7 @@ def _is_simple(config: Config) -> bool:
     texts = [config.get(name) for name in (*_SPECIAL, "chat_template")]
     return (
         config.keys() <= _KNOWN
+        and all(isinstance(config.get(name) or [], list) for name in _MORE_SPECIAL)
         and config.get("tokenizer_class") in _CLASSES
         and all(text is None or isinstance(text, str) for text in texts)
         and all(isinstance(token, str) for token in _specials(config))
@@ -94,7 +95,7 @@ def _is_simple(config: Config) -> bool:
 
 def _specials(config: Config) -> list[Any]:
     """All tokens that the configuration calls special."""
-    lists = (config.get(name) or () for name in ("additional_special_tokens", "extra_special_tokens"))
+    lists = (config.get(name) or () for name in _MORE_SPECIAL)
     return [config[name] for name in _SPECIAL if config.get(name)] + [token for tokens in lists for token in tokens]
 
 

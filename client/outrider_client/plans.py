@@ -52,14 +52,20 @@ class Plans:
 
     @property
     def max_context(self) -> int:
-        """Tokens that the server takes, or else the target."""
-        limits = self._session.limits
-        return limits.max_context if limits is not None else self._models.max_context
+        """Tokens that server and target take."""
+        limits, own = self._session.limits, self._models.max_context
+        return own if limits is None else min(limits.max_context, own)
 
     @property
     def max_nodes(self) -> int:
+        """Of any tree."""
         limits = self._session.limits
-        return limits.max_nodes if limits is not None else MAX_NODES
+        return MAX_NODES if limits is None else min(limits.max_nodes, MAX_NODES)
+
+    @property
+    def draft_nodes(self) -> int:
+        """Of a draft: fewer while the server is busy and says so."""
+        return min(self.max_nodes, self._session.tree_budget or MAX_NODES)
 
     @property
     def _own(self) -> TreePlan | None:
@@ -70,4 +76,4 @@ class Plans:
         if self._pilot.choice is None:
             room = self.max_context  # tau of a mode that is asked for counts whole trees, as published ones do
         levels = min(self.max_context - num_tokens, room) - 1  # the bonus needs room too
-        return plan.fitted(levels, self.max_nodes)
+        return plan.fitted(min(levels, self.draft_nodes), self.draft_nodes)

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from outrider_client.access import PLAIN, Access
 from outrider_client.backoff import Backoff
 from outrider_client.bundle_source import BundleSource, bundle_source
 from outrider_client.grpc_transport import GrpcTransport
@@ -38,6 +39,7 @@ class PullOrder:
     weights: str = ""
     retry_s: float = 60.0
     backoff: Backoff = field(default_factory=Backoff)
+    access: Access = PLAIN
 
     def __post_init__(self) -> None:
         if not self.retry_s >= 0:
@@ -99,7 +101,7 @@ async def pull(order: PullOrder, watch: Callable[[PullEvent], None] = lambda eve
     Raises UsageError (full disks included), Refusal, or LinkError when the server cannot be reached at first or stays
     away for too long.
     """
-    transport = GrpcTransport(order.server)
+    transport = GrpcTransport(order.server, order.access)
     staging = Staging(order.out if order.out is not None else pulled_dir(order.server))
     with staging.locked():
         return await _Pull(order, transport, staging, watch).run()

@@ -7,13 +7,14 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Protocol, TextIO
+from typing import Annotated, Any, Protocol, TextIO
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from typer import Argument, Option
 
+from outrider_client.access_options import access_from
 from outrider_client.address import with_port
 from outrider_client.config import ClientConfig
 from outrider_client.json_display import event_name
@@ -40,10 +41,11 @@ def pull_command(
     weights: Annotated[str, Option(help="float32, bfloat16, int8 or int4, if on offer; the server's first.")] = "",
     retry: Annotated[float, Option(help="Seconds to try without a byte once the server was reached.")] = 60.0,
     as_json: Annotated[bool, Option("--json", help="One JSON object an event.")] = False,
+    **options: Any,  # how the server is reached
 ) -> None:
     """Fetch what this device needs of a server's target and drafter. Goes on where it was interrupted."""
     server = with_port(server)
-    order = PullOrder(server, out, drafter, weights, retry)
+    order = PullOrder(server, out, drafter, weights, retry, access=access_from(options))
     display = JsonPull(sys.stdout) if as_json else TextPull(Console(stderr=True, highlight=False), sys.stdout)
     try:
         pulled = asyncio.run(pull(order, display.show))

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from outrider_client.answer import Answer
 from outrider_client.modes.auto import LOOPS, auto
 from outrider_client.modes.offline import offline
+from outrider_client.session import wait_asked_for_s
 from outrider_proto.errors import LinkError, Reason, Refusal
 
 ModeLoop = Callable[[Answer], Awaitable[None]]
@@ -60,7 +61,11 @@ async def catch_up(answer: Answer) -> None:
 async def ride_alone(answer: Answer, error: Exception) -> None:
     """The drafter writes on while the session tries to come back; ends the answer when it cannot in time."""
     await answer.lose_link(error)
-    reconnecting = asyncio.create_task(answer.session.reconnect(), name="outrider reconnect")
+    if answer.is_in_vain:
+        await offline(answer)
+        answer.finish_alone()
+        return
+    reconnecting = asyncio.create_task(answer.session.reconnect(wait_asked_for_s(error)), name="outrider reconnect")
     try:
         await offline(answer, reconnecting.done)
         await asyncio.wait({reconnecting}, timeout=answer.patience_s)
@@ -74,5 +79,5 @@ async def ride_alone(answer: Answer, error: Exception) -> None:
 
 
 def is_links_fault(error: LinkError | Refusal) -> bool:
-    """A server that goes away on purpose is as gone as one that does not."""
-    return isinstance(error, LinkError) or error.reason is Reason.SHUTTING_DOWN
+    """A server that goes away on purpose is as gone as one that does not; and so is one that asks us to wait."""
+    return isinstance(error, LinkError) or error.reason in (Reason.SHUTTING_DOWN, Reason.STALLED, Reason.OVER_QUOTA)

@@ -20,7 +20,8 @@ from outrider_client.transport import Transport
 from outrider_proto.errors import LinkError, Reason, Refusal
 from outrider_proto.frames import Open, Opened, Sampling
 
-_TRANSIENT = (Reason.SHUTTING_DOWN, Reason.SERVER_FULL)
+_MAX_FRUITLESS = 8  # connections in a row that opened and brought no verdict
+_TRANSIENT = (Reason.SHUTTING_DOWN, Reason.SERVER_FULL, Reason.STALLED, Reason.OVER_QUOTA)
 T = TypeVar("T")
 Watcher = Callable[[LinkState, str], None]
 
@@ -32,6 +33,11 @@ class Manners:
     timeouts: Timeouts
     patience: Patience
     backoff: Backoff
+
+
+def wait_asked_for_s(error: Exception) -> float:
+    """How long a refusal asks us to stay away."""
+    return error.retry_after_s or 0.0 if isinstance(error, Refusal) else 0.0
 
 
 class SilenceError(LinkError):
@@ -51,6 +57,7 @@ class Session:
         generator: random.Random,
     ) -> None:
         self.state = LinkState.CONNECTING
+        self.tree_budget = 0  # nodes that the server would have in a draft at most, busy as it is; 0: no wish
         self.rtt = RttEstimator()
         self.watcher: Watcher = lambda state, detail: None
         self._transport = transport
@@ -63,6 +70,8 @@ class Session:
         self._limits: Opened | None = None
         self._patience_factor = 1.0
         self._num_failures = 0
+        self._num_fruitless = 0  # connections since the last verdict
+        self._fruitless_since = 0.0
         self._bytes_before = (0, 0)  # on connections that are gone
 
     @property
@@ -115,13 +124,15 @@ class Session:
         """How long the first attempt since the loss may still take; 0 once one has failed."""
         return 0.0 if self._num_failures else self._attempt_s
 
-    async def reconnect(self) -> None:
-        """Try until there is a link. Raises Refusal when the server will not have us back."""
+    async def reconnect(self, after_s: float = 0.0) -> None:
+        """Try until there is a link, not before the server said so. Raises Refusal when it will not have us back."""
         self._num_failures = 0
         failure: LinkError | Refusal | None = None
         for attempt in itertools.count():
             silent = isinstance(failure, SilenceError)
-            await asyncio.sleep(self._manners.backoff.delay_s(attempt, self._generator, after_silence=silent))
+            tried = attempt + max(self._num_fruitless - 1, 0)  # one that opens and ends at once is spared as well
+            delay_s = self._manners.backoff.delay_s(tried, self._generator, after_silence=silent)
+            await asyncio.sleep(max(delay_s, after_s if failure is None else wait_asked_for_s(failure)))
             # A link that is there at once was given up too soon; one that is not, was not.
             self._patience_factor = self._patience_factor * 2 if attempt == 0 else 1.0
             failure = await self._attempt(attempt)
@@ -137,6 +148,11 @@ class Session:
     def proved(self) -> None:
         """A verdict came through: the link is what it seems."""
         self._patience_factor = 1.0
+        self._num_fruitless = 0
+
+    def is_in_vain(self, seconds: float) -> bool:
+        """Whether connection after connection has opened for so long, and none has brought a verdict."""
+        return self._num_fruitless >= _MAX_FRUITLESS and self._clock() - self._fruitless_since >= seconds
 
     async def close(self) -> None:
         """Tell the server, if that can be done soon. Safe to call twice."""
@@ -201,6 +217,10 @@ class Session:
     def _adopt(self, link: Link, opened: Opened) -> None:
         self._link = link
         self._limits = opened
+        self.tree_budget = 0
+        if not self._num_fruitless:
+            self._fruitless_since = self._clock()
+        self._num_fruitless += 1
         self._introduction = replace(self._introduction, session_id=opened.session_id)
         self._transcript.resume(opened)
         if self.state is LinkState.CONNECTING:

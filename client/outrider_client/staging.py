@@ -201,11 +201,12 @@ def check_bundle(directory: Path, manifest: BundleManifest) -> None:
         bundle.source(directory, DrafterOptions())
         told = (bundle.target_fingerprint, bundle.tokenizer_fingerprint, bundle.tap["fingerprint"])
         listed = {MANIFEST, *bundle.files} == {file.name for file in manifest.files}
+        elsewhere = bundle.drafter not in {DRAFTER, *(family.name for family in FAMILIES if not family.needs_files)}
     except (UsageError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Violation(Reason.MALFORMED_FRAME, f"the server's bundle cannot be used: {error}") from error
     if told != (manifest.target_fingerprint, manifest.tokenizer_fingerprint, manifest.tap) or not listed:
         raise Violation(Reason.MALFORMED_FRAME, "the server's bundle is another one than its manifest told of")
-    if bundle.drafter not in {DRAFTER, *(family.name for family in FAMILIES if not family.needs_files)}:
+    if elsewhere:
         raise Violation(Reason.MALFORMED_FRAME, f"the server's bundle has its drafter elsewhere: {bundle.drafter!r}")
 
 

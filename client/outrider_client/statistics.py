@@ -39,6 +39,7 @@ class Statistics:
     bytes_up: int = 0
     bytes_down: int = 0
     target_calls: int = 0
+    tree_budget: int = 0  # nodes: the smallest drafts that the server asked for while it was busy; 0: it did not
     verify_ms: float = 0.0  # a target call, on the average
     forecasts: int = 0  # verdicts before which drafts had been made for some of their outcomes
     hit_rate: float = 0.0  # of those, the share whose outcome was among them
@@ -86,6 +87,7 @@ class Meter:
         self._histogram: list[int] = []
         self._draft_s = self._wire_s = self._queue_s = self._verify_s = self._wait_s = self._tap_s = 0.0
         self._target_calls = 0
+        self._tree_budget = 0
         self._forecasts = self._hits = self._wasted_nodes = self._stale_drafts = 0
         self._drafts_begun = self._stale_tokens = 0
         self._level, self._ahead_level, self._exchange = _Mean(), _Mean(), _Mean()
@@ -122,6 +124,8 @@ class Meter:
         queue_s, verify_s = verdict.queue_us / 1e6, verdict.verify_us / 1e6
         wire_s = max(round_trip_s - queue_s - verify_s - verdict.draft_us / 1e6, 0.0)
         self._target_calls += 1
+        if verdict.tree_budget:
+            self._tree_budget = min(self._tree_budget or verdict.tree_budget, verdict.tree_budget)
         self._queue_s += queue_s
         self._verify_s += verify_s
         self._wire_s += wire_s
@@ -193,6 +197,7 @@ class Meter:
             bytes_up=bytes_up,
             bytes_down=bytes_down,
             target_calls=self._target_calls,
+            tree_budget=self._tree_budget,
             verify_ms=self._verify_s * 1e3 / max(self._target_calls, 1),
             forecasts=self._forecasts,
             hit_rate=self._hits / max(self._forecasts, 1),

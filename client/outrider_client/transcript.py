@@ -264,6 +264,8 @@ class Transcript:
             raise _misfit(f"verdict {verdict.seq} answers nothing that was asked")
         if verdict.stale:
             raise _misfit(f"verdict {verdict.seq} says stale of a draft whose text stands")
+        if verdict.finish is Finish.CANCELLED and isinstance(asked, Draft):
+            raise _misfit(f"verdict {verdict.seq} says cancelled of a draft")
         path = self._path(asked, verdict, vocab_size)
         if verdict.bonus is None:
             if verdict.finish not in (Finish.EOS, Finish.CANCELLED, Finish.CONTEXT_FULL):

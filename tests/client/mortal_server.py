@@ -1,5 +1,6 @@
 """A server that can be killed and started again within a second: each life is a fork of a process that has everything
-loaded. Usage: mortal_server.py TARGET DRAFTER PORT; then a line "start" or "kill" at a time on standard input."""
+loaded. Usage: mortal_server.py TARGET DRAFTER PORT; then a line at a time on standard input: "start", "kill", "stop"
+(to stand still) or "cont" (to go on)."""
 
 import asyncio
 import os
@@ -43,10 +44,12 @@ def main() -> None:
         for line in sys.stdin:
             if line.strip() == "start":
                 child = born(target, tap, int(port))
-            elif child:
+            elif child and line.strip() == "kill":
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 child = 0
+            elif child:
+                os.kill(child, signal.SIGSTOP if line.strip() == "stop" else signal.SIGCONT)
             print("done", flush=True)
     finally:
         if child:

@@ -75,6 +75,7 @@ def changed(tmp_path):
         {"add_bos_token": True},
         {"add_prefix_space": True},
         {"extra_special_tokens": ["<|new|>"]},
+        {"additional_special_tokens": 5},
         {"bos_token": {"content": "<|bos|>"}},
         {"chat_template": "{{ messages | tojson }}"},
         {"chat_template": "{% set ns = namespace(x=1) %}{{ ns.x }}"},
@@ -86,6 +87,12 @@ def changed(tmp_path):
 )
 def test_what_only_transformers_knows(changed, fields):
     assert plain_tokenizer(changed(**fields)) is None
+
+
+def test_a_configuration_that_is_nested_too_deep(changed):
+    directory = changed()
+    (directory / "tokenizer_config.json").write_text("[" * 100_000)
+    assert plain_tokenizer(directory) is None
 
 
 def test_a_template_in_a_file_of_its_own(changed):

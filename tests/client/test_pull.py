@@ -363,6 +363,7 @@ async def test_a_manifest_that_does_not_fit(liar, tmp_path, of, change, message)
         ({"options": {"unknown": 1}}, "cannot be used"),
         ({"target_fingerprint": "0"}, "another one"),
         ({"tap": {}}, "cannot be used"),
+        ({"drafter": ["drafter"]}, "cannot be used"),
         ({"version": 9}, "not an edge bundle of version 1"),
         ({"files": {}}, "another one"),
     ],

@@ -32,7 +32,10 @@ def chat(
     conversation = Conversation("" if private is None else read_private(private))
     with contextlib.ExitStack() as stack:
         link = None if profile is None else stack.enter_context(ChatLink(profile, config.server))
-        client = stack.enter_context(Client(config if link is None else replace(config, server=link.address)))
+        reached = config
+        if link is not None:
+            reached = replace(config, server=link.address, access=config.access.through(config.server))
+        client = stack.enter_context(Client(reached))
         Talk(client, config, conversation, link, as_json=as_json).run(lines(_history() if history else None))
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from outrider_client.trust import TrustError
 from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError
 
 _INVALID = "invalid_request_error"
-_AWAY = (Reason.SERVER_FULL, Reason.SHUTTING_DOWN)
+_AWAY = (Reason.SERVER_FULL, Reason.SHUTTING_DOWN, Reason.STALLED, Reason.OVER_QUOTA)
 
 
 class ApiError(Exception):
@@ -37,6 +38,8 @@ def unknown_model(name: str, known: Sequence[str]) -> ApiError:
 def api_error(error: OutriderError) -> ApiError:
     """The app's mistake 400, the server's refusal 502 or 503, the link's fault 503."""
     match error:
+        case TrustError():
+            return ApiError(502, str(error), "server_error", code="no_trust")
         case UsageError():
             return ApiError(400, str(error))
         case Refusal(reason=Reason.CONTEXT_FULL):

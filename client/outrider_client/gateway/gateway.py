@@ -65,7 +65,7 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
         self._usual = next(iter(models))
         self._say = say
-        transport = GrpcTransport(client.server)
+        transport = GrpcTransport(client.server, client.access)
         self.pool = Pool(self._new_client, config.sessions, config.queue)
         self.watch = LinkWatch(self.pool, transport, self._tell)
         self.metrics.link(self.watch.state)

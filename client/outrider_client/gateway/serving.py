@@ -66,7 +66,8 @@ async def listening(serving: Serving, models: LocalModels) -> AsyncIterator[tupl
     with _socket(serving) as listener:
         async with _link(serving) as emulated:
             address = serving.client.server if emulated is None else emulated.address
-            client = replace(serving.client, server=address)
+            access = serving.client.access if emulated is None else serving.client.access.through(serving.client.server)
+            client = replace(serving.client, server=address, access=access)
             known = drafters(models, head_names(client.drafters))
             gateway = Gateway(client, known, serving.gateway, lambda state: _tell(state, serving.client.server))
             app = create_app(gateway, emulated, only_loopback=is_loopback(serving.host))

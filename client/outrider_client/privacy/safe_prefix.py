@@ -16,6 +16,7 @@ from outrider_proto.tree import DraftTree
 if TYPE_CHECKING:
     from outrider_client.equipment import Equipment
 
+_MAX_TRIES = 16  # connections that open, and bring the features of none
 HUNG_UP = "hung up: a private answer is being written here"
 
 
@@ -53,17 +54,18 @@ class SafePrefix:
 
     async def _ask_until_known(self) -> bool:
         await self._set_out()
-        while True:
+        for _ in range(_MAX_TRIES):
             try:
                 await self._ask()
             except (LinkError, Refusal) as error:
-                if isinstance(error, Refusal) and error.reason is not Reason.SHUTTING_DOWN:
+                if isinstance(error, Refusal) and error.reason not in (Reason.SHUTTING_DOWN, Reason.STALLED):
                     raise
                 await self._session.lose(str(error))
                 if not await self._is_back():
                     return False
             else:
                 return self._drafting.num_features >= len(self._safe)
+        return False
 
     async def _set_out(self) -> None:
         try:
