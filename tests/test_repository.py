@@ -59,7 +59,7 @@ def test_every_console_command_exists(command):
 def test_every_direct_dependency_is_pinned():
     pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     needed = {
-        re.split(r"[<>=]", requirement)[0]
+        re.split(r"[<>=\[]", requirement)[0]
         for requirements in (PROJECT["project"]["dependencies"], *EXTRAS.values())
         for requirement in requirements
         if not requirement.startswith("outrider[")

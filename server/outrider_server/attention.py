@@ -15,21 +15,21 @@ their own ancestors in the tree; within the layer's sliding window, if it has on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from outrider_proto.tree import DraftTree
-from outrider_server.slots import Slot
+from outrider_server.bunch import Bunch, bunches
+from outrider_server.piece import Call, Piece
 
+Part: TypeAlias = tuple[Tensor, Tensor]  # keys and values of one layer, [kv_heads, n, dim] each
 IMPLEMENTATION = "outrider_slots"
 _PACKED_ROWS = 64  # up to here a group's query heads are stacked into the rows of one product (measured on CPU)
-_SOFTCAP_SCORES = 2**24  # score values held at once where they must be materialised
+_JOINED_VALUES = 2**20  # of keys, up to which a copy costs less than a product for each part (measured on CPU)
+_SCORES = 2**24  # score values held at once where they must be materialised
 
 
 class SlotAttention(Protocol):
@@ -39,90 +39,44 @@ class SlotAttention(Protocol):
         """query [1, heads, N, dim], key and value [1, kv_heads, N, dim] -> [1, N, heads, value_dim]."""
 
 
-class Call:
-    """How a layer wants its scores: scaled, perhaps soft-capped, perhaps within a sliding window."""
-
-    __slots__ = ("scaling", "softcap", "window")
-
-    def __init__(self, scaling: float, softcap: float | None, window: int | None) -> None:
-        self.scaling = scaling
-        self.softcap = softcap
-        self.window = window
-
-
-class Piece:
-    """One session's rows in a flat batch, for the length of one pass."""
-
-    def __init__(self, slot: Slot, num_chain: int, tree: DraftTree, max_position: int) -> None:
-        self.slot = slot
-        self.num_chain = num_chain
-        self.num_rows = num_chain + len(tree)
-        self._tree = tree
-        slot.reserve(self.num_rows)
-        held = slot.length
-        root = held + num_chain - 1
-        # Nodes beyond the context are never accepted; they only must not crash a table of positions.
-        self.positions = [*range(held, root + 1), *(min(root + depth, max_position) for depth in tree.depths())]
-        self._masks: dict[tuple[int | None, int], Tensor | None] = {}
-
-    def mask(self, window: int | None, repeats: int) -> Tensor | None:
-        """Additive mask [1, 1, repeats * rows, length + rows], or None where everything is visible."""
-        if window is not None and self.positions[-1] < window:
-            window = None
-        key = (window, repeats)
-        if key not in self._masks:
-            self._masks[key] = self._build_mask(window, repeats)
-        return self._masks[key]
-
-    def _build_mask(self, window: int | None, repeats: int) -> Tensor | None:
-        if window is None and self.num_rows == 1:
-            return None
-        shape, held = self.slot.shape, self.slot.length
-        # On the device: for a chunk of a long context this is large.
-        bias = torch.zeros(self.num_rows, held + self.num_rows, dtype=shape.dtype, device=shape.device)
-        bias[:, held:].masked_fill_(torch.from_numpy(~self._visible()).to(shape.device), float("-inf"))
-        if window is not None:
-            rows = torch.tensor(self.positions, device=shape.device)
-            columns = torch.cat([torch.arange(held, device=shape.device), rows])
-            bias.masked_fill_(rows[:, None] - columns[None, :] >= window, float("-inf"))
-        return bias.repeat(repeats, 1)[None, None]
-
-    def _visible(self) -> NDArray[np.bool_]:
-        """[rows, rows] bool: entry (i, j) says that row i may look at row j of this pass."""
-        visible = np.tri(self.num_rows, dtype=np.bool_)
-        visible[self.num_chain :, self.num_chain :] = self._tree.ancestors()
-        return visible
-
-
 class FlatBatch:
-    """The pieces of one pass, side by side."""
+    """The pieces of one pass, side by side; where `bunched`, those that can be go through one product together."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[Piece], *, bunched: bool = False) -> None:
         self.pieces = pieces
+        self._num_rows = sum(piece.num_rows for piece in pieces)
+        self._bunches: list[Bunch] = []
+        self._alone: list[tuple[int, Piece]] = []  # and where their rows begin
+        first = 0
+        for piece in pieces:
+            self._alone.append((first, piece))
+            first += piece.num_rows
+        if bunched and len(pieces) > 1:
+            self._bunches, self._alone = bunches(self._alone)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        if len(self.pieces) == 1:
+        if len(self._alone) == 1 and not self._bunches:
             return _attend_piece(self.pieces[0], layer, query, key[0], value[0], call)
-        answers = []
-        first = 0
-        for piece in self.pieces:
-            stop = first + piece.num_rows
-            rows = slice(first, stop)
-            answers.append(_attend_piece(piece, layer, query[:, :, rows], key[0, :, rows], value[0, :, rows], call))
-            first = stop
-        return torch.cat(answers, dim=1)
+        out = query.new_empty(1, self._num_rows, query.shape[1], value.shape[3])
+        for bunch in self._bunches:
+            bunch.attend(layer, query[0], key[0], value[0], call, out[0])
+        for first, piece in self._alone:
+            rows = slice(first, first + piece.num_rows)
+            out[:, rows] = _attend_piece(piece, layer, query[:, :, rows], key[0, :, rows], value[0, :, rows], call)
+        return out
 
 
 def _attend_piece(piece: Piece, layer: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
     """query [1, heads, n, dim], key and value [kv_heads, n, dim] -> [1, n, heads, value_dim]."""
-    keys, values = piece.slot.write(layer, key, value)
+    parts = [*piece.slot.shared(layer), piece.slot.write(layer, key, value)]
     _, heads, num_rows, _ = query.shape
-    if call.softcap is not None:
-        out = _softcapped(piece, query[0], keys, values, call)
+    is_cheap_to_join = num_rows > _PACKED_ROWS or sum(keys.numel() for keys, _ in parts) <= _JOINED_VALUES
+    if call.softcap is not None or (len(parts) > 1 and not is_cheap_to_join):
+        out = _by_hand(piece, query[0], parts, call)
     elif num_rows <= _PACKED_ROWS:
-        out = _packed(piece, query, keys, values, call)
+        out = _packed(piece, query, *_joined(parts), call)
     else:
-        out = _expanded(piece, query, keys, values, call)
+        out = _expanded(piece, query, *_joined(parts), call)
     return out.view(1, heads, num_rows, -1).transpose(1, 2)
 
 
@@ -147,23 +101,34 @@ def _expanded(piece: Piece, query: Tensor, keys: Tensor, values: Tensor, call: C
     return out.transpose(0, 1).reshape(heads, num_rows, -1)
 
 
-def _softcapped(piece: Piece, query: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
-    """[heads, n, dim] -> [heads, n, value_dim], score by score (Gemma 2), a block of rows at a time."""
-    assert call.softcap is not None
+def _joined(parts: Sequence[Part]) -> Part:
+    """Beside many rows, or a call for each part, a copy of the keys is cheap."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([keys for keys, _ in parts], dim=1), torch.cat([values for _, values in parts], dim=1)
+
+
+def _by_hand(piece: Piece, query: Tensor, parts: Sequence[Part], call: Call) -> Tensor:
+    """[heads, n, dim] -> [heads, n, value_dim], score by score, a block of rows at a time: where scores are soft-capped
+    (Gemma 2), or keys and values lie in several places, one softmax goes over all of them."""
     heads, num_rows, dim = query.shape
-    kv_heads, num_keys, _ = keys.shape
+    kv_heads, lengths = parts[0][0].shape[0], [keys.shape[1] for keys, _ in parts]
     grouped = query.reshape(kv_heads, -1, num_rows, dim)
     mask = piece.mask(call.window, 1)
-    block = max(1, _SOFTCAP_SCORES // (heads * num_keys))
+    block = max(1, _SCORES // (heads * sum(lengths)))
     answers = []
     for first in range(0, num_rows, block):
-        rows = grouped[:, :, first : first + block]
-        scores = torch.matmul(rows, keys[:, None].transpose(2, 3)) * call.scaling
-        scores = torch.tanh(scores / call.softcap) * call.softcap
+        rows = grouped[:, :, first : first + block].flatten(1, 2)
+        scores = torch.cat([torch.bmm(rows, keys.transpose(1, 2)) for keys, _ in parts], dim=-1) * call.scaling
+        if call.softcap is not None:
+            scores = torch.tanh(scores / call.softcap) * call.softcap
+        scores = scores.view(kv_heads, heads // kv_heads, -1, sum(lengths))
         if mask is not None:
             scores = scores + mask[0, :, first : first + block]
-        weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
-        answers.append(torch.matmul(weights, values[:, None]))
+        weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype).flatten(1, 2)
+        shares = torch.split(weights, lengths, dim=-1)
+        out = torch.stack([torch.bmm(share, values) for share, (_, values) in zip(shares, parts, strict=True)]).sum(0)
+        answers.append(out.view(kv_heads, heads // kv_heads, -1, parts[0][1].shape[2]))
     return torch.cat(answers, dim=2).reshape(heads, num_rows, -1)
 
 

@@ -7,6 +7,7 @@ from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import Reason, Refusal, UsageError, Violation
 from outrider_proto.frames import CODECS, MAX_TOP_LOGPROBS, Codec, Decode, Draft, Open, ServerDescription, ServerTree
 from outrider_proto.packing import HASH_BYTES
+from outrider_server.security.principal import Principal, Scope
 
 
 def check_open(frame: Open, server: ServerDescription) -> None:
@@ -56,6 +57,16 @@ def check_tokens(frame: Draft | Decode, server: ServerDescription) -> None:
         raise Refusal(
             Reason.CONTEXT_FULL, f"{length} tokens leave no room for an answer: the context is {server.max_context}"
         )
+
+
+def check_drafting(frame: Decode, principal: Principal, *, is_offered: bool) -> None:
+    """Raises Refusal for server drafting where there is none to be had."""
+    if frame.tree is None:
+        return
+    if not principal.may(Scope.SERVER_DRAFT):
+        raise Refusal(Reason.OUT_OF_SCOPE, "this key is not good for server-draft: decode without a tree")
+    if not is_offered:
+        raise Refusal(Reason.NO_SERVER_DRAFT, "this server does not draft for this session: decode without a tree")
 
 
 def _check_codec(codec: Codec) -> None:

@@ -21,6 +21,7 @@ from outrider_proto.tree import DraftTree
 from outrider_proto.uniform import uniform
 from outrider_server.acceptance import NOT_TYPICAL
 
+_COLDEST = 1e-30  # below it float32 has no quotient, and what is drawn would be no token
 _ENTROPY_FLOOR = 1e-5  # keeps ln finite; part of the published rule
 
 
@@ -67,7 +68,7 @@ def _processors(sampling: Sampling) -> LogitsProcessorList:
     """In the order of transformers' `generate`."""
     processors = LogitsProcessorList()
     if sampling.temperature != 1.0:
-        processors.append(TemperatureLogitsWarper(sampling.temperature))
+        processors.append(TemperatureLogitsWarper(max(sampling.temperature, _COLDEST)))
     if sampling.top_k:
         processors.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1.0:

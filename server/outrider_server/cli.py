@@ -1,27 +1,33 @@
-"""`outrider-server`: options in, exit codes out (0 stopped, 2 the caller's mistake)."""
+"""`outrider-server`: options in, exit codes out (0 stopped, 1 its target broke, 2 the caller's mistake)."""
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read as grpc is imported: it would log what we say in one line
+
 import asyncio
 import json
-import logging
-import os
-import signal
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from outrider_models.embedded import drafter_source, model_dirs
-from outrider_proto.errors import OutriderError, UsageError
-from outrider_proto.tree import MAX_NODES
-from outrider_server.config import Limits, ServerConfig
+from outrider_proto.errors import UsageError
+from outrider_server.checking.command import check
+from outrider_server.config import ServerConfig
+from outrider_server.config_text import as_toml
+from outrider_server.options import configured
+from outrider_server.rayserve.command import deploy
+from outrider_server.security.commands import certs, keys_app
+from outrider_server.stop_signals import StopSignals
 
 if TYPE_CHECKING:
-    from outrider_server.verifier import Verifier
+    from outrider_server.server import Server
 
+_GIVE_UP_S = 5.0
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-_DEFAULT = Limits()
 
 
 @app.callback()
@@ -30,73 +36,30 @@ def root() -> None:
 
 
 @app.command()
+@configured
 def serve(
-    target: Annotated[
-        str | None,
-        typer.Option(help="Directory or hub name of the target, a Hugging Face causal LM; the embedded one."),
-    ] = None,
-    drafter: Annotated[
-        list[str] | None, typer.Option(help="Drafter whose features to offer, repeatable; the embedded target's.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 50051,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads of the target; default: all cores, 1 for a small target.", min=1)
-    ] = None,
-    session_ttl: Annotated[float, typer.Option(help="Seconds a session outlives its stream.")] = _DEFAULT.session_ttl_s,
-    max_sessions: Annotated[int, typer.Option(help="Sessions held at once.")] = _DEFAULT.max_sessions,
-    max_context: Annotated[int | None, typer.Option(help="Tokens a session may hold; default: the target's.")] = None,
-    max_nodes: Annotated[int, typer.Option(help="Nodes a draft tree may have.")] = MAX_NODES,
-    server_draft: Annotated[
-        bool, typer.Option("--server-draft", help="Draft for sessions that ask for it, at this server's cost.")
-    ] = False,
-    pace: Annotated[
-        str | None,
-        typer.Option(help="Stretch every pass to the time of named hardware (paper) or of a TOML file: emulation."),
-    ] = None,
-    edge_bundle: Annotated[
-        bool, typer.Option(help="Hand out what a device needs of target and drafter (`outrider pull`).")
-    ] = True,
-    edge_weights: Annotated[
-        list[str] | None,
-        typer.Option(help="Of edge bundles: float32, bfloat16, int8 or int4; repeatable, the first is the default."),
-    ] = None,
-    edge_cache: Annotated[Path | None, typer.Option(help="Folder for edge bundles; the user's cache folder.")] = None,
-    ready_file: Annotated[Path | None, typer.Option(help="Write address, target and taps here as JSON.")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log more.")] = False,
+    config: ServerConfig,
+    ready_file: Annotated[Path | None, typer.Option(help="Write address, target, taps, metrics here as JSON.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log more: --log-level info.")] = False,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; then finish what is under way and stop."""
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
-    )
-    try:
-        limits = Limits(session_ttl_s=session_ttl, max_sessions=max_sessions, max_nodes=max_nodes)
-        models = _models(target, drafter or [])
-        config = ServerConfig(
-            *(*models, host, port, dtype, device, max_context, threads, limits),
-            pace=pace,
-            server_draft=server_draft,
-            edge_bundle=edge_bundle,
-            edge_weights=tuple(edge_weights or ()),
-            edge_cache=edge_cache,
-        )
-        asyncio.run(_serve(config, ready_file))
-    except OutriderError as error:
-        typer.echo(f"outrider-server: {error}", err=True)
-        raise SystemExit(2) from error
+    """Serve until SIGINT or SIGTERM; then finish what is under way and stop. A second signal ends it at once."""
+    from outrider_server.telemetry.logs import start_logging
+
+    start_logging(config.telemetry.log_format, "info" if verbose else config.telemetry.log_level)
+    asyncio.run(_serve(config, ready_file))
 
 
-def _models(target: str | None, drafters: list[str]) -> tuple[str, tuple[str, ...]]:
-    """The target and its drafters as told, or the embedded ones. Raises UsageError."""
-    if target is not None:
-        return target, tuple(drafters)
-    embedded = model_dirs()
-    if "target" not in embedded:
-        raise UsageError("this installation has no embedded target: name one with --target")
-    home = embedded.pop("target")
-    return str(home), tuple(map(drafter_source, drafters)) or tuple(map(str, embedded.values()))
+app.command()(configured(check))
+app.command()(deploy)
+app.command()(certs)
+app.add_typer(keys_app, name="keys")
+
+
+@app.command("config")
+@configured
+def show(config: ServerConfig) -> None:
+    """Print the configuration that these options and this file make, as a file."""
+    typer.echo(as_toml(config), nl=False)
 
 
 async def _serve(config: ServerConfig, ready_file: Path | None) -> None:
@@ -105,41 +68,72 @@ async def _serve(config: ServerConfig, ready_file: Path | None) -> None:
     server = Server.build(config)
     await server.start()
     try:
-        stop = _stop_signal()  # before anybody is told that we are ready
-        _announce(server.address, server.verifier, ready_file, hands_out=server.bundles is not None)
-        await server.serve(stop)
+        stop = StopSignals()  # before anybody is told that we are ready
+        _announce(server, ready_file)
+        if (why := await _broken(server, stop)) is not None:
+            await _give_up(server, why)
+        await stop.unless_second(server.drain(config.limits.drain_s))
     finally:
         await server.stop()
 
 
-def _announce(address: str, verifier: Verifier, ready_file: Path | None, *, hands_out: bool = False) -> None:
-    about = verifier.describe()
-    pace = None if verifier.pace is None else verifier.pace.name
+async def _broken(server: Server, stop: StopSignals) -> str | None:
+    """Why the target cannot run any more; None once we are to stop."""
+    breaking, stopping = asyncio.ensure_future(server.verifier.broken()), asyncio.ensure_future(stop.first.wait())
+    try:
+        await asyncio.wait((breaking, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return None if stopping.done() else breaking.result()
+    finally:
+        breaking.cancel()
+        stopping.cancel()
+
+
+async def _give_up(server: Server, why: str) -> NoReturn:
+    """End with exit code 1, whatever still waits for a process that is gone; clients resume with the next server."""
+    with suppress(OSError):
+        typer.echo(f"outrider-server: {why}; start the server again", err=True)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_GIVE_UP_S):
+            await server.drain(0)
+            await server.stop()
+    os._exit(1)
+
+
+def _announce(server: Server, ready_file: Path | None) -> None:
+    about, pace = server.verifier.describe(), server.verifier.pace
     if ready_file is not None:
-        taps = [{"fingerprint": tap.fingerprint, "family": tap.family, "width": tap.width} for tap in about.taps]
-        ready = {"address": address, "target": about.target_name, "taps": taps, "pace": pace}
-        partial = ready_file.with_name(ready_file.name + ".part")
-        partial.write_text(json.dumps(ready) + "\n")
-        partial.replace(ready_file)  # whoever waits for the file never sees half of it
+        ready = {
+            "address": server.address,
+            "target": about.target_name,
+            "taps": [{"fingerprint": tap.fingerprint, "family": tap.family, "width": tap.width} for tap in about.taps],
+            "pace": pace and pace.name,
+            "metrics": server.reporter.metrics_address,
+        }
+        _write_whole(ready_file, json.dumps(ready) + "\n")
     offers = [f"features for {', '.join(tap.family for tap in about.taps)}"]
-    if verifier.drafts_with:
-        offers.append(f"drafting with {', '.join(verifier.drafts_with)}")
-    if hands_out:
+    if server.verifier.drafts_with:
+        offers.append(f"drafting with {', '.join(server.verifier.drafts_with)}")
+    if server.bundles is not None:
         offers.append("edge bundles")
-    if verifier.pace is not None:
-        offers.append(f"paced as {pace} (emulated times: {verifier.pace.source})")
-    typer.echo(f"outrider-server: ready on {address}, target {about.target_name}, {', '.join(offers)}", err=True)
+    if pace is not None:
+        offers.append(f"paced as {pace.name} (emulated times: {pace.source})")
+    line = f"outrider-server: ready on {server.address}, target {about.target_name}, {', '.join(offers)}"
+    with suppress(OSError):  # a log on a full disk is no reason not to serve
+        typer.echo(line, err=True)
 
 
-def _stop_signal() -> asyncio.Event:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    return stop
+def _write_whole(file: Path, text: str) -> None:
+    """Whoever waits for the file never sees half of it. Raises UsageError."""
+    partial = file.with_name(file.name + ".part")
+    try:
+        partial.write_text(text)
+        partial.replace(file)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise UsageError(f"ready_file={file}: cannot be written: {error.strerror}") from error
 
 
 def main() -> None:
     """Entry point of the console command."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core would log what we say in one line ourselves
     app(prog_name="outrider-server")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +59,12 @@ def load_drafters(target: Target, target_dir: str | Path, sources: Sequence[str 
 
 
 def _frozen(target: Target, directory: Path) -> FrozenTarget:
-    """What drafters borrow of a target, out of the one that is loaded."""
+    """What drafters borrow of a target, out of the one that is loaded; from its files where this process has a part."""
+    if target.ranks is not None:
+        borrowed = FrozenTarget.load(directory, target.kv.dtype)
+        embed_rows = borrowed.embed.to(target.kv.device)
+        head_rows = embed_rows if borrowed.lm_head is borrowed.embed else borrowed.lm_head.to(target.kv.device)
+        return replace(borrowed, embed=embed_rows, lm_head=head_rows)
     embed: nn.Parameter = target.model.get_input_embeddings().weight  # type: ignore[assignment] # nn.Module's
     lm_head: nn.Parameter = target.model.get_output_embeddings().weight  # type: ignore[no-untyped-call] # transformers
     rows = embed.detach()

@@ -9,19 +9,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import assert_never
+from typing import Literal, assert_never
 
 import torch
 from torch import Tensor
 
 from outrider_drafters.pace import Pace
+from outrider_drafters.tap import Activations, TapState
 from outrider_proto.frames import Finish, Likelihood
 from outrider_proto.tree import DraftTree
 from outrider_server.acceptance import Walk, walk, walk_typical
-from outrider_server.attention import FlatBatch, Piece
+from outrider_server.attention import FlatBatch
 from outrider_server.choice import Chooser
 from outrider_server.held import Held
 from outrider_server.likelihoods import likelihoods
+from outrider_server.piece import Piece
 from outrider_server.target import Target
 
 _NO_TREE = DraftTree()
@@ -39,6 +41,10 @@ class Work:
     tree: DraftTree = _NO_TREE
     chooser: Chooser | None = None
     logprobs: int | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.chain) + len(self.tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,8 @@ class Outcome:
 
 
 class Engine:
-    """Runs passes on one target; with a pace, each lasts as long as on that hardware."""
+    """Runs passes on one target; with a pace, each lasts as long as on that hardware. `attention`: of sessions that can
+    be computed together, or (plain) of each on its own."""
 
     def __init__(
         self,
@@ -70,7 +77,9 @@ class Engine:
         pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        attention: Literal["bunched", "plain"] = "bunched",
     ) -> None:
+        self._bunched = attention == "bunched"
         self.target = target
         self._pace = pace
         self._clock = clock
@@ -87,7 +96,7 @@ class Engine:
         wanted = frozenset(layer for work in works if work.held.tap for layer in work.held.tap.hidden_layers)
         keep = _rows_to_judge(works)
         started = self._clock()
-        output = self.target.forward(tokens, positions, FlatBatch(pieces), keep, wanted)
+        output = self.target.forward(tokens, positions, FlatBatch(pieces, bunched=self._bunched), keep, wanted)
         self._wait_out(started, len(tokens))
         timing = Timing(started, self._clock())
         walks = self._walks(works, pieces, output.logits)
@@ -108,12 +117,19 @@ class Engine:
         work.held.commit(work.chain, path, [work.tree.tokens[node] for node in path], bonus)
 
     @torch.inference_mode()
-    def tap(self, outcome: Outcome) -> None:
-        """Make features of what was committed, when the session has a tap."""
-        work = outcome.work
-        if work.held.tap is not None:
-            layers = work.held.tap.hidden_layers
-            work.held.add_features({layer: _standing(outcome, outcome.hidden[layer]) for layer in layers})
+    def tap(self, outcomes: Sequence[Outcome]) -> None:
+        """Make features of what was committed, for the sessions that have a tap; those that share it in one batch."""
+        shared: dict[TapState, list[Outcome]] = {}
+        for outcome in outcomes:
+            state = outcome.work.held.tap_state
+            if state is not None and outcome.work.held.lacks_features:
+                shared.setdefault(state, []).append(outcome)
+        for state, members in shared.items():
+            parts = [_untapped(outcome) for outcome in members]
+            rows = state.rows(_side_by_side(parts)).float().cpu()
+            sizes = [part.keys.shape[2] for part in parts]
+            for outcome, own in zip(members, torch.split(rows, sizes), strict=True):
+                outcome.work.held.add_features(own.numpy())
 
     def _wait_out(self, started: float, num_rows: int) -> None:
         """Sleep for what is left of the time that such a pass is to last."""
@@ -198,6 +214,23 @@ def _rows_to_judge(works: Sequence[Work]) -> list[int]:
             rows.extend(range(first + len(work.chain) - 1, stop))
         first = stop
     return rows
+
+
+def _untapped(outcome: Outcome) -> Activations:
+    held = outcome.work.held
+    assert held.tap is not None
+    return held.untapped({layer: _standing(outcome, outcome.hidden[layer]) for layer in held.tap.hidden_layers})
+
+
+def _side_by_side(parts: Sequence[Activations]) -> Activations:
+    """As if they were of one session."""
+    if len(parts) == 1:
+        return parts[0]
+    return Activations(
+        keys=torch.cat([part.keys for part in parts], dim=2),
+        values=torch.cat([part.values for part in parts], dim=2),
+        hidden={layer: torch.cat([part.hidden[layer] for part in parts]) for layer in parts[0].hidden},
+    )
 
 
 def _standing(outcome: Outcome, hidden: Tensor) -> Tensor:

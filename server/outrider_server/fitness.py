@@ -10,8 +10,10 @@ from transformers import PreTrainedModel
 
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import DraftTree
-from outrider_server.attention import IMPLEMENTATION, Call, FlatBatch, Piece
-from outrider_server.slots import KVShape, Slot
+from outrider_server.attention import IMPLEMENTATION, FlatBatch
+from outrider_server.kv.shape import KVShape
+from outrider_server.piece import Call, Piece
+from outrider_server.slots import Slot
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}  # one flat batch holds sessions of many lengths

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider_drafters.trees.shape import TreeShape
-from outrider_proto.errors import Reason, Refusal, Violation
+from outrider_proto.errors import Refusal
 from outrider_proto.frames import Decode, Draft, Features, Finish, Likelihood, Verdict
 from outrider_proto.tree import DraftTree
 from outrider_server.acceptance import Walk
@@ -15,8 +15,10 @@ from outrider_server.choice import Chooser
 from outrider_server.drafting import Known
 from outrider_server.engine import Outcome, Work
 from outrider_server.held import Held
+from outrider_server.scheduler import Wish
 
 _NO_TREE = DraftTree()
+_ROWS_AHEAD = 256  # of a Decode: have room for so many from the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Job:
         self._frame = frame
         self._chooser = chooser
         self._padded_width = padded_width
-        self._chain: tuple[int, ...] = (*frame.context, frame.root)
+        self._chain: tuple[int, ...] = (frame.root,)  # behind what is held, with the context
         self._tree = frame.tree if isinstance(frame, Draft) else _NO_TREE
         self._shape = _shape(frame)
         self._grown = False
@@ -51,6 +53,7 @@ class Job:
         self._has_spoken = False  # a verdict has left
         self._begun = False
         self._waiting_since = now
+        self._lacks_room_since: float | None = None
         self._queue_s = 0.0
         self._draft_s = 0.0
         self._verify_s = 0.0
@@ -66,9 +69,10 @@ class Job:
         return self.cancelled or self.abandoned
 
     @property
-    def num_rows(self) -> int:
-        """Rows it would like to run in the next pass."""
-        return len(self._chain) + len(self._tree)
+    def wish(self) -> Wish:
+        """What it would like to run in the next pass."""
+        payer = self.held.payer or id(self.held)
+        return Wish(payer, self.held.num_lost, len(self._chain) + len(self._tree), self._waiting_since)
 
     @property
     def stale(self) -> bool:
@@ -81,26 +85,35 @@ class Job:
     @property
     def lacks_tree(self) -> bool:
         """Whether the server is to draft before the next pass, and knows all there is to know before the root."""
-        return self._shape is not None and not self._grown and len(self._chain) == 1
+        return self._shape is not None and not self._grown and not self.held.num_lost
 
     def begin(self) -> None:
-        """Drop what the client no longer stands by, once. Raises Violation when it counts on more than is held."""
+        """Once: let the session hold what the client stands by. Every time: have room for the next pass.
+
+        Raises Violation when the client counts on more than is held, Refusal for a text that can never fit, OutOfRoom
+        when there is none now; after that it may be asked again.
+        """
+        rows = len(self._chain) + max(len(self._tree), self._shape.budget if self._shape else 0)
         if self._begun:
+            self.held.reserve(rows)
             return
-        if self._frame.base_len > len(self.held.tokens):
-            raise Violation(
-                Reason.BAD_SEQUENCE,
-                f"base_len={self._frame.base_len}: the server holds {len(self.held.tokens)} tokens of this session",
-            )
-        self.held.truncate(self._frame.base_len)
+        ahead = min(self._tokens_left - 1, _ROWS_AHEAD)
+        self.held.begin(self, self._frame.base_len, self._frame.context, rows + ahead)
         self._begun = True
 
-    def grow(self) -> None:
-        """Draft for the next pass, so that no more than the tokens asked for can stand."""
+    def waits_for_room(self, now: float) -> float:
+        """It could not begin or go on for lack of memory; since how many seconds."""
+        if self._lacks_room_since is None:
+            self._lacks_room_since = now
+        return now - self._lacks_room_since
+
+    def grow(self, tree_budget: int) -> None:
+        """Draft for the next pass, so that no more than the tokens asked for can stand; no more nodes than
+        `tree_budget`, unless it is 0."""
         assert self._shape is not None
         assert self.held.drafting is not None
         self._grown = True
-        shape = self._shape.fitted(self._tokens_left - 1, self._shape.budget)
+        shape = self._shape.fitted(self._tokens_left - 1, tree_budget or self._shape.budget)
         if shape is not None:
             features = self.held.features if self.held.tap else None
             known = Known((*self.held.tokens, *self._chain), features)
@@ -128,17 +141,18 @@ class Job:
 
     def work(self, room: int) -> Work:
         """Its share of the next pass: all of it, or the first `room` context tokens when it does not fit."""
-        if self.num_rows <= room:
-            return Work(self.held, self._chain, self._tree, self._chooser, self._frame.logprobs)
-        return Work(self.held, self._chain[: min(room, len(self._chain) - 1)])
+        chain = (*self.held.lost, *self._chain)
+        if len(chain) + len(self._tree) <= room:
+            return Work(self.held, chain, self._tree, self._chooser, self._frame.logprobs)
+        return Work(self.held, chain[: min(room, len(chain) - 1)])
 
-    def judge(self, outcome: Outcome) -> None:
-        """Post the verdict, if the pass gave one, and note what comes next."""
+    def judge(self, outcome: Outcome, tree_budget: int) -> None:
+        """Post the verdict, if the pass gave one, with the size of trees wished for; note what comes next."""
         self._queue_s += outcome.timing.started - self._waiting_since
         self._verify_s += outcome.timing.ended - outcome.timing.started
         self._waiting_since = outcome.timing.ended
+        self._lacks_room_since = None
         if outcome.walk is None:
-            self._chain = self._chain[len(outcome.work.chain) :]
             return
         finish = outcome.walk.finish
         self._tokens_left = max(0, self._tokens_left - 1 - len(outcome.walk.path))
@@ -146,7 +160,7 @@ class Job:
             self._tokens_left = 0
         elif isinstance(self._frame, Decode) and self._tokens_left == 0:
             finish = Finish.LIMIT
-        self.post(self._verdict(outcome.walk, finish, outcome.likelihoods))
+        self.post(self._verdict(outcome.walk, finish, outcome.likelihoods, tree_budget))
         self._has_spoken = True
         if outcome.walk.bonus is not None:
             self._chain = (outcome.walk.bonus,)
@@ -168,7 +182,7 @@ class Job:
         self.post(refusal)
         self.post(Done())
 
-    def _verdict(self, walk: Walk, finish: Finish, likelihoods: tuple[Likelihood, ...]) -> Verdict:
+    def _verdict(self, walk: Walk, finish: Finish, likelihoods: tuple[Likelihood, ...], tree_budget: int) -> Verdict:
         by_number = isinstance(self._frame, Draft)  # the client knows the tree
         return Verdict(
             self._frame.seq,
@@ -180,6 +194,7 @@ class Job:
             tokens=() if by_number else self._tree.path_tokens(walk.path),
             draft_us=round(self._draft_s * 1e6),
             likelihoods=likelihoods,
+            tree_budget=tree_budget,
         )
 
     def _post_features(self) -> None:

@@ -1,8 +1,9 @@
-"""The thread the target runs in: takes every waiting job into one pass, tick after tick. The one place that changes
-what sessions hold.
+"""The thread the target runs in: takes waiting jobs into one pass, tick after tick. The one place that changes what
+sessions hold.
 
 A tick: gather what has arrived, take the first job of every session, draft where the server is to, plan, verify, post
-verdicts, commit, tap, post features. Jobs of one session run in the order they came.
+verdicts, commit, tap, post features, report. Jobs of one session run in the order they came. One that finds no room for
+its K/V stays where it is and is asked again, up to a bound.
 """
 
 from __future__ import annotations
@@ -14,16 +15,24 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Literal, TypeAlias
 
-from outrider_proto.errors import Reason, Refusal, Violation
+from outrider_proto.errors import Reason, Refusal
 from outrider_proto.packing import prefix_hash
-from outrider_proto.tree import MAX_NODES
+from outrider_server.config import Limits
 from outrider_server.engine import Engine, Outcome, Work
 from outrider_server.held import Held
 from outrider_server.jobs import Job
+from outrider_server.kv.budget import OutOfRoom
+from outrider_server.kv.store import is_out_of_memory
+from outrider_server.load import TickReport
+from outrider_server.scheduler import new_scheduler
+from outrider_server.tree_budget import NO_WISH, TreeBudget
 
 _log = logging.getLogger(__name__)
-_SHORT_ROWS = MAX_NODES + 1  # a job of this many rows never waits behind somebody's long prompt
+_ASK_AGAIN_S = 0.01  # where every job waits for room
+
+Standing: TypeAlias = Literal["ready", "waiting", "over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +56,28 @@ class Inquiry:
         self.post(Kept(len(tokens), prefix_hash(tokens)))
 
 
-def plan(jobs: Sequence[Job], chunk_tokens: int) -> list[tuple[Job, Work]]:
-    """Every short job whole; the long ones share `chunk_tokens` rows, oldest first."""
-    room = chunk_tokens
-    planned: list[tuple[Job, Work]] = []
-    for job in jobs:
-        if job.num_rows <= _SHORT_ROWS:
-            planned.append((job, job.work(job.num_rows)))
-        elif room > 0:
-            work = job.work(room)
-            room -= len(work.chain) + len(work.tree)
-            planned.append((job, work))
-    return planned
-
-
 class ModelThread:
-    """Runs jobs on an engine. submit() from any thread; stop() ends it and waits."""
+    """Runs jobs on an engine. submit() from any thread; stop() ends it and waits. `on_tick` is called in this thread
+    after every pass."""
 
-    def __init__(self, engine: Engine, chunk_tokens: int) -> None:
+    def __init__(self, engine: Engine, limits: Limits, on_tick: Callable[[TickReport], None] | None = None) -> None:
         self._engine = engine
-        self._chunk_tokens = chunk_tokens
+        self._scheduler = new_scheduler(limits.scheduler, limits.batch_tokens, limits.chunk_tokens)
+        self._tree_budget = TreeBudget(limits.batch_tokens) if limits.adaptive_trees else None
+        self._room_wait_s = limits.room_wait_s
+        self._on_tick = on_tick
         self._inbox: SimpleQueue[Job | Inquiry | None] = SimpleQueue()
         self._lines: dict[Held, deque[Job | Inquiry]] = {}
+        self._stuck = False  # nobody in the lines could run
+        self._idle_s = 0.0  # since the last pass
         self._thread = threading.Thread(target=self._run, name="outrider-model", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     def submit(self, item: Job | Inquiry) -> None:
         self._inbox.put(item)
@@ -92,22 +97,24 @@ class ModelThread:
 
     def _gather(self) -> bool:
         """Sort arrivals into their sessions' lines; wait for one when there is nothing to do. False: time to end."""
+        patience_s = (_ASK_AGAIN_S if self._stuck else 0.0) if self._lines else None
+        started = time.monotonic()
         try:
-            while (item := self._inbox.get(block=not self._lines)) is not None:
+            while (item := self._inbox.get(timeout=patience_s)) is not None:
+                self._idle_s += time.monotonic() - started if patience_s is None else 0.0
                 self._lines.setdefault(item.held, deque()).append(item)
+                patience_s = 0.0
         except Empty:
             return True
         return False
 
     def _tick(self) -> None:
-        planned = plan(self._heads(), self._chunk_tokens)
-        if not planned:
-            return
+        planned = self._plan(self._heads())
         outcomes = self._verify(planned)
         for job, outcome in outcomes:
-            job.judge(outcome)
-        for job, outcome in outcomes:
-            self._settle(job, outcome)
+            job.judge(outcome, self._wish)
+        tap_s = self._tap([pair for pair in outcomes if self._commit(*pair)])
+        self._report([outcome for _, outcome in outcomes], tap_s)
 
     def _fail_all(self, error: Exception) -> None:
         lines, self._lines = self._lines, {}
@@ -115,25 +122,37 @@ class ModelThread:
             for item in line:
                 if isinstance(item, Job):
                     _fail(item, error)
+                else:  # somebody waits for it: a stream that opens, or memory that is to be given back
+                    _answer(item)
 
     def _heads(self) -> list[Job]:
-        """The first job of every session that wants the model."""
+        """The first job of every session, where it can run now."""
         heads: list[Job] = []
         for held, line in list(self._lines.items()):
             while line:
                 first = line[0]
-                if isinstance(first, Job) and _wants_model(first):
+                standing = self._standing(first) if isinstance(first, Job) else "over"
+                if standing == "ready":
+                    assert isinstance(first, Job)
                     heads.append(first)
+                if standing != "over":
                     break
                 if isinstance(first, Inquiry):
-                    first.answer()
+                    _answer(first)
                 line.popleft()
             else:
                 del self._lines[held]
         return heads
 
+    def _plan(self, heads: Sequence[Job]) -> list[tuple[Job, Work]]:
+        rows = self._scheduler.plan([job.wish for job in heads])
+        self._stuck = bool(self._lines) and not any(rows)
+        return [(job, job.work(count)) for job, count in zip(heads, rows, strict=True) if count]
+
     def _verify(self, planned: Sequence[tuple[Job, Work]]) -> list[tuple[Job, Outcome]]:
         """One pass; if it fails, one pass each, so that only the session at fault suffers."""
+        if not planned:
+            return []
         try:
             outcomes = self._engine.verify([work for _, work in planned])
         except Exception as error:
@@ -143,48 +162,109 @@ class ModelThread:
             return []
         return [(job, outcome) for (job, _), outcome in zip(planned, outcomes, strict=True)]
 
-    def _settle(self, job: Job, outcome: Outcome) -> None:
+    def _commit(self, job: Job, outcome: Outcome) -> bool:
+        """Whether it stands."""
         try:
             self._engine.commit(outcome)
-            started = time.monotonic()
-            self._engine.tap(outcome)
-            job.settle(time.monotonic() - started)
         except Exception as error:
             _fail(job, error)
+            return False
+        return True
 
+    def _tap(self, settled: Sequence[tuple[Job, Outcome]]) -> float:
+        """Features of all, together or, if that fails, each by itself; answers what it took."""
+        started = time.monotonic()
+        try:
+            self._engine.tap([outcome for _, outcome in settled])
+        except Exception as error:
+            if len(settled) > 1:
+                return sum(self._tap([pair]) for pair in settled)
+            _fail(settled[0][0], error)
+            return time.monotonic() - started
+        tap_s = time.monotonic() - started
+        for job, _ in settled:
+            _settle(job, tap_s)
+        return tap_s
 
-def _wants_model(job: Job) -> bool:
-    """Whether the job has work to do; answers it where it ends here."""
-    if job.over:
-        return False
-    if job.cancelled:
-        job.cancel()
-        return False
-    if job.stale:
-        job.dismiss()
-        return False
-    try:
-        job.begin()
+    @property
+    def _wish(self) -> int:
+        return NO_WISH if self._tree_budget is None else self._tree_budget.nodes
+
+    def _report(self, outcomes: Sequence[Outcome], tap_s: float) -> None:
+        if not outcomes:
+            return
+        report = TickReport.of(outcomes, len(self._lines) - len(outcomes), tap_s, self._idle_s)
+        self._idle_s = 0.0
+        if self._tree_budget is not None:
+            self._tree_budget.take(report, time.monotonic())
+        if self._on_tick is not None:
+            self._on_tick(report)
+
+    def _standing(self, job: Job) -> Standing:
+        """Whether the job can run now; answers it where it ends here."""
+        try:
+            return self._begun(job)
+        except OutOfRoom:
+            return _ask_again(job, self._room_wait_s)
+        except Refusal as refusal:
+            job.fail(refusal)
+        except Exception as error:
+            _fail(job, error)
+        return "over"
+
+    def _begun(self, job: Job) -> Standing:
+        if job.over:
+            return "over"
+        if job.stale and not job.cancelled:
+            job.dismiss()
+            return "over"
+        if not job.cancelled:
+            job.begin()
+            self._draft(job)
+        if job.cancelled:  # before, or while it drafted
+            job.cancel()
+            return "over"
+        return "ready"
+
+    def _draft(self, job: Job) -> None:
+        """Where the server is to."""
         if job.lacks_tree:
-            _draft(job)
-    except Violation as violation:
-        job.fail(violation)
-        return False
+            started = time.monotonic()
+            job.grow(self._wish)
+            job.drafted(time.monotonic() - started)
+
+
+def _answer(inquiry: Inquiry) -> None:
+    try:
+        inquiry.answer()
+    except Exception as error:  # of no other session's concern
+        _log.error("an inquiry failed", exc_info=error)
+
+
+def _settle(job: Job, tap_s: float) -> None:
+    try:
+        job.settle(tap_s)
     except Exception as error:
         _fail(job, error)
-        return False
-    if job.cancelled:  # while it drafted
-        job.cancel()
-        return False
-    return True
 
 
-def _draft(job: Job) -> None:
-    started = time.monotonic()
-    job.grow()
-    job.drafted(time.monotonic() - started)
+def _ask_again(job: Job, longest_s: float) -> Standing:
+    """There is no room for its K/V now. So long as a job waits nothing of its session runs."""
+    if job.waits_for_room(time.monotonic()) < longest_s:
+        return "waiting"
+    job.fail(Refusal(Reason.SERVER_FULL, f"no room for this session's K/V in {longest_s:g} s; try again later"))
+    return "over"
 
 
 def _fail(job: Job, error: Exception) -> None:
+    if is_out_of_memory(error):
+        _log.warning("no memory for a pass: %s", error)
+        job.held.relieve()
+        job.fail(Refusal(Reason.SERVER_FULL, "the server has no memory for this request now; try again later"))
+        return
+    job.held.distrust()
+    if isinstance(error, Refusal):  # a divided target that has lost a part
+        job.fail(error)
+        return
     _log.error("a session failed", exc_info=error)
     job.fail(Refusal(Reason.INTERNAL, f"the server failed on this session: {type(error).__name__}"))

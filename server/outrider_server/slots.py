@@ -1,7 +1,8 @@
-"""The slot: one session's K/V rows in every layer. Knows nothing of tokens, trees or attention.
+"""The slot: one session's K/V rows in every layer, and its feature rows. Knows nothing of tokens, trees or attention.
 
-    row      0 .. length-1        length .. length+pending-1
-             committed tokens     the pass under way: chain (context, root), then tree nodes in their own order
+    row      0 .. start-1    start .. length-1     length .. length+pending-1
+             a prefix that   committed tokens,     the pass under way: chain (context, root), then tree nodes
+             others share    its own               in their own order
 
 A pass writes its rows behind the committed ones layer by layer; `commit` keeps the chain and the accepted path and
 forgets the rest. A pass that fails before that leaves no trace.
@@ -9,86 +10,173 @@ forgets the rest. A pass that fails before that leaves no trace.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-_FIRST_CAPACITY = 256
+from outrider_server.kv.budget import OutOfRoom
+from outrider_server.kv.prefix import Prefix
+from outrider_server.kv.shape import KVShape
+from outrider_server.kv.store import Pool, Store, empty_store, unlimited
 
-
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    """What one row of K/V looks like, equal in all layers of a target."""
-
-    layers: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def bytes_per_token(self) -> int:
-        return self.layers * self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+Take = Callable[[int, int], Store]  # rows and width of the features; raises OutOfRoom
 
 
 class Slot:
-    """Preallocated K/V of one session, growing by doubling."""
+    """A store that grows out of a pool, behind what it shares with others."""
 
-    def __init__(self, shape: KVShape) -> None:
-        self.shape = shape
+    def __init__(self, pool: Pool | KVShape, width: int = 0) -> None:
+        self._pool = pool if isinstance(pool, Pool) else unlimited(pool)
+        self.shape = self._pool.shape
+        self.width = width
         self.length = 0
-        self._allocate(_FIRST_CAPACITY)
+        self.prefix: Prefix | None = None
+        self.store = self._nothing = empty_store(self.shape, width)
 
-    def reserve(self, num_rows: int) -> None:
-        """Make room for `num_rows` rows behind the committed ones."""
-        needed = self.length + num_rows
-        if needed > self._capacity:
-            old_keys, old_values = self.rows(0, self.length)
-            self._allocate(max(needed, 2 * self._capacity))
-            self._keys[:, :, : self.length] = old_keys
-            self._values[:, :, : self.length] = old_values
+    @property
+    def start(self) -> int:
+        """Where its own rows begin."""
+        return 0 if self.prefix is None else self.prefix.stop
+
+    @property
+    def num_bytes(self) -> int:
+        """Its own."""
+        return self.store.num_bytes
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether clear() would give anything back."""
+        return self.store is not self._nothing or self.prefix is not None
+
+    def reserve(self, num_rows: int, take: Take | None = None) -> None:
+        """Have room for `num_rows` rows behind the committed ones; `take` may make some, at the cost of others. Raises
+        OutOfRoom, and has changed nothing."""
+        needed = self.length - self.start + num_rows
+        if needed > self.store.capacity:
+            grown = (take or self._pool.take)(needed, self.width)
+            grown.copy_rows(0, self.store, 0, self.length - self.start)
+            self._give()
+            self.store = grown
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put `keys`, `values` [kv_heads, n, dim] behind the committed rows of `layer`; answer all rows up to them.
+        """Put `keys`, `values` [kv_heads, n, dim] behind the committed rows of `layer`; answer its own rows up to them.
 
         Room for n rows must have been reserved.
         """
-        stop = self.length + keys.shape[1]
-        all_keys = self._layer_keys[layer][:, :stop]
-        all_values = self._layer_values[layer][:, :stop]
-        all_keys[:, self.length :].copy_(keys)
-        all_values[:, self.length :].copy_(values)
+        first = self.length - self.start
+        stop = first + keys.shape[1]
+        all_keys = self.store.layer_keys[layer][:, :stop]
+        all_values = self.store.layer_values[layer][:, :stop]
+        all_keys[:, first:].copy_(keys)
+        all_values[:, first:].copy_(values)
         return all_keys, all_values
+
+    def shared(self, layer: int) -> list[tuple[Tensor, Tensor]]:
+        """K and V of `layer` that lie before its own rows, in order: [kv_heads, n, dim] each."""
+        links = () if self.prefix is None else self.prefix.chain()
+        return [(link.store.layer_keys[layer], link.store.layer_values[layer]) for link in links]
 
     def commit(self, num_chain: int, path: Sequence[int] = ()) -> None:
         """Keep the first `num_chain` rows of the pass and, of the tree rows behind them, those in `path`, in order."""
         in_place = 0  # leading path nodes that lie where they belong already
         while in_place < len(path) and path[in_place] == in_place:
             in_place += 1
-        first = self.length + num_chain + in_place
+        tree = self.length - self.start + num_chain
+        first = tree + in_place
         if moved := path[in_place:]:
-            rows = torch.tensor(moved, device=self.shape.device) + (self.length + num_chain)
-            for store in (self._keys, self._values):
+            rows = torch.tensor(moved, device=self.shape.device) + tree
+            for store in (self.store.keys, self.store.values):
                 store[:, :, first : first + len(moved)] = store.index_select(2, rows)
-        self.length = first + len(moved)
+        self.length += num_chain + len(path)
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` rows."""
+        """Keep the first `length` rows; fewer where a shared prefix ends beyond them, which goes as a whole."""
         if not 0 <= length <= self.length:
             raise ValueError(f"length={length}: the slot holds {self.length} rows")
-        self.length = length
+        if length >= self.start:
+            self.length = length
+            return
+        while self.prefix is not None and length < self.prefix.stop:
+            self._end_with(self.prefix.parent)
+        self.length = self.start
 
     def rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Views of K and V rows first .. stop-1 of all layers: [layers, kv_heads, stop - first, dim]."""
-        return self._keys[:, :, first:stop], self._values[:, :, first:stop]
+        """K and V rows first .. stop-1 of all layers, views of its own: [layers, kv_heads, stop - first, dim]."""
+        parts = self._parts(first, stop)
+        if len(parts) == 1:
+            store, begin, end = parts[0]
+            return store.keys[:, :, begin:end], store.values[:, :, begin:end]
+        keys = [store.keys[:, :, begin:end] for store, begin, end in parts]
+        values = [store.values[:, :, begin:end] for store, begin, end in parts]
+        return torch.cat(keys, dim=2), torch.cat(values, dim=2)
 
-    def _allocate(self, capacity: int) -> None:
-        s = self.shape
-        self._capacity = capacity
-        self._keys = torch.empty(s.layers, s.kv_heads, capacity, s.key_dim, dtype=s.dtype, device=s.device)
-        self._values = torch.empty(s.layers, s.kv_heads, capacity, s.value_dim, dtype=s.dtype, device=s.device)
-        self._layer_keys = self._keys.unbind(0)
-        self._layer_values = self._values.unbind(0)
+    def put_features(self, first: int, rows: NDArray[np.float32]) -> None:
+        """Of its own positions first, first + 1, ..."""
+        begin = first - self.start
+        self.store.features[begin : begin + len(rows)] = rows
+
+    def features(self, first: int, stop: int) -> NDArray[np.float32]:
+        """A copy of the feature rows of positions first .. stop-1."""
+        return np.concatenate([store.features[begin:end] for store, begin, end in self._parts(first, stop)])
+
+    def attach(self, prefix: Prefix) -> None:
+        """Begin with `prefix`, instead of whatever there was."""
+        self._end_with(prefix)
+        self.length = prefix.stop
+
+    def rebase(self, prefix: Prefix) -> None:
+        """Its first rows are those of `prefix` as well: let go of them, keep those behind; also those of a pass that
+        is not committed yet, for this may happen on another session's behalf."""
+        shift = prefix.stop - self.start
+        own = self.store.capacity - shift
+        try:
+            store = self._pool.take(max(self.store.capacity - shift, 1), self.width)
+        except OutOfRoom:
+            store = self.store
+            _shift(store, shift, own)
+        else:
+            store.copy_rows(0, self.store, shift, own)
+            self._give()
+        self.store = store
+        self._end_with(prefix)
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self._give()
+        self.store = self._nothing
+        self._end_with(None)
+        self.length = 0
+
+    def _end_with(self, prefix: Prefix | None) -> None:
+        if prefix is not None:
+            prefix.users += 1
+        if self.prefix is not None:
+            self.prefix.users -= 1
+        self.prefix = prefix
+
+    def _give(self) -> None:
+        if self.store.capacity:
+            self._pool.give(self.store)
+
+    def _parts(self, first: int, stop: int) -> list[tuple[Store, int, int]]:
+        """Where rows first .. stop-1 lie: stores, and from where to where in each. At least one."""
+        parts: list[tuple[Store, int, int]] = []
+        for link in self.prefix.chain() if self.prefix and first < self.prefix.stop else ():
+            begin, end = max(first, link.start), min(stop, link.stop)
+            if begin < end:
+                parts.append((link.store, begin - link.start, end - link.start))
+        if stop > self.start or not parts:
+            start = self.start
+            parts.append((self.store, max(first, start) - start, max(stop, start) - start))
+        return parts
+
+
+def _shift(store: Store, by: int, count: int) -> None:
+    """Rows by .. by+count-1 to the beginning, through a copy of them: they may overlap."""
+    there = slice(by, by + count)
+    for rows in (store.keys, store.values):
+        rows[:, :, :count] = rows[:, :, there].clone()
+    store.features[:count] = store.features[there].copy()

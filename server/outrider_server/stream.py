@@ -1,7 +1,8 @@
 """The answering half of one client's stream: frames waiting to be sent, jobs under way, and how it will end. Lives on
 the event loop; knows neither gRPC nor the model.
 
-Features wait apart and leave in small pieces when nothing else is waiting: no verdict stands behind a prompt's."""
+Features wait apart and leave in small pieces when nothing else is waiting: no verdict stands behind a prompt's. What
+waits for a client that does not read is bounded: first it is not listened to, then the stream ends."""
 
 from __future__ import annotations
 
@@ -15,22 +16,31 @@ from outrider_proto.errors import Reason, Refusal, Violation
 from outrider_proto.frames import Features, ServerFrame, Verdict
 from outrider_server.choice import Chooser
 from outrider_server.jobs import Answer, Done, Job
+from outrider_server.security.principal import ANYBODY, Principal
 from outrider_server.sessions import Session
+from outrider_server.telemetry.observer import StreamWatch
 
-_MAX_WAITING_FRAMES = 256  # beyond either the client is not listened to, and HTTP/2 slows it down
+_MAX_WAITING_FRAMES = 256  # beyond any of these the client is not listened to, and HTTP/2 slows it down
+_MAX_UNREAD_BYTES = 16 * 1024 * 1024
 _MAX_JOBS = 32
+_FRAME_BYTES = 256  # what a frame takes beside its rows, about
+ROOM_BYTES = 2 * _MAX_UNREAD_BYTES  # what may wait at least: answers to what was asked before it was not listened to
 _PIECE_VALUES = 16 * 1024  # of features; 16 KiB at a byte each
 
 
 class Stream:
     """Frames out, in order but for features; ends normally, or with a Refusal after the frames before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: StreamWatch | None = None, principal: Principal = ANYBODY) -> None:
+        self.principal = principal
+        self.watch = watch or StreamWatch()
+        self.max_waiting_bytes = ROOM_BYTES
         self.session: Session | None = None
         self.chooser: Chooser | None = None
         self.faulty = False  # what the session holds can no longer be trusted
         self._frames: deque[ServerFrame] = deque()
         self._features: deque[Features] = deque()
+        self._row_bytes = 0  # of the features that wait
         self._jobs: dict[int, Job] = {}
         self._last_seq = -1
         self._refusal: Refusal | None = None
@@ -38,11 +48,31 @@ class Stream:
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
 
+    @property
+    def waiting_bytes(self) -> int:
+        """What waits to be read, about."""
+        return self._row_bytes + _FRAME_BYTES * (len(self._frames) + len(self._features))
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """What it ends with, as far as is known."""
+        return self._refusal
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether nothing new should be taken from its client."""
+        return self._ending
+
     def send(self, frame: ServerFrame) -> None:
+        """Let it wait for its turn. Ends the stream when more waits than would for a client that reads."""
         if isinstance(frame, Features):
             self._features.append(frame)
+            self._row_bytes += frame.rows.nbytes
         else:
             self._frames.append(frame)
+        if self.waiting_bytes > self.max_waiting_bytes:
+            self._drop()
+            self.fail(Refusal(Reason.STALLED, "too much waited to be read: connect again and resume"))
         self._changed.set()
 
     def check_seq(self, seq: int) -> None:
@@ -63,6 +93,7 @@ class Stream:
         """Take what the model thread says of job `seq`; nothing after the stream was abandoned."""
         if seq not in self._jobs:
             return
+        self.watch.answered(seq, answer)
         match answer:
             case Verdict() | Features():
                 self.send(answer)
@@ -97,7 +128,7 @@ class Stream:
 
     async def room(self) -> None:
         """Wait until the client has taken enough of what it was sent."""
-        while len(self._frames) + len(self._features) >= _MAX_WAITING_FRAMES or len(self._jobs) >= _MAX_JOBS:
+        while self._is_behind:
             self._has_room.clear()
             await self._has_room.wait()
 
@@ -114,10 +145,27 @@ class Stream:
         if self._refusal is not None:
             raise self._refusal
 
+    @property
+    def _is_behind(self) -> bool:
+        return (
+            len(self._frames) + len(self._features) >= _MAX_WAITING_FRAMES
+            or self.waiting_bytes >= _MAX_UNREAD_BYTES
+            or len(self._jobs) >= _MAX_JOBS
+        )
+
+    def _drop(self) -> None:
+        self._frames.clear()
+        self._features.clear()
+        self._row_bytes = 0
+
     def _next(self) -> ServerFrame | None:
         if self._frames:
             return self._frames.popleft()
-        return self._piece() if self._features else None
+        if not self._features:
+            return None
+        piece = self._piece()
+        self._row_bytes -= piece.rows.nbytes
+        return piece
 
     def _piece(self) -> Features:
         """The first rows of the features that wait longest."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,10 @@ from outrider_drafters.tap import BEFORE_NORM
 from outrider_proto.errors import UsageError
 from outrider_server.attention import IMPLEMENTATION, SlotAttention, register
 from outrider_server.fitness import check_against_eager, probe
-from outrider_server.slots import KVShape
+from outrider_server.kv.shape import KVShape
+
+if TYPE_CHECKING:
+    from outrider_server.parallel.ranks import Ranks
 
 _SMALL = 30_000_000  # parameters
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -36,7 +39,7 @@ class TargetOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A loaded target. Its forward passes belong to one thread."""
+    """A loaded target. Its forward passes belong to one thread. `ranks`: the other processes it is divided among."""
 
     model: PreTrainedModel
     name: str
@@ -47,11 +50,16 @@ class Target:
     hidden_size: int
     max_context: int
     eos_token_ids: tuple[int, ...]
+    ranks: Ranks | None = None
 
     @property
     def is_small(self) -> bool:
-        """Whether more CPU threads cost more than they bring."""
-        return sum(parameter.numel() for parameter in self.model.parameters()) < _SMALL
+        return is_small(self.model)
+
+    def close(self) -> None:
+        """End the other processes, where there are any. Safe twice."""
+        if self.ranks is not None:
+            self.ranks.close()
 
     @classmethod
     def load(
@@ -59,10 +67,10 @@ class Target:
     ) -> Target:
         """Load a local directory or a hub name. Raises UsageError for anything that cannot serve as a target."""
         path = resolve_dir(name_or_path)
-        model = _load_model(str(path), _dtype(dtype), _device(device))
+        model = load_model(str(path), check_dtype(dtype), _device(device))
         return cls.of(
             model,
-            name=_public_name(name_or_path),
+            name=public_name(name_or_path),
             fingerprint=target_fingerprint(path),
             tokenizer_fingerprint=tokenizer_fingerprint(path),
             max_context=max_context,
@@ -76,6 +84,7 @@ class Target:
         fingerprint: str = "",
         tokenizer_fingerprint: str = "none",
         max_context: int | None = None,
+        ranks: Ranks | None = None,
     ) -> Target:
         """Make a loaded model a target. Raises UsageError when slots cannot reproduce its own attention."""
         register()
@@ -93,6 +102,7 @@ class Target:
             hidden_size=config.hidden_size,
             max_context=context,
             eos_token_ids=_eos_token_ids(model),
+            ranks=ranks,
         )
 
     def forward(
@@ -158,7 +168,15 @@ def _last_layer(model: PreTrainedModel) -> nn.Module:
     raise UsageError(f"{model.config.model_type}: its {count} layers are not found; no drafter can have their output")
 
 
-def _load_model(path: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def is_small(model: PreTrainedModel) -> bool:
+    """Whether more CPU threads cost more than they bring."""
+    return sum(parameter.numel() for parameter in model.parameters()) < _SMALL
+
+
+def load_model(
+    path: str, dtype: torch.dtype, device: torch.device | None, distributed_config: object | None = None
+) -> PreTrainedModel:
+    """On a device, or (None) where `distributed_config` puts it. Raises UsageError."""
     if find_bundle(Path(path)) is not None:
         raise UsageError(f"target {path}: an edge bundle, which has no layers to verify with; give the full target")
     register()
@@ -170,6 +188,7 @@ def _load_model(path: str, dtype: torch.dtype, device: torch.device) -> PreTrain
             attn_implementation=IMPLEMENTATION,
             output_loading_info=True,
             trust_remote_code=False,  # without a word it would ask whether to run the directory's own code
+            **({} if distributed_config is None else {"distributed_config": distributed_config}),
         )
     except (ValueError, OSError, KeyError, RuntimeError) as error:
         raise UsageError(f"target {path}: {error}") from error
@@ -177,17 +196,19 @@ def _load_model(path: str, dtype: torch.dtype, device: torch.device) -> PreTrain
     info: dict[str, Any] = loaded[1]
     if missing := sorted(info["missing_keys"]):
         raise UsageError(f"target {path}: {len(missing)} tensors are missing, the first is {missing[0]}")
-    model.to(device)  # type: ignore[arg-type] # transformers' annotation of `to` hides nn.Module's
+    if device is not None:
+        model.to(device)  # type: ignore[arg-type] # transformers' annotation of `to` hides nn.Module's
     return model
 
 
-def _public_name(name_or_path: str) -> str:
+def public_name(name_or_path: str) -> str:
     """What clients are told: of a directory its last part, not where it lies on this machine."""
     path = Path(name_or_path)
     return path.resolve().name if path.is_dir() else name_or_path
 
 
-def _dtype(name: str) -> torch.dtype:
+def check_dtype(name: str) -> torch.dtype:
+    """By its name. Raises UsageError."""
     if name not in DTYPES:
         raise UsageError(f"dtype={name}: need one of {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -15,7 +15,7 @@ from outrider_proto.tree import DraftTree
 from outrider_proto.wire import client_frame_to_proto, server_frame_from_proto
 from outrider_server.verifier import Verifier
 
-WAIT_S = 20  # no answer takes that long; it only keeps a broken test from hanging
+WAIT_S = 60  # no answer takes that long; it only keeps a broken test from hanging
 NO_TREE = DraftTree()
 
 
@@ -108,12 +108,15 @@ async def talking(verifier: Verifier):
 
 
 @asynccontextmanager
-async def calling(address: str):
-    """A stream over gRPC, with `send_bytes` for what no honest client sends."""
-    async with grpc.aio.insecure_channel(address) as channel:
+async def calling(address: str, key: str | None = None, credentials: grpc.ChannelCredentials | None = None):
+    """A stream over gRPC, with `send_message` for what no honest client sends."""
+    secure = credentials is not None
+    making = grpc.aio.secure_channel(address, credentials) if secure else grpc.aio.insecure_channel(address)
+    metadata = () if key is None else (("authorization", f"Bearer {key}"),)
+    async with making as channel:
         call = channel.stream_stream(
             "/outrider.v1.Verifier/Session", pb.ClientFrame.SerializeToString, pb.ServerFrame.FromString
-        )()
+        )(metadata=metadata)
 
         async def send(frame) -> None:
             await call.write(client_frame_to_proto(frame))

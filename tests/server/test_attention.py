@@ -6,7 +6,8 @@ import torch
 from tiny_targets import CONFIGS, random_tokens, random_tree, target
 
 from outrider_proto.tree import DraftTree
-from outrider_server.attention import FlatBatch, Piece
+from outrider_server.attention import FlatBatch
+from outrider_server.piece import Piece
 from outrider_server.slots import Slot
 from outrider_server.target import eager_attention
 

@@ -252,7 +252,6 @@ async def test_who_takes_little_by_little_loses_the_place(monkeypatch):
     with pytest.raises(TimeoutError):
         await bundle_service._write(chunks(), reader)
     assert reader.num_taken == 2
-    assert bundle_service._host("ipv6:%5B::1%5D:50051") == "ipv6:%5B::1%5D"
 
 
 def test_kinds_of_weights():

@@ -109,3 +109,13 @@ def test_the_threshold_has_to_be_exceeded():
 def test_typical_chooses_argmaxes():
     logits = torch.tensor([[0.0, 2.0, 1.9], [3.0, 2.9, 1.0]])
     assert typical(temperature=2.0, seed=3).choose(logits, [5, 6]) == [1, 0]
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-30, 1e-9])
+@pytest.mark.parametrize("acceptance", ["exact", "typical"])
+def test_the_coldest_temperatures_choose_tokens(temperature, acceptance):
+    """Not what comes behind the vocabulary, which is where a quotient that is no number leads."""
+    logits = torch.tensor([[0.0, 2.0, -1e4], [3e4, 2.9, 1.0]])
+    chooser = Chooser(Sampling(temperature, seed=3, acceptance=acceptance))
+    assert chooser.choose(logits, [5, 6]) == [1, 0]
+    assert chooser.distribution(logits).isfinite().all()

@@ -13,9 +13,11 @@ from tiny_targets import build
 from typer.testing import CliRunner
 
 from outrider_models.bundling import make_bundle
-from outrider_server.cli import _announce, _stop_signal, app
+from outrider_server.building import build_verifier
+from outrider_server.cli import _announce, app
 from outrider_server.config import ServerConfig
-from outrider_server.verifier import build_verifier
+from outrider_server.server import Server
+from outrider_server.stop_signals import StopSignals
 
 COMMAND = [sys.executable, "-c", "from outrider_server.cli import main; main()"]
 
@@ -46,7 +48,7 @@ def serve(*options: str):
         (["--drafter", "/nowhere"], "/nowhere: no such directory"),
         (["--pace", "laptop"], "pace laptop: need a .toml file or one of"),
         (["--pace", "/nowhere/my.toml"], "/nowhere/my.toml: cannot be read"),
-        (["--host", "203.0.113.1", "--port", "1"], "cannot listen on 203.0.113.1:1"),
+        (["--host", "203.0.113.1", "--port", "1", "--open-to-network"], "cannot listen on 203.0.113.1:1"),
     ],
 )
 def test_a_bad_option_is_one_line_and_exit_code_2(options, message, target_dir):
@@ -93,16 +95,18 @@ def test_a_port_in_use(target_dir):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_either_signal_stops_it(number):
-    stop = _stop_signal()
+    stop = StopSignals()
+    signal.raise_signal(signal.SIGHUP)
     signal.raise_signal(number)
-    await asyncio.wait_for(stop.wait(), 20)
-    for each in (signal.SIGTERM, signal.SIGINT):
+    await asyncio.wait_for(stop.first.wait(), 20)
+    assert not stop.second.is_set()
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().remove_signal_handler(each)
 
 
 def test_a_server_that_is_paced_or_drafts_says_so(target_dir, tmp_path, capsys):
     config = ServerConfig(str(target_dir), ("lookup",), pace="paper", server_draft=True)
-    _announce("here:1", build_verifier(config), tmp_path / "ready.json")
+    _announce(Server(build_verifier(config), "here", 1), tmp_path / "ready.json")
     heard = capsys.readouterr().err
     assert "features for last-hidden, drafting with lookup, paced as paper (emulated times: arXiv 2410.03804" in heard
     assert json.loads((tmp_path / "ready.json").read_text())["pace"] == "paper"

@@ -21,7 +21,7 @@ def cycle(engine: Engine, held: Held, chain: list[int], tree: DraftTree, chooser
     """One verdict, committed and tapped."""
     (outcome,) = engine.verify([Work(held, chain, tree, chooser)])
     engine.commit(outcome)
-    engine.tap(outcome)
+    engine.tap([outcome])
     return outcome.walk
 
 
@@ -183,7 +183,7 @@ def test_features_are_those_of_a_fresh_prefill_at_every_position(tap):
         [Work(held, [5, 6, 7], random_tree(rng, 4), GREEDY), Work(other, [3], DraftTree(), GREEDY)]
     )
     engine.commit(first)
-    engine.tap(first)
+    engine.tap([first])
     held.truncate(30)
     cycle(engine, held, random_tokens(rng, 3), DraftTree())
     fresh = Held(target().kv, tap)

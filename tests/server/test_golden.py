@@ -23,7 +23,7 @@ def features(target: Target, tap, tokens: list[int]) -> torch.Tensor:
     for part in (tokens[:7], tokens[7:]):
         (outcome,) = engine.verify([Work(held, part, DraftTree(), Chooser(Sampling()))])
         engine.commit(outcome)
-        engine.tap(outcome)
+        engine.tap([outcome])
     return torch.from_numpy(held.features(0)[1])
 
 

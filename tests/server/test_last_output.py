@@ -8,7 +8,8 @@ from torch import nn
 from outrider_drafters.tap import BEFORE_NORM
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import DraftTree
-from outrider_server.attention import FlatBatch, Piece
+from outrider_server.attention import FlatBatch
+from outrider_server.piece import Piece
 from outrider_server.slots import Slot
 from outrider_server.target import Target, TargetOutput, eager_attention
 

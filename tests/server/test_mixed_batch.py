@@ -72,7 +72,7 @@ class Script:
     def take(self, engine: Engine, outcome: Outcome) -> None:
         have = len(self.held.tokens)
         engine.commit(outcome)
-        engine.tap(outcome)
+        engine.tap([outcome])
         self.walks.append(outcome.walk)
         if self.held.tap is not None:
             self.sent.append(self.held.features(max(0, have - 2)))

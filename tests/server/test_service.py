@@ -22,7 +22,9 @@ from outrider_proto.tree import DraftTree
 from outrider_proto.wire import MAX_FRAME_BYTES, description_from_proto
 from outrider_server.config import Limits
 from outrider_server.plain import plain_greedy
+from outrider_server.security.gatekeeper import Gatekeeper
 from outrider_server.server import Server
+from outrider_server.service import VerifierService
 from outrider_server.verifier import Verifier
 
 PROMPT = random_tokens(np.random.default_rng(1), 12)
@@ -196,6 +198,26 @@ async def test_drain_answers_and_ends_streams_and_stop_is_safe_twice(truth):
                 await late.open(server.verifier.describe())
         await server.stop()
         await server.stop()
+
+
+async def test_streams_that_nobody_reads_shut_out_their_own_address_alone():
+    verifier = Verifier(target())
+    service, listening = VerifierService(verifier, Gatekeeper()), grpc.aio.server()
+    listening.add_generic_rpc_handlers((service.handler(),))
+    address = f"127.0.0.1:{listening.add_insecure_port('127.0.0.1:0')}"
+    await verifier.start()
+    await listening.start()
+    try:
+        service._unread["203.0.113.1"] = 500  # whoever that is: more than one address may have
+        async with calling(address) as talk:
+            assert (await talk.open(verifier.describe())).session_id
+        service._unread["127.0.0.1"] = 500
+        async with calling(address) as talk:
+            with pytest.raises(Refusal, match="not read"):
+                await talk.open(verifier.describe())
+    finally:
+        await verifier.stop()
+        await listening.stop(None)
 
 
 async def test_a_port_in_use_is_named():

@@ -397,3 +397,43 @@ async def test_features_reach_a_client_that_hung_up_in_between(truth):
             features = await talk.receive()
             assert isinstance(features, Features)
             assert len(features.rows) == len(PROMPT) + 1
+
+
+async def test_a_stream_that_is_cancelled_twice_still_lets_go_of_its_session():
+    """gRPC may cancel a call whose stream is just ending for another reason."""
+    async with serving() as verifier:
+        about, ended, may_end = verifier.describe(), asyncio.Event(), asyncio.Event()
+
+        async def incoming():
+            yield Open(about.protocol_version, about.target_fingerprint, about.tokenizer_fingerprint)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+                await may_end.wait()
+
+        async def call() -> None:
+            async for _ in verifier.session(incoming()):
+                opened.set()
+
+        opened = asyncio.Event()
+        calling = asyncio.create_task(call())
+        await asyncio.wait_for(opened.wait(), 20)
+        calling.cancel()
+        await asyncio.wait_for(ended.wait(), 20)
+        calling.cancel()
+        await asyncio.wait([calling])
+        assert verifier.census().active == 0
+        may_end.set()
+
+
+async def test_a_session_that_has_failed_is_not_taken_over(truth):
+    async with serving() as verifier, talking(verifier) as first, talking(verifier) as second:
+        opened = await first.open(verifier.describe())
+        await first.prompt(PROMPT)
+        (stream,) = verifier._streams
+        stream.faulty = True  # as when a job of it has failed, and its stream is about to end
+        again = await second.open(verifier.describe(), session_id=opened.session_id, committed_len=len(PROMPT))
+        assert not again.resumed
+        assert again.session_id != opened.session_id
+        assert (await second.prompt(PROMPT)).bonus == truth[0]

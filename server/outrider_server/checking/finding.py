@@ -1,0 +1,28 @@
+"""What a check found of one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from outrider_proto.errors import OutriderError
+
+Verdict = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`subject` as in the configuration."""
+
+    subject: str
+    verdict: Verdict
+    text: str
+
+
+def found(subject: str, look: Callable[[], str]) -> Finding:
+    """What `look` says; an error of ours is a finding like any other."""
+    try:
+        return Finding(subject, "ok", look())
+    except OutriderError as error:
+        return Finding(subject, "error", str(error))

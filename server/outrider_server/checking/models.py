@@ -1,0 +1,93 @@
+"""Whether target and drafters load, fit each other, and write together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from functools import partial
+
+from outrider_drafters.pace import Pace
+from outrider_proto.errors import OutriderError
+from outrider_proto.frames import ClientFrame, Decode, Finish, Open, Opened, ServerTree, Verdict
+from outrider_server.checking.finding import Finding, found
+from outrider_server.config import ServerConfig
+from outrider_server.drafting import load_drafters
+from outrider_server.parallel.loading import load_target
+from outrider_server.taps import load_taps
+from outrider_server.target import Target
+from outrider_server.verifier import Verifier
+
+_PROMPT_TOKENS = 8
+_NEW_TOKENS = 16
+_TREE = ServerTree(breadth=4, levels=3, budget=12)
+
+
+def try_models(config: ServerConfig) -> Iterator[Finding]:
+    """The target, then each drafter with it."""
+    if config.pace is not None:
+        pace = config.pace
+        yield found("pace", lambda: f"{Pace.load(pace).name}: emulated times")
+    try:
+        target = load_target(config)
+    except OutriderError as error:
+        yield Finding("target", "error", str(error))
+        return
+    try:
+        yield from _tried(target, config)
+    finally:
+        target.close()
+
+
+def _tried(target: Target, config: ServerConfig) -> Iterator[Finding]:
+    yield Finding("target", "ok", _described(target))
+    if target.tokenizer_fingerprint == "none":
+        yield Finding("target", "warning", "no tokenizer beside it: clients bring their own, unchecked")
+    for source in config.drafters:
+        yield found(f"drafter {source}", partial(_pair, target, config, source))
+
+
+def _described(target: Target) -> str:
+    kv = target.kv
+    session_mib = kv.bytes_per_token * target.max_context / 2**20
+    return (
+        f"{target.name}: {target.model.config.model_type}, {kv.layers} layers, vocabulary {target.vocab_size}, context"
+        f" {target.max_context}, {kv.dtype} on {kv.device}; slots reproduce its own attention;"
+        f" {kv.bytes_per_token} bytes of K/V a token, {session_mib:.1f} MiB a full session"
+    )
+
+
+def _pair(target: Target, config: ServerConfig, source: str) -> str:
+    """Raises UsageError for what does not fit."""
+    taps = load_taps(target, config.target, [source])
+    (drafter,) = load_drafters(target, config.target, [source])
+    verifier = Verifier(target, taps, config.limits, drafters=[drafter])
+    num_tokens, num_passes = asyncio.run(_trial(verifier, drafter.tap.fingerprint))
+    features = f"features of {drafter.tap.width} values a token" if drafter.tap.width else "no features"
+    return f"family {drafter.family}, {features}; a trial wrote {num_tokens} tokens in {num_passes} passes"
+
+
+async def _trial(verifier: Verifier, tap: str) -> tuple[int, int]:
+    """Write a little with the drafter beside the target: tokens and passes. Raises Refusal."""
+    await verifier.start()
+    try:
+        num_tokens = num_passes = 0
+        async with aclosing(verifier.session(_asked(verifier, tap))) as frames:
+            async for frame in frames:
+                assert not isinstance(frame, Opened) or frame.server_draft
+                if isinstance(frame, Verdict):
+                    num_tokens += len(frame.tokens) + (frame.bonus is not None)
+                    num_passes += 1
+                    if frame.finish is not Finish.NOT_YET:
+                        break
+        return num_tokens, num_passes
+    finally:
+        await verifier.stop()
+
+
+async def _asked(verifier: Verifier, tap: str) -> AsyncIterator[ClientFrame]:
+    about = verifier.describe()
+    yield Open(about.protocol_version, about.target_fingerprint, about.tokenizer_fingerprint, tap)
+    prompt = tuple((7919 * i + 13) % about.vocab_size for i in range(_PROMPT_TOKENS))
+    room = min(_NEW_TOKENS, about.max_context - _PROMPT_TOKENS)
+    yield Decode(1, 0, prompt[:-1], prompt[-1], room, features_from=0, tree=_TREE)

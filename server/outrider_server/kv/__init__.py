@@ -1,0 +1,1 @@
+"""Where rows live: the memory budget, stores and their pool, prefixes that sessions share."""

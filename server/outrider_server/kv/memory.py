@@ -1,0 +1,225 @@
+"""The memory of all sessions: what they hold, what they share, and who goes first when there is no room.
+
+Room is made in this order: spare stores; prefixes that nobody uses; then the rows of sessions, the longest unused
+first: of those without a stream, of those with nothing under way, of those that wait for room themselves. What goes are
+rows and features; the tokens stay, and from them the rows are computed again when the session goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from heapq import heapify, heappop, heappush
+from typing import Literal, Protocol
+
+from outrider_proto.errors import Reason, Refusal
+from outrider_server.kv.budget import Budget, OutOfRoom
+from outrider_server.kv.prefix import Prefix, first_name
+from outrider_server.kv.prefixes import Holder, Prefixes
+from outrider_server.kv.shape import KVShape
+from outrider_server.kv.store import Pool, Store, size_class
+from outrider_server.slots import Slot, Take
+
+Sharing = Literal["payer", "all", "none"]
+
+
+class Tenant(Holder, Protocol):
+    """A session that holds rows."""
+
+    used_at: int
+
+    @property
+    def standing(self) -> Literal["parked", "idle", "waiting", "working"]: ...
+
+    def lose(self) -> None:
+        """Its rows and features, but not its tokens."""
+        ...
+
+
+_GO_FIRST = {"parked": 0, "idle": 1, "waiting": 2}
+
+
+class Memory:
+    """Belongs to the model thread, but for `new_slot` and the counts, which any may ask for. Rows move and go only
+    between passes: when a session begins, takes room or ends."""
+
+    def __init__(self, shape: KVShape, budget_bytes: int | None = None, sharing: Sharing = "payer") -> None:
+        self.budget = Budget(sys.maxsize if budget_bytes is None else budget_bytes)
+        self.pool = Pool(shape, self.budget)
+        self.evictions = 0
+        self.prefix_hits_tokens = 0  # that needed no pass
+        self.prefix_asked_tokens = 0  # of texts that were begun
+        self._prefixes = Prefixes(self)
+        self._sharing = sharing
+        self._tenants: dict[Tenant, None] = {}
+        self.is_relief_due = False  # a pass has found no memory
+        self.count = 0  # of uses: the clock of what is longest unused
+
+    @property
+    def used_bytes(self) -> int:
+        """With prefixes, and with spare_bytes."""
+        return self.budget.used_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """That lie ready for the next session."""
+        return self.pool.spare_bytes
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.budget.limit_bytes
+
+    @property
+    def prefixes(self) -> Collection[Prefix]:
+        return self._prefixes.all
+
+    @property
+    def prefix_bytes(self) -> int:
+        return self._prefixes.num_bytes
+
+    def group(self, payer: str, tap: str) -> bytes:
+        """Of the sessions that may share: those of one payer, or all; and of one tap, whose features go along."""
+        return first_name(b"" if self._sharing == "all" else payer.encode(), tap.encode())
+
+    def new_slot(self, tenant: Tenant, width: int) -> Slot:
+        """Registers the session, whose rows may from now on be taken away."""
+        tenant.slot = Slot(self.pool, width)
+        self._tenants[tenant] = None  # last: the model thread may ask for all it has at once
+        return tenant.slot
+
+    def take_for(self, tenant: Tenant, num_rows: int, width: int) -> Store:
+        """More room for its rows. Raises OutOfRoom."""
+        return self._taken(self.pool.take, num_rows, width, (tenant,))
+
+    def begin(self, tenant: Tenant) -> None:
+        """Its text is to go on, and its tokens are known: let it begin with what others hold of them."""
+        self.count += 1
+        tenant.used_at = self.count
+        slot, first = tenant.slot, tenant.slot.length
+        if self._shares(tenant):
+            if first > slot.start:
+                if (known := self._prefixes.elsewhere(tenant)) is not None:
+                    slot.rebase(known)
+            elif (known := self._prefixes.find(tenant)) is not None:
+                slot.attach(known)
+        if slot.prefix is not None:
+            slot.prefix.used_at = self.count
+        self.prefix_hits_tokens += slot.length - first
+        self.prefix_asked_tokens += len(tenant.tokens) - first
+
+    def check_fit(self, tenant: Tenant, num_rows: int) -> None:
+        """Raises Refusal for a text that could not be held if it were the only one."""
+        num_bytes = num_rows * self.pool.row_bytes(tenant.slot.width)
+        if num_bytes > self.budget_bytes:
+            raise Refusal(
+                Reason.CONTEXT_FULL,
+                f"{num_rows} tokens need {num_bytes} bytes of the server's memory for K/V: it has {self.budget_bytes}"
+                " (--kv-memory); send a shorter text",
+            )
+
+    def is_cramped(self, tenant: Tenant, num_rows: int) -> bool:
+        """Whether its rows can never lie beside their own copy with more room."""
+        num_bytes = num_rows * self.pool.row_bytes(tenant.slot.width)
+        return 0 < self.budget_bytes - num_bytes < tenant.slot.num_bytes
+
+    def note(self, tenant: Tenant) -> None:
+        """It holds more rows and features than before. Moves nobody's rows: others' may be half-way to theirs."""
+        if self._shares(tenant):
+            self._prefixes.note(tenant)
+
+    def unnote(self, tenant: Tenant, length: int) -> None:
+        """It is about to hold no more than `length`."""
+        self._prefixes.unnote(tenant, length)
+
+    def release(self, tenant: Tenant) -> None:
+        """It ends; what it knows may be of use to others."""
+        self._tenants.pop(tenant, None)
+        if self._shares(tenant):
+            with suppress(OutOfRoom):
+                self._prefixes.keep(tenant)
+        tenant.lose()
+
+    def take_exactly(self, num_rows: int, width: int, spare: Sequence[Holder]) -> Store:
+        """Raises OutOfRoom. With nobody to spare, only what is free."""
+        return self._taken(self.pool.take_exactly, num_rows, width, spare)
+
+    def give(self, store: Store) -> None:
+        self.budget.give(store.num_bytes)
+
+    def between_passes(self) -> None:
+        """Rows may move now: do what had to wait for that."""
+        if self.is_relief_due:
+            self.is_relief_due = False
+            self.relieve()
+
+    def relieve(self) -> None:
+        """The machine itself has run out: give back all that can be had again."""
+        self._drop_unused(-1)
+        for tenant in self._evictable(()):
+            self._evict(tenant)
+        self._drop_unused(-1)
+        self.pool.trim()
+
+    def _shares(self, tenant: Tenant) -> bool:
+        return self._sharing != "none" and tenant.group is not None
+
+    def _taken(self, take: Take, num_rows: int, width: int, spare: Sequence[Holder]) -> Store:
+        """Making room step by step; where it cannot be made, nobody loses anything. Raises OutOfRoom."""
+        try:
+            return take(num_rows, width)
+        except OutOfRoom as shortage:
+            if not spare or not self._can_make_room(num_rows, width, spare):
+                raise
+            for _ in self._making_room(shortage.num_bytes, spare):
+                with suppress(OutOfRoom):
+                    return take(num_rows, width)
+            raise
+
+    def _making_room(self, num_bytes: int, spare: Sequence[Holder]) -> Iterator[None]:
+        """Step by step."""
+        self._drop_unused(self.budget.used_bytes - num_bytes)
+        yield
+        for tenant in self._evictable(spare):
+            self._evict(tenant)
+            self.pool.trim()
+            self._drop_unused(self.budget_bytes - num_bytes)
+            yield
+
+    def _can_make_room(self, num_rows: int, width: int, spare: Sequence[Holder]) -> bool:
+        """Beside what must stay."""
+        staying = [t for t in list(self._tenants) if t in spare or t.standing == "working"]
+        links = {link for t in staying if t.slot.prefix for link in t.slot.prefix.chain()}
+        slabs = {t.slot.store.slab for t in staying}
+        pinned = sum(slab.num_bytes for slab in slabs) + sum(link.store.num_bytes for link in links)
+        fits = pinned + num_rows * self.pool.row_bytes(width) <= self.budget_bytes
+        return (
+            fits
+            or self.pool.has_spare(num_rows, width, slabs)
+            or any(
+                t.slot.store.slab in slabs and t.slot.store.capacity == size_class(num_rows) and t.slot.width == width
+                for t in self._evictable(spare)
+            )
+        )
+
+    def _evictable(self, spare: Sequence[Holder]) -> list[Tenant]:
+        """In the order in which they go."""
+        standing = {t: t.standing for t in list(self._tenants) if t.slot.holds_any and t not in spare}
+        goers = [t for t, what in standing.items() if what != "working"]
+        return sorted(goers, key=lambda t: (_GO_FIRST[standing[t]], t.used_at))
+
+    def _evict(self, tenant: Tenant) -> None:
+        tenant.lose()
+        self.evictions += 1
+
+    def _drop_unused(self, enough: int) -> None:
+        """Of the prefixes, the longest unused first, until no more than so many bytes are used."""
+        if self.budget.used_bytes <= enough:
+            return
+        unused = [(prefix.used_at, id(prefix), prefix) for prefix in self._prefixes.all if not prefix.users]
+        heapify(unused)
+        while unused and self.budget.used_bytes > enough:
+            _, _, prefix = heappop(unused)
+            self._prefixes.drop(prefix)
+            if (parent := prefix.parent) is not None and not parent.users:
+                heappush(unused, (parent.used_at, id(parent), parent))

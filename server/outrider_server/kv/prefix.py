@@ -1,0 +1,84 @@
+"""Rows that several sessions share, in blocks of tokens, and how blocks are named.
+
+    session 1   [ system prompt ][ question 1 ][ own rows ...        a tree of prefixes: each holds the rows below its
+    session 2   [ system prompt ][ question 2 ][ own rows ...        parent's, is never written again, and is cut in
+                '-- one Prefix -'                                    two where a new text leaves it half-way
+
+A block's name is a hash of the name before it and its tokens, so it stands for the whole text up to its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+from outrider_proto.packing import pack_tokens
+from outrider_server.kv.store import Store
+
+BLOCK = 32  # tokens
+_NAME_BYTES = 16
+
+
+class Prefix:
+    """Rows start .. stop-1 of every text that begins with the tokens of `chain()`."""
+
+    def __init__(self, parent: Prefix | None, tokens: Sequence[int], names: Sequence[bytes], store: Store) -> None:
+        assert len(tokens) == store.capacity == BLOCK * len(names)
+        self.parent = parent
+        self.tokens = list(tokens)
+        self.names = list(names)
+        self.store = store
+        self.users = 0  # slots that end with it, and children
+        self.used_at = 0  # count of the memory's
+        if parent is not None:
+            parent.users += 1
+
+    @property
+    def start(self) -> int:
+        return 0 if self.parent is None else self.parent.stop
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.tokens)
+
+    def chain(self) -> list[Prefix]:
+        """Its parents, the first one first, and itself."""
+        links = [self]
+        while (parent := links[-1].parent) is not None:
+            links.append(parent)
+        return links[::-1]
+
+    def text(self) -> list[int]:
+        """All tokens up to its stop."""
+        return [token for link in self.chain() for token in link.tokens]
+
+    def cut(self, count: int, upper: Store, lower: Store) -> Prefix:
+        """Leave all but the first `count` rows to `self`, in `lower`; answers its new parent, with those in `upper`.
+        What holds on to `self` has the same text as before."""
+        blocks, rest = count // BLOCK, len(self.tokens) - count
+        upper.copy_rows(0, self.store, 0, count)
+        lower.copy_rows(0, self.store, count, rest)
+        above = Prefix(self.parent, self.tokens[:count], self.names[:blocks], upper)
+        if self.parent is not None:
+            self.parent.users -= 1  # it is the new one's child now
+        self.parent, self.store = above, lower
+        self.tokens, self.names = self.tokens[count:], self.names[blocks:]
+        above.users += 1
+        above.used_at = self.used_at
+        return above
+
+
+def first_name(*whose: bytes) -> bytes:
+    """What the names of a group of sessions begin with; those of different groups never meet."""
+    digest = hashlib.blake2b(digest_size=_NAME_BYTES)
+    for part in whose:
+        digest.update(len(part).to_bytes(4, "little") + part)
+    return digest.digest()
+
+
+def block_names(before: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
+    """Of all full blocks of the tokens that follow the block called `before`."""
+    for first in range(0, len(tokens) - BLOCK + 1, BLOCK):
+        block = pack_tokens(tokens[first : first + BLOCK])
+        before = hashlib.blake2b(before + block, digest_size=_NAME_BYTES).digest()
+        yield before

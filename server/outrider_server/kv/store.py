@@ -1,0 +1,175 @@
+"""A store: memory for a number of rows, all of a session's layers and its features. Stores of one size lie side by side
+in slabs; they go back to a pool, from which the next session takes them. Every byte of it is in the budget."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Collection
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider_server.kv.budget import Budget, OutOfRoom
+from outrider_server.kv.shape import KVShape
+
+_SMALLEST = 128  # rows
+_SLAB_LANES = 16
+_SLAB_BYTES = 64 * 2**20  # no more at once: for a large model a store is a slab
+_SLAB_SHARE = 8  # of the room that is left, one part in so many: where it is scarce too
+
+
+class Slab:
+    """Memory of several stores of one size, side by side, so that one product can go over all of them:
+    keys and values [layers, lanes, capacity, kv_heads, dim]."""
+
+    def __init__(self, shape: KVShape, lanes: int, capacity: int, width: int) -> None:
+        s = shape
+        # Zeros: what lies behind a store's rows is multiplied by nothing, which only makes nothing of what is a number.
+        self.keys = torch.zeros(s.layers, lanes, capacity, s.kv_heads, s.key_dim, dtype=s.dtype, device=s.device)
+        self.values = torch.zeros(s.layers, lanes, capacity, s.kv_heads, s.value_dim, dtype=s.dtype, device=s.device)
+        self.features: NDArray[np.float32] = np.empty((lanes, capacity, width), dtype=np.float32)
+        self.capacity = capacity
+        self.num_lanes = lanes
+        self.num_spare = 0
+
+    @property
+    def num_bytes(self) -> int:
+        tensors: int = self.keys.nbytes + self.values.nbytes
+        return tensors + self.features.nbytes
+
+
+class Store:
+    """One lane: room for `capacity` rows of K/V, and for as many rows of features on the CPU."""
+
+    def __init__(self, slab: Slab, lane: int) -> None:
+        self.slab = slab
+        self.lane = lane
+        self.capacity = slab.capacity
+        self.keys = slab.keys[:, lane].transpose(1, 2)  # [layers, kv_heads, capacity, dim]
+        self.values = slab.values[:, lane].transpose(1, 2)
+        self.features: NDArray[np.float32] = slab.features[lane]
+        self.layer_keys = self.keys.unbind(0)
+        self.layer_values = self.values.unbind(0)
+
+    @property
+    def num_bytes(self) -> int:
+        tensors: int = self.keys.nbytes + self.values.nbytes
+        return tensors + self.features.nbytes
+
+    def wipe(self) -> None:
+        """See Slab: whoever had it may have left what is no number."""
+        self.keys.zero_()
+        self.values.zero_()
+
+    @torch.inference_mode()  # a store made within a pass cannot be written outside of one otherwise
+    def copy_rows(self, first: int, source: Store, source_first: int, count: int) -> None:
+        """Rows of another store, or of this one where they do not overlap."""
+        there, here = slice(source_first, source_first + count), slice(first, first + count)
+        self.keys[:, :, here] = source.keys[:, :, there]
+        self.values[:, :, here] = source.values[:, :, there]
+        self.features[here] = source.features[there]
+
+
+class Pool:
+    """Stores of a few sizes, so that what one session gives back fits the next. Not for two threads at once."""
+
+    def __init__(self, shape: KVShape, budget: Budget) -> None:
+        self.shape = shape
+        self.budget = budget
+        self.num_allocated = 0  # slabs ever made
+        self.spare_bytes = 0  # of stores that nobody uses; in the budget like all others
+        self._spare: dict[tuple[int, int], list[Store]] = defaultdict(list)
+
+    def row_bytes(self, width: int) -> int:
+        return self.shape.bytes_per_token + width * np.dtype(np.float32).itemsize
+
+    def take(self, num_rows: int, width: int) -> Store:
+        """Room for `num_rows` or somewhat more. Raises OutOfRoom."""
+        rounded = size_class(num_rows)
+        if spare := self._spare.get((rounded, width)):
+            store = spare.pop()
+            self.spare_bytes -= store.num_bytes
+            store.slab.num_spare -= 1
+            if store.slab.num_lanes > 1:
+                store.wipe()
+            return store
+        lane_bytes = rounded * self.row_bytes(width)
+        lanes = min(_SLAB_LANES, max(min(_SLAB_BYTES, self.budget.free_bytes // _SLAB_SHARE) // lane_bytes, 1))
+        try:
+            first, *others = self._allocate(lanes, rounded, width)
+        except OutOfRoom:
+            return self.take_exactly(num_rows, width)
+        for store in reversed(others):  # the next one taken lies beside the first
+            self.give(store)
+        return first
+
+    def take_exactly(self, num_rows: int, width: int) -> Store:
+        """Room for `num_rows`. Raises OutOfRoom."""
+        return self._allocate(1, num_rows, width)[0]
+
+    def give(self, store: Store) -> None:
+        """Back, for whoever comes next; one of an odd size is of no use to anybody."""
+        if store.capacity == size_class(store.capacity):
+            self._spare[store.capacity, store.features.shape[1]].append(store)
+            self.spare_bytes += store.num_bytes
+            store.slab.num_spare += 1
+        else:
+            self.budget.give(store.num_bytes)
+
+    def has_spare(self, num_rows: int, width: int, within: Collection[Slab]) -> bool:
+        """Whether there is a store for `num_rows` in those slabs that nobody uses."""
+        return any(store.slab in within for store in self._spare.get((size_class(num_rows), width), ()))
+
+    def trim(self) -> None:
+        """Let the system have the slabs that nobody uses."""
+        for key, stores in list(self._spare.items()):
+            kept = [store for store in stores if store.slab.num_spare < store.slab.num_lanes]
+            freed = sum(store.num_bytes for store in stores) - sum(store.num_bytes for store in kept)
+            self._spare[key] = kept
+            self.spare_bytes -= freed
+            self.budget.give(freed)
+        if self.shape.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _allocate(self, lanes: int, capacity: int, width: int) -> list[Store]:
+        num_bytes = lanes * capacity * self.row_bytes(width)
+        if num_bytes > self.budget.free_bytes:
+            self.trim()
+        self.budget.take(num_bytes)
+        try:
+            slab = Slab(self.shape, lanes, capacity, width)
+        except (MemoryError, RuntimeError) as error:
+            self.budget.give(num_bytes)
+            if not is_out_of_memory(error):
+                raise
+            self.trim()
+            raise OutOfRoom(num_bytes) from error
+        self.num_allocated += 1
+        return [Store(slab, lane) for lane in range(lanes)]
+
+
+def empty_store(shape: KVShape, width: int) -> Store:
+    """Without rows."""
+    return Store(Slab(shape, 1, 0, width), 0)
+
+
+def unlimited(shape: KVShape) -> Pool:
+    """Of one slot alone, as long as the machine has memory."""
+    return Pool(shape, Budget(sys.maxsize))
+
+
+def size_class(num_rows: int) -> int:
+    """The next of 128, 192, 256, 384, 512, 768, ..."""
+    size = _SMALLEST
+    while size < num_rows:
+        size = size * 3 // 2 if size.bit_count() == 1 else size * 4 // 3
+    return size
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether it says that the machine has no memory left; on a CPU torch's message is all that tells."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError, OutOfRoom)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )

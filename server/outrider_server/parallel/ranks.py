@@ -1,0 +1,160 @@
+"""The other ranks' processes, as rank 0 sees them: started, told of passes, watched, ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from signal import Signals
+from tempfile import TemporaryDirectory
+
+from outrider_proto.errors import UsageError
+from outrider_server.parallel.order import Order
+from outrider_server.parallel.shard import Shard, leave
+
+READY, LOADED = b"ready", b"loaded"
+_START_S = 300.0  # to import torch and transformers
+_LOAD_S = 600.0  # to load a share, after rank 0 has its own
+_END_S = 10.0
+_LAST_WORDS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Follower:
+    rank: int
+    process: subprocess.Popen[bytes]
+    socket: Connection
+
+    @classmethod
+    def start(cls, shard: Shard) -> _Follower:
+        ours, theirs = Pipe()
+        with theirs:
+            # -P: what lies in the working directory is no module of ours
+            command = [sys.executable, "-P", "-m", "outrider_server.parallel.follower", str(theirs.fileno())]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+        follower = cls(shard.rank, process, ours)
+        with suppress(OSError):  # it is dead already, which is noticed when it does not answer
+            ours.send_bytes(shard.packed())
+        return follower
+
+    def hears(self, expected: bytes, patience_s: float) -> None:
+        """Raises UsageError when it says anything else, or nothing."""
+        if not self.socket.poll(patience_s):
+            raise UsageError(f"rank {self.rank} of the target: not {expected.decode()} within {patience_s:g} s")
+        if (said := self.last_words()) != expected.decode():
+            raise UsageError(f"rank {self.rank} of the target: {said}")
+
+    def last_words(self) -> str:
+        """What it said, or how it ended."""
+        try:
+            return self.socket.recv_bytes().decode(errors="replace")
+        except (EOFError, OSError):
+            return self._ending()
+
+    def dismiss(self, *, at_once: bool) -> None:
+        if at_once:
+            self.process.kill()
+            return
+        with suppress(OSError):
+            self.socket.send_bytes(b"")
+
+    def end(self) -> None:
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _ending(self) -> str:
+        try:
+            code = self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return "it hung up"
+        return f"killed by {Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+class Ranks:
+    """`broken` is done, with the reason, once a pass can no longer be had: then this process is to end, too."""
+
+    def __init__(self, folder: TemporaryDirectory[str], followers: list[_Follower]) -> None:
+        self._folder = folder
+        self._followers = followers
+        self._watcher = threading.Thread(target=self._watch, name="outrider ranks", daemon=True)
+        self._closing = False
+        self._lock = threading.Lock()
+        self.broken: Future[str] = Future()
+        self.broken.set_running_or_notify_cancel()  # who stops waiting for it must not cancel it
+
+    @classmethod
+    def start(cls, shard: Shard) -> tuple[Ranks, Shard]:
+        """All but rank 0, and where to meet them. Raises UsageError."""
+        folder = TemporaryDirectory(prefix="outrider-ranks-")
+        shard = replace(shard, meeting=f"{folder.name}/meeting")
+        ranks = cls(folder, [_Follower.start(replace(shard, rank=rank)) for rank in range(1, shard.num_ranks)])
+        try:
+            for follower in ranks._followers:
+                follower.hears(READY, _START_S)
+        except BaseException:
+            ranks.close()
+            raise
+        return ranks, shard
+
+    def await_loaded(self) -> None:
+        """Raises UsageError."""
+        for follower in self._followers:
+            follower.hears(LOADED, _LOAD_S)
+
+    def watch(self) -> None:
+        """From now on a rank's end breaks it."""
+        self._watcher.start()
+
+    @property
+    def watched(self) -> bool:
+        return self._watcher.ident is not None
+
+    def tell(self, order: Order) -> None:
+        """Raises OSError when a rank is gone."""
+        message = order.packed()
+        for follower in self._followers:
+            follower.socket.send_bytes(message)
+
+    def fail_pass(self, error: Exception) -> None:
+        """A pass ended half-way, most likely since a rank did, which then says more."""
+        wait_for([self.broken], _LAST_WORDS_S)
+        self._fail(f"a pass over {len(self._followers) + 1} ranks broke off: {type(error).__name__}: {error}")
+
+    def _fail(self, why: str) -> None:
+        """The first reason counts."""
+        with self._lock:
+            if not self._closing and not self.broken.done():
+                self.broken.set_result(why)
+
+    def close(self) -> None:
+        """End them and wait; at once where they may not listen any more. Safe twice."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        for follower in self._followers:
+            follower.dismiss(at_once=self.broken.done())
+        leave()
+        for follower in self._followers:
+            follower.end()
+        if self.watched:
+            self._watcher.join()
+        for follower in self._followers:
+            follower.socket.close()
+        self._folder.cleanup()
+
+    def _watch(self) -> None:
+        """Until one says anything, or hangs up."""
+        by_socket = {follower.socket: follower for follower in self._followers}
+        ready = wait(list(by_socket))
+        gone = next(follower for socket, follower in by_socket.items() if socket in ready)
+        self._fail(f"rank {gone.rank} of the target: {gone.last_words()}")

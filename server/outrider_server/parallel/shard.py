@@ -1,0 +1,103 @@
+"""A rank's share of the target: what it is told, how it meets the others, and how it loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from outrider_proto.errors import UsageError
+from outrider_server.target import DTYPES, is_small, load_model
+
+COLLECTIVE_S = 60.0  # what one rank waits for another within a pass, or to meet it
+_LOOPBACK = ("lo", "lo0")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """`meeting`: a file, in a folder that only this user can read, over which the ranks find each other."""
+
+    target: str  # a directory
+    dtype: str
+    device: str  # cpu or cuda
+    rank: int
+    num_ranks: int
+    meeting: str
+    threads: int | None
+
+    def packed(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> Shard:
+        return cls(**json.loads(data))
+
+    @property
+    def own_device(self) -> torch.device:
+        return torch.device("cuda", self.rank) if self.device == "cuda" else torch.device("cpu")
+
+
+def load_shard(shard: Shard) -> PreTrainedModel:
+    """Meet the others and load. Raises UsageError."""
+    _meet(shard)
+    torch.set_num_threads(shard.threads or max(1, torch.get_num_threads() // shard.num_ranks))
+    model = load_model(shard.target, DTYPES[shard.dtype], None, distributed_config=_distributed(shard.num_ranks))
+    model.train(False)
+    if shard.threads is None and is_small(model):
+        torch.set_num_threads(1)
+    return model
+
+
+def leave() -> None:
+    """Safe twice."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _meet(shard: Shard) -> None:
+    if shard.device == "cuda":
+        os.environ["LOCAL_RANK"] = str(shard.rank)  # transformers picks the GPU by it
+        torch.cuda.set_device(shard.own_device)
+    else:
+        _stay_on_loopback()
+    patience = timedelta(seconds=COLLECTIVE_S)
+    try:
+        store = dist.FileStore(shard.meeting, shard.num_ranks)  # type: ignore[attr-defined] # torch's stubs forget it
+        store.set_timeout(patience)
+        dist.init_process_group(
+            "nccl" if shard.device == "cuda" else "gloo",
+            store=store,
+            rank=shard.rank,
+            world_size=shard.num_ranks,
+            timeout=patience,
+            device_id=shard.own_device if shard.device == "cuda" else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(f"tensor_parallel={shard.num_ranks}: the processes did not meet: {error}") from error
+
+
+def _stay_on_loopback() -> None:
+    """Gloo would listen where the machine's name leads to, and takes what comes."""
+    try:
+        names = [name for _, name in socket.if_nameindex()]
+    except OSError as error:
+        raise UsageError(f"tensor_parallel: the network interfaces cannot be listed: {error}") from error
+    if loopback := next((name for name in _LOOPBACK if name in names), None):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
+def _distributed(num_ranks: int) -> object:
+    try:
+        from transformers.distributed.configuration_utils import DistributedConfig
+
+        return DistributedConfig(tp_size=num_ranks)
+    except (ImportError, TypeError) as error:
+        raise UsageError(
+            f"tensor_parallel={num_ranks}: this version of transformers cannot divide a model; need 5.17 or later"
+        ) from error

@@ -1,0 +1,128 @@
+"""`outrider-server deploy`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import threading
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider_drafters.frozen import resolve_dir
+from outrider_proto.errors import UsageError
+from outrider_server.config import ServerConfig
+from outrider_server.options import configured
+from outrider_server.rayserve.scale import Scale
+from outrider_server.security.address import host_and_port
+from outrider_server.security.exposure import check_exposure
+
+_DEFAULT = Scale()
+
+
+@configured
+def deploy(
+    config: ServerConfig,
+    replicas: Annotated[int, typer.Option(help="Verifiers, each with a target of its own.")] = _DEFAULT.replicas,
+    max_replicas: Annotated[
+        int | None, typer.Option(help="Grow up to so many as streams come, and back; default: a fixed number.")
+    ] = None,
+    streams_per_replica: Annotated[float, typer.Option(help="What growing aims at.")] = _DEFAULT.streams,
+    surge: Annotated[
+        bool, typer.Option("--surge", help="Update by starting new replicas first; needs room for twice as many.")
+    ] = False,
+    cpus: Annotated[float, typer.Option(help="CPUs of a replica, as Ray counts them.")] = _DEFAULT.cpus,
+    gpus: Annotated[float, typer.Option(help="GPUs of a replica, as Ray counts them.")] = _DEFAULT.gpus,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="Deploy on this cluster (auto: the one on this machine), or update there, and return."),
+    ] = None,
+    ray_http_port: Annotated[int, typer.Option(help="Ray's health page on loopback.")] = _DEFAULT.http_port,
+    remove: Annotated[bool, typer.Option("--remove", help="Take the service off the cluster again.")] = False,
+    ready_file: Annotated[Path | None, typer.Option(help="Write addresses here as JSON.")] = None,
+) -> None:
+    """Run the service on Ray Serve: on a cluster, or on one of its own until SIGINT or SIGTERM."""
+    if remove and ray_address is None:
+        raise UsageError("remove needs --ray-address: from which cluster?")
+    check_exposure(config.host, config.security)
+    config = replace(config, port=config.port or _free_port())
+    http_port = ray_http_port or _free_port()
+    scale = Scale(replicas, max_replicas, streams_per_replica, surge, cpus, gpus, http_port)
+    _need_ray()
+    if ray_address is None:
+        _run_here(config, scale, ready_file)
+    else:
+        from outrider_server.rayserve.launch import connect
+        from outrider_server.rayserve.launch import remove as take_away
+
+        connect(ray_address)
+        if remove:
+            take_away()
+        else:
+            _launch(config, scale, ready_file)
+
+
+def _run_here(config: ServerConfig, scale: Scale, ready_file: Path | None) -> None:
+    """A cluster of our own, which ends with us."""
+    resolve_dir(config.target)  # replicas would try again and again
+    most = (scale.max_replicas or scale.replicas) * (2 if scale.surge else 1)
+    for host, port in ((config.host.strip("[]"), config.port), ("127.0.0.1", scale.http_port)):
+        _check_free(host, port)
+    import ray
+
+    from outrider_server.rayserve.launch import connect, remove
+
+    connect(None, num_cpus=max(os.cpu_count() or 1, math.ceil(most * scale.cpus)))
+    try:
+        stop = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+        _launch(config, scale, ready_file)
+        stop.wait()
+        remove()
+    finally:
+        ray.shutdown()
+
+
+def _launch(config: ServerConfig, scale: Scale, ready_file: Path | None) -> None:
+    import ray
+
+    from outrider_server.rayserve.launch import launch
+
+    launch(config, scale)
+    address = host_and_port(config.host, config.port)
+    if ready_file is not None:
+        ready = {"address": address, "ray": ray.get_runtime_context().gcs_address, "http_port": scale.http_port}
+        partial = ready_file.with_name(ready_file.name + ".part")
+        partial.write_text(json.dumps(ready) + "\n")
+        partial.replace(ready_file)  # whoever waits for the file never sees half of it
+    number = scale.replicas if scale.max_replicas is None else f"{scale.replicas} to {scale.max_replicas}"
+    typer.echo(f"outrider-server: ready on {address}, replicas: {number}; Ray listens on ports of its own", err=True)
+
+
+def _need_ray() -> None:
+    if find_spec("ray") is None:
+        raise UsageError('Ray is not installed: pip install "outrider[deploy]"')
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raises UsageError: Ray would try again and again."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host}:{port}: the port is in use or the address not ours") from error
+
+
+def _free_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return int(unused.getsockname()[1])

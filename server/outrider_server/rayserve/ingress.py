@@ -1,0 +1,106 @@
+"""What Ray's proxy loads, into its own process: which methods exist, where it listens and with which certificate.
+
+Ray's proxy would listen on every address, in plain text. `start` puts our own way to listen in its place, at an
+extension point of Ray's (ray/serve/_private/default_impl.py); where that did not happen, `add_services` raises.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+
+from outrider_proto import verifier_pb2 as pb  # noqa: F401 # Ray's reflection looks the services up by their names
+from outrider_server.security.address import host_and_port
+from outrider_server.security.config import Security
+from outrider_server.security.tls import server_credentials
+
+ENVIRONMENT = "OUTRIDER_INGRESS"  # how the proxies, children of Ray's controller, are told
+METHODS = {
+    "/outrider.v1.Verifier/Describe": "unary_unary",
+    "/outrider.v1.Verifier/Session": "stream_stream",
+    "/outrider.v1.Bundles/Manifest": "unary_unary",
+    "/outrider.v1.Bundles/Fetch": "unary_stream",
+    "/grpc.health.v1.Health/Check": "unary_unary",
+}
+
+_PEM = ("tls_cert", "tls_key", "client_ca")
+_Behaviour = Callable[[Any, Any], AsyncIterator[bytes]]  # Any: raw requests, and gRPC's context without types
+
+
+@dataclass(frozen=True, slots=True)
+class Ingress:
+    """Where the proxies listen, and their TLS; PEM files must lie at the same place on every machine."""
+
+    host: str
+    security: Security
+
+    def to_json(self) -> str:
+        files = {name: getattr(self.security, name) for name in _PEM}
+        return json.dumps({"host": self.host} | {name: str(path) for name, path in files.items() if path is not None})
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        told: dict[str, str] = json.loads(os.environ[ENVIRONMENT])
+        cert, key, ca = (Path(told[name]) if name in told else None for name in _PEM)
+        return cls(told["host"], Security(tls_cert=cert, tls_key=key, client_ca=ca))
+
+
+_ours: list[object] = []  # servers that listen as we want
+
+
+def start() -> list[object]:
+    """Called by Ray as its proxy starts (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH). Adds no HTTP middleware."""
+    from ray.serve._private import default_impl
+
+    ingress = Ingress.from_environment()
+
+    def add_grpc_address(server: grpc.aio.Server, address: str) -> None:
+        address = host_and_port(ingress.host, int(address.rpartition(":")[2]))
+        if (credentials := server_credentials(ingress.security)) is None:
+            server.add_insecure_port(address)
+        else:
+            server.add_secure_port(address, credentials)
+        _ours.append(server)
+
+    default_impl.add_grpc_address = add_grpc_address
+    return []
+
+
+def add_services(servicer: object, server: grpc.aio.Server) -> None:
+    """Called by Ray with a gRPC server of its proxy (gRPCOptions.grpc_servicer_functions)."""
+    if not any(server is each for each in _ours):
+        raise RuntimeError("this version of Ray listens in a way of its own: it would be open to the network")
+    server.add_generic_rpc_handlers((_Methods(),))
+
+
+class _Methods(grpc.GenericRpcHandler):
+    """Bytes in, bytes out. Ray puts its own behaviour into `_method_handlers`."""
+
+    def __init__(self) -> None:
+        make = {name: getattr(grpc, f"{kind}_rpc_method_handler") for name, kind in METHODS.items()}
+        self._method_handlers: dict[str, Any] = {name: make[name](None) for name in METHODS}  # Any: a named tuple
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:  # Any: as above
+        handler = self._method_handlers.get(handler_call_details.method)
+        if handler is None or not handler.response_streaming:
+            return handler
+        return handler._replace(
+            unary_stream=_without_empty(handler.unary_stream), stream_stream=_without_empty(handler.stream_stream)
+        )
+
+
+def _without_empty(behaviour: _Behaviour) -> _Behaviour:
+    """The empty message only brought the reason of a refusal here (bridge.py)."""
+
+    async def without_empty(request: Any, context: Any) -> AsyncIterator[bytes]:  # Any: as above
+        async for message in behaviour(request, context):
+            if message:
+                yield message
+
+    return without_empty

@@ -1,0 +1,125 @@
+"""Puts the service on a Ray cluster, changes it there, takes it away."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import urllib.request
+from typing import Any
+
+from outrider_proto.errors import UsageError
+from outrider_proto.wire import MAX_FRAME_BYTES
+from outrider_server.config import ServerConfig
+from outrider_server.rayserve import ingress
+from outrider_server.rayserve.ingress import Ingress
+from outrider_server.rayserve.scale import Scale
+
+APPLICATION = "outrider"
+DEPLOYMENT = "verifier"
+_ROUTES_TIMEOUT_S = 60.0
+_ATTEMPTS = 3  # at starting a replica
+_HEALTH_PERIOD_S = 2.0  # Ray's 10 would leave a dead replica's place empty for as long
+_OBJECT_STORE_BYTES = 80 * 2**20  # near Ray's least; frames do not go through it
+_ROOM_FOR_SHORT_CALLS = 64  # Describe, Check and the like beside the streams; the verifier itself limits sessions
+
+
+def connect(address: str | None, **options: Any) -> None:  # Any: as ray.init has them
+    """Join the cluster at `address`, or start one on this machine. Raises UsageError."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a server says nothing to third parties
+    import ray
+
+    if address is None:
+        options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES, **options}
+    try:
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.WARNING, **options)
+    except (ConnectionError, ValueError) as error:
+        raise UsageError(f"ray_address={address}: {error}") from error
+
+
+def launch(config: ServerConfig, scale: Scale) -> None:
+    """Deploy, or replace what is deployed replica by replica; returns once the new one serves. Raises UsageError."""
+    from ray import serve
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # only now: Ray sets it too, when it is imported
+    try:
+        serve.start(
+            http_options={"host": "127.0.0.1", "port": scale.http_port},
+            grpc_options={"port": config.port, "grpc_servicer_functions": [f"{ingress.__name__}.add_services"]},
+            controller_options={"runtime_env": {"env_vars": _environment(config)}},
+        )
+        serve.run(_application(config, scale), name=APPLICATION, route_prefix="/")
+    except (RuntimeError, TimeoutError) as error:
+        raise UsageError(f"Ray could not deploy: {_cause() or error}") from error
+    _wait_for_routes(scale.http_port)
+
+
+def remove() -> None:
+    """Take the service and Ray Serve away; the cluster stays."""
+    from ray import serve
+
+    serve.shutdown()
+
+
+def _environment(config: ServerConfig) -> dict[str, str]:
+    """Of Ray's controller, and of the proxies, its children."""
+    return {
+        ingress.ENVIRONMENT: Ingress(config.host, config.security).to_json(),
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{ingress.__name__}.start",
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(4 * MAX_FRAME_BYTES),
+    }
+
+
+def _application(config: ServerConfig, scale: Scale) -> Any:  # Any: ray.serve.Application
+    from ray import serve
+
+    from outrider_server.rayserve.replica import Replica
+    from outrider_server.rayserve.routing import SessionRouter
+
+    if scale.max_replicas is None:
+        number: dict[str, Any] = {"num_replicas": scale.replicas}  # Any: as Ray has them
+    else:
+        bounds = {"min_replicas": scale.replicas, "max_replicas": scale.max_replicas}
+        number = {"autoscaling_config": {**bounds, "target_ongoing_requests": scale.streams}}
+    deployment = serve.deployment(
+        Replica,
+        name=DEPLOYMENT,
+        ray_actor_options={"num_cpus": scale.cpus, "num_gpus": scale.gpus},
+        max_ongoing_requests=config.limits.max_sessions + _ROOM_FOR_SHORT_CALLS,
+        max_constructor_retry_count=_ATTEMPTS,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        graceful_shutdown_timeout_s=config.limits.drain_s,
+        graceful_shutdown_wait_loop_s=min(1.0, config.limits.drain_s),
+        max_surge_percent=100 if scale.surge else 0,
+        request_router_config={"request_router_class": SessionRouter},
+        **number,
+    )
+    return deployment.bind(config)
+
+
+def _cause() -> str:
+    """What the last replica that failed said; empty where none did."""
+    from ray import serve
+
+    application = serve.status().applications.get(APPLICATION)
+    deployment = application.deployments.get(DEPLOYMENT) if application is not None else None
+    lines = [] if deployment is None else deployment.message.strip().splitlines()
+    errors = [line.strip() for line in lines if "Error: " in line]
+    return errors[-1].partition("Error: ")[2] if errors else ""
+
+
+def _wait_for_routes(http_port: int) -> None:
+    """Until this machine's proxy, if it has one, knows the application. Raises UsageError."""
+    give_up_at = time.monotonic() + _ROUTES_TIMEOUT_S
+    while time.monotonic() < give_up_at:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/-/routes", timeout=5) as answer:
+                if APPLICATION in json.load(answer).values():
+                    return
+        except ConnectionError:
+            return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise UsageError(f"Ray's proxy did not take the application over within {_ROUTES_TIMEOUT_S:.0f} s")

@@ -1,0 +1,55 @@
+"""One replica: a verifier of its own, and its services' methods under the names by which Ray calls them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from grpc_health.v1 import health_pb2
+
+from outrider_server.bundle_service import BUNDLES
+from outrider_server.config import ServerConfig
+from outrider_server.rayserve.bridge import Bridge, Message
+from outrider_server.server import Server
+from outrider_server.service import SERVICE
+
+if TYPE_CHECKING:
+    from ray.serve.grpc_util import RayServegRPCContext
+
+
+class Replica:
+    """Deployed by launch.py. Ray calls each gRPC method by its last name, and gives its context as `grpc_context`."""
+
+    async def __init__(self, config: ServerConfig) -> None:  # type: ignore[misc] # Ray awaits it, on its event loop
+        self._server = Server.build(config)
+        self._bridge = Bridge(self._server.handlers())
+        await self._server.start_verifier()
+
+    async def Session(
+        self, requests: AsyncIterator[bytes], grpc_context: RayServegRPCContext
+    ) -> AsyncGenerator[Message]:
+        async with aclosing(self._bridge.streamed(f"/{SERVICE}/Session", requests, grpc_context)) as messages:
+            async for message in messages:
+                yield message
+
+    async def Describe(self, request: bytes, grpc_context: RayServegRPCContext) -> Message:
+        return await self._bridge.unary(f"/{SERVICE}/Describe", request, grpc_context)
+
+    async def Manifest(self, request: bytes, grpc_context: RayServegRPCContext) -> Message:
+        return await self._bridge.unary(f"/{BUNDLES}/Manifest", request, grpc_context)
+
+    async def Fetch(self, request: bytes, grpc_context: RayServegRPCContext) -> AsyncGenerator[Message]:
+        async with aclosing(self._bridge.streamed(f"/{BUNDLES}/Fetch", request, grpc_context)) as messages:
+            async for message in messages:
+                yield message
+
+    async def Check(self, request: bytes) -> Message:
+        """grpc.health.v1: whoever answers serves."""
+        serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        return Message(serving.SerializeToString())
+
+    async def check_health(self) -> None:
+        """Ray asks from time to time, and replaces a replica that raises."""
+        if not self._server.verifier.alive:
+            raise RuntimeError("the model thread has ended")

@@ -1,0 +1,182 @@
+"""Who runs in the next pass, and with how many rows. Data in, plan out: no clock, no threads, no tensors.
+
+    budget  |------------ drafts ------------|-- prefill --|   Drafts first; but while prefill waits a quarter is its
+                                                               own, and what drafts leave it takes too.
+
+Of each kind the payers get equal shares, or as much less as they want (weighted fair queueing with equal weights;
+Demers, Keshav and Shenker 1989):
+
+    level       rows that equal shares of all passes so far would have been, for one who always wanted more
+    account     rows that a payer has had, and at least the level when it comes back: nobody saves up while away.
+                level - account is its deficit
+    due         account + rows of its oldest job; the payer with the smallest goes first
+
+So a client with 60 sessions, or with large trees, gets no more than the others leave. Deficit round robin would share
+as well, but a small draft would have to wait for its turn in a round of large ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence, Set
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Literal, Protocol, TypeAlias, assert_never
+
+from outrider_proto.tree import MAX_NODES
+
+SchedulerName = Literal["fair", "plain"]
+Payer: TypeAlias = Hashable
+SHORT_CONTEXT = 32  # rows: a job with no more of it is a draft, not prefill
+_PREFILL_SHARE = 4  # of the budget, one part in so many
+_SHORT_ROWS = MAX_NODES + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the first job of a session would run: `context` rows, and then `rest`, root and tree, in one piece. It waits
+    `since` then, in seconds of any clock."""
+
+    payer: Payer
+    context: int
+    rest: int
+    since: float
+
+    @property
+    def rows(self) -> int:
+        return self.context + self.rest
+
+    @property
+    def is_draft(self) -> bool:
+        return self.context <= SHORT_CONTEXT
+
+    def part(self, room: int) -> int:
+        """Rows that it can run where there is room for so many: of prefill the first ones, of a draft all or none."""
+        if self.rows <= room:
+            return self.rows
+        return 0 if self.is_draft else max(min(self.context, room), 0)
+
+
+class Scheduler(Protocol):
+    def plan(self, wishes: Sequence[Wish]) -> list[int]:
+        """Rows of the next pass for each wish, 0 where it waits; there are some where there are wishes."""
+        ...
+
+
+def new_scheduler(name: SchedulerName, budget: int, chunk: int) -> Scheduler:
+    match name:
+        case "fair":
+            return FairScheduler(budget, chunk)
+        case "plain":
+            return PlainScheduler(chunk)
+        case _:
+            assert_never(name)
+
+
+class PlainScheduler:
+    """Every short job whole; the long ones share `chunk` rows, first come first served."""
+
+    def __init__(self, chunk: int) -> None:
+        self._chunk = chunk
+
+    def plan(self, wishes: Sequence[Wish]) -> list[int]:
+        room = self._chunk
+        planned = []
+        for wish in wishes:
+            if wish.rows <= _SHORT_ROWS:
+                planned.append(wish.rows)
+            else:
+                planned.append(wish.part(room))
+                room -= planned[-1]
+        return planned
+
+
+class FairScheduler:
+    """No more than `budget` rows a pass, but for a draft that is larger, and of a session's context no more than
+    `chunk`. The jobs of one payer run in the order in which they came."""
+
+    def __init__(self, budget: int, chunk: int) -> None:
+        self._budget = budget
+        self._chunk = chunk
+        self._drafts = _Lane()
+        self._prefill = _Lane()
+        self._owes_prefill = False  # a large draft took its share of the pass before
+
+    def plan(self, wishes: Sequence[Wish]) -> list[int]:
+        prefill = [wish for wish in wishes if not wish.is_draft]
+        share = max(self._budget // _PREFILL_SHARE, 1)
+        reserved = min(share, sum(min(wish.context, self._chunk) for wish in prefill))
+        drafts = [wish for wish in wishes if wish.is_draft]
+        room = self._budget - reserved
+        of_drafts = self._drafts.fill(drafts, room, self._budget, may_exceed=not self._owes_prefill)
+        of_prefill = self._prefill.fill(prefill, self._budget - sum(of_drafts), self._chunk)
+        self._owes_prefill = sum(of_prefill) < reserved
+        rows = iter(of_drafts), iter(of_prefill)
+        return [next(rows[0] if wish.is_draft else rows[1]) for wish in wishes]
+
+
+class _Lane:
+    """Those who wait for one kind of rows, and what they have had."""
+
+    def __init__(self) -> None:
+        self._level = 0.0
+        self._accounts: dict[Payer, float] = {}  # of those who wait or have had more than the level
+
+    def fill(self, wishes: Sequence[Wish], room: int, most: int, *, may_exceed: bool = False) -> list[int]:
+        """Rows for each wish, `most` at once. Where the oldest job of a payer finds no room, its others wait too, or it
+        would wait for ever. `may_exceed`: the first one runs whatever room it takes."""
+        lines = _by_payer(wishes)
+        demands = [sum(min(wishes[i].rows, most) for i in line) for line in lines.values()]
+        for payer in lines:
+            self._accounts.setdefault(payer, self._level)
+        planned = [0] * len(wishes)
+        turns = [self._turn(wishes, line, most) for line in lines.values()]
+        heapify(turns)
+        while turns:
+            _, i = heappop(turns)
+            wish = wishes[i]
+            rows = wish.rows if may_exceed else wish.part(min(most, room))
+            may_exceed = False
+            if not rows:
+                continue
+            planned[i] = rows
+            room -= rows
+            self._accounts[wish.payer] += rows
+            line = lines[wish.payer]
+            line.popleft()
+            if line:
+                heappush(turns, self._turn(wishes, line, most))
+        self._level += _equal_share(demands, sum(planned))
+        still = {wish.payer for wish, rows in zip(wishes, planned, strict=True) if rows < wish.rows}
+        self._forget_all_but(still)
+        return planned
+
+    def _forget_all_but(self, waiting: Set[Payer]) -> None:
+        """Of the others only who has had more than the level."""
+        self._accounts = {
+            payer: rows for payer, rows in self._accounts.items() if payer in waiting or rows > self._level
+        }
+
+    def _turn(self, wishes: Sequence[Wish], line: deque[int], most: int) -> tuple[float, int]:
+        """When it is due, and whose."""
+        wish = wishes[line[0]]
+        return self._accounts[wish.payer] + min(wish.rows, most), line[0]
+
+
+def _equal_share(demands: Sequence[int], rows: int) -> float:
+    """Of `rows` that were given, for those who wanted no less; the others got what they wanted."""
+    left = float(rows)
+    for i, demand in enumerate(sorted(demands)):
+        share = left / (len(demands) - i)
+        if demand >= share:
+            return share
+        left -= demand
+    return float(max(demands, default=0))
+
+
+def _by_payer(wishes: Sequence[Wish]) -> dict[Payer, deque[int]]:
+    """The numbers of each payer's wishes, the oldest first."""
+    lines: dict[Payer, deque[int]] = {}
+    for i in sorted(range(len(wishes)), key=lambda i: wishes[i].since):
+        lines.setdefault(wishes[i].payer, deque()).append(i)
+    return lines

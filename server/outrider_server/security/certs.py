@@ -1,0 +1,144 @@
+"""Certificates for development: an authority of one's own, and what it signs. Elliptic curve P-256, since every peer
+reads it; the authority may sign end certificates only."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from outrider_proto.errors import UsageError
+
+_SKEW = timedelta(hours=1)  # a device's clock may be behind ours
+_MAX_NAME = 64  # of a common name, RFC 5280
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate and its private key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def make_authority(days: int) -> Issued:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name("Outrider development authority")
+    builder = _builder(name, name, key, days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    usage = _usage(signs_certificates=True)
+    return Issued(builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()), key)
+
+
+def make_server(authority: Issued, hosts: Sequence[str], days: int) -> Issued:
+    """For DNS names and IP addresses. Raises UsageError."""
+    if not hosts:
+        raise UsageError("host: name at least one, as clients will call the server")
+    names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+    return _end_entity(authority, hosts[0][:_MAX_NAME], ExtendedKeyUsageOID.SERVER_AUTH, days, names)
+
+
+def make_client(authority: Issued, name: str, days: int) -> Issued:
+    """Raises UsageError."""
+    if not 0 < len(name) <= _MAX_NAME or not name.isprintable():
+        raise UsageError(f"client={name!r}: need 1 to {_MAX_NAME} characters")
+    return _end_entity(authority, name, ExtendedKeyUsageOID.CLIENT_AUTH, days)
+
+
+def write_issued(issued: Issued, cert: Path, key: Path, *, force: bool = False) -> None:
+    """As PEM files, the key for its owner alone. Raises UsageError where one is there already, unless forced."""
+    private = issued.key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    for path in (key, cert):
+        if path.exists() and not force:
+            raise UsageError(f"{path}: is there already; --force replaces it")
+    _write(key, private, 0o600)
+    _write(cert, issued.certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+
+
+def read_issued(cert: Path, key: Path) -> Issued:
+    """Raises UsageError."""
+    try:
+        certificate = x509.load_pem_x509_certificate(cert.read_bytes())
+        private = serialization.load_pem_private_key(key.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{cert}, {key}: no authority that can be read; --force makes a new one") from error
+    if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != certificate.public_key():
+        raise UsageError(f"{cert}, {key}: no authority of this command's; --force makes a new one")
+    return Issued(certificate, private)
+
+
+def _end_entity(
+    authority: Issued, name: str, purpose: x509.ObjectIdentifier, days: int, *more: x509.ExtensionType
+) -> Issued:
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = authority.certificate
+    builder = _builder(_name(name), issuer.subject, key, days, until=issuer.not_valid_after_utc)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    builder = builder.add_extension(identifier, critical=False)
+    for extension in more:
+        builder = builder.add_extension(extension, critical=False)
+    return Issued(builder.sign(authority.key, hashes.SHA256()), key)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, until: datetime | None = None
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    end = now + timedelta(days=days)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - _SKEW)
+    builder = builder.not_valid_after(end if until is None else min(end, until))
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise UsageError(f"host={host!r}: need an IP address or a DNS name in ASCII") from error
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    partial = path.with_name(path.name + ".part")
+    try:
+        partial.unlink(missing_ok=True)
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
+            out.write(data)
+        partial.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,145 @@
+"""`outrider-server keys` and `outrider-server certs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from outrider_proto.errors import OutriderError, UsageError
+from outrider_server.security.keys import Key, digest_of, new_secret, parse_scopes, read_keys, utc_now, write_keys
+from outrider_server.security.principal import Quota, Scope
+
+keys_app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the keys that clients must have.")
+_KEYS = Path("outrider-keys.toml")
+KeysFile = Annotated[Path, Option("--keys", help="The file of keys, as given to serve.")]
+_DAYS_OF_AUTHORITY = 10  # times what it signs
+
+
+def _in_one_line(command: Callable[..., None]) -> Callable[..., None]:
+    """Our errors as one line and exit code 2."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **options: Any) -> None:  # Any: each option has its own type
+        try:
+            command(*args, **options)
+        except OutriderError as error:
+            typer.echo(f"outrider-server: {error}", err=True)
+            raise SystemExit(2) from error
+
+    return wrapped
+
+
+@keys_app.command()
+@_in_one_line
+def add(
+    name: Annotated[str, Argument(help="Of the key, for logs and `keys revoke`: letters, digits, _ and -.")],
+    keys: KeysFile = _KEYS,
+    scope: Annotated[
+        list[str] | None, Option(help=f"Repeatable: {', '.join(s.value for s in Scope)}; all of them.")
+    ] = None,
+    sessions: Annotated[int | None, Option(help="Sessions at once; no limit.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, Option(help="Context, drafted nodes and decoded tokens a minute; no limit.")
+    ] = None,
+    max_context: Annotated[int | None, Option(help="Tokens of a session; the server's.")] = None,
+    expires: Annotated[str | None, Option(help="A day, 2027-01-31, or so many days from now, 30d; never.")] = None,
+    comment: Annotated[str, Option(help="For people.")] = "",
+) -> None:
+    """Make a key and print it: the file keeps only its hash, so this is the one time it is seen."""
+    known = read_keys(keys) if keys.exists() else {}
+    if name in known:
+        raise UsageError(f"key {name}: is there already in {keys}; revoke it first, or take another name")
+    scopes = parse_scopes(scope or [each.value for each in Scope])
+    secret = new_secret(name)
+    quota = Quota(sessions, tokens_per_minute, max_context)
+    key = Key(name, digest_of(secret), scopes, quota, _until(expires, utc_now()), comment)
+    write_keys(keys, [*known.values(), key])
+    typer.echo(f"outrider-server: key {name} added to {keys}; it will not be shown again", err=True)
+    typer.echo(secret)
+
+
+@keys_app.command("list")
+@_in_one_line
+def list_keys(keys: KeysFile = _KEYS) -> None:
+    """Names, scopes, quotas and ends of the keys in a file; never the keys."""
+    now = utc_now()
+    for key in read_keys(keys).values():
+        scopes = ",".join(scope.value for scope in Scope if scope in key.scopes)
+        limits = {"sessions": key.quota.sessions, "tokens/min": key.quota.tokens_per_minute}
+        limits["context"] = key.quota.max_context
+        quotas = [f"{name}={value}" for name, value in limits.items() if value is not None]
+        state = "expired" if key.is_expired(now) else "expires"
+        ends = [] if key.expires is None else [f"{state} {key.expires.isoformat(timespec='minutes')}"]
+        typer.echo("  ".join([f"{key.id:20}", scopes, *quotas, *ends, *([key.comment] if key.comment else [])]))
+
+
+@keys_app.command()
+@_in_one_line
+def revoke(name: Annotated[str, Argument(help="Of the key.")], keys: KeysFile = _KEYS) -> None:
+    """Take a key out of the file: a server that uses the file ends its streams within seconds."""
+    known = read_keys(keys)
+    if name not in known:
+        raise UsageError(f"key {name}: not in {keys}, which has {', '.join(known) or 'none'}")
+    write_keys(keys, [key for key in known.values() if key.id != name])
+    typer.echo(f"outrider-server: key {name} revoked", err=True)
+
+
+@_in_one_line
+def certs(
+    host: Annotated[
+        list[str] | None, Option(help="Name or address that clients call the server by; repeatable.")
+    ] = None,
+    out: Annotated[Path, Option(help="Folder for the files.")] = Path("outrider-certs"),
+    client: Annotated[list[str] | None, Option(help="Make a client's certificate, too; repeatable.")] = None,
+    days: Annotated[int, Option(help="How long they are valid; the authority ten times as long.", min=1, max=825)] = 90,
+    force: Annotated[bool, Option("--force", help="Replace what is there, the authority included.")] = False,
+) -> None:
+    """Make certificates for development: an authority (once), a server's and clients'. An authority that is there
+    signs again, so that clients need no new file."""
+    from outrider_server.security import certs as making  # cryptography: only where it is needed
+
+    if not host and not client:
+        raise UsageError("host, client: name a server's --host, or a --client, or both")
+    for name in client or []:
+        if not name or Path(name).name != name or name.startswith(".") or name in ("ca", "server"):
+            raise UsageError(f"client={name!r}: its files are named so; take a plain name other than ca and server")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"out={out}: {error.strerror}") from error
+    ca = out / "ca.pem", out / "ca.key"
+    if all(path.exists() for path in ca) and not force:
+        authority = making.read_issued(*ca)
+    else:
+        authority = making.make_authority(days * _DAYS_OF_AUTHORITY)
+        making.write_issued(authority, *ca, force=force)
+    issued = {name: making.make_client(authority, name, days) for name in client or []}
+    if host:
+        issued["server"] = making.make_server(authority, host, days)
+    for name, each in issued.items():
+        making.write_issued(each, out / f"{name}.pem", out / f"{name}.key", force=force)
+    names = ", ".join(sorted(f"{name}.pem" for name in issued))
+    typer.echo(f"outrider-server: {out}: ca.pem (give it to clients), {names}, and a .key to each", err=True)
+
+
+def _until(text: str | None, now: datetime) -> datetime | None:
+    """Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        if text.endswith("d"):
+            end = now + timedelta(days=int(text[:-1]))
+        else:
+            end = datetime.fromisoformat(text)
+            end = end.replace(tzinfo=UTC) if end.tzinfo is None else end
+    except (ValueError, OverflowError):
+        raise UsageError(f"expires={text}: need a day, 2027-01-31, or so many days from now, 30d") from None
+    if end <= now:
+        raise UsageError(f"expires={text}: that is past")
+    return end.replace(microsecond=0)

@@ -1,0 +1,167 @@
+"""Keys and the file that names them. A key is `outrider.ID.SECRET`, the secret 256 random bits, and the file holds the
+SHA-256 of the whole. A slow password hash would add nothing: it makes guessing costly, and 2**256 cannot be guessed
+however cheap each try."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import tempfile
+import tomllib
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from outrider_proto.errors import UsageError
+from outrider_server.security.principal import ALL_SCOPES, NO_QUOTA, Quota, Scope
+
+PREFIX = "outrider"
+MAX_KEY_LENGTH = 256
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SECRET_BYTES = 32
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_HEADER = "# Keys of an Outrider server, hashed. Written by `outrider-server keys`, re-read when it changes.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is stored of a key. Raises UsageError."""
+
+    id: str
+    digest: bytes
+    scopes: frozenset[Scope] = ALL_SCOPES
+    quota: Quota = NO_QUOTA
+    expires: datetime | None = None
+    comment: str = ""
+
+    def __post_init__(self) -> None:
+        if not _ID.fullmatch(self.id):
+            raise UsageError(f"key id {self.id!r}: need 1 to 64 of A-Z a-z 0-9 _ -")
+        if not self.comment.isprintable():
+            raise UsageError(f"key {self.id}: its comment has characters that cannot be printed")
+        if self.expires is not None and self.expires.tzinfo is None:
+            raise UsageError(f"key {self.id}: expires={self.expires}: need a time zone, as in 2027-01-31T00:00:00Z")
+        if not self.scopes:
+            raise UsageError(f"key {self.id}: need a scope, of {', '.join(scope.value for scope in Scope)}")
+
+    def is_expired(self, now: datetime) -> bool:
+        return self.expires is not None and now >= self.expires
+
+
+def new_secret(key_id: str) -> str:
+    """A whole key, to be shown once."""
+    return f"{PREFIX}.{key_id}.{secrets.token_urlsafe(_SECRET_BYTES)}"
+
+
+def digest_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def read_keys(file: Path) -> dict[str, Key]:
+    """By id. Raises UsageError, which never holds a line of the file."""
+    try:
+        told = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        remedy = f"; make it with `outrider-server keys add NAME --keys {file}`"
+        raise UsageError(f"keys={file}: cannot be read: {error.strerror}{remedy}") from error
+    except (ValueError, RecursionError):  # tomllib's own error, and what it lets through
+        raise UsageError(f"keys={file}: not TOML") from None
+    try:
+        if told.keys() - {"key"}:
+            raise UsageError(f"unknown {', '.join(sorted(told.keys() - {'key'}))}: need [[key]] alone")
+        keys = [_key(entry) for entry in told.get("key", [])]
+        if len({key.id for key in keys}) < len(keys):
+            raise UsageError("an id occurs twice")
+    except (UsageError, TypeError, AttributeError) as error:
+        raise UsageError(f"keys={file}: {error}") from None
+    return {key.id: key for key in keys}
+
+
+def write_keys(file: Path, keys: Iterable[Key]) -> None:
+    """In one step; readable by its owner alone, or by those who could read it before. Raises UsageError."""
+    text = _HEADER + "".join(f"\n[[key]]\n{_entry(key)}" for key in keys)
+    try:
+        descriptor, partial = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")  # mode 0600
+    except OSError as error:
+        raise UsageError(f"keys={file}: cannot be written: {error.strerror}") from error
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            _hand_over(out.fileno(), file)
+            os.fsync(out.fileno())
+        Path(partial).replace(file)
+    except OSError as error:
+        with suppress(OSError):
+            Path(partial).unlink()
+        raise UsageError(f"keys={file}: cannot be written: {error.strerror}") from error
+
+
+def _hand_over(descriptor: int, former: Path) -> None:
+    """To whom the former file belongs, and its group if that could read it: a server that runs as another user than
+    whoever writes has to see what was revoked."""
+    with suppress(FileNotFoundError):
+        about = former.stat()
+        mine = os.fstat(descriptor)
+        if (mine.st_uid, mine.st_gid) != (about.st_uid, about.st_gid):
+            os.fchown(descriptor, about.st_uid, about.st_gid)
+        os.fchmod(descriptor, stat.S_IRUSR | stat.S_IWUSR | about.st_mode & stat.S_IRGRP)
+
+
+def parse_scopes(names: Iterable[str]) -> frozenset[Scope]:
+    """Raises UsageError."""
+    known = {scope.value: scope for scope in Scope}
+    chosen = list(names)
+    for name in chosen:
+        if name not in known:
+            raise UsageError(f"scope={name}: need one of {', '.join(known)}")
+    return frozenset(known[name] for name in chosen)
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _key(entry: Any) -> Key:  # Any: whatever a TOML file holds
+    if not isinstance(entry, dict):
+        raise UsageError("need [[key]] sections")
+    entry = dict(entry)
+    key_id, digest = entry.pop("id", None), entry.pop("sha256", None)
+    if not isinstance(key_id, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise UsageError("every [[key]] needs an id, and a sha256 of 64 hexadecimal digits")
+    quota = Quota(**{field.name: _count(key_id, field.name, entry.pop(field.name, None)) for field in fields(Quota)})
+    names = entry.pop("scopes", [scope.value for scope in Scope])
+    expires, comment = entry.pop("expires", None), entry.pop("comment", "")
+    if entry:
+        raise UsageError(f"key {key_id}: unknown {', '.join(sorted(entry))}")
+    if not isinstance(names, list) or not isinstance(comment, str):
+        raise UsageError(f"key {key_id}: need scopes as a list, and a comment as text")
+    if expires is not None and not isinstance(expires, datetime):
+        raise UsageError(f"key {key_id}: expires: need date, time and zone, as in 2027-01-31T00:00:00Z")
+    return Key(key_id, bytes.fromhex(digest), parse_scopes(map(str, names)), quota, expires, comment)
+
+
+def _count(key_id: str, name: str, value: object) -> int | None:
+    if value is not None and type(value) is not int:
+        raise UsageError(f"key {key_id}: {name}: need a whole number")
+    return value
+
+
+def _entry(key: Key) -> str:
+    lines = [f'id = "{key.id}"', f'sha256 = "{key.digest.hex()}"']
+    names = [scope.value for scope in Scope if scope in key.scopes]
+    lines.append(f"scopes = {json.dumps(names)}")
+    counts = ((field.name, getattr(key.quota, field.name)) for field in fields(Quota))
+    lines += [f"{name} = {count}" for name, count in counts if count is not None]
+    if key.expires is not None:
+        lines.append(f"expires = {key.expires.isoformat()}")
+    if key.comment:
+        lines.append(f"comment = {json.dumps(key.comment, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,55 @@
+"""Who a call is from, and what that allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from outrider_proto.errors import UsageError
+
+
+class Scope(Enum):
+    """What a key may be good for."""
+
+    SESSION = "session"  # have drafts verified
+    SERVER_DRAFT = "server-draft"  # have the server draft, at its cost
+    BUNDLE = "bundle"  # fetch edge bundles
+    DESCRIBE = "describe"  # ask what the server hosts
+
+
+ALL_SCOPES = frozenset(Scope)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How much at most; None: no limit but the server's own. Raises UsageError.
+
+    `tokens_per_minute` counts rows of the target: context, drafted nodes and decoded tokens.
+    """
+
+    sessions: int | None = None
+    tokens_per_minute: int | None = None
+    max_context: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("sessions", 1), ("tokens_per_minute", 1), ("max_context", 2)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"{name}={value}: need at least {least}")
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """`payer` is whose account it goes on, empty where a server knows nobody. `digest` is that of the key."""
+
+    payer: str = ""
+    scopes: frozenset[Scope] = ALL_SCOPES
+    quota: Quota = Quota()
+    digest: bytes = field(default=b"", repr=False)
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes
+
+
+NO_QUOTA = Quota()
+ANYBODY = Principal()

@@ -1,0 +1,61 @@
+"""Limits for those who have shown no valid key, by address. Lives on the event loop; the clock is an argument."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from outrider_proto.errors import Reason, Refusal
+from outrider_server.security.address import PeerAddress
+from outrider_server.security.gcra import Gcra
+
+_MAX_ADDRESSES = 4096  # remembered; beyond, the one unseen for longest is forgotten
+_UNOPENED_IN_ALL = 8  # times what one address may have
+
+
+class PerMinute:
+    """How often each address may do something: a minute's worth at once, then evenly."""
+
+    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._known: OrderedDict[str, Gcra] = OrderedDict()
+
+    def wait_s(self, address: PeerAddress) -> float:
+        known = self._known.get(address.name)
+        return 0.0 if known is None else known.wait_s(self._clock())
+
+    def count(self, address: PeerAddress) -> None:
+        known = self._known.setdefault(address.name, Gcra(self._limit / 60, max(self._limit - 1, 0.5)))
+        self._known.move_to_end(address.name)
+        known.charge(1.0, self._clock())
+        if len(self._known) > _MAX_ADDRESSES:
+            self._known.popitem(last=False)
+
+
+class Unopened:
+    """Streams that have not said Open yet: so many from an address, and eight times as many in all."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._count = Counter[str]()
+
+    @contextmanager
+    def one_more(self, address: PeerAddress) -> Iterator[Callable[[], None]]:
+        """Until the block ends, or what it is given is called. Raises Refusal."""
+        if self._count[address.name] >= self._limit or self._count.total() >= _UNOPENED_IN_ALL * self._limit:
+            raise Refusal(Reason.SERVER_FULL, "too many streams have not begun with Open yet: try again")
+        self._count[address.name] += 1
+        has_opened = False
+
+        def opened() -> None:
+            nonlocal has_opened
+            if not has_opened:
+                has_opened = True
+                self._count -= Counter([address.name])
+
+        try:
+            yield opened
+        finally:
+            opened()

@@ -1,0 +1,86 @@
+"""Starts and stops what tells a server's keeper about it. Libraries are imported only for what was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from outrider_proto.errors import UsageError
+from outrider_server.telemetry.access_log import AccessLog
+from outrider_server.telemetry.census import Census
+from outrider_server.telemetry.config import Telemetry
+from outrider_server.telemetry.observer import Observer, Observers
+
+if TYPE_CHECKING:
+    from threading import Thread
+    from wsgiref.simple_server import WSGIServer
+
+    from outrider_server.telemetry.metrics import Metrics
+    from outrider_server.telemetry.traces import Traces
+
+
+class Reporter:
+    """`observer` goes to the verifier; start() and stop() with the server."""
+
+    def __init__(self, config: Telemetry) -> None:
+        """Raises UsageError for what is not installed."""
+        self._config = config
+        self._metrics = _metrics(config)
+        self._traces = _traces(config)
+        self._http: tuple[WSGIServer, Thread] | None = None
+        self.observer: Observer = Observers([AccessLog(), *filter(None, (self._metrics, self._traces))])
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The real one once started; None without metrics."""
+        return None if self._http is None else self._http[0].server_port
+
+    @property
+    def metrics_address(self) -> str | None:
+        """host:port, as metrics_port."""
+        return None if self._http is None else f"{self._config.metrics_host}:{self._http[0].server_port}"
+
+    def start(self, census: Callable[[], Census]) -> None:
+        """Let metrics be fetched. Raises UsageError when the address is taken or not ours."""
+        config = self._config
+        if self._metrics is None or config.metrics_port is None:
+            return
+        from prometheus_client import start_http_server
+
+        try:
+            self._http = start_http_server(config.metrics_port, config.metrics_host, self._metrics.registry)
+        except OSError as error:
+            where = f"{config.metrics_host}:{config.metrics_port}"
+            raise UsageError(f"metrics: cannot listen on {where}: {error.strerror}; give another port") from error
+        self._metrics.count(census)
+
+    async def stop(self) -> None:
+        """Send what is left to send. Safe twice."""
+        http, self._http = self._http, None
+        if http is not None:
+            await asyncio.to_thread(_close, *http)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.stop)
+
+
+def _close(server: WSGIServer, thread: Thread) -> None:
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def _metrics(config: Telemetry) -> Metrics | None:
+    if config.metrics_port is None:
+        return None
+    from outrider_server.telemetry.metrics import Metrics
+
+    return Metrics()
+
+
+def _traces(config: Telemetry) -> Traces | None:
+    if config.otlp_endpoint is None:
+        return None
+    from outrider_server.telemetry.traces import Traces
+
+    return Traces.to(config.otlp_endpoint)

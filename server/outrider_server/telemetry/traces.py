@@ -1,0 +1,123 @@
+"""OpenTelemetry traces: a span for every stream, in it one for every request, in that the verdict's pass and the tap;
+and beside them one for every pass of the target. Exported in batches, by threads of the SDK's. Extra `otel`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from outrider_proto.errors import Refusal, UsageError
+from outrider_proto.frames import Decode, Draft, Features, Verdict
+from outrider_server.jobs import Answer, Done
+from outrider_server.load import TickReport
+from outrider_server.telemetry.observer import Observer, StreamWatch
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.trace import Span, Tracer
+
+    Attributes = Mapping[str, int | str]
+
+_SHOWN = 8  # characters of a session's id, as in the log
+
+
+class Traces(Observer):
+    """stop() sends what is left."""
+
+    def __init__(self, processor: SpanProcessor) -> None:
+        """`processor` takes the spans as they end. Raises UsageError where OpenTelemetry is not installed."""
+        try:
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+        except ImportError as error:
+            raise _missing(error) from error
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "outrider-server"}))
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("outrider")
+
+    @classmethod
+    def to(cls, endpoint: str) -> Traces:
+        """To an OTLP/gRPC collector, `http://HOST:PORT`. Raises UsageError where OpenTelemetry is not installed."""
+        try:
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError as error:
+            raise _missing(error) from error
+        return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint, insecure=endpoint.startswith("http://"))))
+
+    def stream(self) -> StreamWatch:
+        return _StreamSpans(self._tracer)
+
+    def ticked(self, report: TickReport) -> None:
+        ended = time.time_ns() - _ns(report.tap_s)
+        attributes = {"rows": report.rows, "sessions": report.sessions, "waiting": report.waiting}
+        span = self._tracer.start_span("pass", start_time=ended - _ns(report.forward_s), attributes=attributes)
+        span.end(ended)
+
+    def stop(self) -> None:
+        """Safe twice."""
+        self._provider.shutdown()
+
+
+class _StreamSpans(StreamWatch):
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._span = tracer.start_span("stream")
+        self._requests: dict[int, Span] = {}
+
+    def opened(self, session_id: str, key_id: str, *, resumed: bool) -> None:
+        self._span.set_attributes({"session": session_id[:_SHOWN], "key": key_id, "resumed": resumed})
+
+    def asked(self, frame: Draft | Decode) -> None:
+        attributes = {"base_len": frame.base_len, "context": len(frame.context)}
+        if isinstance(frame, Draft):
+            attributes["nodes"] = len(frame.tree)
+        name = "draft" if isinstance(frame, Draft) else "decode"
+        self._requests[frame.seq] = self._below(self._span, name, attributes)
+
+    def answered(self, seq: int, answer: Answer) -> None:
+        request = self._requests[seq]
+        match answer:
+            case Verdict():
+                self._judged(request, answer)
+            case Features() if answer.last:
+                self._past(request, "tap", answer.tap_us, {"rows": len(answer.rows)})
+            case Refusal():
+                request.set_attribute("refusal", answer.reason.name)
+            case Done():
+                self._requests.pop(seq).end()
+
+    def ended(self, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            self._span.set_attribute("refusal", refusal.reason.name)
+        for span in (*self._requests.values(), self._span):
+            span.end()
+        self._requests.clear()
+
+    def _judged(self, request: Span, verdict: Verdict) -> None:
+        accepted = len(verdict.path) + len(verdict.tokens)
+        attributes: Attributes = {"accepted": accepted, "queue_us": verdict.queue_us, "finish": verdict.finish.name}
+        if verdict.stale:
+            request.set_attribute("stale", True)
+        else:
+            self._past(request, "verify", verdict.verify_us, attributes)
+
+    def _past(self, parent: Span, name: str, took_us: int, attributes: Attributes) -> None:
+        """What has just ended, after so long."""
+        now = time.time_ns()
+        self._below(parent, name, attributes, now - 1000 * took_us).end(now)
+
+    def _below(self, parent: Span, name: str, attributes: Attributes, started: int | None = None) -> Span:
+        from opentelemetry.trace import set_span_in_context
+
+        context = set_span_in_context(parent)
+        return self._tracer.start_span(name, context, start_time=started, attributes=attributes)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _missing(error: ImportError) -> UsageError:
+    return UsageError(f"traces need {error.name}: pip install 'outrider[otel]', or leave otlp_endpoint out")

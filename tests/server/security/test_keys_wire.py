@@ -1,0 +1,299 @@
+"""Keys, scopes and quotas on the real server, over real gRPC."""
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from talk import TAP, calling
+from tiny_targets import random_tokens, target
+
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto import verifier_pb2_grpc as stubs
+from outrider_proto.errors import Reason
+from outrider_proto.frames import Cancel, Decode, Finish, Open, Ping, Pong, ServerTree, Verdict
+from outrider_proto.status import error_from_rpc
+from outrider_server.config import Limits
+from outrider_server.plain import plain_greedy
+from outrider_server.security import gatekeeper as gatekeeping
+from outrider_server.security.config import Security
+from outrider_server.security.gatekeeper import Gatekeeper
+from outrider_server.security.keys import Key, digest_of, new_secret, read_keys, write_keys
+from outrider_server.security.principal import Principal, Quota, Scope
+from outrider_server.server import Server
+from outrider_server.verifier import Verifier
+
+PROMPT = random_tokens(np.random.default_rng(3), 12)
+
+
+class Clock:
+    """Stands still unless told."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def truth() -> list[int]:
+    return plain_greedy(target(), PROMPT, 30)
+
+
+@pytest.fixture
+def keys_file(tmp_path):
+    return tmp_path / "keys.toml"
+
+
+def give(file, name: str, *scopes: Scope, **quota: int) -> str:
+    """A new key."""
+    secret, known = new_secret(name), read_keys(file) if file.exists() else {}
+    key = Key(name, digest_of(secret), frozenset(scopes or Scope), Quota(**quota))
+    write_keys(file, [*known.values(), key])
+    return secret
+
+
+@asynccontextmanager
+async def serving(file, clock=None, longest_wait_s=30.0, **limits):
+    security = Security(keys=file, unopened_streams=limits.pop("unopened_streams", 128))
+    more = {} if clock is None else {"clock": clock}
+    verifier = Verifier(target(), [TAP], Limits(**limits), longest_wait_s=longest_wait_s, **more)
+    async with Server(verifier, gatekeeper=Gatekeeper(security)) as server:
+        yield server
+
+
+def about(server: Server):
+    return server.verifier.describe()
+
+
+def open_frame(server: Server) -> Open:
+    known = about(server)
+    return Open(known.protocol_version, known.target_fingerprint, known.tokenizer_fingerprint)
+
+
+async def refused(call) -> Reason:
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call
+    return error_from_rpc(failed.value).reason
+
+
+async def test_without_a_key_only_health_answers(keys_file):
+    give(keys_file, "a")
+    async with serving(keys_file) as server, grpc.aio.insecure_channel(server.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == 1
+        assert await refused(stubs.VerifierStub(channel).Describe(pb.DescribeRequest())) is Reason.NO_KEY
+        assert await refused(stubs.BundlesStub(channel).Manifest(pb.ManifestRequest())) is Reason.NO_KEY
+        fetch = stubs.BundlesStub(channel).Fetch(pb.FetchRequest())
+        assert await refused(fetch.read()) is Reason.NO_KEY
+        for key in (None, "x", new_secret("a")):
+            async with calling(server.address, key) as talk:
+                assert (await talk.refusal()).reason is Reason.NO_KEY
+
+
+async def test_with_a_key_everything_is_as_without(keys_file, truth):
+    key = give(keys_file, "a")
+    async with serving(keys_file) as server, calling(server.address, key) as talk:
+        await talk.open(about(server))
+        assert (await talk.prompt(PROMPT)).bonus == truth[0]
+
+
+@pytest.mark.parametrize("scope", [Scope.SESSION, Scope.DESCRIBE, Scope.BUNDLE])
+async def test_a_key_is_good_for_its_scopes_alone(keys_file, scope):
+    metadata = (("authorization", f"Bearer {give(keys_file, 'a', scope)}"),)
+    async with serving(keys_file) as server, grpc.aio.insecure_channel(server.address) as channel:
+        verifier, bundles = stubs.VerifierStub(channel), stubs.BundlesStub(channel)
+        calls = {
+            Scope.DESCRIBE: lambda: verifier.Describe(pb.DescribeRequest(), metadata=metadata),
+            Scope.BUNDLE: lambda: bundles.Manifest(pb.ManifestRequest(), metadata=metadata),
+            Scope.SESSION: lambda: verifier.Session(metadata=metadata).read(),
+        }
+        for asked in calls.keys() - {scope}:
+            assert await refused(calls[asked]()) is Reason.OUT_OF_SCOPE
+        if scope is Scope.DESCRIBE:
+            assert (await calls[scope]()).vocab_size == target().vocab_size
+
+
+async def test_server_drafting_needs_its_scope(keys_file):
+    key = give(keys_file, "a", Scope.SESSION)
+    async with serving(keys_file) as server, calling(server.address, key) as talk:
+        assert not (await talk.open(about(server))).server_draft
+        await talk.send(Decode(1, 0, (), PROMPT[0], 5, tree=ServerTree(2, 2, 4)))
+        assert (await talk.refusal()).reason is Reason.OUT_OF_SCOPE
+
+
+async def test_a_session_is_unknown_to_whoever_did_not_open_it(keys_file, truth):
+    mine, other = give(keys_file, "me"), give(keys_file, "other")
+    async with serving(keys_file) as server, calling(server.address, mine) as talk:
+        opened = await talk.open(about(server))
+        await talk.prompt(PROMPT)
+        async with calling(server.address, other) as thief:
+            got = await thief.open(about(server), session_id=opened.session_id, committed_len=len(PROMPT))
+            assert (got.resumed, got.kept_len) == (False, 0)
+            assert got.session_id != opened.session_id
+        assert (await talk.verdict(len(PROMPT), (), truth[0])).bonus == truth[1]  # and nobody was disturbed
+        async with calling(server.address, mine) as again:
+            got = await again.open(about(server), session_id=opened.session_id, committed_len=len(PROMPT))
+            assert (got.resumed, got.kept_len) == (True, len(PROMPT))
+
+
+async def test_a_key_has_so_many_sessions_and_no_more(keys_file):
+    key, other = give(keys_file, "a", sessions=1), give(keys_file, "b")
+    async with serving(keys_file) as server:
+        async with calling(server.address, key) as first:
+            opened = await first.open(about(server))
+            async with calling(server.address, key) as second:
+                await second.send(open_frame(server))
+                refusal = await second.refusal()
+                assert (refusal.reason, refusal.retry_after_s) == (Reason.OVER_QUOTA, 5.0)
+            async with calling(server.address, other) as another:
+                assert await another.open(about(server))
+            async with calling(server.address, key) as again:  # its own session may always be taken up
+                assert (await again.open(about(server), session_id=opened.session_id)).resumed
+                await again.send(Ping(1))
+                assert await again.receive() == Pong(1)
+                await again.end()
+                assert await again.receive() is None
+        async with calling(server.address, key) as new:  # the one that is parked makes room
+            assert (await new.open(about(server))).session_id != opened.session_id
+
+
+async def test_a_keys_context_is_what_it_is_told_and_held_to(keys_file, truth):
+    key = give(keys_file, "a", max_context=20)
+    async with serving(keys_file) as server:
+        async with calling(server.address, key) as talk:
+            assert (await talk.open(about(server))).max_context == 20
+            verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 1000)
+            assert [verdict.bonus for verdict in verdicts] == truth[: 20 - len(PROMPT)]
+            assert verdicts[-1].finish is Finish.LIMIT
+        async with calling(server.address, key) as talk:
+            await talk.open(about(server))
+            await talk.draft(0, PROMPT + PROMPT, PROMPT[0])
+            assert (await talk.refusal()).reason is Reason.CONTEXT_FULL
+
+
+async def test_over_its_rate_a_key_is_refused_until_it_has_earned_more_and_its_session_is_kept(keys_file, truth):
+    key, clock = give(keys_file, "a", tokens_per_minute=60), Clock()  # 1 a second, 10 at once
+    async with serving(keys_file, clock, longest_wait_s=0) as server:
+        async with calling(server.address, key) as talk:
+            opened = await talk.open(about(server))
+            assert (await talk.prompt(PROMPT)).bonus == truth[0]  # 12 rows: more than may be had at once
+            await talk.draft(len(PROMPT), (), truth[0])
+            refusal = await talk.refusal()
+            assert (refusal.reason, refusal.retry_after_s) == (Reason.OVER_QUOTA, pytest.approx(2))
+        clock.now += refusal.retry_after_s
+        async with calling(server.address, key) as talk:
+            again = await talk.open(about(server), session_id=opened.session_id, committed_len=len(PROMPT))
+            assert (again.resumed, again.kept_len) == (True, len(PROMPT))
+            assert (await talk.verdict(len(PROMPT), (), truth[0])).bonus == truth[1]
+
+
+async def test_over_its_rate_a_key_waits_while_its_pings_are_answered(keys_file, truth):
+    """The clock stands still, so the draft would wait for ever; cancelled, it need not."""
+    key = give(keys_file, "a", tokens_per_minute=60)
+    async with serving(keys_file, Clock(), longest_wait_s=1000) as server, calling(server.address, key) as talk:
+        await talk.open(about(server))
+        await talk.prompt(random_tokens(np.random.default_rng(1), 400))
+        await talk.send(Decode(10, 400, (), 1, 5))
+        await talk.send(Ping(7))
+        assert await talk.receive() == Pong(7)
+        await talk.send(Cancel(10))
+        verdict = await talk.receive()
+        assert isinstance(verdict, Verdict)
+        assert verdict.finish is Finish.CANCELLED
+
+
+async def test_a_decode_pays_for_what_it_came_to(keys_file):
+    key, clock = give(keys_file, "a", tokens_per_minute=60), Clock()  # 1 a second, 10 at once
+    async with serving(keys_file, clock) as server, calling(server.address, key) as talk:
+        await talk.open(about(server))
+        principal, settled = Principal("a", quota=Quota(tokens_per_minute=60)), asyncio.Event()
+        allowance = server.verifier._allowances.of(principal)
+        settle = allowance.settle
+        allowance.settle = lambda num_rows: settle(num_rows) or settled.set()
+        await talk.send(Decode(1, 0, PROMPT[:-1], PROMPT[-1], 400))
+        verdicts = [await talk.receive()]
+        await talk.send(Cancel(1))
+        while verdicts[-1].finish is Finish.NOT_YET:
+            verdicts.append(await talk.receive())
+        await asyncio.wait_for(settled.wait(), 20)
+        came_to = len(PROMPT) + sum(verdict.bonus is not None for verdict in verdicts)
+        assert allowance._gcra.wait_s(clock.now) == pytest.approx(came_to - 10)
+
+
+async def test_a_revoked_key_ends_its_streams_and_nobody_elses(keys_file, truth, monkeypatch):
+    monkeypatch.setattr(gatekeeping, "_LOOK_S", 0.01)
+    mine, other = give(keys_file, "me"), give(keys_file, "other")
+    async with serving(keys_file) as server, calling(server.address, mine) as talk:
+        await talk.open(about(server))
+        async with calling(server.address, other) as revoked:
+            opened = await revoked.open(about(server))
+            write_keys(keys_file, [read_keys(keys_file)["me"]])
+            assert (await revoked.refusal()).reason is Reason.NO_KEY
+        assert (await talk.prompt(PROMPT)).bonus == truth[0]
+        key = give(keys_file, "other")
+        server.gatekeeper._keyring.refresh()
+        async with calling(server.address, key) as renamed:
+            got = await renamed.open(about(server), session_id=opened.session_id)
+            assert not got.resumed  # its sessions went with the old key
+
+
+async def test_streams_that_say_nothing_leave_room_for_others(keys_file):
+    key, heard = give(keys_file, "a"), asyncio.Event()
+    async with serving(keys_file, unopened_streams=1) as server:
+        count = server.gatekeeper.waits_for_open
+        server.gatekeeper.waits_for_open = lambda caller: heard.set() or count(caller)
+        async with calling(server.address, key) as one:
+            silent = asyncio.create_task(one.receive())
+            await heard.wait()
+            async with calling(server.address, key) as other:
+                assert (await other.refusal()).reason is Reason.SERVER_FULL
+            await one.send(open_frame(server))
+            assert (await silent).session_id
+            async with calling(server.address, key) as late:
+                assert await late.open(about(server))
+
+
+async def test_services_are_listed_on_this_machine(keys_file):
+    give(keys_file, "a")
+    async with serving(keys_file) as server, grpc.aio.insecure_channel(server.address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        names = {each.name for each in (await call.read()).list_services_response.service}
+        assert "outrider.v1.Verifier" in names
+
+
+async def test_a_key_is_in_no_log_and_no_status(keys_file, caplog, monkeypatch):
+    """Every path that sees one, with everything logged: let in, wrong, out of scope, over its rate, failing inside."""
+    caplog.set_level(logging.DEBUG)
+    good, narrow, wrong = (
+        give(keys_file, "a", tokens_per_minute=60),
+        give(keys_file, "b", Scope.BUNDLE),
+        new_secret("a"),
+    )
+    said = []
+    async with serving(keys_file, Clock(), longest_wait_s=0) as server:
+        for key in (good, narrow, wrong):
+            async with calling(server.address, key) as talk:
+                try:
+                    await talk.open(about(server))
+                    await talk.prompt(PROMPT)
+                    await talk.draft(len(PROMPT), (), 1)
+                except Exception as error:
+                    said.append(repr(error))
+                else:
+                    said.append(repr(await talk.refusal()))
+        monkeypatch.setattr(Verifier, "_open", None)
+        async with calling(server.address, good) as talk:
+            await talk.send_message(pb.ClientFrame(open=pb.Open()))
+            said.append(repr(await talk.refusal()))
+    assert len(said) == 4
+    everything = caplog.text + "".join(said) + repr(server.gatekeeper.security) + repr(server.gatekeeper.__dict__)
+    for key in (good, narrow, wrong):
+        assert key not in everything
+        assert key.rpartition(".")[2] not in everything
+        assert digest_of(key).hex() not in everything

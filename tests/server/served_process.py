@@ -1,0 +1,46 @@
+"""Runs `outrider-server` as often as it is told to, each time in a process of its own: a fork of this one, which has
+everything imported. On standard input a line of JSON at a time, {"start": [arguments]}, {"signal": number} or
+{"end": true}; each is answered by a line of JSON."""
+
+import json
+import os
+import sys
+
+import torch
+
+import outrider_server.server  # noqa: F401 - so that forks have it
+from outrider_server.cli import main
+
+
+def born(arguments: list[str]) -> tuple[int, int]:
+    """Process id, and what it says on standard error."""
+    heard, said = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(heard)
+        os.dup2(said, 2)
+        sys.argv = ["outrider-server", *arguments]
+        main()  # ends by SystemExit
+    os.close(said)
+    return child, heard
+
+
+def run() -> None:
+    torch.set_num_threads(1)
+    child, heard = 0, None
+    for line in sys.stdin:
+        match json.loads(line):
+            case {"start": arguments}:
+                child, descriptor = born(arguments)
+                heard = os.fdopen(descriptor)
+                answer = heard.readline()
+            case {"signal": number}:
+                os.kill(child, number)
+                answer = ""
+            case {"end": _}:
+                answer = {"said": heard.read(), "code": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    run()

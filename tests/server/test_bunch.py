@@ -1,0 +1,123 @@
+"""Pieces that attend together against each on its own: every architecture, with prefixes and without."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_targets import CONFIGS, random_tokens, random_tree, target
+
+from outrider_proto.frames import Sampling
+from outrider_proto.tree import DraftTree
+from outrider_server.attention import FlatBatch
+from outrider_server.bunch import Placed, bunches
+from outrider_server.choice import Chooser
+from outrider_server.engine import Engine, Work
+from outrider_server.held import Held
+from outrider_server.kv.memory import Memory
+from outrider_server.piece import Piece
+
+TOLERANCE = 1e-5
+
+
+class Job:
+    over = False
+
+
+def sessions(name: str, beginnings: list[list[int]], lengths: list[int]) -> list[Held]:
+    """Of one memory, with as many tokens each; those of one beginning share it."""
+    rng, memory, engine = np.random.default_rng(0), Memory(target(name).kv), Engine(target(name))
+    made = []
+    for i, length in enumerate(lengths):
+        held = Held(memory, None)
+        begins = beginnings[i % len(beginnings)]
+        held.begin(Job(), 0, begins + random_tokens(rng, length), 30)
+        if held.num_lost:
+            engine.commit(engine.verify([Work(held, held.lost)])[0])
+        made.append(held)
+    return made
+
+
+@torch.inference_mode()
+def logits(name: str, parts: list[tuple[Held, list[int], DraftTree]], *, bunched: bool) -> torch.Tensor:
+    pieces = [Piece(held.slot, len(chain), tree, 511) for held, chain, tree in parts]
+    tokens = [token for _, chain, tree in parts for token in (*chain, *tree.tokens)]
+    positions = [position for piece in pieces for position in piece.positions]
+    batch = FlatBatch(pieces, bunched=bunched)
+    return target(name).forward(tokens, positions, batch, list(range(len(tokens))), frozenset()).logits
+
+
+def placed(parts: list[tuple[Held, list[int], DraftTree]]) -> list[Placed]:
+    first, answer = 0, []
+    for held, chain, tree in parts:
+        answer.append((first, Piece(held.slot, len(chain), tree, 511)))
+        first += answer[-1][1].num_rows
+    return answer
+
+
+@pytest.mark.parametrize("prefixes", [0, 1, 2])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_together_is_as_alone(name, prefixes):
+    rng = np.random.default_rng(prefixes)
+    beginnings = [random_tokens(rng, 64 + 32 * i) for i in range(prefixes)] or [[]]
+    lengths = [9, 30, 3, 12, 20, 1, 25, 17] if prefixes else [60, 75, 50, 90, 64, 55, 80, 20]
+    parts = [
+        (held, random_tokens(rng, int(rng.integers(1, 4))), random_tree(rng, int(rng.integers(0, 9))))
+        for held in sessions(name, beginnings, lengths)
+    ]
+    parts[3] = (parts[3][0], random_tokens(rng, 80), DraftTree())  # one that must go alone
+    together, alone = bunches(placed(parts))
+    assert together
+    assert len(alone) < len(parts) / 2
+    assert (parts[0][0].slot.start > 0) == (prefixes > 0)
+    plain, fast = logits(name, parts, bunched=False), logits(name, parts, bunched=True)
+    torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)
+    assert torch.equal(fast.argmax(-1), plain.argmax(-1))
+
+
+def test_lanes_far_apart_are_not_computed_for_their_neighbours():
+    parts = [(held, [5], DraftTree()) for held in sessions("llama", [[]], [20] * 9)]
+    together, alone = bunches(placed([parts[i] for i in (0, 1, 3, 6, 8)]))
+    assert len(together) == 2
+    assert not alone
+    together, alone = bunches(placed([parts[i] for i in (0, 4, 8)]))
+    assert not together
+    assert len(alone) == 3
+
+
+def test_a_short_text_does_not_go_with_a_long_one():
+    held = sessions("llama", [[]], [95, 1, 1, 1, 1, 1])
+    together, alone = bunches(placed([(each, [5], DraftTree()) for each in held]))
+    assert not together
+    assert len(alone) == 6
+
+
+def test_both_paths_give_the_same_verdicts():
+    rng = np.random.default_rng(5)
+    verdicts = []
+    works = [
+        Work(held, random_tokens(rng, 2), random_tree(rng, 12), Chooser(Sampling(0.8, seed=i) if i % 2 else Sampling()))
+        for i, held in enumerate(sessions("qwen3", [random_tokens(rng, 70), []], [30] * 8))
+    ]
+    for attention in ("plain", "bunched"):
+        outcomes = Engine(target("qwen3"), attention=attention).verify(works)
+        verdicts.append([(outcome.walk.path, outcome.walk.bonus) for outcome in outcomes])
+    assert verdicts[0] == verdicts[1]
+
+
+def test_memory_of_an_earlier_session_is_nothing_to_the_next():
+    """What a lane held before lies behind its rows, where nothing times it must be nothing."""
+    rng = np.random.default_rng(7)
+    held = sessions("llama", [[]], [90, 40])
+    held[0].slot.store.keys.fill_(float("nan"))
+    held[0].slot.store.values.fill_(float("nan"))
+    held[0].distrust()
+    held[0].release()
+    memory = held[1]._memory
+    again = Held(memory, None)
+    again.begin(Job(), 0, random_tokens(rng, 40), 30)
+    engine = Engine(target("llama"))
+    engine.commit(engine.verify([Work(again, again.lost)])[0])
+    parts = [(again, [5], DraftTree()), (held[1], [6], DraftTree())]
+    assert again.slot.store.lane == 0
+    assert bunches(placed(parts))[0]
+    plain, fast = logits("llama", parts, bunched=False), logits("llama", parts, bunched=True)
+    torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)
