@@ -8,10 +8,12 @@ from outrider_bench.codec_command import codec_command
 from outrider_bench.comparison_commands import depth_sweep_command, drafters_command
 from outrider_bench.edge_weights import edge_weights_command
 from outrider_bench.gateway_command import gateway_command
+from outrider_bench.load.command import load_command
 from outrider_bench.network.command import network_command
 from outrider_bench.pair_commands import eval_command, exact_command, overhead_command, recover_command
 from outrider_bench.privacy_command import privacy_command
 from outrider_bench.prompt_rows_command import prompt_rows_command
+from outrider_bench.ray_command import ray_command
 from outrider_bench.routing_command import routing_command
 from outrider_bench.staleness_command import staleness_command
 from outrider_bench.tcp_command import tcp_command
@@ -38,6 +40,8 @@ app.command("prompt-rows")(prompt_rows_command)
 app.command("verify-cost")(verify_cost_command)
 app.command("network")(network_command)
 app.command("gateway")(gateway_command)
+app.command("load")(load_command)
+app.command("ray")(ray_command)
 app.command("record")(record_command)
 app.command("virtual")(virtual_command)
 app.command("sweep")(sweep_command)

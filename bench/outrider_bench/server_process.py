@@ -24,6 +24,7 @@ class ServerProcess:
     def __init__(self, options: Sequence[str], port: int = 0) -> None:
         self._options = list(options)
         self._port = port
+        self.metrics: str | None = None  # host:port, where it was told to have some
         self._directory = tempfile.TemporaryDirectory(prefix="outrider-server-")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -67,7 +68,9 @@ class ServerProcess:
             if self._process.poll() is not None or time.monotonic() > give_up_at:
                 raise UsageError(f"the server did not start: {self._log.read_text().strip()[-500:]}")
             time.sleep(0.02)
-        self._port = int(json.loads(self._ready_file.read_text())["address"].rpartition(":")[2])
+        ready = json.loads(self._ready_file.read_text())
+        self._port = int(ready["address"].rpartition(":")[2])
+        self.metrics = ready["metrics"]
 
     def kill(self) -> None:
         """SIGKILL: no goodbye, no drain."""

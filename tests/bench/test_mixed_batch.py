@@ -56,7 +56,7 @@ class Rider:
 
     def take(self, engine: Engine, outcome: Outcome) -> None:
         engine.commit(outcome)
-        engine.tap(outcome)
+        engine.tap([outcome])
         new = [*self.trees[-1].path_tokens(outcome.walk.path)]
         new += [] if outcome.walk.bonus is None else [outcome.walk.bonus]
         self.tokens += new

@@ -6,9 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
+from outrider_bench.stand_in import StandIn
 from outrider_bench.virtual.overhead import Overhead
 from outrider_bench.virtual.texts import TapedText, Texts
 from outrider_client.drafting import Cost, Lookout, Ready, Wanted
@@ -40,33 +38,20 @@ class TapedDrafter:
         raise AssertionError("a tape has no states: its drafts come from ReplayedDrafting")
 
 
-class ReplayedDrafting:
+class ReplayedDrafting(StandIn):
     """See the client's Drafting. Jobs run one after another, a level at a time, each level as long as Pace and Overhead
     say."""
 
     def __init__(self, texts: Texts, pace: Pace, overhead: Overhead) -> None:
-        self.tap = texts.tape.tap
+        super().__init__(texts.tape.tap, stale_tolerant=texts.tape.stale_tolerant)
         self.names = (texts.tape.drafter,)
-        self.stale_tolerant = texts.tape.stale_tolerant
         self.can_look_out = texts.tape.endless
         self.current = 0
         self.num_levels = 0
         self._texts = texts
         self._pace = pace
         self._overhead = overhead
-        self._num_features = 0
         self._drafter = asyncio.Lock()
-
-    @property
-    def num_features(self) -> int:
-        return self._num_features
-
-    def begin(self, common: int) -> None:
-        self._num_features = min(self._num_features, common)
-
-    def add_features(self, first: int, rows: NDArray[np.float32]) -> None:  # [n, width]
-        if len(rows) and (first <= self._num_features or self.tap.newest_only):
-            self._num_features = max(self._num_features, first + len(rows))
 
     async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> Routed:
         async with self._drafter:
@@ -92,12 +77,6 @@ class ReplayedDrafting:
         async with self._drafter:
             await self._level()
         return self._texts.of(tokens).likeliest(len(tokens))
-
-    async def follow(self, tokens: Sequence[int]) -> None:
-        """Reading takes no time."""
-
-    async def close(self) -> None:
-        """Nothing to stop."""
 
     async def _foresee(
         self, tokens: tuple[int, ...], tree: DraftTree, wanted: Wanted, lookout: Lookout

@@ -1,0 +1,61 @@
+"""The control: the same prompts, one by one, by transformers' own `generate` on the server's share of the machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider_bench.load.process_use import on_cores
+from outrider_bench.load.texts import LoadText
+from outrider_bench.progress import Counter, Step
+from outrider_server.target import DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Greedy; `wrong` answers differ from the expected ones."""
+
+    use_cache: bool
+    prompts: int
+    tokens_per_s: float
+    wrong: int
+
+
+class Generate:
+    """transformers' model of a target."""
+
+    def __init__(self, directory: Path, dtype: str, device: str, cores: Sequence[int]) -> None:
+        from transformers import AutoModelForCausalLM
+
+        loaded: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=DTYPES[dtype])  # Any: untyped
+        self._model = loaded.to(device).eval()
+        self._device = device
+        self._cores = cores
+
+    def control(self, texts: Sequence[LoadText], limit: int, step: Step, *, use_cache: bool) -> Control:
+        """After one that does not count."""
+        counter = Counter(step, "generate" if use_cache else "generate without a cache", len(texts))
+        tokens, seconds, wrong = 0, 0.0, 0
+        with on_cores(self._cores):
+            self._answer(texts[0], limit, use_cache)
+            for text in texts:
+                started = time.perf_counter()
+                answer = self._answer(text, limit, use_cache)
+                seconds += time.perf_counter() - started
+                tokens += len(answer)
+                wrong += answer != text.answer[:limit]
+                counter()
+        return Control(use_cache, len(texts), tokens / seconds, wrong)
+
+    @torch.inference_mode()
+    def _answer(self, text: LoadText, limit: int, use_cache: bool) -> tuple[int, ...]:
+        ids = torch.tensor([text.prompt], device=self._device)
+        made = self._model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=limit, use_cache=use_cache
+        )
+        return tuple(made[0, len(text.prompt) :].tolist())

@@ -1,0 +1,134 @@
+"""What `outrider-bench load` was told, checked once, and what it makes of it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider_bench.load.client import Habits, Kind
+from outrider_bench.load.drafting import probability_for
+from outrider_bench.load.reach import access_of
+from outrider_bench.load.texts import Mix
+from outrider_bench.load.worker import Assignment
+from outrider_client.config import Mode
+from outrider_drafters.trees.shape import TreeShape
+from outrider_models.corpus import Family
+from outrider_netsim import ProfileError, profile_named
+from outrider_proto.errors import UsageError
+from outrider_server.target import DTYPES
+
+NO_LINK = "none"
+KINDS: tuple[Kind, ...] = ("replay", "real")
+MODES_OF_REPLAY: tuple[Mode, ...] = ("stop-and-wait", "stream", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """Raises UsageError. `server`: one that runs already; else one is started with `server_options` beside the usual
+    ones. `clients`: how many at once, one run after another."""
+
+    target: Path
+    drafter: Path
+    clients: tuple[int, ...]
+    mix: Mix
+    habits: Habits
+    kind: Kind
+    mode: Mode
+    shape: TreeShape
+    tau: float
+    draft_s: float
+    profile: str | None
+    link_floor_s: float
+    workers: int
+    seed: int
+    server: str | None
+    server_options: tuple[str, ...]
+    dtype: str
+    device: str
+    access: dict[str, Any]  # Any: each option of the way to the server has its own type
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UsageError(f"clients_kind={self.kind}: need one of {', '.join(KINDS)}")
+        if self.kind == "replay" and self.mode not in MODES_OF_REPLAY:
+            raise UsageError(
+                f"mode={self.mode}: replayed drafters ride {', '.join(MODES_OF_REPLAY)}; use --clients-kind real"
+            )
+        if self.kind == "replay":
+            probability_for(self.tau, self.shape.levels)
+        access_of(self.access)
+        if self.dtype not in DTYPES:
+            raise UsageError(f"dtype={self.dtype}: need one of {', '.join(DTYPES)}")
+        if self.habits.rate is not None and not self.habits.rate > 0:
+            raise UsageError(f"rate={self.habits.rate}: need more than 0 requests a second")
+        if self.profile is not None:
+            try:
+                profile_named(self.profile)
+            except ProfileError as error:
+                raise UsageError(f"{error}; {NO_LINK} for no link") from None
+
+    @property
+    def serve_options(self) -> list[str]:
+        """Of `outrider-server serve`."""
+        room = max(64, 2 * max(self.clients))  # a session whose link broke is parked while its client comes back
+        named = ["--target", str(self.target), "--drafter", str(self.drafter), "--max-sessions", str(room)]
+        return [*named, "--dtype", self.dtype, "--device", self.device, "--no-edge-bundle", *self.server_options]
+
+    def assignment(self, num_clients: int, server: str, texts: Path, cores: Sequence[int]) -> Assignment:
+        return Assignment(
+            server=server,
+            target=str(self.target),
+            drafter=str(self.drafter),
+            texts=str(texts),
+            numbers=tuple(range(num_clients)),
+            num_clients=num_clients,
+            seed=self.seed,
+            habits=self.habits,
+            kind=self.kind,
+            mode=self.mode,
+            shape=self.shape,
+            tau=self.tau,
+            draft_s=self.draft_s,
+            limit=self.mix.limit,
+            profile=self.profile,
+            link_floor_s=self.link_floor_s,
+            cores=tuple(cores),
+            access=self.access,
+        )
+
+
+def client_counts(text: str) -> tuple[int, ...]:
+    """Of `1,4,16,64`. Raises UsageError."""
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"clients={text!r}: need numbers separated by commas, such as 1,4,16") from None
+    if min(counts) < 1:
+        raise UsageError(f"clients={text!r}: need 1 client or more each time")
+    return counts
+
+
+def mix_of(text: str, families: Sequence[Family], per_family: int, long_tokens: int, limit: int) -> Mix:
+    """Of `short:3,long:1`: three short prompts to every long one. Raises UsageError."""
+    weights = {"short": 0.0, "long": 0.0}
+    for part in text.split(","):
+        name, _, weight = part.partition(":")
+        try:
+            weights[name] = weights[name] + float(weight)
+        except (KeyError, ValueError):
+            raise UsageError(f"prompt_mix={text!r}: need weights such as short:3,long:1") from None
+    total = sum(weights.values())
+    if min(weights.values()) < 0 or not total > 0:
+        raise UsageError(f"prompt_mix={text!r}: need weights of 0 or more, and one above")
+    return Mix(tuple(families), per_family, weights["long"] / total, long_tokens, limit)
+
+
+def options_of(text: str) -> tuple[str, ...]:
+    """Words as a shell would take them. Raises UsageError."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"server_options={text!r}: {error}") from None

@@ -1,0 +1,58 @@
+"""What a process has used, as Linux tells of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """Processor seconds of all its threads, and resident memory."""
+
+    cpu_s: float = 0.0
+    rss_bytes: int = 0
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessUse:
+        """Zeros where there is no such process, or no /proc."""
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            return cls()
+        user, system = int(fields[11]), int(fields[12])
+        return cls((user + system) / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Which cores the server has and which the clients; empty: all have all."""
+
+    server: tuple[int, ...] = ()
+    clients: tuple[int, ...] = ()
+
+    @classmethod
+    def apart(cls, num_client_cores: int) -> Shares:
+        """The clients get so many, but never more than half; empty where there is one core, or none can be chosen."""
+        if not hasattr(os, "sched_setaffinity") or len(cores := sorted(os.sched_getaffinity(0))) < 2:
+            return cls()
+        theirs = min(num_client_cores, len(cores) // 2)
+        return cls(tuple(cores[:-theirs]), tuple(cores[-theirs:]))
+
+
+@contextmanager
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """This thread, and the processes that it starts meanwhile, run there; anywhere if none are named."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,112 @@
+"""Load as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from outrider_bench.load.control import Control
+from outrider_bench.load.figures import LoadRun, Percentiles
+from outrider_bench.load.growth import Growth
+from outrider_bench.load.limit import Limit
+from outrider_bench.load.passes import mean_of
+from outrider_bench.load.soak import Soaked
+from outrider_bench.tables import table
+
+_MIB = 2**20
+
+
+def throughput_table(title: str, runs: Sequence[LoadRun], limits: Sequence[Limit]) -> Table:
+    """A row for each number of clients; ratios are to the first."""
+    limit_of = {limit.num_sessions: limit for limit in limits}
+    rows = [_throughput(run, runs[0], limit_of.get(run.num_clients)) for run in runs]
+    columns = ("clients", "verifies/s", "ratio", "tokens/s", "ratio", "tau", "nodes", "sessions/pass")
+    return table(title, (*columns, "engine", "linear", "p99 max/min", "Jain", "wrong"), rows)
+
+
+def latency_table(runs: Sequence[LoadRun]) -> Table:
+    rows = [
+        [str(run.num_clients), *map(_ms, (run.verdict, run.queue, run.verify, run.first_token, run.request))]
+        for run in runs
+    ]
+    columns = ("clients", "verdict", "of it queue", "of it verify", "first token", "request")
+    return table("latency, ms: 50th, 95th, 99th percentile", columns, rows)
+
+
+def use_table(runs: Sequence[LoadRun]) -> Table:
+    rows = [
+        [
+            str(run.num_clients),
+            f"{run.server.cpu_s / run.seconds:.2f}",
+            f"{run.clients.cpu_s / run.seconds:.2f}",
+            *(f"{size / _MIB:.0f}" for size in _sizes(run)),
+            ", ".join(f"{kind} {count}" for kind, count in run.errors.items()) or "-",
+        ]
+        for run in runs
+    ]
+    columns = ("clients", "server cores", "clients' cores", "server MiB", "after", "clients' MiB", "after", "errors")
+    return table("processor and memory", columns, rows)
+
+
+def control_table(controls: Sequence[Control]) -> Table:
+    rows = [
+        ["generate" if c.use_cache else "generate, no cache", str(c.prompts), f"{c.tokens_per_s:.1f}", str(c.wrong)]
+        for c in controls
+    ]
+    return table("transformers, one prompt after another", ("control", "prompts", "tokens/s", "wrong"), rows)
+
+
+def soak_table(soaked: Soaked) -> Table:
+    tallies = soaked.tallies
+    rows = [
+        ["seconds", f"{soaked.seconds:.0f}"],
+        ["answers checked", str(sum(tally.checked for tally in tallies))],
+        ["tokens", str(sum(tally.tokens for tally in tallies))],
+        ["verdicts", str(sum(tally.verdicts for tally in tallies))],
+        ["sessions", str(sum(tally.sessions for tally in tallies))],
+        *([f"faults: {kind}", str(count)] for kind, count in sorted(soaked.faults.items())),
+        ["losses of the link, in answers", str(sum(tally.outages for tally in tallies))],
+        ["tokens written alone", str(sum(tally.unverified for tally in tallies))],
+        ["of them taken back", str(sum(tally.rolled_back for tally in tallies))],
+        ["wrong answers", str(sum(tally.wrong for tally in tallies))],
+        ["verdicts lost, twice or unasked", str(sum(tally.lost + tally.strays for tally in tallies))],
+        *([f"memory of {growth.who}", _growth(growth)] for growth in soaked.growths),
+    ]
+    return table("soak" + (", interrupted" if soaked.interrupted else ""), ("what", "so many"), rows)
+
+
+def _throughput(run: LoadRun, single: LoadRun, limit: Limit | None) -> list[str]:
+    fairness = run.fairness
+    return [
+        str(run.num_clients),
+        f"{run.verifies_per_s:.1f}",
+        _ratio(run.verifies_per_s, single.verifies_per_s),
+        f"{run.tokens_per_s:.1f}",
+        _ratio(run.tokens_per_s, single.tokens_per_s),
+        f"{run.mean_acceptance_length:.2f}",
+        f"{run.nodes_per_draft:.1f}",
+        "-" if run.batches is None else f"{mean_of(run.batches, 'outrider_batch_sessions'):.1f}",
+        "-" if limit is None else f"{limit.engine_per_s:.0f}",
+        "-" if limit is None else f"{limit.linear_per_s:.0f}",
+        "-" if fairness.p99_ratio is None else f"{fairness.p99_ratio:.2f}",
+        f"{fairness.jain:.3f}",
+        str(run.wrong),
+    ]
+
+
+def _ratio(value: float, single: float) -> str:
+    return f"{value / single:.2f}" if single else "-"
+
+
+def _ms(percentiles: Percentiles) -> str:
+    return " ".join(f"{value:.1f}" for value in (percentiles.p50, percentiles.p95, percentiles.p99))
+
+
+def _sizes(run: LoadRun) -> tuple[int, int, int, int]:
+    server, clients = run.server, run.clients
+    return server.rss_before_bytes, server.rss_after_bytes, clients.rss_before_bytes, clients.rss_after_bytes
+
+
+def _growth(growth: Growth) -> str:
+    return f"{growth.first_bytes / _MIB:.1f} -> {growth.last_bytes / _MIB:.1f} MiB ({growth.share:+.2%})"

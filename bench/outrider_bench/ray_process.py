@@ -1,0 +1,116 @@
+"""A real `outrider-server deploy` as a process of its own, with the Ray cluster it starts: updated, and bereft of
+replicas without warning."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from outrider_proto.errors import UsageError
+
+_START_TIMEOUT_S = 600.0
+_STOP_TIMEOUT_S = 60.0
+_REPLICA = "ray::ServeReplica:"
+
+
+class RayProcess:
+    """Use as a context manager; `options` are those of `outrider-server deploy`. Raises UsageError if it fails."""
+
+    def __init__(self, options: Sequence[str]) -> None:
+        self._options = list(options)
+        self._directory = tempfile.TemporaryDirectory(prefix="outrider-ray-", ignore_cleanup_errors=True)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._mark = f"OUTRIDER_RAY_PROCESS={secrets.token_hex(16)}"
+        self._ready: dict[str, str] = {}
+
+    @property
+    def address(self) -> str:
+        """host:port of the service."""
+        return self._ready["address"]
+
+    def __enter__(self) -> Self:
+        ready_file = Path(self._directory.name) / "ready.json"
+        log = Path(self._directory.name) / "log"
+        command = [*self._command, "--port", "0", "--ray-http-port", "0", "--ready-file", str(ready_file)]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, env=self._environment)
+        give_up_at = time.monotonic() + _START_TIMEOUT_S
+        while not ready_file.exists():
+            if self._process.poll() is not None or time.monotonic() > give_up_at:
+                self._end()
+                raise UsageError(f"the service did not start: {log.read_text().strip()[-2000:]}")
+            time.sleep(0.05)
+        self._ready = json.loads(ready_file.read_text())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def replicas(self) -> list[int]:
+        """Process ids."""
+        return [pid for pid, name in self._ours() if name.startswith(_REPLICA)]
+
+    def kill_replica(self) -> int:
+        """SIGKILL to one of them; its process id."""
+        victim = self.replicas()[0]
+        os.kill(victim, signal.SIGKILL)
+        return victim
+
+    def update(self, options: Sequence[str] = ()) -> None:
+        """Replace every replica by one with other options; returns when that is done."""
+        ports = ["--port", self.address.rpartition(":")[2], "--ray-http-port", str(self._ready["http_port"])]
+        command = [*self._command, *options, *ports, "--ray-address", self._ready["ray"]]
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise UsageError(f"the update failed: {done.stderr.strip()[-2000:]}")
+
+    @property
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", "outrider_server", "deploy", *self._options]
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        """Ray's files are temporary, and so is the token of its cluster."""
+        name, _, value = self._mark.partition("=")
+        return os.environ | {
+            name: value,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": value,
+            "RAY_TMPDIR": self._directory.name,
+        }
+
+    def _end(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pid, _ in self._ours():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._directory.cleanup()
+
+    def _ours(self) -> list[tuple[int, str]]:
+        """Every process that inherited our environment, and what it calls itself."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    name = (folder / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+                    found.append((int(folder.name), name))
+        return found

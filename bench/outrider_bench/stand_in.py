@@ -1,0 +1,36 @@
+"""What stand-ins for a client's drafting have in common: they read nothing, and count the features they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_proto.frames import TapInfo
+
+
+class StandIn:
+    """Half of the client's Drafting; whoever inherits drafts."""
+
+    def __init__(self, tap: TapInfo, *, stale_tolerant: bool) -> None:
+        self.tap = tap
+        self.stale_tolerant = stale_tolerant
+        self._num_features = 0
+
+    @property
+    def num_features(self) -> int:
+        return self._num_features
+
+    def begin(self, common: int) -> None:
+        self._num_features = min(self._num_features, common)
+
+    def add_features(self, first: int, rows: NDArray[np.float32]) -> None:  # [n, width]
+        if len(rows) and (first <= self._num_features or self.tap.newest_only):
+            self._num_features = max(self._num_features, first + len(rows))
+
+    async def follow(self, tokens: Sequence[int]) -> None:
+        """Reading takes no time."""
+
+    async def close(self) -> None:
+        """Nothing to stop."""
