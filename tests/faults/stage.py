@@ -1,0 +1,95 @@
+"""The real server and the real client that faults happen to, small and quick to start, and what they ought to say."""
+
+import asyncio
+import functools
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from talk import calling
+
+from outrider_client import AsyncClient, ClientConfig
+from outrider_client.config import Timeouts
+from outrider_client.heartbeat import Patience
+from outrider_client.local_models import LocalModels
+from outrider_drafters.load import load_tap
+from outrider_drafters.trees.shape import TreeShape
+from outrider_server.config import Limits
+from outrider_server.plain import plain_greedy
+from outrider_server.server import Server
+from outrider_server.target import Target
+from outrider_server.verifier import Verifier
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+TARGET = GOLDEN / "target_tiny"
+DRAFTER = GOLDEN / "moa_tli0" / "drafter"
+PROMPT = (3, 7, 11, 2, 9)
+NEW = 24
+ANSWER_S = 120.0  # no answer takes that long; it only keeps a broken test from hanging
+
+
+@functools.cache
+def served():
+    """Target and tap; the target runs in one verifier at a time."""
+    return Target.load(str(TARGET)), load_tap(str(DRAFTER), str(TARGET))
+
+
+@functools.cache
+def _oracle() -> Target:
+    return Target.load(str(TARGET))
+
+
+@functools.cache
+def plain(prompt: tuple[int, ...] = PROMPT, num_tokens: int = NEW) -> tuple[int, ...]:
+    """The answer of the plain loop."""
+    return tuple(plain_greedy(_oracle(), prompt, num_tokens))
+
+
+def verifier(kind: type[Verifier] = Verifier, **limits) -> Verifier:
+    target, tap = served()
+    return kind(target, [tap], Limits(**limits))
+
+
+def server(port: int = 0, **limits) -> Server:
+    return Server(verifier(**limits), port=port)
+
+
+def config(address: str, **changes) -> ClientConfig:
+    fields = {
+        "mode": "stop-and-wait",
+        "shape": TreeShape(4, 4, 14),
+        "max_new_tokens": NEW,
+        "wait_for_link_s": 60.0,
+        "patience": Patience(floor_s=1.0),  # this machine may be busy
+        "timeouts": Timeouts(connect_s=60.0),
+    }
+    return ClientConfig(address, TARGET, DRAFTER, **(fields | changes))
+
+
+@functools.cache
+def models() -> LocalModels:
+    """Shared by all clients."""
+    return LocalModels.load(config("127.0.0.1:1"))
+
+
+def client(address: str, **changes) -> AsyncClient:
+    return AsyncClient(config(address, **changes), models=models())
+
+
+async def answer(client: AsyncClient, prompt: tuple[int, ...] = PROMPT, **overrides) -> tuple[int, ...]:
+    async with asyncio.timeout(ANSWER_S):
+        return (await client.complete(prompt, **overrides)).token_ids
+
+
+@asynccontextmanager
+async def opened(server: Server, **fields):
+    """A raw stream that has been opened: itself and what the server said."""
+    async with calling(server.address) as talk:
+        yield talk, await talk.open(server.verifier.describe(), **fields)
+
+
+async def until(holds, what: str, timeout_s: float = 60.0) -> None:
+    """For what no event tells: a count in another thread, process or library."""
+    async with asyncio.timeout(timeout_s):
+        while not holds():  # noqa: ASYNC110 # there is nothing that could be awaited
+            await asyncio.sleep(0.01)
+    assert holds(), what

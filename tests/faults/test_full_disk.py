@@ -1,0 +1,115 @@
+"""No room on the disk: what needs a file says so, and sessions, which need none, go on."""
+
+import asyncio
+import errno
+import io
+import logging
+import resource
+import sys
+from contextlib import contextmanager
+
+import grpc
+import pytest
+from stage import DRAFTER, TARGET, answer, client, plain, server, verifier
+
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto.errors import Reason, Refusal, UsageError
+from outrider_proto.status import error_from_rpc
+from outrider_proto.verifier_pb2_grpc import BundlesStub
+from outrider_server.bundles import EdgeBundles
+from outrider_server.cli import _announce
+from outrider_server.server import Server
+
+CRAMPED = """\
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+@contextmanager
+def room_for(num_bytes: int):
+    """So many bytes a file, for this process; Python has seen to it that more is an error and no signal."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture
+def makers_without_room(monkeypatch):
+    """Whoever makes bundles has room for 4096 bytes a file."""
+    create = asyncio.create_subprocess_exec
+
+    async def limited(*command, **options):
+        return await create(sys.executable, "-c", CRAMPED, *command, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", limited)
+
+
+async def manifest(address: str) -> None:
+    """Ask until there is an answer. Raises Refusal."""
+    async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(120):
+        while True:
+            try:
+                await BundlesStub(channel).Manifest(pb.ManifestRequest())
+                return
+            except grpc.aio.AioRpcError as error:
+                refusal = error_from_rpc(error)
+                if getattr(refusal, "reason", None) is not Reason.BUNDLE_NOT_READY:
+                    raise refusal from error
+
+
+async def test_a_bundle_that_cannot_be_written_is_refused_and_answers_go_on(tmp_path, makers_without_room, caplog):
+    bundles = EdgeBundles(str(TARGET), [str(DRAFTER)], ("float32",), tmp_path)
+    async with Server(verifier(), bundles=bundles) as running, client(running.address) as mine:
+        asking = asyncio.create_task(manifest(running.address))
+        assert await answer(mine) == plain()
+        with pytest.raises(Refusal) as refused:
+            await asking
+        assert refused.value.reason is Reason.NO_BUNDLE
+        assert "edge bundle of" in caplog.text
+        assert await answer(mine) == plain()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]  # nothing of it takes the room of others
+
+
+async def test_a_ready_file_that_cannot_be_written_is_said_and_leaves_no_half(tmp_path):
+    async with server() as running:
+        ready = tmp_path / "ready"
+        with room_for(10), pytest.raises(UsageError, match="cannot be written"):
+            _announce(running, ready)
+        assert not list(tmp_path.iterdir())
+        _announce(running, ready)
+        assert list(tmp_path.iterdir()) == [ready]
+
+
+class Full(io.TextIOBase):
+    """As a file on a full disk, whose buffer would besides fail again when it is closed."""
+
+    num_writes = 0
+
+    def write(self, text: str) -> int:
+        self.num_writes += 1
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_a_log_on_a_full_disk_costs_nobody_an_answer(monkeypatch):
+    """Of a server that has something to say: a session that failed."""
+    monkeypatch.setattr(logging, "raiseExceptions", False)  # else logging says on stderr that it could not
+    full, log = Full(), logging.getLogger("outrider_server")
+    handler = logging.StreamHandler(full)
+    log.addHandler(handler)
+    try:
+        async with server() as running, client(running.address) as mine:
+            engine = running.verifier._thread._engine
+            verify = engine.verify
+            monkeypatch.setattr(engine, "verify", lambda works: 1 / 0)
+            with pytest.raises(Refusal):
+                await answer(mine)
+            monkeypatch.setattr(engine, "verify", verify)
+            assert await answer(mine) == plain()
+    finally:
+        log.removeHandler(handler)
+    assert full.num_writes
