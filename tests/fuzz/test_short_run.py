@@ -1,0 +1,23 @@
+"""The fuzzer, for a moment, on every target that is quick to start; `make fuzz` takes its time, and all of them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fuzz_targets import NAMES
+
+pytest.importorskip("atheris", reason="atheris is not installed: it has no wheel for this system")
+HERE = Path(__file__).parent
+MOST_S = 2  # of fuzzing; whichever comes first, it ends well
+RUNS = 5000
+SLOW_TO_START = ("session", "bundle-file", "tokenizer-file", "gateway-body")  # torch, transformers and FastAPI
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in SLOW_TO_START])
+def test_a_short_run_finds_nothing(name, tmp_path):
+    options = [f"-runs={RUNS}", f"-max_total_time={MOST_S}", "-seed=1", "-timeout=120"]
+    command = [sys.executable, str(HERE / "one.py"), name, *options, f"-artifact_prefix={tmp_path}/", str(tmp_path)]
+    ended = subprocess.run([*command, str(HERE / "corpus" / name)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert "DONE" in ended.stderr
