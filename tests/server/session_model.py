@@ -92,8 +92,9 @@ class ModelSession:
         self.held = self.held[:length]
 
     def interrupted(self, base_len: int, text: tuple[int, ...], told: list[int]) -> None:
-        """A request for `told` below `text` was under way: it may have come to any point."""
-        ends = [(*text, *told[:count]) for count in range(len(told) + 1)]
+        """A request for `told` below `text` was under way: it may have come to any point, the one included where what
+        comes before the root is known and not run yet."""
+        ends = [text[:-1], *((*text, *told[:count]) for count in range(len(told) + 1))]
         self.or_held = {self.held, self.held[:base_len], *ends}
         self.bonus = None
 
