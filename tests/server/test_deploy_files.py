@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 UNIT = (DEPLOY / "outrider-server.service").read_text()
 CONTAINER = (DEPLOY / "Containerfile").read_text()
-INSTRUCTIONS = {"FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "VOLUME", "EXPOSE", "HEALTHCHECK", "STOPSIGNAL"}
+INSTRUCTIONS = {"FROM", "ARG", "RUN", "COPY", "ENV", "USER", "WORKDIR", "VOLUME", "EXPOSE", "HEALTHCHECK", "STOPSIGNAL"}
 INSTRUCTIONS |= {"ENTRYPOINT", "CMD"}
 
 
