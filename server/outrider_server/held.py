@@ -98,6 +98,7 @@ class Held:
                 f"base_len={base_len}: the server holds {len(self.tokens)} tokens of this session",
             )
         if self.tokens[base_len:] != list(context):
+            self._memory.leave(self, base_len)
             self.truncate(base_len)
             self.tokens.extend(context)
             self.bonus = None if context else self.bonus
@@ -105,9 +106,9 @@ class Held:
         if self._is_doubtful:
             self.lose()
             self._is_doubtful = False
-        self._memory.begin(self)
+        given = self._memory.begin(self, len(self.tokens) + num_more)
         if self.tap is not None:
-            self._num_features = max(self._num_features, self.slot.start)
+            self._num_features = max(self._num_features, given)
         self.reserve(num_more)
         self._worker = worker
 

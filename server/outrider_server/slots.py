@@ -143,6 +143,22 @@ class Slot:
         self.store = store
         self._end_with(prefix)
 
+    def unshare(self, base: Prefix | None, num_rows: int) -> None:
+        """Have its own copy of what it shares behind `base`, and room for `num_rows` rows there. Raises OutOfRoom, and
+        has changed nothing."""
+        first = 0 if base is None else base.stop
+        parts = self._parts(first, self.length)
+        is_enough = self.length == self.start and num_rows <= self.store.capacity
+        store = self.store if is_enough else self._pool.take(num_rows, self.width)
+        done = 0
+        for source, begin, end in parts:
+            store.copy_rows(done, source, begin, end - begin)
+            done += end - begin
+        if store is not self.store:
+            self._give()
+            self.store = store
+        self._end_with(base)
+
     def clear(self) -> None:
         """Hold nothing."""
         self._give()
@@ -151,10 +167,11 @@ class Slot:
         self.length = 0
 
     def _end_with(self, prefix: Prefix | None) -> None:
-        if prefix is not None:
-            prefix.users += 1
-        if self.prefix is not None:
-            self.prefix.users -= 1
+        for ending, by in ((prefix, 1), (self.prefix, -1)):
+            if ending is not None:
+                ending.users += by
+                for link in ending.chain():
+                    link.num_slots += by
         self.prefix = prefix
 
     def _give(self) -> None:

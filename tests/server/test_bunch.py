@@ -24,7 +24,7 @@ class Job:
 
 def sessions(name: str, beginnings: list[list[int]], lengths: list[int]) -> list[Held]:
     """Of one memory, with as many tokens each; those of one beginning share it."""
-    rng, memory, engine = np.random.default_rng(0), Memory(target(name).kv), Engine(target(name))
+    rng, memory, engine = np.random.default_rng(0), Memory(target(name).kv, small_bytes=0), Engine(target(name))
     made = []
     for i, length in enumerate(lengths):
         held = Held(memory, None)
@@ -73,21 +73,25 @@ def test_together_is_as_alone(name, prefixes):
     assert torch.equal(fast.argmax(-1), plain.argmax(-1))
 
 
-def test_lanes_far_apart_are_not_computed_for_their_neighbours():
-    parts = [(held, [5], DraftTree()) for held in sessions("llama", [[]], [20] * 9)]
-    together, alone = bunches(placed([parts[i] for i in (0, 1, 3, 6, 8)]))
-    assert len(together) == 2
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2-window"])
+def test_those_who_are_no_neighbours_and_of_several_slabs_go_together(name):
+    rng = np.random.default_rng(3)
+    lengths = [20, 130, 40, 160, 60, 200, 80, 140]
+    held = sessions(name, [[]], lengths)
+    parts = [(held[i], random_tokens(rng, 2), random_tree(rng, 4)) for i in (0, 1, 3, 4, 6)]
+    assert len({each.slot.store.slab for each, _, _ in parts}) > 1
+    together, alone = bunches(placed(parts))
+    assert len(together) == 1
     assert not alone
-    together, alone = bunches(placed([parts[i] for i in (0, 4, 8)]))
-    assert not together
-    assert len(alone) == 3
+    plain, fast = logits(name, parts, bunched=False), logits(name, parts, bunched=True)
+    torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)
 
 
 def test_a_short_text_does_not_go_with_a_long_one():
-    held = sessions("llama", [[]], [95, 1, 1, 1, 1, 1])
+    held = sessions("llama", [[]], [400, 1, 1, 1])
     together, alone = bunches(placed([(each, [5], DraftTree()) for each in held]))
-    assert not together
-    assert len(alone) == 6
+    assert [len(bunch._members) for bunch in together] == [3]
+    assert [piece.slot for _, piece in alone] == [held[0].slot]
 
 
 def test_both_paths_give_the_same_verdicts():

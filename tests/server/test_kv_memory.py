@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from outrider_drafters.tap import Activations, Memoryless
 from outrider_proto.errors import Reason, Refusal, Violation
@@ -14,7 +14,7 @@ from outrider_proto.frames import TapInfo
 from outrider_server.held import Held
 from outrider_server.kv.budget import OutOfRoom
 from outrider_server.kv.memory import Memory
-from outrider_server.kv.prefix import BLOCK
+from outrider_server.kv.prefix import BLOCK, Prefix
 from outrider_server.kv.shape import KVShape
 from outrider_server.kv.store import size_class
 
@@ -84,9 +84,12 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory = Memory(SHAPE, self.LIMIT)
         self.sessions: list[Held] = []
         self.working: dict[Held, Job] = {}
+
+    @initialize(small=st.sampled_from([0, BLOCK, 3 * BLOCK]))
+    def begin(self, small: int) -> None:
+        self.memory = Memory(SHAPE, self.LIMIT, small_bytes=small * (ROW + 4 * 2))
 
     @rule(payer=st.sampled_from(["", "p"]))
     def open(self, payer: str) -> None:
@@ -167,6 +170,17 @@ class MemoryMachine(RuleBasedStateMachine):
             ends = sum(held.slot.prefix is prefix for held in self.sessions)
             children = sum(other.parent is prefix for other in self.memory.prefixes)
             assert prefix.users == ends + children
+            chains = [held.slot.prefix.chain() for held in self.sessions if held.slot.prefix]
+            assert prefix.num_slots == sum(prefix in chain for chain in chains)
+
+    @invariant()
+    def what_a_name_says_is_held(self) -> None:
+        prefixes = self.memory._prefixes
+        assert set(prefixes._copies) <= set(self.memory.prefixes)
+        assert set(prefixes._copies.values()) <= set(self.sessions)
+        for name, owner in prefixes._owners.items():
+            assert name in owner.names
+            assert isinstance(owner, Prefix) or BLOCK * (owner.names.index(name) + 1) <= owner.num_standing
 
     def teardown(self) -> None:
         for held in self.sessions:
@@ -177,6 +191,11 @@ class MemoryMachine(RuleBasedStateMachine):
 
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+def shared_memory(sharing: str = "payer") -> Memory:
+    """With room, and nothing too small to share."""
+    return Memory(SHAPE, 100_000 * ROW, sharing, small_bytes=0)
 
 
 def new(memory: Memory, length: int, seed: int = 0, payer: str = "", tap: KeyTap | None = None) -> Held:
@@ -273,7 +292,7 @@ def test_a_session_that_has_ended_takes_nothing_any_more():
 
 
 def test_a_common_beginning_is_stored_once():
-    memory = Memory(SHAPE, 100_000 * ROW)
+    memory = shared_memory()
     system = [i % 900 for i in range(40 * BLOCK)]
     sessions = []
     for i in range(10):
@@ -284,12 +303,13 @@ def test_a_common_beginning_is_stored_once():
     assert memory.prefix_bytes == len(system) * ROW
     own = sum(held.slot.num_bytes for held in sessions)
     assert own <= 10 * 256 * ROW
+    assert [held.slot.start for held in sessions] == [len(system)] * 10
     for held in sessions:
         check_rows(held)
 
 
 def test_those_who_came_at_once_come_to_share():
-    memory = Memory(SHAPE, 100_000 * ROW)
+    memory = shared_memory()
     text = [3] * (10 * BLOCK)
     sessions = [Held(memory, None) for _ in range(3)]
     for held in sessions:
@@ -309,13 +329,13 @@ def test_those_who_came_at_once_come_to_share():
     ("sharing", "shares"), [("payer", [True, False]), ("all", [True, True]), ("none", [False] * 2)]
 )
 def test_who_shares_with_whom(sharing, shares):
-    memory = Memory(SHAPE, 100_000 * ROW, sharing)
+    memory = shared_memory(sharing)
     new(memory, 100, payer="a")
     assert [bool(new(memory, 100, payer=payer).slot.start) for payer in ("a", "b")] == shares
 
 
 def test_features_go_along_or_nothing_does():
-    memory = Memory(SHAPE, 100_000 * ROW)
+    memory = shared_memory()
     new(memory, 100)
     one = new(memory, 100, tap=KeyTap())
     assert one.slot.start == 0
@@ -326,19 +346,70 @@ def test_features_go_along_or_nothing_does():
 
 
 def test_a_text_outlives_its_session_where_there_is_room():
-    memory = Memory(SHAPE, 100_000 * ROW)
+    memory = shared_memory()
     new(memory, 100).release()
     assert memory.used_bytes - memory.spare_bytes == 96 * ROW
     held = new(memory, 70)
-    assert held.slot.start == 64
+    assert memory.prefix_hits_tokens == 64
     check_rows(held)
     assert sorted(len(prefix.tokens) for prefix in memory.prefixes) == [32, 64]
     memory.relieve()
     assert [prefix.stop for prefix in memory.prefixes] == []
 
 
+def test_a_text_outlives_the_turn_to_another():
+    memory = shared_memory()
+    held = new(memory, 100)
+    go_on(held, 0, [5] * 40)
+    assert [prefix.stop for prefix in memory.prefixes] == [96]
+    go_on(held, 1, [i % 1000 for i in range(1, 100)])  # what it has of its text is less than what is known
+    assert memory.prefix_hits_tokens == 0  # another text: it begins with 5
+    go_on(held, 0, [i % 1000 for i in range(100)])
+    assert memory.prefix_hits_tokens == 96
+    check_rows(held)
+
+
+def test_whoever_comes_alone_copies_and_the_second_to_come_makes_both_share():
+    memory = shared_memory()
+    new(memory, 100).release()
+    one = new(memory, 100)
+    assert one.slot.start == 0
+    assert [prefix.num_slots for prefix in memory.prefixes] == [0]
+    two = new(memory, 100)
+    assert [held.slot.start for held in (one, two)] == [96] * 2
+    two.release()
+    go_on(one, 100, [7])
+    assert one.slot.start == 0  # alone again
+    check_rows(one)
+    one.release()
+    assert {prefix.stop for prefix in memory.prefixes} == {96}
+
+
+def test_what_is_small_is_copied_by_all():
+    memory = Memory(SHAPE, 100_000 * ROW, small_bytes=96 * ROW)
+    sessions = [new(memory, 100) for _ in range(3)]
+    assert [held.slot.start for held in sessions] == [0] * 3
+    assert memory.prefix_hits_tokens == 2 * 96
+    larger = [new(memory, 200, 500) for _ in range(3)]
+    assert [held.slot.start for held in larger] == [192] * 3
+    for held in (*sessions, *larger):
+        check_rows(held)
+
+
+def test_a_copy_is_known_when_what_it_was_copied_from_is_gone():
+    memory = shared_memory()
+    new(memory, 100).release()
+    one = new(memory, 100)
+    memory._drop_unused(0)
+    assert not memory.prefixes
+    two = new(memory, 100)
+    assert memory.prefix_hits_tokens == 2 * 96
+    assert [held.slot.start for held in (one, two)] == [96] * 2
+    check_rows(two)
+
+
 def test_a_name_that_is_met_by_chance_is_not_believed():
-    memory = Memory(SHAPE, 100_000 * ROW)
+    memory = shared_memory()
     one = new(memory, 64)
     other = Held(memory, None)
     other.tokens = list(range(500, 564))

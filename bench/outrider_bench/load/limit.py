@@ -20,6 +20,7 @@ from outrider_proto.tree import DraftTree
 from outrider_server.choice import Chooser
 from outrider_server.engine import Engine, Work
 from outrider_server.held import Held
+from outrider_server.kv.memory import Memory
 from outrider_server.target import Target
 
 _LEAST_S = 1.0  # of measuring each
@@ -66,7 +67,8 @@ def _noise(rows: int, weight: torch.Tensor) -> torch.Tensor:
 
 def _passes(engine: Engine, count: int, rows: int, context: int) -> Callable[[], None]:
     target, generator = engine.target, random.Random(count)
-    held = [Held(target.kv, None) for _ in range(count)]
+    memory = Memory(target.kv)
+    held = [Held(memory, None) for _ in range(count)]
 
     def token() -> int:
         return generator.randrange(target.vocab_size)

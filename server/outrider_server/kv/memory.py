@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_server.kv.budget import Budget, OutOfRoom
-from outrider_server.kv.prefix import Prefix, first_name
+from outrider_server.kv.prefix import BLOCK, Prefix, first_name
 from outrider_server.kv.prefixes import Holder, Prefixes
 from outrider_server.kv.shape import KVShape
 from outrider_server.kv.store import Pool, Store, size_class
@@ -37,20 +37,27 @@ class Tenant(Holder, Protocol):
         ...
 
 
+_SMALL_BYTES = 256 * 1024  # a product apart, pass for pass, costs more than this memory
 _GO_FIRST = {"parked": 0, "idle": 1, "waiting": 2}
 
 
 class Memory:
     """Belongs to the model thread, but for `new_slot` and the counts, which any may ask for. Rows move and go only
-    between passes: when a session begins, takes room or ends."""
+    between passes: when a session begins, takes room or ends. `small_bytes`: rows that are not worth sharing."""
 
-    def __init__(self, shape: KVShape, budget_bytes: int | None = None, sharing: Sharing = "payer") -> None:
+    def __init__(
+        self,
+        shape: KVShape,
+        budget_bytes: int | None = None,
+        sharing: Sharing = "payer",
+        small_bytes: int = _SMALL_BYTES,
+    ) -> None:
         self.budget = Budget(sys.maxsize if budget_bytes is None else budget_bytes)
         self.pool = Pool(shape, self.budget)
         self.evictions = 0
         self.prefix_hits_tokens = 0  # that needed no pass
         self.prefix_asked_tokens = 0  # of texts that were begun
-        self._prefixes = Prefixes(self)
+        self._prefixes = Prefixes(self, small_bytes)
         self._sharing = sharing
         self._tenants: dict[Tenant, None] = {}
         self.is_relief_due = False  # a pass has found no memory
@@ -92,21 +99,26 @@ class Memory:
         """More room for its rows. Raises OutOfRoom."""
         return self._taken(self.pool.take, num_rows, width, (tenant,))
 
-    def begin(self, tenant: Tenant) -> None:
-        """Its text is to go on, and its tokens are known: let it begin with what others hold of them."""
+    def begin(self, tenant: Tenant, num_rows: int) -> int:
+        """Its text is to go on, up to `num_rows` rows, and its tokens are known: let it begin with what others hold of
+        them. Answers of how many tokens it has rows and features by that."""
         self.count += 1
         tenant.used_at = self.count
         slot, first = tenant.slot, tenant.slot.length
         if self._shares(tenant):
-            if first > slot.start:
-                if (known := self._prefixes.elsewhere(tenant)) is not None:
-                    slot.rebase(known)
-            elif (known := self._prefixes.find(tenant)) is not None:
+            is_more_to_know = len(tenant.tokens) - first >= BLOCK
+            if is_more_to_know and (known := self._prefixes.find(tenant)) is not None:
+                self._prefixes.unnote(tenant, 0)
                 slot.attach(known)
+            elif first > slot.start and (known := self._prefixes.elsewhere(tenant)) is not None:
+                slot.rebase(known)
         if slot.prefix is not None:
             slot.prefix.used_at = self.count
+        given = slot.start
+        self._prefixes.unshare(tenant, num_rows)
         self.prefix_hits_tokens += slot.length - first
         self.prefix_asked_tokens += len(tenant.tokens) - first
+        return given
 
     def check_fit(self, tenant: Tenant, num_rows: int) -> None:
         """Raises Refusal for a text that could not be held if it were the only one."""
@@ -132,12 +144,17 @@ class Memory:
         """It is about to hold no more than `length`."""
         self._prefixes.unnote(tenant, length)
 
-    def release(self, tenant: Tenant) -> None:
-        """It ends; what it knows may be of use to others."""
-        self._tenants.pop(tenant, None)
-        if self._shares(tenant):
+    def leave(self, tenant: Tenant, length: int = 0) -> None:
+        """It is about to give up all but the first `length` tokens, which may be of use to others."""
+        if length < BLOCK * len(tenant.names) and self._shares(tenant):
             with suppress(OutOfRoom):
                 self._prefixes.keep(tenant)
+
+    def release(self, tenant: Tenant) -> None:
+        """It ends."""
+        self._tenants.pop(tenant, None)
+        self.leave(tenant)
+        self._prefixes.forget(tenant)
         tenant.lose()
 
     def take_exactly(self, num_rows: int, width: int, spare: Sequence[Holder]) -> Store:

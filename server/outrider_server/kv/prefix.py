@@ -29,6 +29,7 @@ class Prefix:
         self.names = list(names)
         self.store = store
         self.users = 0  # slots that end with it, and children
+        self.num_slots = 0  # that begin with it
         self.used_at = 0  # count of the memory's
         if parent is not None:
             parent.users += 1
@@ -64,6 +65,7 @@ class Prefix:
         self.parent, self.store = above, lower
         self.tokens, self.names = self.tokens[count:], self.names[blocks:]
         above.users += 1
+        above.num_slots = self.num_slots
         above.used_at = self.used_at
         return above
 

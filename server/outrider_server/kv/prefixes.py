@@ -1,12 +1,15 @@
 """All prefixes, and who holds which block of text: found by name, believed only when the tokens are the same.
 
 A text that one session alone holds stays in its slot; it becomes a Prefix when a second one begins with it, or when its
-session ends while there is room.
+session leaves it while there is room. A session that alone begins with a Prefix copies it: rows that lie together with
+its own, beside those of others, go through attention in one product with theirs. The Prefix stays, for as long as there
+is room, and the second session to come makes both share it. What is small every session copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,23 +61,25 @@ class _Found:
 
 
 class Prefixes:
-    """Belongs to the model thread."""
+    """Belongs to the model thread. `small_bytes`: what is copied rather than shared."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, small_bytes: int) -> None:
         self._keeper = keeper
+        self._small_bytes = small_bytes
         self._owners: dict[bytes, Prefix | Holder] = {}
+        self._copies: dict[Prefix, Holder] = {}  # whose rows a session has copied
         self.num_bytes = 0
         self.all: set[Prefix] = set()
 
     def find(self, holder: Holder) -> Prefix | None:
-        """Of its text, the longest part that is known, where that is more than it begins with already."""
+        """Of its text, the longest part that is known, where that is more than it has rows of."""
         tokens = holder.tokens
         length, owner = 0, None
         for name in block_names(holder.group or b"", tokens):
             if (known := self._owners.get(name)) is None:
                 break
             length, owner = length + BLOCK, known
-        if owner is None or length <= holder.slot.start:
+        if owner is None or length <= holder.slot.length:
             return None
         return self._shared(_Found(owner, length), tokens, holder)
 
@@ -94,17 +99,44 @@ class Prefixes:
         del holder.names[length // BLOCK :]
 
     def keep(self, holder: Holder) -> None:
-        """It is about to end: let what it alone knows outlive it. Raises OutOfRoom."""
+        """It is about to leave its text: let what it alone knows outlive that. Raises OutOfRoom."""
         slot, names = holder.slot, holder.names[holder.slot.start // BLOCK :]
-        if names and all(self._owners.get(name) is holder for name in names):
-            self._publish(holder, slot.start + BLOCK * len(names), ())
+        length, known = slot.start, None
+        while names and isinstance(owner := self._owners.get(names[0]), Prefix):
+            length, known = length + BLOCK, owner
+            names = names[1:]
+        if not names or any(self._owners.get(name) is not holder for name in names):
+            return
+        parent = slot.prefix if known is None else self._part(known, length, holder.tokens, ())
+        if known is None or parent is not None:
+            self._publish(holder, parent, length + BLOCK * len(names), ())
+
+    def unshare(self, holder: Holder, num_rows: int) -> None:
+        """Copy what it alone begins with, or what is small, where there is room for `num_rows` rows of its text."""
+        base = holder.slot.prefix
+        copied: list[Prefix] = []
+        while base is not None and (base.num_slots == 1 or self._is_small(base)):
+            copied.append(base)
+            base = base.parent
+        if copied:
+            with suppress(OutOfRoom):
+                holder.slot.unshare(base, num_rows - (0 if base is None else base.stop))
+                self._copies.update((prefix, holder) for prefix in copied)
+
+    def forget(self, holder: Holder) -> None:
+        """It has ended."""
+        for prefix in [prefix for prefix, copier in self._copies.items() if copier is holder]:
+            del self._copies[prefix]
 
     def drop(self, prefix: Prefix) -> None:
         """One that nobody uses."""
         assert not prefix.users
+        copier = self._copies.pop(prefix, None)
         for name in prefix.names:
             if self._owners.get(name) is prefix:
                 del self._owners[name]
+                if copier is not None and _has_copied(copier, prefix):
+                    self._owners[name] = copier
         if prefix.parent is not None:
             prefix.parent.users -= 1
         self.all.remove(prefix)
@@ -115,7 +147,8 @@ class Prefixes:
         """Two that came at once have computed the same: of its own rows, those that begin somebody else's."""
         length, owner = holder.slot.start, None
         for name in holder.names[length // BLOCK :]:
-            if (known := self._owners.get(name)) is None or known is holder:
+            known = self._owners.get(name)
+            if known is None or known is holder or (isinstance(known, Prefix) and not self._is_shared(known)):
                 break
             length, owner = length + BLOCK, known
         if owner is None:
@@ -125,38 +158,59 @@ class Prefixes:
     def _shared(self, found: _Found, tokens: Sequence[int], holder: Holder) -> Prefix | None:
         """As a Prefix of exactly that length; None where there is no room to make one."""
         owner, length = found.owner, found.length
-        if not isinstance(owner, Prefix) and owner.group is None:
-            return None
-        known = owner.text() if isinstance(owner, Prefix) else owner.tokens
-        if known[:length] != list(tokens[:length]):  # names are hashes, and may be made to meet
-            return None
         try:
             if isinstance(owner, Prefix):
-                return owner if owner.stop == length else self._cut(owner, length, holder)
-            prefix = self._publish(owner, length, (holder, owner))
+                prefix = self._part(owner, length, tokens, (holder,))
+                if prefix is not None:
+                    self._join(prefix)
+                return prefix
+            # names are hashes, and may be made to meet
+            if owner.group is None or owner.tokens[:length] != list(tokens[:length]):
+                return None
+            prefix = self._publish(owner, owner.slot.prefix, length, (holder, owner))
         except OutOfRoom:
             return None
-        owner.slot.rebase(prefix)
+        if not self._is_small(prefix):
+            owner.slot.rebase(prefix)
         return prefix
 
-    def _publish(self, owner: Holder, length: int, spare: Sequence[Holder]) -> Prefix:
-        """Its own rows up to `length` as a Prefix that nobody uses yet."""
-        slot = owner.slot
-        store = self._keeper.take_exactly(length - slot.start, slot.width, spare)
-        store.copy_rows(0, slot.store, 0, length - slot.start)
-        names = owner.names[slot.start // BLOCK : length // BLOCK]
-        prefix = Prefix(slot.prefix, owner.tokens[slot.start : length], names, store)
+    def _part(self, known: Prefix, length: int, tokens: Sequence[int], spare: Sequence[Holder]) -> Prefix | None:
+        """A Prefix of exactly the first `length` tokens. None where it is not of these. Raises OutOfRoom."""
+        if known.text()[:length] != list(tokens[:length]):
+            return None
+        return known if known.stop == length else self._cut(known, length, spare)
+
+    def _join(self, prefix: Prefix) -> None:
+        """Let whoever has copied it begin with it again."""
+        copier = self._copies.get(prefix)
+        if copier is not None and not self._is_small(prefix) and _has_copied(copier, prefix):
+            copier.slot.rebase(prefix)
+
+    def _publish(self, owner: Holder, parent: Prefix | None, length: int, spare: Sequence[Holder]) -> Prefix:
+        """Its own rows behind `parent`, up to `length`, as a Prefix that nobody uses yet."""
+        slot, first = owner.slot, 0 if parent is None else parent.stop
+        store = self._keeper.take_exactly(length - first, slot.width, spare)
+        store.copy_rows(0, slot.store, first - slot.start, length - first)
+        prefix = Prefix(parent, owner.tokens[first:length], owner.names[first // BLOCK : length // BLOCK], store)
         self._adopt(prefix)
         return prefix
 
-    def _cut(self, prefix: Prefix, length: int, holder: Holder) -> Prefix:
-        count, width = length - prefix.start, holder.slot.width
+    def _is_small(self, prefix: Prefix) -> bool:
+        """All of it, from the beginning of the text."""
+        return prefix.stop * prefix.store.num_bytes // prefix.store.capacity <= self._small_bytes
+
+    def _is_shared(self, prefix: Prefix) -> bool:
+        """Whether sessions do begin with it, rather than with copies."""
+        return prefix.num_slots > 0 and not self._is_small(prefix)
+
+    def _cut(self, prefix: Prefix, length: int, spare: Sequence[Holder]) -> Prefix:
+        count, width = length - prefix.start, prefix.store.features.shape[1]
         whole = prefix.store
         prefix.users += 1  # while room is made
         try:
-            upper = self._keeper.take_exactly(count, width, (holder,))
+            upper = self._keeper.take_exactly(count, width, spare)
             try:
-                lower = self._keeper.take_exactly(len(prefix.tokens) - count, width, (holder,))
+                lower = self._keeper.take_exactly(len(prefix.tokens) - count, width, spare)
             except OutOfRoom:
                 self._keeper.give(upper)
                 raise
@@ -166,6 +220,8 @@ class Prefixes:
         self.num_bytes += lower.num_bytes - whole.num_bytes
         self._keeper.give(whole)
         self._adopt(above)
+        if prefix in self._copies:
+            self._copies[above] = self._copies[prefix]
         return above
 
     def _adopt(self, prefix: Prefix) -> None:
@@ -174,3 +230,9 @@ class Prefixes:
         self.num_bytes += prefix.store.num_bytes
         for name in prefix.names:
             self._owners[name] = prefix
+
+
+def _has_copied(holder: Holder, prefix: Prefix) -> bool:
+    """Whether all of its rows are among the holder's own."""
+    last = prefix.stop // BLOCK - 1
+    return holder.slot.start <= prefix.start and last < len(holder.names) and holder.names[last] == prefix.names[-1]
