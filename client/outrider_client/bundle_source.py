@@ -11,10 +11,10 @@ import grpc
 from outrider_client.grpc_transport import GrpcTransport, translated
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.bundles import MAX_CHUNK_BYTES, BundleFile, BundleManifest, manifest_from_proto
+from outrider_proto.description import description_from_proto
 from outrider_proto.errors import LinkError, Reason, UsageError, Violation
 from outrider_proto.frames import ServerDescription
 from outrider_proto.verifier_pb2_grpc import BundlesStub, VerifierStub
-from outrider_proto.wire import description_from_proto
 
 ANSWER_S = 15.0  # for Describe and Manifest; a server that makes a bundle says so after 5 s
 STALL_S = 15.0  # without a chunk; a chunk of 64 KiB then still comes through at 35 kbit/s

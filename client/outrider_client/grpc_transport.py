@@ -20,6 +20,7 @@ from outrider_client.outbox import Outbox
 from outrider_client.trust import TrustError, explained
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import wire
+from outrider_proto.description import description_from_proto
 from outrider_proto.errors import LinkError, UsageError
 from outrider_proto.frames import ClientFrame, ServerDescription, ServerFrame
 from outrider_proto.metadata import SESSION_HEADER
@@ -121,7 +122,7 @@ class GrpcTransport:
         async with self.channel() as channel, self.reaching():
             with translated(f"cannot reach {self.address}"):
                 message = await _stub(channel).Describe(pb.DescribeRequest(), metadata=self.metadata())
-        return wire.description_from_proto(message)
+        return description_from_proto(message)
 
     async def measure(self) -> float:
         """Seconds of a call's way there and back on a fresh connection that stands. Raises as `describe`."""

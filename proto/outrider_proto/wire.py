@@ -1,19 +1,19 @@
-"""Frames to protobuf and back: the only place that knows both. Every field from the other side is checked here, except
-what only a session can know (vocabulary, context, sequence)."""
+"""A session's frames to protobuf and back: the only place that knows both. Every field from the other side is checked
+here, except what only a session can know (vocabulary, context, sequence)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from typing import assert_never
 
 from outrider_proto import frames as f
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.features import decode_rows, encode_rows, rows_per_frame
+from outrider_proto.fields import check_limits, check_size, check_texts, malformed
 from outrider_proto.likelihoods import PackedLikelihoods, pack_likelihoods, unpack_likelihoods
 from outrider_proto.packing import (
     HASH_BYTES,
-    MAX_TOKEN,
     TOKEN_BYTES,
     pack_parents,
     pack_tokens,
@@ -24,9 +24,6 @@ from outrider_proto.padding import padding
 from outrider_proto.tree import MAX_NODES, DraftTree
 
 MAX_FRAME_BYTES = 1024 * 1024
-_MAX_ID_LENGTH = 256
-_MAX_EOS = 256
-_MAX_TAPS = 64
 _CODEC_TO_PB: dict[f.Codec, pb.FeatureCodec] = {
     "int8": pb.FEATURE_CODEC_INT8,
     "int8-grouped": pb.FEATURE_CODEC_INT8_GROUPED,
@@ -87,7 +84,7 @@ def client_frame_from_proto(message: pb.ClientFrame) -> f.ClientFrame:
         case "close":
             return f.Close()
         case _:
-            raise _malformed("an empty frame, or one of a newer protocol version")
+            raise malformed("an empty frame, or one of a newer protocol version")
 
 
 def server_frame_to_proto(frame: f.ServerFrame, codec: f.Codec) -> Iterator[pb.ServerFrame]:
@@ -118,49 +115,7 @@ def server_frame_from_proto(message: pb.ServerFrame) -> f.ServerFrame:
         case "pong":
             return f.Pong(message.pong.nonce)
         case _:
-            raise _malformed("an empty frame, or one of a newer protocol version")
-
-
-def description_to_proto(description: f.ServerDescription) -> pb.Description:
-    taps = [
-        pb.Tap(fingerprint=t.fingerprint, family=t.family, width=t.width, newest_only=t.newest_only)
-        for t in description.taps
-    ]
-    return pb.Description(
-        protocol_version=description.protocol_version,
-        server_version=description.server_version,
-        target_name=description.target_name,
-        target_fingerprint=description.target_fingerprint,
-        tokenizer_fingerprint=description.tokenizer_fingerprint,
-        vocab_size=description.vocab_size,
-        max_context=description.max_context,
-        max_nodes=description.max_nodes,
-        eos_token_ids=description.eos_token_ids,
-        taps=taps,
-    )
-
-
-def description_from_proto(message: pb.Description) -> f.ServerDescription:
-    """Raises Violation for what no server is."""
-    _check_texts(message, "server_version", "target_name", "target_fingerprint", "tokenizer_fingerprint")
-    _check_limits(message)
-    if not 1 <= message.vocab_size <= MAX_TOKEN + 1:
-        raise _malformed(f"vocab_size={message.vocab_size}: need 1 to {MAX_TOKEN + 1}")
-    _check_size("taps", message.taps, _MAX_TAPS)
-    for tap in message.taps:
-        _check_texts(tap, "fingerprint", "family")
-    return f.ServerDescription(
-        protocol_version=message.protocol_version,
-        server_version=message.server_version,
-        target_name=message.target_name,
-        target_fingerprint=message.target_fingerprint,
-        tokenizer_fingerprint=message.tokenizer_fingerprint,
-        vocab_size=message.vocab_size,
-        max_context=message.max_context,
-        max_nodes=message.max_nodes,
-        eos_token_ids=tuple(message.eos_token_ids),
-        taps=tuple(f.TapInfo(t.fingerprint, t.family, t.width, t.newest_only) for t in message.taps),
-    )
+            raise malformed("an empty frame, or one of a newer protocol version")
 
 
 def _open_to_proto(frame: f.Open) -> pb.Open:
@@ -186,7 +141,7 @@ def _open_to_proto(frame: f.Open) -> pb.Open:
 
 
 def _open_from_proto(message: pb.Open) -> f.Open:
-    _check_texts(message, "target_fingerprint", "tokenizer_fingerprint", "tap", "session_id")
+    check_texts(message, "target_fingerprint", "tokenizer_fingerprint", "tap", "session_id")
     return f.Open(
         protocol_version=message.protocol_version,
         target_fingerprint=message.target_fingerprint,
@@ -230,7 +185,7 @@ def _draft_to_proto(frame: f.Draft) -> pb.Draft:
 
 def _draft_from_proto(message: pb.Draft) -> f.Draft:
     if message.assumes and (len(message.assumes) != HASH_BYTES or message.context):
-        raise _malformed(f"assumes: need {HASH_BYTES} bytes and no context")
+        raise malformed(f"assumes: need {HASH_BYTES} bytes and no context")
     if len(message.parents) > MAX_NODES or len(message.tokens) > TOKEN_BYTES * MAX_NODES:  # before they are numbers
         raise Violation(Reason.TREE_TOO_LARGE, f"{len(message.parents)} nodes: at most {MAX_NODES}")
     return f.Draft(
@@ -263,7 +218,7 @@ def _decode_to_proto(frame: f.Decode) -> pb.Decode:
 
 def _decode_from_proto(message: pb.Decode) -> f.Decode:
     if message.max_tokens < 1:
-        raise _malformed("max_tokens=0: need at least 1")
+        raise malformed("max_tokens=0: need at least 1")
     tree = message.tree
     return f.Decode(
         seq=message.seq,
@@ -290,7 +245,7 @@ def _num_top(message: pb.Draft | pb.Decode) -> int | None:
     if not message.HasField("logprobs"):
         return None
     if message.logprobs > f.MAX_TOP_LOGPROBS:
-        raise _malformed(f"logprobs={message.logprobs}: need 0 to {f.MAX_TOP_LOGPROBS}")
+        raise malformed(f"logprobs={message.logprobs}: need 0 to {f.MAX_TOP_LOGPROBS}")
     return message.logprobs
 
 
@@ -308,10 +263,10 @@ def _opened_to_proto(frame: f.Opened) -> pb.Opened:
 
 
 def _opened_from_proto(message: pb.Opened) -> f.Opened:
-    _check_texts(message, "session_id")
-    _check_limits(message)
+    check_texts(message, "session_id")
+    check_limits(message)
     if len(message.kept_hash) != HASH_BYTES:
-        raise _malformed(f"kept_hash of {len(message.kept_hash)} bytes: need {HASH_BYTES}")
+        raise malformed(f"kept_hash of {len(message.kept_hash)} bytes: need {HASH_BYTES}")
     return f.Opened(
         session_id=message.session_id,
         resumed=message.resumed,
@@ -342,11 +297,11 @@ def _verdict_to_proto(frame: f.Verdict) -> pb.Verdict:
 
 def _verdict_from_proto(message: pb.Verdict) -> f.Verdict:
     if message.finish not in _FINISH_FROM_PB:
-        raise _malformed(f"finish={message.finish}: unknown")
-    _check_size("path", message.path, MAX_NODES)
-    _check_size("tokens", message.tokens, TOKEN_BYTES * MAX_NODES)
+        raise malformed(f"finish={message.finish}: unknown")
+    check_size("path", message.path, MAX_NODES)
+    check_size("tokens", message.tokens, TOKEN_BYTES * MAX_NODES)
     if message.tree_budget > MAX_NODES:
-        raise _malformed(f"tree_budget={message.tree_budget}: need 0 to {MAX_NODES}")
+        raise malformed(f"tree_budget={message.tree_budget}: need 0 to {MAX_NODES}")
     return f.Verdict(
         seq=message.seq,
         path=tuple(message.path),
@@ -394,28 +349,5 @@ def _features_from_proto(message: pb.Features) -> f.Features:
 
 def _codec(number: int) -> f.Codec:
     if number not in _CODEC_FROM_PB:
-        raise _malformed(f"codec={number}: need one of {sorted(_CODEC_FROM_PB)}")
+        raise malformed(f"codec={number}: need one of {sorted(_CODEC_FROM_PB)}")
     return _CODEC_FROM_PB[number]
-
-
-def _check_texts(message: pb.Open | pb.Opened | pb.Description | pb.Tap, *names: str) -> None:
-    for name in names:
-        if len(getattr(message, name)) > _MAX_ID_LENGTH:
-            raise _malformed(f"{name} is longer than {_MAX_ID_LENGTH} characters")
-
-
-def _check_limits(message: pb.Opened | pb.Description) -> None:
-    if message.max_context < 1 or not 1 <= message.max_nodes <= MAX_NODES:
-        limits = f"max_context={message.max_context}, max_nodes={message.max_nodes}"
-        raise _malformed(f"{limits}: need 1 or more, and 1 to {MAX_NODES}")
-    _check_size("eos_token_ids", message.eos_token_ids, _MAX_EOS)
-
-
-def _check_size(name: str, items: Sized, most: int) -> None:
-    """Before they become Python's numbers, of which each takes ten times its bytes."""
-    if len(items) > most:
-        raise _malformed(f"{name} of {len(items)}: at most {most}")
-
-
-def _malformed(message: str) -> Violation:
-    return Violation(Reason.MALFORMED_FRAME, message)

@@ -27,6 +27,7 @@ Placed: TypeAlias = tuple[int, Piece]  # and where its rows begin in the flat ba
 _FEW_ROWS = (8, 16, 32, 64)  # pieces of one kind are padded to one another's rows
 _MAX_PADDING = 1.5  # times the keys of the shortest, and
 _FEW_KEYS = 128  # more, which cost less than a product apart
+_MOST_SCORES = 2**20  # of one head: memory that no budget counts
 
 
 class _Lanes:
@@ -136,7 +137,7 @@ class Bunch:
 
     def _mask(self, window: int | None, group: int) -> Tensor:
         """Additive [members, 1, group * rows, start + keys]; padded rows see everything, and are thrown away."""
-        if window is not None and all(piece.positions[-1] < window for piece in self._members):
+        if window is not None and all(piece.narrowed(window) is None for piece in self._members):
             window = None
         if (window, group) not in self._masks:
             start = self._slot.start
@@ -166,8 +167,8 @@ def bunches(placed: Sequence[Placed]) -> tuple[list[Bunch], list[Placed]]:
         else:
             alone.append((first, piece))
     found: list[Bunch] = []
-    for kind in kinds.values():
-        for members in _alike(kind):
+    for (_, size), kind in kinds.items():
+        for members in _alike(kind, size):
             if len(members) > 1:
                 found.append(Bunch(members))
             else:
@@ -175,15 +176,16 @@ def bunches(placed: Sequence[Placed]) -> tuple[list[Bunch], list[Placed]]:
     return found, alone
 
 
-def _alike(kind: Sequence[Placed]) -> list[list[Placed]]:
-    """Those of about as many keys."""
+def _alike(kind: Sequence[Placed], num_rows: int) -> list[list[Placed]]:
+    """Those of about as many keys, and no more of them than have room for their scores."""
     groups: list[list[Placed]] = []
+    longest = most = 0
     for member in sorted(kind, key=lambda placed: -_own_keys(placed[1])):
-        longest = _own_keys(groups[-1][0][1]) if groups else 0
-        if groups and longest <= _MAX_PADDING * _own_keys(member[1]) + _FEW_KEYS:
-            groups[-1].append(member)
-        else:
-            groups.append([member])
+        slot, own = member[1].slot, _own_keys(member[1])
+        if not groups or len(groups[-1]) == most or longest > _MAX_PADDING * own + _FEW_KEYS:
+            groups.append([])
+            longest, most = own, max(1, _MOST_SCORES // (num_rows * (slot.start + own)))
+        groups[-1].append(member)
     return groups
 
 

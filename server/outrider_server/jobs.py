@@ -1,5 +1,5 @@
 """What a session asks of the model, step by step: a Draft is one verdict, a Decode a row of them. Belongs to the model
-thread; other threads may only set `cancelled` and `abandoned`."""
+thread; other threads may only set `cancelled` and `abandoned`. One whose answers are not read rests."""
 
 from __future__ import annotations
 
@@ -31,10 +31,18 @@ Post = Callable[[Answer], None]
 
 
 class Job:
-    """One Draft or Decode under way. `post` takes its answers and must be safe to call from the model thread."""
+    """One Draft or Decode under way. `post` takes its answers, `is_behind` says that enough of them wait to be read;
+    both must be safe to call from the model thread."""
 
     def __init__(
-        self, held: Held, frame: Draft | Decode, chooser: Chooser, post: Post, now: float, padded_width: int = 0
+        self,
+        held: Held,
+        frame: Draft | Decode,
+        chooser: Chooser,
+        post: Post,
+        now: float,
+        padded_width: int = 0,
+        is_behind: Callable[[], bool] = lambda: False,
     ) -> None:
         self.held = held
         self.post = post
@@ -43,6 +51,8 @@ class Job:
         self._frame = frame
         self._chooser = chooser
         self._padded_width = padded_width
+        self._is_behind = is_behind
+        self._rests = False
         self._chain: tuple[int, ...] = (frame.root,)  # behind what is held, with the context
         self._tree = frame.tree if isinstance(frame, Draft) else _NO_TREE
         self._shape = _shape(frame)
@@ -60,8 +70,13 @@ class Job:
         self._tap_s = 0.0
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         return self.abandoned or self._tokens_left == 0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it is to run for now, so that others may have the room of what is held for it."""
+        return self.ended or self._rests
 
     @property
     def stopped(self) -> bool:
@@ -101,6 +116,14 @@ class Job:
         self.held.begin(self, self._frame.base_len, self._frame.context, rows + ahead)
         self._begun = True
 
+    def rests(self, now: float) -> bool:
+        """Whether what it said so far is to be read before it goes on; that is no waiting for the model. For the model
+        thread alone, between passes."""
+        self._rests = not self.stopped and self._is_behind()
+        if self._rests:
+            self._waiting_since = now
+        return self._rests
+
     def waits_for_room(self, now: float) -> float:
         """It could not begin or go on for lack of memory; since how many seconds."""
         if self._lacks_room_since is None:
@@ -133,7 +156,7 @@ class Job:
     def cancel(self) -> None:
         """Answer a cancelled Decode and end it."""
         self._tokens_left = 0
-        self.post(Verdict(self._frame.seq, (), None, Finish.CANCELLED))
+        self.post(Verdict(self._frame.seq, (), None, Finish.CANCELLED, draft_us=round(self._draft_s * 1e6)))
         if self._sent_features and self._features_from is not None:
             self._features_from -= 1  # the newest row again: somebody waits for the last frame
             self._post_features()
@@ -171,9 +194,9 @@ class Job:
         """After commit and a tap of `tap_s`: post the features the client lacks, and the end. A Draft's come at its
         end, a Decode's as they are made, but never before its first token."""
         self._tap_s += tap_s
-        if self.over or self._has_spoken:
+        if self.ended or self._has_spoken:
             self._post_features()
-        if self.over:
+        if self.ended:
             self.post(Done())
 
     def fail(self, refusal: Refusal) -> None:
@@ -205,9 +228,9 @@ class Job:
             return
         self._features_from = first + len(rows)
         self._sent_features = True
-        tap_us = round(self._tap_s * 1e6) if self.over else 0
+        tap_us = round(self._tap_s * 1e6) if self.ended else 0
         codec = self._frame.codec
-        self.post(Features(self._frame.seq, first, rows, self.over, tap_us, self._padded_width, codec=codec))
+        self.post(Features(self._frame.seq, first, rows, self.ended, tap_us, self._padded_width, codec=codec))
 
 
 def _shape(frame: Draft | Decode) -> TreeShape | None:

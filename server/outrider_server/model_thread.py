@@ -3,7 +3,7 @@ sessions hold.
 
 A tick: gather what has arrived, take the first job of every session, draft where the server is to, plan, verify, post
 verdicts, commit, tap, post features, report. Jobs of one session run in the order they came. One that finds no room for
-its K/V stays where it is and is asked again, up to a bound.
+its K/V stays where it is and is asked again, up to a bound; so does one whose client does not read.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from outrider_server.scheduler import new_scheduler
 from outrider_server.tree_budget import NO_WISH, TreeBudget
 
 _log = logging.getLogger(__name__)
-_ASK_AGAIN_S = 0.01  # where every job waits for room
+_ASK_AGAIN_S = 0.01  # where every job waits for room, or for its client
 
-Standing: TypeAlias = Literal["ready", "waiting", "over"]
+Standing: TypeAlias = Literal["ready", "waiting", "resting", "over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ class ModelThread:
         self._inbox: SimpleQueue[Job | Inquiry | None] = SimpleQueue()
         self._lines: dict[Held, deque[Job | Inquiry]] = {}
         self._stuck = False  # nobody in the lines could run
+        self._num_resting = 0  # whose clients are to read first: no load
         self._idle_s = 0.0  # since the last pass
         self._thread = threading.Thread(target=self._run, name="outrider-model", daemon=True)
 
@@ -128,6 +129,7 @@ class ModelThread:
     def _heads(self) -> list[Job]:
         """The first job of every session, where it can run now."""
         heads: list[Job] = []
+        self._num_resting = 0
         for held, line in list(self._lines.items()):
             while line:
                 first = line[0]
@@ -135,6 +137,7 @@ class ModelThread:
                 if standing == "ready":
                     assert isinstance(first, Job)
                     heads.append(first)
+                self._num_resting += standing == "resting"
                 if standing != "over":
                     break
                 if isinstance(first, Inquiry):
@@ -193,7 +196,8 @@ class ModelThread:
     def _report(self, outcomes: Sequence[Outcome], tap_s: float) -> None:
         if not outcomes:
             return
-        report = TickReport.of(outcomes, len(self._lines) - len(outcomes), tap_s, self._idle_s)
+        num_waiting = len(self._lines) - self._num_resting - len(outcomes)
+        report = TickReport.of(outcomes, num_waiting, tap_s, self._idle_s)
         self._idle_s = 0.0
         if self._tree_budget is not None:
             self._tree_budget.take(report, time.monotonic())
@@ -213,8 +217,10 @@ class ModelThread:
         return "over"
 
     def _begun(self, job: Job) -> Standing:
-        if job.over:
+        if job.ended:
             return "over"
+        if job.rests(time.monotonic()):
+            return "resting"
         if job.stale and not job.cancelled:
             job.dismiss()
             return "over"

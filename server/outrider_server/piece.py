@@ -35,16 +35,20 @@ class Piece:
         root = held + num_chain - 1
         # Nodes beyond the context are never accepted; they only must not crash a table of positions.
         self.positions = [*range(held, root + 1), *(min(root + depth, max_position) for depth in tree.depths())]
+        self._furthest = max(self.positions)  # the deepest node need not be the last one
         self._masks: dict[tuple[int | None, int], Tensor | None] = {}
 
     def mask(self, window: int | None, repeats: int) -> Tensor | None:
         """Additive mask [1, 1, repeats * rows, length + rows], or None where everything is visible."""
-        if window is not None and self.positions[-1] < window:
-            window = None
+        window = self.narrowed(window)
         key = (window, repeats)
         if key not in self._masks:
             self._masks[key] = self._build_mask(window, repeats)
         return self._masks[key]
+
+    def narrowed(self, window: int | None) -> int | None:
+        """None where all its rows see to the beginning anyway."""
+        return None if window is None or self._furthest < window else window
 
     def _build_mask(self, window: int | None, repeats: int) -> Tensor | None:
         if window is None and self.num_rows == 1:

@@ -13,15 +13,11 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from outrider_proto import verifier_pb2 as pb
+from outrider_proto.description import description_to_proto
 from outrider_proto.errors import Reason, Refusal, Violation
 from outrider_proto.frames import ClientFrame, Codec, Open, ServerFrame
 from outrider_proto.status import refusal_status
-from outrider_proto.wire import (
-    MAX_FRAME_BYTES,
-    client_frame_from_proto,
-    description_to_proto,
-    server_frame_to_proto,
-)
+from outrider_proto.wire import MAX_FRAME_BYTES, client_frame_from_proto, server_frame_to_proto
 from outrider_server.security.address import PeerAddress
 from outrider_server.security.gatekeeper import Caller, Gatekeeper
 from outrider_server.security.principal import Principal, Scope

@@ -144,11 +144,13 @@ class Slot:
         self._end_with(prefix)
 
     def unshare(self, base: Prefix | None, num_rows: int) -> None:
-        """Have its own copy of what it shares behind `base`, and room for `num_rows` rows there. Raises OutOfRoom, and
-        has changed nothing."""
+        """Have its own copy of what it shares behind `base`, and room for `num_rows` rows there: out of what is free,
+        for this is asked before every request. Raises OutOfRoom, and has changed nothing."""
         first = 0 if base is None else base.stop
         parts = self._parts(first, self.length)
         is_enough = self.length == self.start and num_rows <= self.store.capacity
+        if not is_enough and not self._pool.has_room(num_rows, self.width):
+            raise OutOfRoom(num_rows * self._pool.row_bytes(self.width))
         store = self.store if is_enough else self._pool.take(num_rows, self.width)
         done = 0
         for source, begin, end in parts:
@@ -192,8 +194,7 @@ class Slot:
 
 
 def _shift(store: Store, by: int, count: int) -> None:
-    """Rows by .. by+count-1 to the beginning, through a copy of them: they may overlap."""
-    there = slice(by, by + count)
-    for rows in (store.keys, store.values):
-        rows[:, :, :count] = rows[:, :, there].clone()
-    store.features[:count] = store.features[there].copy()
+    """Rows by .. by+count-1 to the beginning, part by part, so that it takes no memory: this is for when there is none,
+    and half of it would be a session's ruin."""
+    for first in range(0, count, by):
+        store.copy_rows(first, store, first + by, min(by, count - first))

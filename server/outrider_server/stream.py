@@ -2,7 +2,8 @@
 the event loop; knows neither gRPC nor the model.
 
 Features wait apart and leave in small pieces when nothing else is waiting: no verdict stands behind a prompt's. What
-waits for a client that does not read is bounded: first it is not listened to, then the stream ends."""
+waits for a client that does not read is bounded: first it is not listened to and its jobs rest, then the stream
+ends."""
 
 from __future__ import annotations
 
@@ -62,6 +63,12 @@ class Stream:
     def is_ending(self) -> bool:
         """Whether nothing new should be taken from its client."""
         return self._ending
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether so many verdicts wait that nobody can be reading. Features do not count: they wait for the link, and
+        no verdict waits for them. From any thread."""
+        return len(self._frames) >= _MAX_WAITING_FRAMES
 
     def send(self, frame: ServerFrame) -> None:
         """Let it wait for its turn. Ends the stream when more waits than would for a client that reads."""

@@ -13,7 +13,7 @@ from outrider_bench.load.drafting import ReplayDrafter, ReplayDrafting, probabil
 from outrider_bench.load.figures import Fairness, jain_index
 from outrider_bench.load.growth import LEAST_SAMPLES, Sample, growths
 from outrider_bench.load.histogram import Histogram
-from outrider_bench.load.passes import Passes, parse
+from outrider_bench.load.passes import Passes, parse, share_of
 from outrider_bench.load.plan import client_counts, mix_of, options_of
 from outrider_bench.load.soak import Soaked, SoakPlan
 from outrider_bench.load.tally import Tally
@@ -224,6 +224,8 @@ def test_metrics_are_read_and_subtracted():
     assert found.as_dict() == {'rows_bucket{le="4.0"}': 3.0}
     assert found.since(found).as_dict() == {'rows_bucket{le="4.0"}': 0.0}
     assert Passes().as_dict() is None
+    assert share_of({"hits": 3.0, "asked": 4.0}, "hits", "asked") == 0.75
+    assert share_of({}, "hits", "asked") == 0.0
 
 
 def test_prompts_are_mixed_as_asked():
@@ -291,6 +293,8 @@ def test_two_clients_of_a_real_server(tmp_path):
     assert run["tokens_per_s"] > 0
     assert run["server"]["rss_after_bytes"] > 0
     assert found["plan"]["kind"] == "replay"
+    assert run["batches"]["outrider_prefix_cache_queries_total"] > 0
+    assert run["batches"]["outrider_prefix_cache_hits_total"] == 0  # each prompt is as new as a user's
     assert "command" in found["made_by"]
 
 

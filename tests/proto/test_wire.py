@@ -135,11 +135,6 @@ def test_features_may_be_made_as_heavy_as_wider_ones():
     assert narrower == plain
 
 
-def test_description_round_trips():
-    description = f.ServerDescription(1, "0.1.0", "t", "ab", "cd", 2048, 1024, 64, (1, 2), (f.TapInfo("x", "moa", 96),))
-    assert wire.description_from_proto(wire.description_to_proto(description)) == description
-
-
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
@@ -199,7 +194,6 @@ def test_who_names_no_acceptance_gets_the_exact_one():
 
 
 _OPENED = {"session_id": "s", "kept_hash": bytes(8), "max_context": 9, "max_nodes": 9}
-_ABOUT = {"vocab_size": 9, "max_context": 9, "max_nodes": 9}
 
 
 @pytest.mark.parametrize(
@@ -225,23 +219,6 @@ def test_malformed_server_frames(message, said):
     field = type(message).__name__.lower()
     with pytest.raises(Violation, match=said):
         wire.server_frame_from_proto(pb.ServerFrame(**{field: message}))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"vocab_size": 0}, "vocab_size=0"),
-        ({"vocab_size": 2**24 + 1}, "vocab_size=16777217"),
-        ({"max_nodes": 0}, "max_nodes=0"),
-        ({"target_name": "n" * 257}, "target_name is longer"),
-        ({"taps": [pb.Tap()] * 65}, "taps of 65: at most 64"),
-        ({"taps": [pb.Tap(fingerprint="f" * 257)]}, "fingerprint is longer"),
-        ({"eos_token_ids": [0] * 257}, "eos_token_ids of 257"),
-    ],
-)
-def test_descriptions_of_no_server(wrong, said):
-    with pytest.raises(Violation, match=said):
-        wire.description_from_proto(pb.Description(**(_ABOUT | wrong)))
 
 
 @given(st.binary(max_size=200))

@@ -7,6 +7,7 @@ from tiny_targets import CONFIGS, random_tokens, random_tree, target
 
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
+from outrider_server import bunch
 from outrider_server.attention import FlatBatch
 from outrider_server.bunch import Placed, bunches
 from outrider_server.choice import Chooser
@@ -125,3 +126,27 @@ def test_memory_of_an_earlier_session_is_nothing_to_the_next():
     assert bunches(placed(parts))[0]
     plain, fast = logits("llama", parts, bunched=False), logits("llama", parts, bunched=True)
     torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "gemma2"])
+def test_a_window_is_that_of_the_deepest_node_wherever_it_stands(name):
+    chain, deep = [5, 6], tuple(range(10, 17))
+    last_is_deep = DraftTree((9, *deep), (-1, -1, *range(1, 7)))
+    last_is_shallow = DraftTree((*deep, 9), (-1, *range(6), -1))
+    answers = []
+    for tree, order in ((last_is_deep, [0, 1, *range(3, 10), 2]), (last_is_shallow, list(range(10)))):
+        parts = [(held, chain, tree) for held in sessions(name, [[]], [2, 2])]
+        for bunched in (False, True):
+            rows = logits(name, parts, bunched=bunched)
+            answers.append(rows.view(2, 10, -1)[:, order])
+    for answer in answers[1:]:
+        torch.testing.assert_close(answer, answers[0], atol=TOLERANCE, rtol=0)
+
+
+def test_scores_of_one_product_have_a_bound(monkeypatch):
+    held = sessions("llama", [[]], [40] * 6)
+    parts = [(each, [5], DraftTree()) for each in held]
+    monkeypatch.setattr(bunch, "_MOST_SCORES", 8 * 41 * 4)
+    together, alone = bunches(placed(parts))
+    assert [len(each._members) for each in together] == [4, 2]
+    assert not alone

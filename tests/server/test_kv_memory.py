@@ -13,7 +13,7 @@ from outrider_proto.errors import Reason, Refusal, Violation
 from outrider_proto.frames import TapInfo
 from outrider_server.held import Held
 from outrider_server.kv.budget import OutOfRoom
-from outrider_server.kv.memory import Memory
+from outrider_server.kv.memory import Memory, Sharing
 from outrider_server.kv.prefix import BLOCK, Prefix
 from outrider_server.kv.shape import KVShape
 from outrider_server.kv.store import size_class
@@ -78,18 +78,22 @@ def check_rows(held: Held) -> None:
 
 
 class MemoryMachine(RuleBasedStateMachine):
-    """Sessions of two payers begin, go on, are cut, park, end; there is room for a few of them."""
-
-    LIMIT = 1500 * (ROW + 4 * 2)
+    """Sessions of two payers begin, go on, are cut, park, end, some of them half-way; there is room for a few."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sessions: list[Held] = []
         self.working: dict[Held, Job] = {}
+        self.half_way: list[Held] = []
 
-    @initialize(small=st.sampled_from([0, BLOCK, 3 * BLOCK]))
-    def begin(self, small: int) -> None:
-        self.memory = Memory(SHAPE, self.LIMIT, small_bytes=small * (ROW + 4 * 2))
+    @initialize(
+        small=st.sampled_from([0, BLOCK, 3 * BLOCK, 10**6]),
+        limit=st.sampled_from([800, 1500, 5000]),
+        sharing=st.sampled_from(["payer", "all"]),
+    )
+    def begin(self, small: int, limit: int, sharing: Sharing) -> None:
+        self.limit_bytes = limit * (ROW + 4 * 2)
+        self.memory = Memory(SHAPE, self.limit_bytes, sharing, small_bytes=small * (ROW + 4 * 2))
 
     @rule(payer=st.sampled_from(["", "p"]))
     def open(self, payer: str) -> None:
@@ -108,25 +112,41 @@ class MemoryMachine(RuleBasedStateMachine):
         if not self.sessions:
             return
         held = self.sessions[which % len(self.sessions)]
-        if held in self.working:
-            self.working.pop(held).over = True
+        self.stop(held)
         base_len = int(keeps * len(held.tokens))
         expected = held.tokens[:base_len] + (text + [more] * more if base_len == 0 else [more] * (more % 50))
-        job = Job()
+        self.working[held] = job = Job()
         try:
             held.begin(job, base_len, expected[base_len:], 3)
         except OutOfRoom:
+            self.stop(held)
             assert held.tokens == expected
             return
-        run(held, part)
-        if held.num_lost:
-            held.reserve(3)
-            run(held)
         assert held.tokens == expected
-        if stays:
-            self.working[held] = job
-        else:
-            job.over = True
+        self.half_way.append(held)
+        if part:  # else: others come before it has run anything
+            self.run_on(-1, part)
+        if not stays:
+            self.stop(held)
+
+    @rule(which=st.integers(0, 7), part=st.integers(1, 90))
+    def run_on(self, which: int, part: int) -> None:
+        if not self.half_way:
+            return
+        held = self.half_way[which % len(self.half_way)]
+        try:
+            held.reserve(3)
+        except OutOfRoom:
+            return
+        run(held, part)
+        if not held.num_lost:
+            self.half_way.remove(held)
+
+    def stop(self, held: Held) -> None:
+        if held in self.working:
+            self.working.pop(held).over = True
+        if held in self.half_way:
+            self.half_way.remove(held)
 
     @rule(which=st.integers(0, 7))
     def park(self, which: int) -> None:
@@ -137,7 +157,7 @@ class MemoryMachine(RuleBasedStateMachine):
     def end(self, which: int) -> None:
         if self.sessions:
             held = self.sessions.pop(which % len(self.sessions))
-            self.working.pop(held, None)
+            self.stop(held)
             held.release()
 
     @rule(which=st.integers(0, 7))
@@ -148,7 +168,7 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule()
     def run_out(self) -> None:
         self.memory.relieve()
-        assert all(not held.slot.length for held in self.sessions if held not in self.working)
+        assert all(not held.slot.holds_any for held in self.sessions if held.standing != "working")
 
     @invariant()
     def everybody_has_their_own_rows(self) -> None:
@@ -162,7 +182,7 @@ class MemoryMachine(RuleBasedStateMachine):
         shared = {link for held in self.sessions if held.slot.prefix for link in held.slot.prefix.chain()}
         assert shared <= set(memory.prefixes)
         assert memory.prefix_bytes == sum(prefix.store.num_bytes for prefix in memory.prefixes)
-        assert memory.used_bytes == own + memory.prefix_bytes + memory.spare_bytes <= self.LIMIT
+        assert memory.used_bytes == own + memory.prefix_bytes + memory.spare_bytes <= self.limit_bytes
 
     @invariant()
     def users_are_counted(self) -> None:
@@ -463,3 +483,106 @@ def test_many_prefixes_go_in_few_looks_at_them():
     memory.relieve()
     assert not memory.prefixes
     assert len(looks) <= 4
+
+
+def test_those_who_come_at_once_to_a_known_text_share_it():
+    memory = shared_memory()
+    new(memory, 10 * BLOCK).release()
+    sessions = [Held(memory, None) for _ in range(3)]
+    for held in sessions:
+        held.begin(Job(), 0, [i % 1000 for i in range(10 * BLOCK + 5)], 1)
+    assert [held.slot.start for held in sessions] == [10 * BLOCK] * 3
+    for held in sessions:
+        run(held)
+        check_rows(held)
+
+
+def test_what_goes_on_from_a_copy_is_not_stored_twice():
+    memory = shared_memory()
+    new(memory, 10 * BLOCK).release()
+    sessions = [new(memory, 20 * BLOCK) for _ in range(2)]
+    assert [held.slot.start for held in sessions] == [20 * BLOCK] * 2
+    assert memory.prefix_bytes == 20 * BLOCK * ROW
+    for held in sessions:
+        check_rows(held)
+
+
+def test_behind_a_small_beginning_those_who_came_at_once_come_to_share():
+    memory = Memory(SHAPE, 100_000 * ROW, small_bytes=BLOCK * ROW)
+    new(memory, BLOCK).release()
+    sessions = [Held(memory, None) for _ in range(3)]
+    for held in sessions:
+        held.begin(Job(), 0, [i % 1000 for i in range(10 * BLOCK)], 1)
+    for held in sessions:
+        run(held)
+    for held in sessions:
+        held.begin(Job(), 10 * BLOCK, [], 1)
+        check_rows(held)
+    assert [held.slot.start for held in sessions] == [10 * BLOCK] * 3
+
+
+def test_a_text_may_be_cut_into_any_number_of_prefixes():
+    memory, num_blocks = shared_memory(), 600
+    text = [i % 1000 for i in range(num_blocks * BLOCK)]
+    for count in range(num_blocks, 0, -1):
+        held = Held(memory, None)
+        go_on(held, 0, text[: count * BLOCK])
+        held.release()
+    assert len(memory.prefixes) == num_blocks
+    held = Held(memory, None)
+    go_on(held, 0, [*text, 5])
+    assert memory.prefix_hits_tokens == sum(range(1, num_blocks)) * BLOCK + len(text)
+    check_rows(held)
+
+
+def test_the_newest_text_outlives_its_session_rather_than_the_longest_unused():
+    memory = Memory(SHAPE, 3 * 128 * ROW, small_bytes=0)
+    for seed in range(5):
+        new(memory, 100, 100 * seed).release()
+    assert memory.evictions == 0
+    newest = max(memory.prefixes, key=lambda prefix: prefix.used_at)
+    assert newest.tokens[0] == 400
+
+
+def test_a_store_made_within_a_pass_serves_others_after_it():
+    pool = Memory(SHAPE).pool
+    with torch.inference_mode():
+        store = pool.take(10, 0)
+    pool.give(store)
+    assert pool.take(10, 0) is store
+
+
+def test_who_has_no_room_for_a_copy_disturbs_nobody_by_asking_for_it(monkeypatch):
+    memory = Memory(SHAPE, 1500 * ROW, small_bytes=0)
+    new(memory, 640).release()
+    memory.pool.trim()
+    busy, held = Held(memory, None), Held(memory, None)
+    busy.begin(Job(), 0, [5] * 700, 1)
+    held.begin(Job(), 0, [i % 1000 for i in range(640)], 30)
+    assert held.slot.start == 640
+    trims = []
+    monkeypatch.setattr(memory.pool, "trim", lambda: trims.append(1))
+    for _ in range(3):
+        go_on(held, len(held.tokens), [7])
+    assert not trims
+    check_rows(held)
+
+
+@pytest.mark.parametrize("length", [3, 5, 33, 90])
+def test_rows_move_up_where_there_is_no_memory_to_move_them(length, monkeypatch):
+    memory = shared_memory()
+    new(memory, 96).release()
+    one = Held(memory, None)
+    go_on(one, 0, list(range(96 + length)))
+    assert one.slot.start == 0
+
+    def no_room(*_: object) -> None:
+        raise OutOfRoom(1)
+
+    monkeypatch.setattr(memory.pool, "take", no_room)
+    monkeypatch.setattr(torch.Tensor, "clone", no_room)
+    two = Held(memory, None)
+    with pytest.raises(OutOfRoom):
+        two.begin(Job(), 0, one.tokens[:96], 1)
+    assert (one.slot.start, one.slot.length) == (96, 96 + length)
+    check_rows(one)

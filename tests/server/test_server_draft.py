@@ -204,6 +204,7 @@ async def test_cancel_ends_it_even_while_it_drafts(truth):
         prophet.on_level = cancel_at_the_second_level
         verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 50, tree=SHAPE)
         assert [verdict.finish for verdict in verdicts] == [Finish.NOT_YET, Finish.CANCELLED]
+        assert verdicts[-1].draft_us > 0
         assert len(levels) == 2
         await talk.send(Cancel(1))  # too late: harmless
         prophet.on_level = lambda: None

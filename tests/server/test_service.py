@@ -14,12 +14,13 @@ from tiny_targets import random_tokens, target
 
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import verifier_pb2_grpc as stubs
+from outrider_proto.description import description_from_proto
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 from outrider_proto.features import decode_rows, encode_rows
 from outrider_proto.frames import Codec, Decode, Draft, Features, Ping, Pong, Verdict
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
-from outrider_proto.wire import MAX_FRAME_BYTES, description_from_proto
+from outrider_proto.wire import MAX_FRAME_BYTES
 from outrider_server.config import Limits
 from outrider_server.plain import plain_greedy
 from outrider_server.security.gatekeeper import Gatekeeper

@@ -83,6 +83,9 @@ def load_command(
     link_floor_ms: Annotated[float, typer.Option(help="As for outrider generate.")] = Patience().floor_s * 1e3,
     server: Annotated[str | None, typer.Option(help="HOST:PORT of one that runs already.")] = None,
     server_options: Annotated[str, typer.Option(help="More of outrider-server serve, such as '--threads 2'.")] = "",
+    shared_prefixes: Annotated[
+        str | None, typer.Option(help="Of the server; none: it reads each prompt anew. Default: none; of a soak payer.")
+    ] = None,
     target: TargetOption = None,
     drafter: Annotated[str, typer.Option(help="Embedded name or directory; replayed clients want its features.")] = (
         DRAFTERS[0]
@@ -129,6 +132,7 @@ def load_command(
         seed=seed,
         server=server,
         server_options=options_of(server_options),
+        shared_prefixes=shared_prefixes or ("payer" if soak_ else "none"),
         dtype=dtype,
         device=device,
         access=as_told(access),

@@ -42,6 +42,11 @@ def mean_of(samples: Mapping[str, float], histogram: str) -> float:
     return samples.get(f"{histogram}_sum", 0.0) / max(samples.get(f"{histogram}_count", 0.0), 1.0)
 
 
+def share_of(samples: Mapping[str, float], part: str, whole: str) -> float:
+    """Of one counter in another; 0 of nothing."""
+    return samples.get(part, 0.0) / max(samples.get(whole, 0.0), 1.0)
+
+
 def _fetch(address: str) -> str:
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as answer:

@@ -46,6 +46,7 @@ class LoadPlan:
     seed: int
     server: str | None
     server_options: tuple[str, ...]
+    shared_prefixes: str
     dtype: str
     device: str
     access: dict[str, Any]  # Any: each option of the way to the server has its own type
@@ -75,7 +76,8 @@ class LoadPlan:
         """Of `outrider-server serve`."""
         room = max(64, 2 * max(self.clients))  # a session whose link broke is parked while its client comes back
         named = ["--target", str(self.target), "--drafter", str(self.drafter), "--max-sessions", str(room)]
-        return [*named, "--dtype", self.dtype, "--device", self.device, "--no-edge-bundle", *self.server_options]
+        named += ["--dtype", self.dtype, "--device", self.device, "--shared-prefixes", self.shared_prefixes]
+        return [*named, "--no-edge-bundle", *self.server_options]
 
     def assignment(self, num_clients: int, server: str, texts: Path, cores: Sequence[int]) -> Assignment:
         return Assignment(

@@ -11,7 +11,12 @@ from outrider_bench.load.process_use import ProcessUse, on_cores
 from outrider_bench.server_process import ServerProcess
 from outrider_proto.errors import UsageError
 
-PASS_METRICS = ("outrider_iteration_tokens_total", "outrider_batch_sessions", "outrider_pass_seconds")
+PASS_METRICS = (
+    "outrider_iteration_tokens_total",
+    "outrider_batch_sessions",
+    "outrider_pass_seconds",
+    "outrider_prefix_cache",
+)
 
 
 class Serving:

@@ -10,7 +10,7 @@ from outrider_bench.load.control import Control
 from outrider_bench.load.figures import LoadRun, Percentiles
 from outrider_bench.load.growth import Growth
 from outrider_bench.load.limit import Limit
-from outrider_bench.load.passes import mean_of
+from outrider_bench.load.passes import mean_of, share_of
 from outrider_bench.load.soak import Soaked
 from outrider_bench.tables import table
 
@@ -21,7 +21,7 @@ def throughput_table(title: str, runs: Sequence[LoadRun], limits: Sequence[Limit
     """A row for each number of clients; ratios are to the first."""
     limit_of = {limit.num_sessions: limit for limit in limits}
     rows = [_throughput(run, runs[0], limit_of.get(run.num_clients)) for run in runs]
-    columns = ("clients", "verifies/s", "ratio", "tokens/s", "ratio", "tau", "nodes", "sessions/pass")
+    columns = ("clients", "verifies/s", "ratio", "tokens/s", "ratio", "tau", "nodes", "sessions/pass", "known")
     return table(title, (*columns, "engine", "linear", "p99 max/min", "Jain", "wrong"), rows)
 
 
@@ -87,12 +87,18 @@ def _throughput(run: LoadRun, single: LoadRun, limit: Limit | None) -> list[str]
         f"{run.mean_acceptance_length:.2f}",
         f"{run.nodes_per_draft:.1f}",
         "-" if run.batches is None else f"{mean_of(run.batches, 'outrider_batch_sessions'):.1f}",
+        "-" if run.batches is None else f"{_known(run.batches):.0%}",
         "-" if limit is None else f"{limit.engine_per_s:.0f}",
         "-" if limit is None else f"{limit.linear_per_s:.0f}",
         "-" if fairness.p99_ratio is None else f"{fairness.p99_ratio:.2f}",
         f"{fairness.jain:.3f}",
         str(run.wrong),
     ]
+
+
+def _known(batches: dict[str, float]) -> float:
+    """Share of the contexts' tokens that needed no pass."""
+    return share_of(batches, "outrider_prefix_cache_hits_total", "outrider_prefix_cache_queries_total")
 
 
 def _ratio(value: float, single: float) -> str:

@@ -38,6 +38,7 @@ class Tenant(Holder, Protocol):
 
 
 _SMALL_BYTES = 256 * 1024  # a product apart, pass for pass, costs more than this memory
+_GULP = 16  # of prefixes, one part in so many of all memory goes at once: looking for them takes time, slabs take room
 _GO_FIRST = {"parked": 0, "idle": 1, "waiting": 2}
 
 
@@ -108,8 +109,7 @@ class Memory:
         if self._shares(tenant):
             is_more_to_know = len(tenant.tokens) - first >= BLOCK
             if is_more_to_know and (known := self._prefixes.find(tenant)) is not None:
-                self._prefixes.unnote(tenant, 0)
-                slot.attach(known)
+                self._prefixes.attach(tenant, known)
             elif first > slot.start and (known := self._prefixes.elsewhere(tenant)) is not None:
                 slot.rebase(known)
         if slot.prefix is not None:
@@ -147,8 +147,13 @@ class Memory:
     def leave(self, tenant: Tenant, length: int = 0) -> None:
         """It is about to give up all but the first `length` tokens, which may be of use to others."""
         if length < BLOCK * len(tenant.names) and self._shares(tenant):
-            with suppress(OutOfRoom):
+            try:
                 self._prefixes.keep(tenant)
+            except OutOfRoom as shortage:  # what nobody has used for long is of less use, if that is enough
+                if shortage.num_bytes <= self.budget.free_bytes + self.prefix_bytes:
+                    self._drop_some_unused(shortage.num_bytes)
+                    with suppress(OutOfRoom):
+                        self._prefixes.keep(tenant)
 
     def release(self, tenant: Tenant) -> None:
         """It ends."""
@@ -195,7 +200,7 @@ class Memory:
 
     def _making_room(self, num_bytes: int, spare: Sequence[Holder]) -> Iterator[None]:
         """Step by step."""
-        self._drop_unused(self.budget.used_bytes - num_bytes)
+        self._drop_some_unused(num_bytes)
         yield
         for tenant in self._evictable(spare):
             self._evict(tenant)
@@ -228,6 +233,10 @@ class Memory:
     def _evict(self, tenant: Tenant) -> None:
         tenant.lose()
         self.evictions += 1
+
+    def _drop_some_unused(self, num_bytes: int) -> None:
+        """So many bytes of them, or somewhat more."""
+        self._drop_unused(self.budget.used_bytes - max(num_bytes, self.budget_bytes // _GULP))
 
     def _drop_unused(self, enough: int) -> None:
         """Of the prefixes, the longest unused first, until no more than so many bytes are used."""

@@ -25,6 +25,7 @@ class Prefix:
     def __init__(self, parent: Prefix | None, tokens: Sequence[int], names: Sequence[bytes], store: Store) -> None:
         assert len(tokens) == store.capacity == BLOCK * len(names)
         self.parent = parent
+        self.start = 0 if parent is None else parent.stop
         self.tokens = list(tokens)
         self.names = list(names)
         self.store = store
@@ -33,10 +34,6 @@ class Prefix:
         self.used_at = 0  # count of the memory's
         if parent is not None:
             parent.users += 1
-
-    @property
-    def start(self) -> int:
-        return 0 if self.parent is None else self.parent.stop
 
     @property
     def stop(self) -> int:
@@ -53,6 +50,10 @@ class Prefix:
         """All tokens up to its stop."""
         return [token for link in self.chain() for token in link.tokens]
 
+    def all_names(self) -> list[bytes]:
+        """Of all blocks up to its stop."""
+        return [name for link in self.chain() for name in link.names]
+
     def cut(self, count: int, upper: Store, lower: Store) -> Prefix:
         """Leave all but the first `count` rows to `self`, in `lower`; answers its new parent, with those in `upper`.
         What holds on to `self` has the same text as before."""
@@ -62,7 +63,7 @@ class Prefix:
         above = Prefix(self.parent, self.tokens[:count], self.names[:blocks], upper)
         if self.parent is not None:
             self.parent.users -= 1  # it is the new one's child now
-        self.parent, self.store = above, lower
+        self.parent, self.start, self.store = above, above.stop, lower
         self.tokens, self.names = self.tokens[count:], self.names[blocks:]
         above.users += 1
         above.num_slots = self.num_slots

@@ -8,9 +8,10 @@ is room, and the second session to come makes both share it. What is small every
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Protocol
 
 from outrider_server.kv.budget import OutOfRoom
@@ -83,6 +84,13 @@ class Prefixes:
             return None
         return self._shared(_Found(owner, length), tokens, holder)
 
+    def attach(self, holder: Holder, prefix: Prefix) -> None:
+        """Let it begin with that, instead of whatever it had. It has the names at once: the next one to come may find
+        its copy before it has run anything."""
+        self.unnote(holder, 0)
+        holder.slot.attach(prefix)
+        holder.names[:] = prefix.all_names()
+
     def note(self, holder: Holder) -> None:
         """Make its newest full blocks known."""
         before = holder.names[-1] if holder.names else holder.group or b""
@@ -100,16 +108,10 @@ class Prefixes:
 
     def keep(self, holder: Holder) -> None:
         """It is about to leave its text: let what it alone knows outlive that. Raises OutOfRoom."""
-        slot, names = holder.slot, holder.names[holder.slot.start // BLOCK :]
-        length, known = slot.start, None
-        while names and isinstance(owner := self._owners.get(names[0]), Prefix):
-            length, known = length + BLOCK, owner
-            names = names[1:]
-        if not names or any(self._owners.get(name) is not holder for name in names):
-            return
-        parent = slot.prefix if known is None else self._part(known, length, holder.tokens, ())
-        if known is None or parent is not None:
-            self._publish(holder, parent, length + BLOCK * len(names), ())
+        owners = (self._owners.get(name) for name in holder.names[holder.slot.start // BLOCK :])
+        rest = list(dropwhile(lambda owner: isinstance(owner, Prefix), owners))
+        if rest and all(owner is holder for owner in rest):
+            self._publish(holder, BLOCK * len(holder.names), ())
 
     def unshare(self, holder: Holder, num_rows: int) -> None:
         """Copy what it alone begins with, or what is small, where there is room for `num_rows` rows of its text."""
@@ -145,15 +147,19 @@ class Prefixes:
 
     def elsewhere(self, holder: Holder) -> Prefix | None:
         """Two that came at once have computed the same: of its own rows, those that begin somebody else's."""
-        length, owner = holder.slot.start, None
+        length, found, copied = holder.slot.start, None, None
         for name in holder.names[length // BLOCK :]:
             known = self._owners.get(name)
-            if known is None or known is holder or (isinstance(known, Prefix) and not self._is_shared(known)):
+            if known is None or known is holder:
                 break
-            length, owner = length + BLOCK, known
-        if owner is None:
-            return None
-        return self._shared(_Found(owner, length), holder.tokens, holder)
+            length += BLOCK
+            if known is copied:
+                continue
+            if isinstance(known, Prefix) and not self._is_shared(known):
+                copied = known
+            else:
+                found = _Found(known, length)
+        return None if found is None else self._shared(found, holder.tokens, holder)
 
     def _shared(self, found: _Found, tokens: Sequence[int], holder: Holder) -> Prefix | None:
         """As a Prefix of exactly that length; None where there is no room to make one."""
@@ -162,12 +168,12 @@ class Prefixes:
             if isinstance(owner, Prefix):
                 prefix = self._part(owner, length, tokens, (holder,))
                 if prefix is not None:
-                    self._join(prefix)
+                    self._join(prefix, holder)
                 return prefix
             # names are hashes, and may be made to meet
             if owner.group is None or owner.tokens[:length] != list(tokens[:length]):
                 return None
-            prefix = self._publish(owner, owner.slot.prefix, length, (holder, owner))
+            prefix = self._publish(owner, length, (holder, owner))
         except OutOfRoom:
             return None
         if not self._is_small(prefix):
@@ -180,20 +186,35 @@ class Prefixes:
             return None
         return known if known.stop == length else self._cut(known, length, spare)
 
-    def _join(self, prefix: Prefix) -> None:
-        """Let whoever has copied it begin with it again."""
+    def _join(self, prefix: Prefix, holder: Holder) -> None:
+        """Let whoever else has copied it begin with it again."""
         copier = self._copies.get(prefix)
-        if copier is not None and not self._is_small(prefix) and _has_copied(copier, prefix):
+        if copier is None or copier is holder or self._is_small(prefix) or not _has_copied(copier, prefix):
+            return
+        if copier.tokens[: prefix.stop] == prefix.text():
             copier.slot.rebase(prefix)
 
-    def _publish(self, owner: Holder, parent: Prefix | None, length: int, spare: Sequence[Holder]) -> Prefix:
-        """Its own rows behind `parent`, up to `length`, as a Prefix that nobody uses yet."""
-        slot, first = owner.slot, 0 if parent is None else parent.stop
-        store = self._keeper.take_exactly(length - first, slot.width, spare)
+    def _publish(self, owner: Holder, length: int, spare: Sequence[Holder]) -> Prefix:
+        """Its first `length` rows, but for those that are in a Prefix already, as one that nobody uses yet. Raises
+        OutOfRoom."""
+        slot, parent = owner.slot, self._behind(owner, spare)
+        first = 0 if parent is None else parent.stop
+        with _in_use(parent):
+            store = self._keeper.take_exactly(length - first, slot.width, spare)
         store.copy_rows(0, slot.store, first - slot.start, length - first)
         prefix = Prefix(parent, owner.tokens[first:length], owner.names[first // BLOCK : length // BLOCK], store)
         self._adopt(prefix)
         return prefix
+
+    def _behind(self, holder: Holder, spare: Sequence[Holder]) -> Prefix | None:
+        """The Prefix behind which its rows are nobody's but sessions'. Raises OutOfRoom."""
+        length, known = holder.slot.start, None
+        for name in holder.names[length // BLOCK :]:
+            if not isinstance(owner := self._owners.get(name), Prefix):
+                break
+            length, known = length + BLOCK, owner
+        part = None if known is None else self._part(known, length, holder.tokens, spare)
+        return holder.slot.prefix if part is None else part
 
     def _is_small(self, prefix: Prefix) -> bool:
         """All of it, from the beginning of the text."""
@@ -206,16 +227,13 @@ class Prefixes:
     def _cut(self, prefix: Prefix, length: int, spare: Sequence[Holder]) -> Prefix:
         count, width = length - prefix.start, prefix.store.features.shape[1]
         whole = prefix.store
-        prefix.users += 1  # while room is made
-        try:
+        with _in_use(prefix):
             upper = self._keeper.take_exactly(count, width, spare)
             try:
                 lower = self._keeper.take_exactly(len(prefix.tokens) - count, width, spare)
             except OutOfRoom:
                 self._keeper.give(upper)
                 raise
-        finally:
-            prefix.users -= 1
         above = prefix.cut(count, upper, lower)
         self.num_bytes += lower.num_bytes - whole.num_bytes
         self._keeper.give(whole)
@@ -230,6 +248,19 @@ class Prefixes:
         self.num_bytes += prefix.store.num_bytes
         for name in prefix.names:
             self._owners[name] = prefix
+
+
+@contextmanager
+def _in_use(prefix: Prefix | None) -> Iterator[None]:
+    """It stays while room is made."""
+    if prefix is None:
+        yield
+        return
+    prefix.users += 1
+    try:
+        yield
+    finally:
+        prefix.users -= 1
 
 
 def _has_copied(holder: Holder, prefix: Prefix) -> bool:

@@ -58,6 +58,7 @@ class Store:
         tensors: int = self.keys.nbytes + self.values.nbytes
         return tensors + self.features.nbytes
 
+    @torch.inference_mode()  # see copy_rows
     def wipe(self) -> None:
         """See Slab: whoever had it may have left what is no number."""
         self.keys.zero_()
@@ -117,6 +118,11 @@ class Pool:
             store.slab.num_spare += 1
         else:
             self.budget.give(store.num_bytes)
+
+    def has_room(self, num_rows: int, width: int) -> bool:
+        """Whether take() would need nothing that lies ready for others."""
+        rounded = size_class(num_rows)
+        return bool(self._spare.get((rounded, width))) or rounded * self.row_bytes(width) <= self.budget.free_bytes
 
     def has_spare(self, num_rows: int, width: int, within: Collection[Slab]) -> bool:
         """Whether there is a store for `num_rows` in those slabs that nobody uses."""

@@ -43,12 +43,12 @@ class Toll:
         self._let_pass()
 
     def saw(self, seq: int, answer: Answer) -> None:
-        """An answer on its way to the client."""
+        """An answer on its way to the client; also one that came too late for it: it was computed."""
         bill = self._bills.get(seq)
         if bill is None or self._allowance is None:
             return
         match answer:
-            case Verdict() if bill.nodes is not None and answer.finish is not Finish.CANCELLED:
+            case Verdict() if bill.nodes is not None and (answer.finish is not Finish.CANCELLED or answer.draft_us):
                 bill.used += bill.nodes + len(answer.tokens) + (answer.bonus is not None)
             case Done() | Refusal():
                 self._allowance.settle(bill.used - bill.paid)
@@ -61,16 +61,16 @@ class Toll:
         self._let_pass()
 
     def close(self) -> None:
-        """The stream is over: what never ran costs nothing. Safe twice."""
+        """The stream is over: what never ran costs nothing. A pass under way is paid when it ends. Safe twice."""
         if self._timer is not None:
             self._timer.cancel()
         for _, seq, _ in self._waiting:
             self._bills[seq].used = 0
         self._waiting.clear()
-        bills, self._bills = self._bills, {}
-        for bill in bills.values():
+        for bill in self._bills.values():
             assert self._allowance is not None
             self._allowance.settle(bill.used - bill.paid)
+            bill.paid = bill.used
 
     def _let_pass(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,17 +1,20 @@
 """What a verifier tells those who watch it. These do nothing; metrics, logs and traces override what they care for.
 
-Called on the event loop, but for `ticked`, which the model thread calls. They must be quick, and must not raise. What
-they are given holds tokens: those never go into a metric, a log or a trace.
+Called on the event loop, but for `ticked`, which the model thread calls. They must be quick. What they are given holds
+tokens: those never go into a metric, a log or a trace. `Observers` lets them raise.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft
 from outrider_server.jobs import Answer
 from outrider_server.load import TickReport
+
+_log = logging.getLogger(__name__)
 
 
 class StreamWatch:
@@ -51,47 +54,79 @@ class Observer:
 
 
 class Observers(Observer):
-    """Several at once."""
+    """Several at once. What one of them raises is logged, the first time, and ends there: no stream and no model thread
+    is to end because of those who only watch."""
 
     def __init__(self, members: Sequence[Observer]) -> None:
-        self._members = members
+        self._members = [(_Guard(type(member).__name__), member) for member in members]
 
     def stream(self) -> StreamWatch:
-        return _Watches([member.stream() for member in self._members])
+        watches: list[tuple[_Guard, StreamWatch]] = []
+        for guard, member in self._members:
+            with guard:
+                watches.append((guard, member.stream()))
+        return _Watches(watches)
 
     def refused(self, reason: Reason) -> None:
-        for member in self._members:
-            member.refused(reason)
+        for guard, member in self._members:
+            with guard:
+                member.refused(reason)
 
     def received(self, num_bytes: int) -> None:
-        for member in self._members:
-            member.received(num_bytes)
+        for guard, member in self._members:
+            with guard:
+                member.received(num_bytes)
 
     def sent(self, num_bytes: int) -> None:
-        for member in self._members:
-            member.sent(num_bytes)
+        for guard, member in self._members:
+            with guard:
+                member.sent(num_bytes)
 
     def ticked(self, report: TickReport) -> None:
-        for member in self._members:
-            member.ticked(report)
+        for guard, member in self._members:
+            with guard:
+                member.ticked(report)
 
 
 class _Watches(StreamWatch):
-    def __init__(self, members: Sequence[StreamWatch]) -> None:
+    def __init__(self, members: Sequence[tuple[_Guard, StreamWatch]]) -> None:
         self._members = members
 
     def opened(self, session_id: str, key_id: str, *, resumed: bool) -> None:
-        for member in self._members:
-            member.opened(session_id, key_id, resumed=resumed)
+        for guard, member in self._members:
+            with guard:
+                member.opened(session_id, key_id, resumed=resumed)
 
     def asked(self, frame: Draft | Decode) -> None:
-        for member in self._members:
-            member.asked(frame)
+        for guard, member in self._members:
+            with guard:
+                member.asked(frame)
 
     def answered(self, seq: int, answer: Answer) -> None:
-        for member in self._members:
-            member.answered(seq, answer)
+        for guard, member in self._members:
+            with guard:
+                member.answered(seq, answer)
 
     def ended(self, refusal: Refusal | None) -> None:
-        for member in self._members:
-            member.ended(refusal)
+        for guard, member in self._members:
+            with guard:
+                member.ended(refusal)
+
+
+class _Guard:
+    """Stands between the server and one who watches it. Entered again and again, and by several threads."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._has_failed = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if not self._has_failed:
+            self._has_failed = True
+            _log.error("%s failed; the server goes on, and what it tells may be wrong", self._name, exc_info=error)
+        return True

@@ -12,6 +12,7 @@ from fuzz_targets.target import FuzzTarget, by_length
 from outrider_proto import frames as f
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import wire
+from outrider_proto.description import description_from_proto, description_to_proto
 from outrider_proto.errors import Refusal
 from outrider_proto.features import MAX_RAW_BYTES
 from outrider_proto.tree import DraftTree
@@ -106,11 +107,11 @@ def _server_seeds() -> dict[str, bytes]:
 
 
 def _description(data: bytes) -> f.ServerDescription:
-    return wire.description_from_proto(pb.Description.FromString(data))
+    return description_from_proto(pb.Description.FromString(data))
 
 
 def _check_description(description: f.ServerDescription) -> None:
-    assert _description(wire.description_to_proto(description).SerializeToString()) == description
+    assert _description(description_to_proto(description).SerializeToString()) == description
 
 
 def _description_seeds() -> dict[str, bytes]:
@@ -122,7 +123,7 @@ def _description_seeds() -> dict[str, bytes]:
         "none": dataclasses.replace(whole, vocab_size=0, max_context=0, max_nodes=0),
         "wide": dataclasses.replace(whole, taps=(f.TapInfo("ab", "moa", 2**32 - 1),)),
     }
-    return {name: wire.description_to_proto(one).SerializeToString() for name, one in several.items()}
+    return {name: description_to_proto(one).SerializeToString() for name, one in several.items()}
 
 
 TARGETS = (

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from contextlib import asynccontextmanager
 
 import grpc
@@ -18,6 +19,7 @@ from outrider_proto.errors import Reason
 from outrider_proto.frames import Cancel, Decode, Finish, Open, Ping, Pong, ServerTree, Verdict
 from outrider_proto.status import error_from_rpc
 from outrider_server.config import Limits
+from outrider_server.conversation import Conversation
 from outrider_server.plain import plain_greedy
 from outrider_server.security import gatekeeper as gatekeeping
 from outrider_server.security.config import Security
@@ -207,6 +209,33 @@ async def test_over_its_rate_a_key_waits_while_its_pings_are_answered(keys_file,
         assert verdict.finish is Finish.CANCELLED
 
 
+async def test_a_pass_whose_client_hangs_up_is_paid(keys_file, monkeypatch):
+    key, clock = give(keys_file, "a", tokens_per_minute=60), Clock()  # 1 a second, 10 at once
+    async with serving(keys_file, clock) as server:
+        engine, runs, may_end = server.verifier._thread._engine, threading.Event(), threading.Event()
+        verify = engine.verify
+
+        def slowly(works):
+            runs.set()
+            assert may_end.wait(60)
+            return verify(works)
+
+        monkeypatch.setattr(engine, "verify", slowly)
+        allowance = server.verifier._allowances.of(Principal("a", quota=Quota(tokens_per_minute=60)))
+        async with calling(server.address, key) as talk:
+            await talk.open(about(server))
+            await talk.send(Decode(1, 0, PROMPT[:-1], PROMPT[-1], 400))
+            assert await asyncio.to_thread(runs.wait, 60)
+            await talk.hang_up()
+        await server.verifier.drained()
+        before, settled, settle = allowance._gcra.wait_s(clock.now), asyncio.Event(), allowance.settle
+        assert before == pytest.approx(len(PROMPT) - 10)  # what was paid ahead is back at once
+        allowance.settle = lambda num_rows: settle(num_rows) or settled.set()
+        may_end.set()
+        await asyncio.wait_for(settled.wait(), 60)
+        assert allowance._gcra.wait_s(clock.now) == pytest.approx(before + 1)
+
+
 async def test_a_decode_pays_for_what_it_came_to(keys_file):
     key, clock = give(keys_file, "a", tokens_per_minute=60), Clock()  # 1 a second, 10 at once
     async with serving(keys_file, clock) as server, calling(server.address, key) as talk:
@@ -287,7 +316,7 @@ async def test_a_key_is_in_no_log_and_no_status(keys_file, caplog, monkeypatch):
                     said.append(repr(error))
                 else:
                     said.append(repr(await talk.refusal()))
-        monkeypatch.setattr(Verifier, "_open", None)
+        monkeypatch.setattr(Conversation, "_open", None)
         async with calling(server.address, good) as talk:
             await talk.send_message(pb.ClientFrame(open=pb.Open()))
             said.append(repr(await talk.refusal()))

@@ -120,6 +120,31 @@ async def test_what_never_ran_costs_nothing_when_the_stream_ends():
     assert sum(purse.paid) == 10
 
 
+async def test_a_pass_under_way_when_the_stream_ends_is_paid():
+    purse = Purse()
+    toll = Toll(purse, lambda job: None)
+    toll.pass_through(Job(1), Decode(1, 0, (), 3, 50, tree=ServerTree(2, 2, 6)), 100)
+    toll.pass_through(Job(2), draft(2, context=9, nodes=3), 100)
+    toll.saw(1, Verdict(1, (), 9, tokens=(7, 8)))
+    toll.close()
+    assert sum(purse.paid) == (1 + 6 + 3) + 13  # what was paid ahead is back at once
+    toll.saw(1, Verdict(1, (), 9, tokens=(7,)))
+    toll.saw(1, Done())
+    toll.saw(2, Verdict(2, (0,), 9))
+    toll.saw(2, Done())
+    toll.close()
+    assert sum(purse.paid) == (1 + 6 + 3 + 6 + 2) + 13
+
+
+async def test_a_tree_that_was_drafted_for_a_pass_that_was_cancelled_is_paid():
+    purse = Purse()
+    toll = Toll(purse, lambda job: None)
+    toll.pass_through(Job(1), Decode(1, 0, (), 3, 50, tree=ServerTree(2, 2, 6)), 100)
+    toll.saw(1, Verdict(1, (), None, Finish.CANCELLED, draft_us=40))
+    toll.saw(1, Done())
+    assert sum(purse.paid) == 1 + 6
+
+
 async def test_a_refused_job_goes_nowhere():
     passed = []
     toll = Toll(Purse(None), passed.append)

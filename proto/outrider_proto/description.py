@@ -1,0 +1,52 @@
+"""What a server says of itself, to protobuf and back. Every field from the other side is checked here."""
+
+from __future__ import annotations
+
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto.fields import check_limits, check_size, check_texts, malformed
+from outrider_proto.frames import ServerDescription, TapInfo
+from outrider_proto.packing import MAX_TOKEN
+
+_MAX_TAPS = 64
+
+
+def description_to_proto(description: ServerDescription) -> pb.Description:
+    taps = [
+        pb.Tap(fingerprint=t.fingerprint, family=t.family, width=t.width, newest_only=t.newest_only)
+        for t in description.taps
+    ]
+    return pb.Description(
+        protocol_version=description.protocol_version,
+        server_version=description.server_version,
+        target_name=description.target_name,
+        target_fingerprint=description.target_fingerprint,
+        tokenizer_fingerprint=description.tokenizer_fingerprint,
+        vocab_size=description.vocab_size,
+        max_context=description.max_context,
+        max_nodes=description.max_nodes,
+        eos_token_ids=description.eos_token_ids,
+        taps=taps,
+    )
+
+
+def description_from_proto(message: pb.Description) -> ServerDescription:
+    """Raises Violation for what no server is."""
+    check_texts(message, "server_version", "target_name", "target_fingerprint", "tokenizer_fingerprint")
+    check_limits(message)
+    if not 1 <= message.vocab_size <= MAX_TOKEN + 1:
+        raise malformed(f"vocab_size={message.vocab_size}: need 1 to {MAX_TOKEN + 1}")
+    check_size("taps", message.taps, _MAX_TAPS)
+    for tap in message.taps:
+        check_texts(tap, "fingerprint", "family")
+    return ServerDescription(
+        protocol_version=message.protocol_version,
+        server_version=message.server_version,
+        target_name=message.target_name,
+        target_fingerprint=message.target_fingerprint,
+        tokenizer_fingerprint=message.tokenizer_fingerprint,
+        vocab_size=message.vocab_size,
+        max_context=message.max_context,
+        max_nodes=message.max_nodes,
+        eos_token_ids=tuple(message.eos_token_ids),
+        taps=tuple(TapInfo(t.fingerprint, t.family, t.width, t.newest_only) for t in message.taps),
+    )
