@@ -13,6 +13,7 @@ little. Of these it is the one with the fewest bytes for a given noise.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -74,7 +75,9 @@ def num_groups(width: int) -> int:
 def quantise_grouped(rows: Rows, fineness: Fineness) -> bytes:
     codes = _step_codes(rows, fineness)
     counts = _counts(rows, _spread(_STEPS[codes], rows.shape[1]))
-    return np.diff(codes, axis=0, prepend=np.uint8(0)).tobytes() + counts.tobytes()
+    differences = codes.copy()
+    differences[1:] -= codes[:-1]
+    return differences.tobytes() + counts.tobytes()
 
 
 def dequantise_grouped(raw: bytes, num_rows: int, width: int) -> Rows:
@@ -87,22 +90,30 @@ def dequantise_grouped(raw: bytes, num_rows: int, width: int) -> Rows:
 
 def _step_codes(rows: Rows, fineness: Fineness) -> NDArray[np.uint8]:
     """[n, groups]: the next larger step there is."""
-    starts = np.arange(0, rows.shape[1], GROUP)
+    starts, widths = _groups(rows.shape[1])
     if fineness.measure == "absmax":
         sizes = np.maximum.reduceat(np.abs(rows), starts, axis=1)
     else:
         sums = np.add.reduceat(np.square(rows, dtype=np.float64), starts, axis=1)
-        sizes = np.sqrt(sums / np.diff(starts, append=rows.shape[1]))
+        sizes = np.sqrt(sums / widths)
     wanted = np.maximum(sizes * fineness.share, _STEPS[0])
     codes = np.ceil(np.log2(wanted) * _OCTAVE) + _CODE_OF_ONE
-    return np.asarray(np.clip(codes, 0, 255), dtype=np.uint8)
+    return np.minimum(np.maximum(codes, 0), 255).astype(np.uint8)
+
+
+@lru_cache(maxsize=64)
+def _groups(width: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Where the groups of a row begin, and how wide they are; of a few rows these would take as long as all else."""
+    starts = np.arange(0, width, GROUP)
+    return starts, np.diff(starts, append=width)
 
 
 def _counts(rows: Rows, steps: Rows) -> NDArray[np.int8]:
     """Values in steps, to the nearest."""
     counts = rows / steps
     np.rint(counts, out=counts)
-    np.clip(counts, -MAX_COUNT, MAX_COUNT, out=counts)
+    np.maximum(counts, -MAX_COUNT, out=counts)  # half the time of clip, for a few rows
+    np.minimum(counts, MAX_COUNT, out=counts)
     return counts.astype(np.int8)
 
 

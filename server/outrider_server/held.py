@@ -53,6 +53,7 @@ class Held:
         self._worker: Worker | None = None
         self._waits = False
         self._released = False
+        self._group = self._memory.group(payer, tap.info.fingerprint if tap else "")
         self._is_doubtful = False
         self.slot = self._memory.new_slot(self, tap.info.width if tap else 0)
 
@@ -75,7 +76,7 @@ class Held:
         """Whom it shares with: nobody, where its features depend on more than the rows of K/V."""
         if self._is_doubtful or (self.tap is not None and not isinstance(self._tap_state, Memoryless)):
             return None
-        return self._memory.group(self.payer, self.tap.info.fingerprint if self.tap else "")
+        return self._group
 
     @property
     def standing(self) -> Literal["parked", "idle", "waiting", "working"]:

@@ -28,6 +28,13 @@ def test_systemd_takes_the_unit(tmp_path):
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here (Debian: prometheus)")
+def test_prometheus_takes_the_alerts():
+    rules = DEPLOY / "prometheus-alerts.yml"
+    checked = subprocess.run(["promtool", "check", "rules", rules], capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
 def test_the_unit_waits_longer_than_the_example_drains():
     drain_s = tomllib.loads((DEPLOY / "outrider.toml").read_text())["limits"]["drain_s"]
     assert int(re.search(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)[1]) > drain_s + 5
