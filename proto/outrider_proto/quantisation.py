@@ -98,7 +98,7 @@ def _step_codes(rows: Rows, fineness: Fineness) -> NDArray[np.uint8]:
         sizes = np.sqrt(sums / widths)
     wanted = np.maximum(sizes * fineness.share, _STEPS[0])
     codes = np.ceil(np.log2(wanted) * _OCTAVE) + _CODE_OF_ONE
-    return np.minimum(np.maximum(codes, 0), 255).astype(np.uint8)
+    return np.asarray(np.minimum(np.maximum(codes, 0), 255), dtype=np.uint8)
 
 
 @lru_cache(maxsize=64)
