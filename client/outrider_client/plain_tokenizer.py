@@ -48,14 +48,12 @@ class PlainTokenizer:
 
     def render(self, messages: Sequence[Turn]) -> str:
         """Raises as `encode_chat`."""
-        from jinja2.exceptions import TemplateError
-
         if self._template is None:
             raise UsageError("this target has no chat template: give the prompt raw (--raw)")
         turns = [dict(turn) for turn in messages]
         try:
             return self._template.render(messages=turns, add_generation_prompt=True, **self._names)
-        except TemplateError as error:
+        except Exception as error:  # a template is a program, and may fail like one
             raise UsageError(f"the chat template does not take these messages: {error}") from error
 
     def encode_part(self, text: str) -> list[int]:

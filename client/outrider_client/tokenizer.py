@@ -57,13 +57,11 @@ class TargetTokenizer:
 
     def render(self, messages: Sequence[Turn]) -> str:
         """Raises as `encode_chat`."""
-        from jinja2.exceptions import TemplateError
-
         if not self._tokenizer.chat_template:
             raise UsageError("this target has no chat template: give the prompt raw (--raw)")
         try:
             text: str = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        except TemplateError as error:
+        except Exception as error:  # a template is a program, and may fail like one
             raise UsageError(f"the chat template does not take these messages: {error}") from error
         return text
 

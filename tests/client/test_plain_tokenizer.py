@@ -121,6 +121,16 @@ def test_templates_stay_in_their_box(changed):
         tokenizer.render([{"role": "user", "content": "y"}])
 
 
+@pytest.mark.parametrize("template", ["{{ +['x'] }}", "{{ 1 // 0 }}", "{{ messages[0].content['a':] }}"])
+def test_a_template_that_fails_is_told(changed, template):
+    for tokenizer in (
+        plain_tokenizer(changed(chat_template=template)),
+        TargetTokenizer(changed(chat_template=template)),
+    ):
+        with pytest.raises(UsageError, match="chat template"):
+            tokenizer.render([{"role": "user", "content": "y"}])
+
+
 def test_no_tokenizer_at_all(tmp_path):
     assert plain_tokenizer(tmp_path) is None
     (tmp_path / "tokenizer_config.json").write_text("[]")
