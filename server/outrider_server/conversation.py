@@ -90,7 +90,7 @@ class Conversation:
 
     def hang_up(self) -> None:
         """Nobody waits for an answer any more."""
-        self._stream.abandon()
+        self._stream.close()
         self._toll.close()
 
     def part(self) -> None:

@@ -4,7 +4,7 @@ thread; other threads may only set `cancelled` and `abandoned`. One whose answer
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider_drafters.trees.shape import TreeShape
 from outrider_proto.errors import Refusal
@@ -59,7 +59,7 @@ class Job:
         self._grown = False
         self._tokens_left = frame.max_tokens if isinstance(frame, Decode) else 1
         self._features_from = frame.features_from
-        self._sent_features = False
+        self._newest: Features | None = None  # the last row that was sent
         self._has_spoken = False  # a verdict has left
         self._begun = False
         self._waiting_since = now
@@ -122,6 +122,7 @@ class Job:
         self._rests = not self.stopped and self._is_behind()
         if self._rests:
             self._waiting_since = now
+            self._lacks_room_since = None
         return self._rests
 
     def waits_for_room(self, now: float) -> float:
@@ -157,9 +158,8 @@ class Job:
         """Answer a cancelled Decode and end it."""
         self._tokens_left = 0
         self.post(Verdict(self._frame.seq, (), None, Finish.CANCELLED, draft_us=round(self._draft_s * 1e6)))
-        if self._sent_features and self._features_from is not None:
-            self._features_from -= 1  # the newest row again: somebody waits for the last frame
-            self._post_features()
+        if self._newest is not None:  # again: somebody waits for the last frame, and the rows may be lost by now
+            self.post(replace(self._newest, last=True, tap_us=round(self._tap_s * 1e6)))
         self.post(Done())
 
     def work(self, room: int) -> Work:
@@ -227,10 +227,12 @@ class Job:
         if not len(rows):
             return
         self._features_from = first + len(rows)
-        self._sent_features = True
         tap_us = round(self._tap_s * 1e6) if self.ended else 0
         codec = self._frame.codec
-        self.post(Features(self._frame.seq, first, rows, self.ended, tap_us, self._padded_width, codec=codec))
+        features = Features(self._frame.seq, first, rows, self.ended, tap_us, self._padded_width, codec=codec)
+        if not self.ended:
+            self._newest = replace(features, first=self._features_from - 1, rows=rows[-1:].copy())
+        self.post(features)
 
 
 def _shape(frame: Draft | Decode) -> TreeShape | None:

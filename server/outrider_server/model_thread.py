@@ -99,13 +99,15 @@ class ModelThread:
     def _gather(self) -> bool:
         """Sort arrivals into their sessions' lines; wait for one when there is nothing to do. False: time to end."""
         patience_s = (_ASK_AGAIN_S if self._stuck else 0.0) if self._lines else None
-        started = time.monotonic()
+        started, is_idle = time.monotonic(), len(self._lines) <= self._num_resting
         try:
             while (item := self._inbox.get(timeout=patience_s)) is not None:
-                self._idle_s += time.monotonic() - started if patience_s is None else 0.0
+                self._idle_s += time.monotonic() - started if is_idle else 0.0
+                is_idle = False
                 self._lines.setdefault(item.held, deque()).append(item)
                 patience_s = 0.0
         except Empty:
+            self._idle_s += time.monotonic() - started if is_idle else 0.0
             return True
         return False
 
@@ -145,7 +147,7 @@ class ModelThread:
                 line.popleft()
             else:
                 del self._lines[held]
-        return heads
+        return [job for job in heads if not job.ended]  # abandoned since: its room may be another's by now
 
     def _plan(self, heads: Sequence[Job]) -> list[tuple[Job, Work]]:
         rows = self._scheduler.plan([job.wish for job in heads])

@@ -133,6 +133,11 @@ class Stream:
         self._changed.set()
         self._has_room.set()
 
+    def close(self) -> None:
+        """Nobody reads any more: let go of what waits, for the session may keep its last job, which keeps this."""
+        self.abandon()
+        self._drop()
+
     async def room(self) -> None:
         """Wait until the client has taken enough of what it was sent."""
         while self._is_behind:

@@ -30,6 +30,7 @@ class Toll:
         self._waiting: deque[tuple[float, int, Job]] = deque()  # due (loop time), seq
         self._bills: dict[int, _Bill] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
 
     def pass_through(self, job: Job, frame: Draft | Decode, room: int) -> None:
         """Now or later. `room`: tokens the context has left for an answer. Raises Refusal OVER_QUOTA."""
@@ -50,8 +51,10 @@ class Toll:
         match answer:
             case Verdict() if bill.nodes is not None and (answer.finish is not Finish.CANCELLED or answer.draft_us):
                 bill.used += bill.nodes + len(answer.tokens) + (answer.bonus is not None)
+                if self._closed:  # of a job that ends between passes nobody says that it is done
+                    self._settle(bill)
             case Done() | Refusal():
-                self._allowance.settle(bill.used - bill.paid)
+                self._settle(bill)
                 del self._bills[seq]
             case Verdict() | Features():
                 pass
@@ -62,15 +65,19 @@ class Toll:
 
     def close(self) -> None:
         """The stream is over: what never ran costs nothing. A pass under way is paid when it ends. Safe twice."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         for _, seq, _ in self._waiting:
             self._bills[seq].used = 0
         self._waiting.clear()
         for bill in self._bills.values():
-            assert self._allowance is not None
-            self._allowance.settle(bill.used - bill.paid)
-            bill.paid = bill.used
+            self._settle(bill)
+
+    def _settle(self, bill: _Bill) -> None:
+        assert self._allowance is not None
+        self._allowance.settle(bill.used - bill.paid)
+        bill.paid = bill.used
 
     def _let_pass(self) -> None:
         loop = asyncio.get_running_loop()

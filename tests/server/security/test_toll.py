@@ -136,6 +136,18 @@ async def test_a_pass_under_way_when_the_stream_ends_is_paid():
     assert sum(purse.paid) == (1 + 6 + 3 + 6 + 2) + 13
 
 
+async def test_a_verdict_on_its_way_when_the_stream_ends_is_paid_though_no_end_follows():
+    purse = Purse()
+    toll = Toll(purse, lambda job: None)
+    toll.pass_through(Job(1), Decode(1, 0, (), 3, 50, tree=ServerTree(2, 2, 6)), 100)
+    toll.close()
+    toll.saw(1, Verdict(1, (), 9, tokens=(7, 8)))
+    assert sum(purse.paid) == 1 + 6 + 3
+    toll.saw(1, Done())
+    toll.close()
+    assert sum(purse.paid) == 1 + 6 + 3
+
+
 async def test_a_tree_that_was_drafted_for_a_pass_that_was_cancelled_is_paid():
     purse = Purse()
     toll = Toll(purse, lambda job: None)
