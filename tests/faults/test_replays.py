@@ -134,7 +134,8 @@ async def test_a_session_that_a_replayed_open_took_over_is_taken_back(running):
             try:
                 longer = await answer(mine, max_new_tokens=NEW + 8)
             except Refusal as refusal:
-                assert refusal.reason is Reason.TAKEN_OVER
+                if refusal.reason is not Reason.TAKEN_OVER:
+                    raise
                 longer = await answer(mine, max_new_tokens=NEW + 8)
     assert longer == plain(PROMPT, NEW + 8)
 
