@@ -121,7 +121,6 @@ def _read(file: Path, config: Config) -> Tokenizer | None:
 def _compiled(source: str) -> Template | None:
     """As transformers compiles it; None for a template that asks for more than is here."""
     from jinja2 import meta
-    from jinja2.exceptions import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -132,7 +131,7 @@ def _compiled(source: str) -> Template | None:
             return None
         environment.globals["raise_exception"] = _raise
         return environment.from_string(source)
-    except TemplateError:
+    except Exception:  # a stranger's program: jinja's parser and Python's compiler fail in many ways
         return None
 
 

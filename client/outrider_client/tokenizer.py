@@ -43,7 +43,7 @@ class TargetTokenizer:
         try:
             # Any: transformers' tokenizers share no annotated base class
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # files of a stranger, which it trusts
             raise UsageError(f"{directory}: no tokenizer that transformers can read ({error})") from error
         # Decoding runs for every verdict: without the wrapper it takes half the time.
         self._fast: Any = getattr(self._tokenizer, "backend_tokenizer", None)  # Any: as above

@@ -131,6 +131,14 @@ def test_a_template_that_fails_is_told(changed, template):
             tokenizer.render([{"role": "user", "content": "y"}])
 
 
+@pytest.mark.parametrize("template", ["{{ " + "(" * 500 + "1 }}", "{{ " + "9" * 5000 + " }}", "{% if 1 %}" * 60])
+def test_a_template_that_cannot_be_compiled_is_told(changed, template):
+    directory = changed(chat_template=template)
+    assert plain_tokenizer(directory) is None
+    with pytest.raises(UsageError, match="chat template"):
+        load_tokenizer(directory).render([{"role": "user", "content": "y"}])
+
+
 def test_no_tokenizer_at_all(tmp_path):
     assert plain_tokenizer(tmp_path) is None
     (tmp_path / "tokenizer_config.json").write_text("[]")
