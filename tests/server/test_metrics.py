@@ -36,6 +36,7 @@ async def test_they_agree_with_what_the_client_counted():
         async with client_of(server) as client:
             statistics = (await client.complete(PROMPT)).statistics
         samples = await settled(server, statistics.target_calls)
+    up, down = statistics.bytes_up, statistics.bytes_down
     one = {name: values[()] for name, values in samples.items() if () in values}
     drafts = sum(statistics.acceptance_histogram)
     accepted = sum(k * count for k, count in enumerate(statistics.acceptance_histogram))
@@ -56,8 +57,8 @@ async def test_they_agree_with_what_the_client_counted():
     assert one["outrider_request_queue_time_seconds_count"] == statistics.target_calls
     assert one["outrider_num_requests_running"] == one["outrider_num_requests_waiting"] == 0
     assert one["outrider_iteration_tokens_total_sum"] == len(PROMPT) - 1 + statistics.target_calls + nodes
-    assert one["outrider_received_bytes_total"] > 0
-    assert one["outrider_sent_bytes_total"] > one["outrider_received_bytes_total"] / 2  # times take more bytes or fewer
+    assert one["outrider_received_bytes_total"] >= up > 0
+    assert one["outrider_sent_bytes_total"] >= down > 0
     assert samples["outrider_sessions_opened_total"] == {(("resumed", "false"),): 1, (("resumed", "true"),): 0}
 
 
