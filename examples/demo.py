@@ -21,12 +21,12 @@ from demonstration.stage import Plan, Stage
 from demonstration.terminal import legend, table
 from rich.console import Console
 
-from outrider_bench.provenance import provenance
-from outrider_bench.report import write_report
-from outrider_bench.server_process import ServerProcess
+from outrider_bench.core.provenance import provenance
+from outrider_bench.core.report import write_report
+from outrider_bench.core.server_process import ServerProcess
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.local_models import LocalModels
-from outrider_models.embedded import drafter_dir, target_dir
+from outrider_client.models.local_models import LocalModels
+from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_netsim import EngineChoice, EngineError, Link, ProfileError, profile_named
 from outrider_proto.errors import OutriderError
 

@@ -15,14 +15,14 @@ from typing import Annotated
 import typer
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.config import Mode
-from outrider_client.events import Committed, Event, Finished
-from outrider_client.local_models import LocalModels
-from outrider_client.statistics import Statistics
-from outrider_models.embedded import drafter_dir, target_dir
+from outrider_client.core.config import Mode
+from outrider_client.core.events import Committed, Event, Finished
+from outrider_client.core.statistics import Statistics
+from outrider_client.models.local_models import LocalModels
+from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_netsim import Link, profile_named
-from outrider_server.config import ServerConfig
-from outrider_server.server import Server
+from outrider_server.config.config import ServerConfig
+from outrider_server.rpc.server import Server
 
 MODES: tuple[Mode, ...] = ("stream", "stop-and-wait", "proactive", "pipelined")
 QUESTION = "Mia has 4 boxes with 4 cards each. Mia makes 4 new ones. How many cards are there in the end?"

@@ -17,8 +17,8 @@ import typer
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from outrider_bench.server_process import ServerProcess
-from outrider_models.embedded import drafter_dir, target_dir
+from outrider_bench.core.server_process import ServerProcess
+from outrider_models.core.embedded import drafter_dir, target_dir
 
 QUESTION = "Oscar has 10 melons. Later Oscar makes 3 more. How many melons is that?"
 
@@ -48,7 +48,16 @@ def gateway() -> Iterator[str]:
     """The address of a gateway to the embedded target, both of them processes of their own."""
     pair = ["--target", str(target_dir()), "--drafter", str(drafter_dir("moa"))]
     with ServerProcess(pair) as server:
-        command = [sys.executable, "-m", "outrider_client.cli", "gateway", "--port", "0", "--server", server.address]
+        command = [
+            sys.executable,
+            "-m",
+            "outrider_client.cli.app",
+            "gateway",
+            "--port",
+            "0",
+            "--server",
+            server.address,
+        ]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             try:
                 yield announced(process)

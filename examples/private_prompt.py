@@ -16,8 +16,8 @@ from typing import Annotated, get_args
 import typer
 
 from outrider_client import AsyncClient, ClientConfig, LocalModels
-from outrider_client.config import Privacy
-from outrider_client.grpc_transport import GrpcConnection, GrpcTransport
+from outrider_client.connection.grpc_transport import GrpcConnection, GrpcTransport
+from outrider_client.core.config import Privacy
 from outrider_client.privacy.fences import parse_fences
 from outrider_proto.frames import ClientFrame, Decode, Draft
 

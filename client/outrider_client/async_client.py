@@ -11,30 +11,30 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from outrider_client.answer import Answer
-from outrider_client.config import ClientConfig
-from outrider_client.controller.choice import OnlineMode
-from outrider_client.drafting import Drafting, DraftingThread
-from outrider_client.equipment import Equipment
-from outrider_client.events import Event, Finished
-from outrider_client.fit import Fit
-from outrider_client.grpc_transport import GrpcTransport
-from outrider_client.link_state import LinkState
-from outrider_client.local_models import LocalModels, Prompt
-from outrider_client.logprobs import TokenLogprobs
-from outrider_client.pilot import Pilot
+from outrider_client.connection.grpc_transport import GrpcTransport
+from outrider_client.connection.link_state import LinkState
+from outrider_client.connection.session import Manners, Session
+from outrider_client.connection.transport import Transport
+from outrider_client.controller.decision import OnlineMode
+from outrider_client.controller.mode_controller import Pilot
+from outrider_client.core.answer_text import Written
+from outrider_client.core.config import ClientConfig
+from outrider_client.core.events import Event, Finished
+from outrider_client.core.prompt import is_private
+from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.statistics import Statistics
+from outrider_client.drafting.acceptance_check import Fit
+from outrider_client.drafting.drafting_thread import Drafting, DraftingThread
+from outrider_client.generation.context import Equipment
+from outrider_client.generation.generation import Answer
+from outrider_client.generation.runner import ride
+from outrider_client.models.local_models import LocalModels, Prompt
 from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.privacy.private_answer import answer_privately
-from outrider_client.privacy.prompts import is_private
-from outrider_client.privacy.segments import Segment
-from outrider_client.riding import ride
-from outrider_client.session import Manners, Session
-from outrider_client.statistics import Statistics
-from outrider_client.transcript import FinishReason, Origin, Transcript
-from outrider_client.transport import Transport
-from outrider_client.written import Written
-from outrider_drafters.lookup import LookupDrafter
-from outrider_drafters.pace import Pace
+from outrider_client.text.logprobs import TokenLogprobs
+from outrider_client.text.transcript import FinishReason, Origin, Transcript
+from outrider_drafters.emulation.pace import Pace
+from outrider_drafters.families.lookup.family import LookupDrafter
 from outrider_proto.errors import LinkError, UsageError
 from outrider_proto.frames import ServerDescription
 

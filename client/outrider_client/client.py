@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from outrider_client.async_client import AsyncClient, Completion
-from outrider_client.config import ClientConfig
-from outrider_client.events import Event
-from outrider_client.link_state import LinkState
-from outrider_client.local_models import LocalModels, Prompt
-from outrider_client.transport import Transport
+from outrider_client.connection.link_state import LinkState
+from outrider_client.connection.transport import Transport
+from outrider_client.core.config import ClientConfig
+from outrider_client.core.events import Event
+from outrider_client.models.local_models import LocalModels, Prompt
 from outrider_proto.frames import ServerDescription
 
 T = TypeVar("T")

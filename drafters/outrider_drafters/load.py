@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 
-from outrider_drafters.drafter import Drafter
-from outrider_drafters.edge.bundle import find_bundle
-from outrider_drafters.families import FAMILIES
-from outrider_drafters.family import Family, like
-from outrider_drafters.files.drafter_files import DrafterFiles, listed
-from outrider_drafters.fingerprint import TARGET_MARK, target_fingerprint
-from outrider_drafters.frozen import FrozenTarget, target_sizes
-from outrider_drafters.source import DrafterOptions, DrafterSource
-from outrider_drafters.tap import Tap
+from outrider_drafters.checkpoints.bundle import find_bundle
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles, listed
+from outrider_drafters.checkpoints.fingerprint import TARGET_MARK, target_fingerprint
+from outrider_drafters.checkpoints.source import DrafterOptions, DrafterSource
+from outrider_drafters.checkpoints.target_weights import FrozenTarget, target_sizes
+from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.contracts.tap import Tap
+from outrider_drafters.families.family import Family, like
+from outrider_drafters.registry import FAMILIES
 from outrider_proto.errors import UsageError
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from outrider_client import events
-from outrider_client.statistics import Statistics
+from outrider_client.core import events
+from outrider_client.core.statistics import Statistics
 from outrider_proto.frames import Draft
 
 # Kinds of tokens: the origins accepted, bonus, corrected and unverified; verified and rolled back are what unverified

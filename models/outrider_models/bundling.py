@@ -1,4 +1,4 @@
-"""Making an edge bundle (outrider_drafters.edge.bundle) of a target and a drafter."""
+"""Making an edge bundle (outrider_drafters.checkpoints.bundle) of a target and a drafter."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider_drafters.drafter import Drafter
-from outrider_drafters.edge.bundle import DRAFTER, Bundle, find_bundle
-from outrider_drafters.edge.quantise import Weights, quantised, stored
-from outrider_drafters.family import Family
-from outrider_drafters.files.checkpoint import SINGLE, Checkpoint
-from outrider_drafters.files.config import read_config
-from outrider_drafters.files.drafter_files import DrafterFiles
-from outrider_drafters.fingerprint import target_fingerprint, tokenizer_fingerprint
-from outrider_drafters.frozen import FrozenTarget, borrowed_names, resolve_dir
-from outrider_drafters.last_layers import LastLayers
+from outrider_drafters.blocks.last_layers import LastLayers
+from outrider_drafters.checkpoints.bundle import DRAFTER, Bundle, find_bundle
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.checkpoints.target_weights import FrozenTarget, borrowed_names, resolve_dir
+from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.families.family import Family
 from outrider_drafters.load import load_drafter, open_source
-from outrider_drafters.source import DrafterSource
+from outrider_drafters.quantization.quantize import Weights, quantised, stored
+from outrider_drafters.readers.checkpoint import SINGLE, Checkpoint
+from outrider_drafters.readers.config import read_config
 from outrider_proto.bundles import OF_TARGET
 from outrider_proto.errors import UsageError
 

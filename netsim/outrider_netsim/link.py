@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, Self, assert_never, cast
 
-from outrider_netsim.addresses import Address, check_port, parse_address
-from outrider_netsim.errors import EngineError, ProfileError
-from outrider_netsim.lifetime import Lifetime
-from outrider_netsim.path import LinkStats
+from outrider_netsim.core.addresses import Address, check_port, parse_address
+from outrider_netsim.core.errors import EngineError, ProfileError
+from outrider_netsim.core.lifetime import Lifetime
+from outrider_netsim.impairments.path import LinkStats
 from outrider_netsim.profiles.profile import Profile
 
 if TYPE_CHECKING:

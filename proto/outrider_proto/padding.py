@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_proto.features import MANY_ROWS, encode_rows
+from outrider_proto.feature_codec import MANY_ROWS, encode_rows
 from outrider_proto.frames import Codec
 
 _SEED = 0

@@ -1,5 +1,5 @@
 """`python -m outrider_server` is `outrider-server`."""
 
-from outrider_server.cli import main
+from outrider_server.cli.app import main
 
 main()

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from outrider_client.config import ClientConfig
-from outrider_client.local_models import LocalModels
+from outrider_client.core.config import ClientConfig
+from outrider_client.models.local_models import LocalModels
 from outrider_drafters.blocks.layers import BlockShape
-from outrider_drafters.frozen import target_sizes
-from outrider_drafters.heads.hydra import Hydra, HydraSizes
-from outrider_drafters.moa.network import MoA, MoASizes
-from outrider_server.target import Target
+from outrider_drafters.checkpoints.target_weights import target_sizes
+from outrider_drafters.families.hydra.network import Hydra, HydraSizes
+from outrider_drafters.families.moa.network import MoA, MoASizes
+from outrider_server.engine.target import Target
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 TARGETS = {

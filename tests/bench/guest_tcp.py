@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from outrider_netsim.addresses import Address
+from outrider_netsim.core.addresses import Address
 from outrider_netsim.engines.kernel import KernelLink
 from outrider_netsim.profiles.builtin import profile_named
 from outrider_netsim.profiles.profile import Direction, Profile
@@ -18,16 +18,16 @@ PACKAGE = Path("/tmp/outrider_bench")
 
 
 def main(arguments):
-    PACKAGE.mkdir()
     for name, source in arguments["modules"].items():
+        (PACKAGE / name).parent.mkdir(parents=True, exist_ok=True)
         (PACKAGE / name).write_text(source)
     sys.path.insert(0, str(PACKAGE.parent))
     return {"runs": [asyncio.run(cells(order)) for order in arguments["orders"]]}
 
 
 async def cells(order):
-    from outrider_bench.tcp_cells import Plan, measured
-    from outrider_bench.tcp_exchange import Shape, TcpExchanger, set_sysctls
+    from outrider_bench.studies.tcp.tcp_cells import Plan, measured
+    from outrider_bench.studies.tcp.tcp_exchange import Shape, TcpExchanger, set_sysctls
 
     plan = Plan(tuple(Shape(**shape) for shape in order["shapes"]), tuple(order["idles_s"]), *order["counts"])
     async with KernelLink(profile(order["profile"]), Address("127.0.0.1", 9), seed=1) as link:

@@ -12,10 +12,10 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from outrider_client.privacy.prompts import Prompt, is_private
-from outrider_client.privacy.segments import Segment
-from outrider_client.privacy.splitting import Split
-from outrider_client.tokenizer import Message
+from outrider_client.core.prompt import Prompt, is_private
+from outrider_client.core.prompt_segments import Segment
+from outrider_client.models.private_tokens import Split
+from outrider_client.models.tokenizer import Message
 from outrider_proto import wire
 from outrider_proto.packing import pack_tokens, prefix_hash
 

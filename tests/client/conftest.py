@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from outrider_client.async_client import AsyncClient
-from outrider_client.backoff import Backoff
-from outrider_client.config import ClientConfig, Timeouts
-from outrider_client.heartbeat import Patience
-from outrider_client.local_models import LocalModels
-from outrider_client.local_transport import LocalTransport
-from outrider_drafters.drafter import ENDLESS, level_by_level
-from outrider_drafters.trees.shape import TreePlan, TreeShape
+from outrider_client.connection.backoff import Backoff
+from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.local_transport import LocalTransport
+from outrider_client.core.config import ClientConfig, Timeouts
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters.contracts.drafter import ENDLESS, level_by_level
+from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import LinkError, Refusal
 from outrider_proto.frames import (

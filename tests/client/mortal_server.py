@@ -10,9 +10,9 @@ import sys
 import torch
 
 from outrider_drafters.load import load_tap
-from outrider_server.server import Server
-from outrider_server.target import Target
-from outrider_server.verifier import Verifier
+from outrider_server.engine.target import Target
+from outrider_server.rpc.server import Server
+from outrider_server.sessions.verifier import Verifier
 
 
 async def serve(target: Target, tap, port: int, started: int) -> None:

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from outrider_client import Client
-from outrider_client.events import Committed, Finished
-from outrider_client.local_transport import LocalTransport
+from outrider_client.connection.local_transport import LocalTransport
+from outrider_client.core.events import Committed, Finished
 from outrider_proto.errors import LinkError, UsageError
 
 PROMPT = [5, 9, 12, 3]

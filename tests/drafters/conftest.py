@@ -31,20 +31,20 @@ from outrider_drafters import (
     load_drafter,
     load_tap,
 )
+from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.blocks.layers import BlockShape
-from outrider_drafters.dflash.family import DFlashDrafter
-from outrider_drafters.dflash.network import DFlash, DFlashSizes, Sight
-from outrider_drafters.eagle.eagle3 import Eagle3Drafter
-from outrider_drafters.eagle.eagle3_network import Eagle3
-from outrider_drafters.eagle.eagle3_sizes import Eagle3Sizes
-from outrider_drafters.heads.hydra import Hydra, HydraSizes
-from outrider_drafters.heads.hydra_family import HydraDrafter
-from outrider_drafters.heads.medusa import Medusa, MedusaDrafter, MedusaSizes
-from outrider_drafters.independent.family import IndependentDrafter
-from outrider_drafters.independent.model import CausalModel
-from outrider_drafters.last_layers import LastLayers
-from outrider_drafters.lookup import LookupDrafter
-from outrider_drafters.text_drafter import TextDrafter
+from outrider_drafters.contracts.text_drafter import TextDrafter
+from outrider_drafters.families.dflash.family import DFlashDrafter
+from outrider_drafters.families.dflash.network import DFlash, DFlashSizes, Sight
+from outrider_drafters.families.eagle3.family import Eagle3Drafter
+from outrider_drafters.families.eagle3.network import Eagle3
+from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
+from outrider_drafters.families.hydra.family import HydraDrafter
+from outrider_drafters.families.hydra.network import Hydra, HydraSizes
+from outrider_drafters.families.independent.family import IndependentDrafter
+from outrider_drafters.families.independent.network import CausalModel
+from outrider_drafters.families.lookup.family import LookupDrafter
+from outrider_drafters.families.medusa.family import Medusa, MedusaDrafter, MedusaSizes
 from outrider_proto.tree import ROOT, DraftTree
 
 sys.path.insert(0, str(Path(__file__).parent))  # for modules shared between the tests of this folder

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from outrider_models.embedded import drafter_dir, target_dir
-from outrider_server.config import ServerConfig
-from outrider_server.server import Server
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_server.config.config import ServerConfig
+from outrider_server.rpc.server import Server
 
 TESTS = Path(__file__).parents[1]
 EXAMPLES = TESTS.parent / "examples"

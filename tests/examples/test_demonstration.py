@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from outrider_client.events import Committed, Cycle, Finished, LinkChanged, RolledBack, Unverified, Verified
-from outrider_client.link_state import LinkState
-from outrider_client.statistics import Statistics
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.events import Committed, Cycle, Finished, LinkChanged, RolledBack, Unverified, Verified
+from outrider_client.core.statistics import Statistics
 from outrider_proto.frames import Draft, Verdict
 from outrider_proto.tree import DraftTree
 

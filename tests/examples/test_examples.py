@@ -10,10 +10,10 @@ import pytest
 from outrider_client import ClientConfig
 from outrider_client.gateway.gateway import GatewayConfig
 from outrider_client.gateway.serving import Serving, listening
-from outrider_client.local_models import LocalModels
-from outrider_models.embedded import target_dir
-from outrider_server.plain import plain_greedy
-from outrider_server.target import Target
+from outrider_client.models.local_models import LocalModels
+from outrider_models.core.embedded import target_dir
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
 
 from .conftest import EXAMPLES, InThread
 

@@ -23,8 +23,8 @@ def test_every_block_runs(server, capsys, monkeypatch):
 
 def at(server: str):
     """What makes a connection to there, in place of one to where the page says."""
-    from outrider_client.access import Access
-    from outrider_client.grpc_transport import GrpcTransport
+    from outrider_client.connection.access import Access
+    from outrider_client.connection.grpc_transport import GrpcTransport
 
     def transport(address: str, access: Access) -> GrpcTransport:
         assert (address, access) == (DEFAULT, Access())

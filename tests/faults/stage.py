@@ -8,16 +8,16 @@ from pathlib import Path
 from talk import calling
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.config import Timeouts
-from outrider_client.heartbeat import Patience
-from outrider_client.local_models import LocalModels
+from outrider_client.connection.heartbeat import Patience
+from outrider_client.core.config import Timeouts
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
-from outrider_drafters.trees.shape import TreeShape
-from outrider_server.config import Limits
-from outrider_server.plain import plain_greedy
-from outrider_server.server import Server
-from outrider_server.target import Target
-from outrider_server.verifier import Verifier
+from outrider_server.config.config import Limits
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+from outrider_server.rpc.server import Server
+from outrider_server.sessions.verifier import Verifier
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 TARGET = GOLDEN / "target_tiny"

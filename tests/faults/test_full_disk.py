@@ -16,9 +16,9 @@ from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_proto.status import error_from_rpc
 from outrider_proto.verifier_pb2_grpc import BundlesStub
-from outrider_server.bundles import EdgeBundles
-from outrider_server.cli import _announce
-from outrider_server.server import Server
+from outrider_server.bundles.catalogue import EdgeBundles
+from outrider_server.cli.app import _announce
+from outrider_server.rpc.server import Server
 
 CRAMPED = """\
 import os, resource, sys

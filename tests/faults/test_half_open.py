@@ -7,9 +7,9 @@ from other_client import OtherClient
 from stage import NEW, PROMPT, answer, client, opened, plain, server, until
 from talk import calling
 
-import outrider_server.server as server_module
-from outrider_client.events import Committed, LinkChanged
-from outrider_client.link_state import LinkState
+import outrider_server.rpc.server as server_module
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.events import Committed, LinkChanged
 from outrider_netsim import Link, profile_named
 
 HASTY_OPTIONS = {

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from stage import ANSWER_S, NEW, PROMPT, answer, client, plain, served, verifier
 
-from outrider_client.backoff import Backoff
-from outrider_client.config import Timeouts
-from outrider_client.heartbeat import Patience
+from outrider_client.connection.backoff import Backoff
+from outrider_client.connection.heartbeat import Patience
+from outrider_client.core.config import Timeouts
 from outrider_proto.errors import LinkError, Refusal
 from outrider_proto.frames import Features, Finish, Opened, Pong, Verdict
 from outrider_proto.status import DETAILS_KEY
-from outrider_server.server import Server
-from outrider_server.verifier import Verifier
+from outrider_server.rpc.server import Server
+from outrider_server.sessions.verifier import Verifier
 
 SHORT = Timeouts(connect_s=60.0, reconnect_s=2.0, open_s=60.0, verdict_s=0.1, features_s=0.1)
 

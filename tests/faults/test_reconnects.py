@@ -10,11 +10,11 @@ import pytest
 from stage import PROMPT, answer, client, opened, plain, server, until
 from talk import calling
 
-from outrider_client.backoff import Backoff
-from outrider_client.link import Link
-from outrider_server.held import Held
-from outrider_server.jobs import Job
-from outrider_server.stream import Stream
+from outrider_client.connection.backoff import Backoff
+from outrider_client.connection.link import Link
+from outrider_server.engine.sequence import Held
+from outrider_server.scheduling.request import Job
+from outrider_server.sessions.stream_writer import Stream
 
 NUM = 1000
 AT_ONCE = 20

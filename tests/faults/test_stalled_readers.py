@@ -13,7 +13,7 @@ from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Features, Open, Ping, Verdict
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import client_frame_to_proto
-from outrider_server.stream import _MAX_JOBS, _MAX_UNREAD_BYTES, _MAX_WAITING_FRAMES, ROOM_BYTES, Stream
+from outrider_server.sessions.stream_writer import _MAX_JOBS, _MAX_UNREAD_BYTES, _MAX_WAITING_FRAMES, ROOM_BYTES, Stream
 
 NUM_FRAMES = 3000
 LONG = tuple(range(3, 203))

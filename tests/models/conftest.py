@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from outrider_models.recipe import read_recipe
-from outrider_models.tokenizer import corpus_texts, train_tokenizer
+from outrider_models.core.tokenizer import corpus_texts, train_tokenizer
+from outrider_models.training.recipes.recipe import read_recipe
 
 
 @pytest.fixture(scope="session")

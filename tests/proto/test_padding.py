@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from outrider_proto import wire
-from outrider_proto.features import MANY_ROWS, encode_rows, rows_per_frame
+from outrider_proto.feature_codec import MANY_ROWS, encode_rows, rows_per_frame
 from outrider_proto.frames import CODECS, Features
 from outrider_proto.padding import padding, weight
 

@@ -8,8 +8,8 @@ import sys
 
 import torch
 
-import outrider_server.server  # noqa: F401 - so that forks have it
-from outrider_server.cli import main
+import outrider_server.rpc.server  # noqa: F401 - so that forks have it
+from outrider_server.cli.app import main
 
 
 def born(arguments: list[str]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from tiny_targets import build, target
 from outrider_proto.frames import Finish
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import ROOT, DraftTree
-from outrider_server.target import Target
+from outrider_server.engine.target import Target
 
 CONTEXT = 40
 (EOS,) = target().eos_token_ids

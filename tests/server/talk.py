@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 import grpc
 import torch
 
-from outrider_drafters.tap import Activations, LastHiddenTap, Memoryless
+from outrider_drafters.contracts.tap import Activations, LastHiddenTap, Memoryless
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Refusal
 from outrider_proto.frames import Decode, Draft, Features, Finish, Open, TapInfo, Verdict
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import client_frame_to_proto, server_frame_from_proto
-from outrider_server.verifier import Verifier
+from outrider_server.sessions.verifier import Verifier
 
 WAIT_S = 60  # no answer takes that long; it only keeps a broken test from hanging
 NO_TREE = DraftTree()

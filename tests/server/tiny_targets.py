@@ -13,7 +13,7 @@ from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen3 import Qwen3Config
 
 from outrider_proto.tree import DraftTree
-from outrider_server.target import Target
+from outrider_server.engine.target import Target
 
 VOCAB = 61
 SIZES = {

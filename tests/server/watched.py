@@ -8,10 +8,10 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.heartbeat import Patience
-from outrider_drafters.trees.shape import TreeShape
-from outrider_server.config import ServerConfig
-from outrider_server.server import Server
+from outrider_client.connection.heartbeat import Patience
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_server.config.config import ServerConfig
+from outrider_server.rpc.server import Server
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 TARGET, DRAFTER = GOLDEN / "target_tiny", GOLDEN / "moa_tli0" / "drafter"

@@ -11,19 +11,7 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from outrider_bench.load.client import Habits, Kind
-from outrider_bench.load.control import Control, Generate
-from outrider_bench.load.figures import LoadRun
-from outrider_bench.load.limit import Limit, limits
-from outrider_bench.load.plan import NO_LINK, LoadPlan, client_counts, mix_of, options_of
-from outrider_bench.load.process_use import Shares, on_cores
-from outrider_bench.load.reach import as_told
-from outrider_bench.load.run import run_load
-from outrider_bench.load.serving import serving
-from outrider_bench.load.soak import Soaked, SoakPlan, soak
-from outrider_bench.load.tables import control_table, latency_table, soak_table, throughput_table, use_table
-from outrider_bench.load.texts import LoadText, load_texts, read_texts
-from outrider_bench.options import (
+from outrider_bench.core.options import (
     ALL_FAMILIES,
     FamiliesOption,
     JsonOption,
@@ -33,16 +21,28 @@ from outrider_bench.options import (
     families_of,
     target_of,
 )
-from outrider_bench.progress import Step, progress_line
-from outrider_bench.report import write_report
-from outrider_client.access_options import with_access_options
-from outrider_client.config import Mode
-from outrider_client.heartbeat import Patience
-from outrider_drafters.frozen import resolve_dir
-from outrider_drafters.trees.shape import TreeShape
-from outrider_models.embedded import DRAFTERS, drafter_dir
+from outrider_bench.core.progress import Step, progress_line
+from outrider_bench.core.report import write_report
+from outrider_bench.load.clients.client import Habits, Kind
+from outrider_bench.load.clients.reach import as_told
+from outrider_bench.load.clients.texts import LoadText, load_texts, read_texts
+from outrider_bench.load.control import Control, Generate
+from outrider_bench.load.figures import LoadRun
+from outrider_bench.load.limit import Limit, limits
+from outrider_bench.load.measures.process_use import Shares, on_cores
+from outrider_bench.load.plan import NO_LINK, LoadPlan, client_counts, mix_of, options_of
+from outrider_bench.load.run import run_load
+from outrider_bench.load.serving import serving
+from outrider_bench.load.soak import Soaked, SoakPlan, soak
+from outrider_bench.load.tables import control_table, latency_table, soak_table, throughput_table, use_table
+from outrider_client.cli.access_options import with_access_options
+from outrider_client.connection.heartbeat import Patience
+from outrider_client.core.config import Mode
+from outrider_drafters.checkpoints.target_weights import resolve_dir
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_models.core.embedded import DRAFTERS, drafter_dir
 from outrider_proto.errors import UsageError
-from outrider_server.target import Target
+from outrider_server.engine.target import Target
 
 _TREE = TreeShape()
 _CONTROL_PROMPTS = 16

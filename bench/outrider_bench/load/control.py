@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from outrider_bench.load.process_use import on_cores
-from outrider_bench.load.texts import LoadText
-from outrider_bench.progress import Counter, Step
-from outrider_server.target import DTYPES
+from outrider_bench.core.progress import Counter, Step
+from outrider_bench.load.clients.texts import LoadText
+from outrider_bench.load.measures.process_use import on_cores
+from outrider_server.engine.target import DTYPES
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider_bench.load.histogram import Histogram
-from outrider_bench.load.process_use import ProcessUse
-from outrider_bench.load.tally import Tally
+from outrider_bench.load.measures.histogram import Histogram
+from outrider_bench.load.measures.process_use import ProcessUse
+from outrider_bench.load.measures.tally import Tally
 
 ENOUGH_VERDICTS = 100  # of a client, for a 99th percentile that means something
 

@@ -17,11 +17,11 @@ from torch.nn import functional
 
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
-from outrider_server.choice import Chooser
-from outrider_server.engine import Engine, Work
-from outrider_server.held import Held
+from outrider_server.engine.engine import Engine, Work
+from outrider_server.engine.sampler import Chooser
+from outrider_server.engine.sequence import Held
+from outrider_server.engine.target import Target
 from outrider_server.kv.memory import Memory
-from outrider_server.target import Target
 
 _LEAST_S = 1.0  # of measuring each
 _LEAST_PASSES = 5

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider_bench.load.client import Habits, Kind
-from outrider_bench.load.drafting import probability_for
-from outrider_bench.load.reach import access_of
-from outrider_bench.load.texts import Mix
-from outrider_bench.load.worker import Assignment
-from outrider_client.config import Mode
-from outrider_drafters.trees.shape import TreeShape
+from outrider_bench.load.clients.client import Habits, Kind
+from outrider_bench.load.clients.drafting import probability_for
+from outrider_bench.load.clients.reach import access_of
+from outrider_bench.load.clients.texts import Mix
+from outrider_bench.load.clients.worker import Assignment
+from outrider_client.core.config import Mode
+from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_models.corpus import Family
 from outrider_netsim import ProfileError, profile_named
 from outrider_proto.errors import UsageError
-from outrider_server.target import DTYPES
+from outrider_server.engine.target import DTYPES
 
 NO_LINK = "none"
 KINDS: tuple[Kind, ...] = ("replay", "real")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from outrider_bench.load.control import Control
 from outrider_bench.load.figures import LoadRun
-from outrider_bench.load.growth import Sample
 from outrider_bench.load.limit import Limit
+from outrider_bench.load.measures.growth import Sample
 
 _COLOURS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2")
 

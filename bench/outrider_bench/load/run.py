@@ -6,10 +6,10 @@ import asyncio
 import time
 from dataclasses import replace
 
-from outrider_bench.load.crew import crew
+from outrider_bench.load.clients.crew import crew
+from outrider_bench.load.clients.worker import Assignment
 from outrider_bench.load.figures import LoadRun, Used, load_run
 from outrider_bench.load.serving import Serving
-from outrider_bench.load.worker import Assignment
 
 WARM_UP_S = 1.5  # connections are made, and the first prompts read
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 
-from outrider_bench.load.passes import Passes, scrape
-from outrider_bench.load.process_use import ProcessUse, on_cores
-from outrider_bench.server_process import ServerProcess
+from outrider_bench.core.server_process import ServerProcess
+from outrider_bench.load.measures.passes import Passes, scrape
+from outrider_bench.load.measures.process_use import ProcessUse, on_cores
 from outrider_proto.errors import UsageError
 
 PASS_METRICS = (

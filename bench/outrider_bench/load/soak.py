@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from outrider_bench.load.crew import Crew, Member, crew
-from outrider_bench.load.growth import Growth, Sample, growths
+from outrider_bench.load.clients.crew import Crew, Member, crew
+from outrider_bench.load.clients.worker import Assignment
+from outrider_bench.load.measures.growth import Growth, Sample, growths
+from outrider_bench.load.measures.tally import Tally
 from outrider_bench.load.serving import Serving
-from outrider_bench.load.tally import Tally
-from outrider_bench.load.worker import Assignment
 from outrider_proto.errors import UsageError
 
 MAX_GROWTH = 0.02

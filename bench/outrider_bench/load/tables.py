@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from outrider_bench.core.tables import table
 from outrider_bench.load.control import Control
 from outrider_bench.load.figures import LoadRun, Percentiles
-from outrider_bench.load.growth import Growth
 from outrider_bench.load.limit import Limit
-from outrider_bench.load.passes import mean_of, share_of
+from outrider_bench.load.measures.growth import Growth
+from outrider_bench.load.measures.passes import mean_of, share_of
 from outrider_bench.load.soak import Soaked
-from outrider_bench.tables import table
 
 _MIB = 2**20
 

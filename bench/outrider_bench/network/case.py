@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
+from outrider_bench.core.prompts import Question
 from outrider_bench.network.beginnings import Beginnings
 from outrider_bench.network.figures import Figures, figures
 from outrider_bench.network.passage import Passage
 from outrider_bench.network.recorded import Recorded, ask
 from outrider_bench.network.round_trips import Pinger, RoundTrips
 from outrider_bench.network.ways import SERVER_DRAFT, STREAM, Way
-from outrider_bench.prompts import Question
 from outrider_client.async_client import AsyncClient
-from outrider_client.config import ClientConfig
-from outrider_client.local_models import LocalModels
+from outrider_client.core.config import ClientConfig
+from outrider_client.models.local_models import LocalModels
 from outrider_proto.errors import Refusal, UsageError
 
 PINGS = 10  # before every prompt

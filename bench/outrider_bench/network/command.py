@@ -10,6 +10,20 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from outrider_bench.core.options import (
+    ALL_FAMILIES,
+    FamiliesOption,
+    JsonOption,
+    NewTokensOption,
+    OfTreeOption,
+    PlotOption,
+    TargetOption,
+    codec_of,
+    families_of,
+    target_of,
+)
+from outrider_bench.core.progress import Counter, Step, progress_line
+from outrider_bench.core.report import write_report
 from outrider_bench.network.messages import MessageSizes, message_sizes
 from outrider_bench.network.options import (
     MODE,
@@ -44,25 +58,11 @@ from outrider_bench.network.tables import (
     split_table,
 )
 from outrider_bench.network.ways import CONTROLS
-from outrider_bench.options import (
-    ALL_FAMILIES,
-    FamiliesOption,
-    JsonOption,
-    NewTokensOption,
-    OfTreeOption,
-    PlotOption,
-    TargetOption,
-    codec_of,
-    families_of,
-    target_of,
-)
-from outrider_bench.progress import Counter, Step, progress_line
-from outrider_bench.report import write_report
-from outrider_client.local_models import LocalModels
-from outrider_drafters.pace import Pace
-from outrider_models.embedded import DRAFTERS
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters.emulation.pace import Pace
+from outrider_models.core.embedded import DRAFTERS
 from outrider_proto.frames import CODECS, Codec
-from outrider_server.target import Target
+from outrider_server.engine.target import Target
 
 TABLE_3_PROFILES = (NO_LINK, "paper-5g", "paper-4g")
 PAPERS_DRAFTERS = ("moa_tli1", "moa", "eagle2", "independent")

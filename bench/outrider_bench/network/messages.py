@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from outrider_bench.answer import gather
-from outrider_bench.pair import in_process
-from outrider_bench.prompts import Question
-from outrider_bench.wired_transport import WiredTransport
+from outrider_bench.core.answer_record import gather
+from outrider_bench.core.in_process_pair import in_process
+from outrider_bench.core.prompts import Question
+from outrider_bench.core.wired_transport import WiredTransport
 from outrider_client.async_client import AsyncClient
-from outrider_client.config import ClientConfig
-from outrider_client.transport import Connection, Transport
+from outrider_client.connection.transport import Connection, Transport
+from outrider_client.core.config import ClientConfig
 from outrider_proto.frames import ClientFrame, Codec, Draft, Features, Open, ServerDescription, ServerFrame, Verdict
 from outrider_proto.wire import client_frame_to_proto, server_frame_to_proto
-from outrider_server.target import Target
+from outrider_server.engine.target import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from outrider_client.config import ClientConfig
-from outrider_models.embedded import DRAFTERS
+from outrider_client.core.config import ClientConfig
+from outrider_models.core.embedded import DRAFTERS
 from outrider_netsim import EngineChoice
 from outrider_proto.frames import CODECS
 

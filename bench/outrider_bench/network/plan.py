@@ -7,20 +7,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from outrider_bench.core.long_prompts import lengthened
+from outrider_bench.core.progress import Counter, Step
+from outrider_bench.core.prompts import SEED, Question, questions
+from outrider_bench.core.server_process import ServerProcess
 from outrider_bench.network.case import Course, available, run_once
-from outrider_bench.network.long_prompts import lengthened
 from outrider_bench.network.passage import Passage, passage, profile_or_none
 from outrider_bench.network.report import Case, Setting
 from outrider_bench.network.ways import Options, Way, with_controls
-from outrider_bench.progress import Counter, Step
-from outrider_bench.prompts import SEED, Question, questions
-from outrider_bench.server_process import ServerProcess
-from outrider_client.config import ClientConfig
-from outrider_client.local_models import LocalModels
-from outrider_drafters.pace import Pace
-from outrider_drafters.trees.shape import TreeShape
+from outrider_client.core.config import ClientConfig
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.emulation.pace import Pace
+from outrider_models.core.embedded import drafter_source
 from outrider_models.corpus import Family
-from outrider_models.embedded import drafter_source
 from outrider_netsim import EngineChoice
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec

@@ -7,10 +7,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outrider_bench.core.provenance import provenance
 from outrider_bench.network.passage import NO_LINK
 from outrider_bench.network.report import Case
 from outrider_bench.network.ways import SERVER_DRAFT, STREAM
-from outrider_bench.provenance import provenance
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from outrider_bench.network.passage import Traffic
 from outrider_client.async_client import AsyncClient
-from outrider_client.events import Committed, Cycle, Event, Finished, RolledBack, Unverified, Verified
-from outrider_client.statistics import Statistics
+from outrider_client.core.events import Committed, Cycle, Event, Finished, RolledBack, Unverified, Verified
+from outrider_client.core.statistics import Statistics
 from outrider_proto.frames import Draft, Verdict
 
 

@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from outrider_client.grpc_transport import GrpcConnection, GrpcTransport
+from outrider_client.connection.grpc_transport import GrpcConnection, GrpcTransport
 from outrider_proto.errors import LinkError
 from outrider_proto.frames import Open, Ping
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from outrider_bench.core.tables import table
 from outrider_bench.network.figures import Figure
 from outrider_bench.network.messages import MessageSizes
 from outrider_bench.network.passage import NO_LINK
 from outrider_bench.network.report import Case
-from outrider_bench.tables import table
 
 _SPEED = (
     ("tok/s", "tokens_per_second", 1),

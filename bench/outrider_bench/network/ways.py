@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from outrider_client.config import ClientConfig
-from outrider_client.options import tree_plan
-from outrider_drafters.trees.shape import TreeShape
+from outrider_client.cli.options import tree_plan
+from outrider_client.core.config import ClientConfig
+from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import UsageError
 
 STREAM = "stream"

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
+from outrider_bench.core.tables import table
 from outrider_bench.network.report import Case
-from outrider_bench.tables import table
 from outrider_proto.errors import UsageError
 
 TOLERANCE = 0.10

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 
 from rich.table import Table
 
+from outrider_bench.core.tables import table
 from outrider_bench.network.ways import CONTROLS, SERVER_DRAFT, Way
-from outrider_bench.tables import table
 from outrider_bench.virtual.sweep import Conditions, Grid, Point, sweep
 from outrider_bench.virtual.tape import Tape
 

@@ -11,11 +11,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from outrider_bench.network.plan import Plan
-from outrider_bench.network.report import Case, Setting, network_report
-from outrider_bench.network.tables import beginning_table, cost_table, speed_table, split_table
-from outrider_bench.network.ways import Options, Way, with_controls
-from outrider_bench.options import (
+from outrider_bench.core.in_process_pair import in_process
+from outrider_bench.core.options import (
     ALL_FAMILIES,
     FamiliesOption,
     JsonOption,
@@ -27,9 +24,12 @@ from outrider_bench.options import (
     families_of,
     target_of,
 )
-from outrider_bench.pair import in_process
-from outrider_bench.progress import Counter, Step, progress_line
-from outrider_bench.report import write_report
+from outrider_bench.core.progress import Counter, Step, progress_line
+from outrider_bench.core.report import write_report
+from outrider_bench.network.plan import Plan
+from outrider_bench.network.report import Case, Setting, network_report
+from outrider_bench.network.tables import beginning_table, cost_table, speed_table, split_table
+from outrider_bench.network.ways import Options, Way, with_controls
 from outrider_bench.virtual.against import TOLERANCE, pairings, pairings_table
 from outrider_bench.virtual.auto_grid import AUTO, AUTO_GRID, stand, standings_table
 from outrider_bench.virtual.long_prompts import lengthened
@@ -41,11 +41,11 @@ from outrider_bench.virtual.sweep import Conditions, Grid, sweep
 from outrider_bench.virtual.tape import MARGIN, Tape
 from outrider_bench.virtual.texts import Texts
 from outrider_bench.virtual.thinning import Thinning, thinned
-from outrider_client.config import ClientConfig
-from outrider_drafters.pace import Pace
-from outrider_drafters.trees.choices import Choices
-from outrider_drafters.trees.shape import TreeShape
-from outrider_models.embedded import DRAFTERS
+from outrider_client.core.config import ClientConfig
+from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.emulation.pace import Pace
+from outrider_models.core.embedded import DRAFTERS
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import CODECS
 

@@ -6,18 +6,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from outrider_bench.stand_in import StandIn
+from outrider_bench.core.oracle_drafter import StandIn
 from outrider_bench.virtual.overhead import Overhead
 from outrider_bench.virtual.texts import TapedText, Texts
-from outrider_client.drafting import Cost, Lookout, Ready, Wanted
-from outrider_drafters.drafter import DraftState
-from outrider_drafters.pace import Pace
+from outrider_client.drafting.drafting_thread import Cost, Lookout, Ready, Wanted
+from outrider_drafters.contracts.drafter import DraftState
+from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.routing.confidence import confidence_of
 from outrider_drafters.routing.heads import Routed
-from outrider_drafters.trees.choices import Choices
-from outrider_drafters.trees.forecast import Foreseen, Outcome
 from outrider_drafters.trees.grow import Drafted
-from outrider_drafters.trees.shape import TreePlan
+from outrider_drafters.trees.predraft import Foreseen, Outcome
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import ROOT, DraftTree
 

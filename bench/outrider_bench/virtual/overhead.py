@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from outrider_drafters.pace import Pace
+from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import Profile
 from outrider_proto.errors import UsageError
 

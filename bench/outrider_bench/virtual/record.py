@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider_bench.pair import Pair
+from outrider_bench.core.in_process_pair import Pair
 from outrider_bench.virtual.tape import MARGIN, Guess, Place, Recording, Tape, TokenPath, Vocabulary
 from outrider_bench.virtual.texts import guess_from
-from outrider_client.transport import Connection
-from outrider_drafters.drafter import ENDLESS, Drafter, DraftState
-from outrider_drafters.trees.choices import Choices
+from outrider_client.connection.transport import Connection
+from outrider_drafters.contracts.drafter import ENDLESS, Drafter, DraftState
+from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.trees.grow import begin_growth
-from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.frames import Draft, Features, Opened, Verdict
 from outrider_proto.tree import ROOT, DraftTree
 

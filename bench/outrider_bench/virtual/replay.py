@@ -22,9 +22,9 @@ from outrider_bench.virtual.texts import Texts
 from outrider_bench.virtual.transport import VirtualTransport, serve
 from outrider_bench.virtual.verifier import NAME, VirtualVerifier
 from outrider_client.async_client import AsyncClient
-from outrider_client.config import ClientConfig
-from outrider_client.local_models import LocalModels
-from outrider_drafters.pace import Pace
+from outrider_client.core.config import ClientConfig
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import Direction, Profile
 from outrider_netsim.virtual.link import VirtualLink
 from outrider_proto.errors import UsageError

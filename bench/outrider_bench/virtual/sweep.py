@@ -11,7 +11,7 @@ from outrider_bench.virtual.replay import Stage, replay
 from outrider_bench.virtual.tape import Tape
 from outrider_bench.virtual.texts import Texts
 from outrider_bench.virtual.thinning import Thinning, thinned
-from outrider_drafters.pace import Pace
+from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import Direction, Profile
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider_bench.virtual.tape import Guess, Place, Recording, Tape, TokenPath
-from outrider_drafters.trees.choices import Choices
-from outrider_drafters.trees.forecast import Outcome, likeliest_outcomes
+from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_drafters.trees.grow import IMPOSSIBLE, Drafted, begin_growth
-from outrider_drafters.trees.shape import TreePlan, TreeShape
+from outrider_drafters.trees.predraft import Outcome, likeliest_outcomes
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 

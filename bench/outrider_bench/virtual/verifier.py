@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from outrider_bench.virtual.texts import Texts
-from outrider_drafters.pace import Pace
-from outrider_drafters.trees.shape import TreeShape
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.emulation.pace import Pace
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import OutriderError, Reason, Violation
 from outrider_proto.frames import (
@@ -35,8 +35,8 @@ from outrider_proto.frames import (
 )
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import MAX_NODES, ROOT, DraftTree
-from outrider_server.acceptance import Walk, walk
-from outrider_server.config import Limits
+from outrider_server.config.config import Limits
+from outrider_server.engine.acceptance import Walk, walk
 
 _SHORT_ROWS = MAX_NODES + 1  # always one pass
 NAME = "taped"  # fingerprint of target and tokenizer

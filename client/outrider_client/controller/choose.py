@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from outrider_client.controller.choice import AHEAD, HARBOURS, SPLIT, Choice, OnlineMode, Variant
+from outrider_client.controller.decision import AHEAD, HARBOURS, SPLIT, Choice, OnlineMode, Variant
 from outrider_client.controller.measured import Limits, Measured
 from outrider_client.controller.predict import Prediction
 from outrider_client.controller.search import Rated, best_in, rate

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from outrider_client.controller.choice import SPLIT, OnlineMode, Variant
-from outrider_drafters.trees.shape import TreeShape
+from outrider_client.controller.decision import SPLIT, OnlineMode, Variant
+from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import MAX_NODES
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider_client.controller.acceptance import Acceptance
-from outrider_client.controller.choice import OnlineMode
+from outrider_client.controller.decision import OnlineMode
 from outrider_client.controller.experience import Ridden
 from outrider_client.controller.measured import Limits, Measured
 from outrider_client.controller.smoothing import Mean, Median, UpperQuartile

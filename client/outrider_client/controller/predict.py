@@ -24,7 +24,7 @@ from typing import Self, assert_never
 
 import numpy as np
 
-from outrider_client.controller.choice import Choice, OnlineMode, Variant
+from outrider_client.controller.decision import Choice, OnlineMode, Variant
 from outrider_client.controller.measured import Measured
 from outrider_client.controller.terms import Floats, Ints, Terms
 

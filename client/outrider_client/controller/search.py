@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from outrider_client.controller.choice import AHEAD, SPLIT, Choice, OnlineMode
+from outrider_client.controller.decision import AHEAD, SPLIT, Choice, OnlineMode
 from outrider_client.controller.predict import Grid, Prediction, predict_all
 from outrider_client.controller.terms import Ints, Terms
 

@@ -9,16 +9,16 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Literal
 
 from outrider_client.async_client import AsyncClient
-from outrider_client.config import Mode
-from outrider_client.events import Committed, Event, Finished, RolledBack, Stats, Verified, Warned
+from outrider_client.core.config import Mode
+from outrider_client.core.events import Committed, Event, Finished, RolledBack, Stats, Verified, Warned
+from outrider_client.core.statistics import Statistics
 from outrider_client.gateway.asking import Asked
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.outflow import Outflow, Piece
 from outrider_client.gateway.requests import UnverifiedText
-from outrider_client.local_models import LocalModels
+from outrider_client.models.local_models import LocalModels
 from outrider_client.privacy.placeholders import Placeholders
-from outrider_client.statistics import Statistics
-from outrider_client.transcript import FinishReason
+from outrider_client.text.transcript import FinishReason
 from outrider_proto.errors import LinkError, Reason, Refusal
 
 AppReason = Literal["stop", "length"]

@@ -18,6 +18,7 @@ from sse_starlette import EventSourceResponse
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from outrider_client.connection.link_state import LinkState
 from outrider_client.gateway.answering import Answering
 from outrider_client.gateway.asking import asked_by_chat, asked_by_completion
 from outrider_client.gateway.bodies import Body, ChatForm, CompletionForm
@@ -30,11 +31,10 @@ from outrider_client.gateway.link_watch import LinkReport
 from outrider_client.gateway.metrics import CONTENT_TYPE
 from outrider_client.gateway.requests import ChatRequest, CompletionRequest, LinkOrder
 from outrider_client.gateway.stream import answer
-from outrider_client.link_state import LinkState
 from outrider_proto.errors import OutriderError
 
 if TYPE_CHECKING:
-    from outrider_client.emulated import EmulatedLink
+    from outrider_client.connection.emulated import EmulatedLink
 
 PAGE = Path(__file__).parent / "page"
 _CLIENT_CLOSED = 499

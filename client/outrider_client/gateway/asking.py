@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from outrider_client.core.prompt import is_private
+from outrider_client.core.prompt_segments import Segment
 from outrider_client.gateway.errors import ApiError
 from outrider_client.gateway.requests import (
     ChatMessage,
@@ -17,11 +19,9 @@ from outrider_client.gateway.requests import (
     UnverifiedText,
 )
 from outrider_client.gateway.stops import Stops
-from outrider_client.local_models import Prompt
+from outrider_client.models.local_models import Prompt
+from outrider_client.models.tokenizer import Message
 from outrider_client.privacy.fences import parse_fences
-from outrider_client.privacy.prompts import is_private
-from outrider_client.privacy.segments import Segment
-from outrider_client.tokenizer import Message
 from outrider_proto.frames import Sampling
 
 _DEFAULT_COMPLETION = 16  # tokens, as OpenAI's

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from outrider_client.detokeniser import REPLACEMENT
 from outrider_client.gateway.answering import Answering
 from outrider_client.gateway.outflow import Piece
-from outrider_client.local_models import LocalModels
-from outrider_client.logprobs import TokenLogprobs
+from outrider_client.models.local_models import LocalModels
+from outrider_client.text.detokenizer import REPLACEMENT
+from outrider_client.text.logprobs import TokenLogprobs
 
 Body = dict[str, Any]  # Any: whatever JSON holds
 

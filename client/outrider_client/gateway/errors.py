@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider_client.trust import TrustError
+from outrider_client.connection.tls_diagnosis import TrustError
 from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError
 
 _INVALID = "invalid_request_error"

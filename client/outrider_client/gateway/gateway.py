@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider_client.async_client import AsyncClient
-from outrider_client.config import NO_DRAFTER, ClientConfig
+from outrider_client.connection.grpc_transport import GrpcTransport
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.gateway.asking import Asked
 from outrider_client.gateway.errors import ApiError, unknown_model
 from outrider_client.gateway.link_watch import LinkWatch
 from outrider_client.gateway.metrics import Metrics
 from outrider_client.gateway.pool import Pool
-from outrider_client.grpc_transport import GrpcTransport
-from outrider_client.link_state import LinkState
-from outrider_client.local_models import LocalModels
+from outrider_client.models.local_models import LocalModels
 from outrider_proto.errors import UsageError
 
 _UNKNOWN = float("nan")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider_client.async_client import AsyncClient
-from outrider_client.events import Event, LinkChanged, Stats
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.events import Event, LinkChanged, Stats
+from outrider_client.core.statistics import Statistics
 from outrider_client.gateway.pool import Pool
-from outrider_client.link_state import LinkState
 from outrider_client.privacy.safe_prefix import HUNG_UP
-from outrider_client.statistics import Statistics
 from outrider_proto.errors import OutriderError
 
 WATCHED_S = 1.0  # between two looks while somebody watches or there is no link

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 
-from outrider_client.events import Cycle, Event, Finished
-from outrider_client.link_state import LinkState
-from outrider_client.statistics import Statistics
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.events import Cycle, Event, Finished
+from outrider_client.core.statistics import Statistics
 from outrider_proto.frames import Draft
 
 __all__ = ["CONTENT_TYPE", "Metrics"]

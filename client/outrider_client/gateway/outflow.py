@@ -13,12 +13,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from outrider_client.events import Event, Finished, RolledBack, Verified
+from outrider_client.core.answer_text import Span, Written
+from outrider_client.core.events import Event, Finished, RolledBack, Verified
 from outrider_client.gateway.requests import UnverifiedText
 from outrider_client.gateway.stops import Stops
-from outrider_client.logprobs import TokenLogprobs
-from outrider_client.transcript import Origin
-from outrider_client.written import Span, Written
+from outrider_client.text.logprobs import TokenLogprobs
+from outrider_client.text.transcript import Origin
 
 
 @dataclass(frozen=True, slots=True)

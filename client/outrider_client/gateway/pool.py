@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from outrider_client.async_client import AsyncClient
 from outrider_client.gateway.errors import ApiError
-from outrider_client.transcript import common_length
+from outrider_client.text.transcript import common_length
 
 
 @dataclass(slots=True)

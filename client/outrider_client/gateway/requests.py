@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from outrider_client.config import Mode, Privacy
+from outrider_client.core.config import Mode, Privacy
 from outrider_client.gateway.parameters import message_without_neutral, without_neutral
 
 UnverifiedText = Literal["hold", "keep", "stream"]

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from outrider_client.config import ClientConfig
-from outrider_client.emulated import EmulatedLink, emulated_link
+from outrider_client.connection.emulated import EmulatedLink, emulated_link
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.config import ClientConfig
+from outrider_client.display.display import say
 from outrider_client.gateway.app import create_app
 from outrider_client.gateway.gateway import Gateway, GatewayConfig, drafters
 from outrider_client.gateway.guard import is_loopback
-from outrider_client.link_state import LinkState
-from outrider_client.local_models import LocalModels, head_names
-from outrider_client.showing import say
+from outrider_client.models.local_models import LocalModels, head_names
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:

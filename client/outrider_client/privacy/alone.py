@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outrider_client.config import ClientConfig
-from outrider_client.detokeniser import Detokeniser
-from outrider_client.drafting import Drafting
-from outrider_client.events import Event, Private
-from outrider_client.local_models import LocalModels
-from outrider_client.privacy.splitting import Split
-from outrider_client.statistics import Meter
+from outrider_client.core.config import ClientConfig
+from outrider_client.core.events import Event, Private
+from outrider_client.core.statistics import Meter
+from outrider_client.drafting.drafting_thread import Drafting
+from outrider_client.models.local_models import LocalModels
+from outrider_client.models.private_tokens import Split
+from outrider_client.text.detokenizer import Detokeniser
 from outrider_proto.errors import UsageError
 
 

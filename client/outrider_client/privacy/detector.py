@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider_client.privacy.segments import Segment
+from outrider_client.core.prompt_segments import Segment
 from outrider_proto.errors import UsageError
 
 LEAST_SCORE = 0.4  # what Presidio gives a phone number; less are guesses without their context

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from outrider_client.privacy.segments import Segment
+from outrider_client.core.prompt_segments import Segment
 from outrider_proto.errors import UsageError
 
 OPEN, CLOSE = "<<", ">>"

@@ -10,8 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from outrider_client.privacy.prompts import PlainPrompt, Prompt, plain, segments_of
-from outrider_client.privacy.segments import DEFAULT_KIND, Content, Segment, as_segments
+from outrider_client.core.prompt import PlainPrompt, Prompt, plain, segments_of
+from outrider_client.core.prompt_segments import DEFAULT_KIND, Content, Segment, as_segments
 
 
 class Placeholders:

@@ -6,19 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from outrider_client.config import ClientConfig
-from outrider_client.drafting import Drafting, DraftingThread
-from outrider_client.events import Event, Finished, LinkChanged, Warned
-from outrider_client.link_state import LinkState
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.config import ClientConfig
+from outrider_client.core.events import Event, Finished, LinkChanged, Warned
+from outrider_client.core.prompt import Prompt
+from outrider_client.core.statistics import Meter, Statistics
+from outrider_client.drafting.drafting_thread import Drafting, DraftingThread
+from outrider_client.models.private_tokens import Split
 from outrider_client.privacy.alone import Alone
-from outrider_client.privacy.prompts import Prompt
 from outrider_client.privacy.safe_prefix import SafePrefix
-from outrider_client.privacy.splitting import Split
-from outrider_client.statistics import Meter, Statistics
 from outrider_proto.errors import Reason, Refusal, UsageError
 
 if TYPE_CHECKING:
-    from outrider_client.equipment import Equipment
+    from outrider_client.generation.context import Equipment
 
 NO_FEATURES = "the target could not be asked about the safe part: the drafter writes without its features"
 

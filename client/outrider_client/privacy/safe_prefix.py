@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from outrider_client.config import ClientConfig
-from outrider_client.drafting import Drafting
-from outrider_client.exchange import Exchange
-from outrider_client.statistics import Meter
+from outrider_client.core.config import ClientConfig
+from outrider_client.core.statistics import Meter
+from outrider_client.drafting.drafting_thread import Drafting
+from outrider_client.generation.requests import Exchange
 from outrider_proto.errors import LinkError, Reason, Refusal
 from outrider_proto.tree import DraftTree
 
 if TYPE_CHECKING:
-    from outrider_client.equipment import Equipment
+    from outrider_client.generation.context import Equipment
 
 _MAX_TRIES = 16  # connections that open, and bring the features of none
 HUNG_UP = "hung up: a private answer is being written here"

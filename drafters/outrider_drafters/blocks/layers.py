@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider_drafters.blocks.rope import RopeScaling, inverse_frequencies
-from outrider_drafters.files.checkpoint import Checkpoint
-from outrider_drafters.files.config import Config, config_int, rms_norm_eps, rope_theta
+from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_drafters.readers.config import Config, config_int, rms_norm_eps, rope_theta
 from outrider_proto.errors import UsageError
 
 WEIGHTS = (

@@ -18,7 +18,7 @@ from typing import Literal, assert_never, cast, get_args
 import torch
 from torch import Tensor
 
-from outrider_drafters.files.config import Config, config_int
+from outrider_drafters.readers.config import Config, config_int
 from outrider_proto.errors import UsageError
 
 Kind = Literal["linear", "llama3", "yarn", "divisors"]

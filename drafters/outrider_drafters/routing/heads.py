@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider_drafters.drafter import Drafter
+from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.contracts.tap import NO_FEATURES
+from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.routing.confidence import Confidence, confidence_of
 from outrider_drafters.routing.rules import Routing
 from outrider_drafters.routing.stack import Stack, stack_heads
 from outrider_drafters.routing.states import Apart, States
-from outrider_drafters.tap import NO_FEATURES
 from outrider_drafters.trees.grow import Drafted, Growth, Level, begin_growth
-from outrider_drafters.trees.shape import TreePlan
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree

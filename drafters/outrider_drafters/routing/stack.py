@@ -16,10 +16,10 @@ from torch import Tensor
 
 from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.layers import Rope
-from outrider_drafters.blocks.record import Record, Recorded
 from outrider_drafters.blocks.rows import Rows
-from outrider_drafters.drafter import ENDLESS, Drafter, level_by_level
-from outrider_drafters.eagle.eagle2 import Eagle2Drafter
+from outrider_drafters.blocks.token_state import Record, Recorded
+from outrider_drafters.contracts.drafter import ENDLESS, Drafter, level_by_level
+from outrider_drafters.families.eagle2.family import Eagle2Drafter
 from outrider_drafters.routing.block import StackedBlock, alike, can_stack, for_all, stacked, times
 from outrider_drafters.trees.grow import Level
 from outrider_proto.tree import ROOT, DraftTree

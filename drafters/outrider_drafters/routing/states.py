@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from outrider_drafters.drafter import Drafter
+from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.trees.grow import Level
 from outrider_proto.tree import DraftTree
 

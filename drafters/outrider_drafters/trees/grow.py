@@ -20,9 +20,9 @@ from typing import Protocol, assert_never
 import torch
 from torch import Tensor
 
-from outrider_drafters.drafter import DraftState
-from outrider_drafters.trees.choices import Choices
-from outrider_drafters.trees.shape import TreePlan, TreeShape
+from outrider_drafters.contracts.drafter import DraftState
+from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_proto.tree import ROOT, DraftTree
 
 IMPOSSIBLE = -math.inf

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider_netsim.errors import EngineError, ProfileError
+from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.profiles.profile import Direction, Profile
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider_netsim.cli.terminal import console, errors, said_errors
-from outrider_netsim.errors import ProfileError
+from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.probe.crossings import WAYS
 from outrider_netsim.probe.figure_text import HEADINGS, figure_note, figure_row
 from outrider_netsim.probe.plot import check_plot_file, save_probe_plot

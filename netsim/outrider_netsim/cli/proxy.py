@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from outrider_netsim.addresses import parse_address
+from outrider_netsim.cli.link_controls import Told
 from outrider_netsim.cli.terminal import console, fail, said_errors
-from outrider_netsim.cli.told import Told
+from outrider_netsim.core.addresses import parse_address
 from outrider_netsim.engines.proxy import ProxyLink
 from outrider_netsim.profiles.builtin import profile_named
 from outrider_netsim.profiles.outages import Outage, in_order, parse_outage, run_outages

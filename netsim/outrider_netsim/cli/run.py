@@ -11,10 +11,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from outrider_netsim.addresses import Address, check_port, parse_address
+from outrider_netsim.cli.link_controls import Told
 from outrider_netsim.cli.terminal import errors, said_errors
-from outrider_netsim.cli.told import Told
-from outrider_netsim.errors import EngineError
+from outrider_netsim.core.addresses import Address, check_port, parse_address
+from outrider_netsim.core.errors import EngineError
+from outrider_netsim.impairments.path import LinkStats, PathStats
 from outrider_netsim.link import (
     DEFAULT_UPSTREAM,
     PLACEHOLDER,
@@ -24,7 +25,6 @@ from outrider_netsim.link import (
     Link,
     candidates,
 )
-from outrider_netsim.path import LinkStats, PathStats
 from outrider_netsim.profiles.builtin import profile_named
 from outrider_netsim.profiles.outages import in_order, parse_outage, run_outages
 from outrider_netsim.profiles.profile import Profile

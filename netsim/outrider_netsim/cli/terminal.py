@@ -13,7 +13,7 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
-from outrider_netsim.errors import EngineError, ProfileError
+from outrider_netsim.core.errors import EngineError, ProfileError
 
 USAGE_EXIT = 2
 ENGINE_EXIT = 1

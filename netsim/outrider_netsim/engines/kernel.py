@@ -12,14 +12,14 @@ import asyncio
 from itertools import count
 from typing import Final
 
-from outrider_netsim.addresses import FREE_PORT, Address
+from outrider_netsim.core.addresses import FREE_PORT, Address
+from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.kernel_lane import KernelLane
 from outrider_netsim.engines.kernel_support import kernel_support
+from outrider_netsim.engines.namespace_link import PassageLink
 from outrider_netsim.engines.netem import Shaping, shaping_of
-from outrider_netsim.engines.passage_link import PassageLink
 from outrider_netsim.engines.shaped_pair import SIDES, ShapedPair
-from outrider_netsim.errors import EngineError
-from outrider_netsim.path import LinkStats, direction_in_row
+from outrider_netsim.impairments.path import LinkStats, direction_in_row
 from outrider_netsim.profiles.outages import run_outages
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.profiles.traces import Conditions, Deliveries

@@ -7,8 +7,8 @@ from itertools import count
 
 from outrider_netsim.engines.netem import Shaping, shaping_of
 from outrider_netsim.engines.shaped_pair import Counted
+from outrider_netsim.impairments.path import PathStats
 from outrider_netsim.namespaces.interfaces import Side
-from outrider_netsim.path import PathStats
 from outrider_netsim.profiles.profile import Direction
 
 

@@ -20,7 +20,7 @@ from array import array
 from dataclasses import dataclass
 from functools import lru_cache
 
-from outrider_netsim.errors import EngineError
+from outrider_netsim.core.errors import EngineError
 from outrider_netsim.profiles.delays import Distribution
 from outrider_netsim.profiles.profile import Bursts, Direction
 

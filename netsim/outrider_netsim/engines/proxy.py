@@ -12,15 +12,15 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from outrider_netsim.addresses import ADDRESS_VARIABLE, FREE_PORT, Address, check_port
-from outrider_netsim.engines.blackhole import accept_connections, ignore_connections
+from outrider_netsim.core.addresses import ADDRESS_VARIABLE, FREE_PORT, Address, check_port
+from outrider_netsim.core.errors import ProfileError
+from outrider_netsim.core.lifetime import Lifetime
 from outrider_netsim.engines.clock import LinkClock
 from outrider_netsim.engines.relay import Lane, LaneStats, relay
 from outrider_netsim.engines.shaping import Shaper, timeout_s
-from outrider_netsim.errors import ProfileError
-from outrider_netsim.lifetime import Lifetime
+from outrider_netsim.impairments.path import LinkStats
+from outrider_netsim.namespaces.blackhole import accept_connections, ignore_connections
 from outrider_netsim.namespaces.command import run_here
-from outrider_netsim.path import LinkStats
 from outrider_netsim.profiles.outages import run_outages
 from outrider_netsim.profiles.profile import Profile
 

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from outrider_netsim.errors import EngineError
+from outrider_netsim.core.errors import EngineError
 from outrider_netsim.namespaces.interfaces import Handover
 
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x001, 0x004, 0x300  # linux/netlink.h

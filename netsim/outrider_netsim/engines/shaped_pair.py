@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from socket import socket as Socket
 from typing import Any
 
+from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines import veth
 from outrider_netsim.engines.kernel_support import OTHER_ENGINE, no_module
 from outrider_netsim.engines.netem import Shaping
 from outrider_netsim.engines.qdisc_messages import QdiscMessage, netem_message, root_message, tbf_message
 from outrider_netsim.engines.rtnetlink import NLM_F_CREATE, NLM_F_REPLACE, Conversation, NetlinkError
-from outrider_netsim.errors import EngineError
 from outrider_netsim.namespaces.interfaces import Side
 from outrider_netsim.namespaces.namespaces import Namespaces
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from outrider_netsim.impairments import ETHERNET_BYTES, Packet
-from outrider_netsim.path import Path
+from outrider_netsim.impairments.path import Path
 from outrider_netsim.profiles.profile import Direction, Profile
 
 SEGMENT_BYTES = 1448  # payload of a full packet on Ethernet: 1500 less IPv4 and TCP headers with timestamps

@@ -16,12 +16,12 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Final
 
-from outrider_netsim.addresses import FREE_PORT, Address
-from outrider_netsim.engines.orders import Counted, Cut, Order, Report, Restore, Set, Start
-from outrider_netsim.engines.passage_link import PassageLink
-from outrider_netsim.errors import EngineError
+from outrider_netsim.core.addresses import FREE_PORT, Address
+from outrider_netsim.core.errors import EngineError
+from outrider_netsim.engines.messages import Counted, Cut, Order, Report, Restore, Set, Start
+from outrider_netsim.engines.namespace_link import PassageLink
+from outrider_netsim.impairments.path import LinkStats
 from outrider_netsim.namespaces.namespaces import readable, start_module
-from outrider_netsim.path import LinkStats
 from outrider_netsim.profiles.profile import Profile
 
 ANSWER_TIMEOUT_S = 30.0
@@ -88,7 +88,7 @@ class TunLink(PassageLink):
                 ours.callback(os.close, devices[-1])
             self._orders, theirs = Pipe()
             ours.enter_context(theirs)
-            self._carrier = start_module("outrider_netsim.engines.carrier", theirs.fileno(), *devices)
+            self._carrier = start_module("outrider_netsim.engines.packet_pump", theirs.fileno(), *devices)
         self._orders.send(Start(self.profile, self._seed))
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_netsim.impairments.held import Held
+from outrider_netsim.impairments.downstream import Held
 from outrider_netsim.impairments.impairment import Impairment
 from outrider_netsim.impairments.packet import Packet
 

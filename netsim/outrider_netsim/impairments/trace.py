@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from outrider_netsim.impairments.held import Held
+from outrider_netsim.impairments.downstream import Held
 from outrider_netsim.impairments.impairment import Impairment, InOrder, earlier
 from outrider_netsim.impairments.packet import ETHERNET_BYTES, Packet
 from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, Conditions, Deliveries

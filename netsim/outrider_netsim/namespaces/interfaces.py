@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider_netsim.errors import EngineError, ProfileError
+from outrider_netsim.core.errors import EngineError, ProfileError
 
 Side = Literal["A", "B"]
 SocketKind = Literal["tcp", "udp"]

@@ -25,8 +25,8 @@ from socket import AF_UNIX, SOCK_SEQPACKET, recv_fds, socketpair
 from socket import socket as Socket
 from typing import Any, Self
 
-from outrider_netsim.errors import EngineError, ProfileError
-from outrider_netsim.lifetime import Lifetime
+from outrider_netsim.core.errors import EngineError, ProfileError
+from outrider_netsim.core.lifetime import Lifetime
 from outrider_netsim.namespaces.forwarding import forwarded
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, LINK_INTERFACE, Side, SocketKind
 from outrider_netsim.namespaces.processes import MARK, own_mark
@@ -52,7 +52,7 @@ class Namespaces(Lifetime):
             raise EngineError(f"{sys.platform} has no network namespaces: use --engine proxy")
         self._channel, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         with theirs:
-            self._keeper = start_module("outrider_netsim.namespaces.keeper", theirs)
+            self._keeper = start_module("outrider_netsim.namespaces.namespace_holder", theirs)
         self._channel.setblocking(False)
         asyncio.get_running_loop().add_reader(self._channel, self._receive)
         ready = self._expect()

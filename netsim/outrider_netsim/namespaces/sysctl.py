@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider_netsim.errors import ProfileError
+from outrider_netsim.core.errors import ProfileError
 
 SETTINGS = Path("/proc/sys")
 

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider_netsim.errors import EngineError, ProfileError
+from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.probe.crossings import WAYS
 from outrider_netsim.probe.expectations import serialisation_ms
 from outrider_netsim.probe.figure_text import HEADINGS, figure_row

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider_netsim.errors import ProfileError
+from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.probe.crossings import WAYS, Crossing, Flood, Load, Samples, Transport, Volley, Way
 from outrider_netsim.probe.expectations import serialisation_ms
 from outrider_netsim.profiles.profile import Direction, Profile

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Literal
 
-from outrider_netsim.addresses import parse_address
+from outrider_netsim.core.addresses import parse_address
 from outrider_netsim.engines.shaping import timeout_s
 from outrider_netsim.link import Link
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side

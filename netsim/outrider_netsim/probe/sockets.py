@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from outrider_netsim.errors import EngineError
+from outrider_netsim.core.errors import EngineError
 from outrider_netsim.probe.crossings import Crossing, Flood, Load, Transport, Volley, Way
 
 Json = dict[str, Any]  # what json.loads gives

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_netsim.errors import ProfileError
+from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.files import SUFFIX, load_profile
 from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
 

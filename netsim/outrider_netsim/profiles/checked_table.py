@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from outrider_netsim.errors import ProfileError
+from outrider_netsim.core.errors import ProfileError
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from outrider_netsim.errors import ProfileError
+from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.checked_table import CheckedTable, WrongKindError, flag, number, text, whole
 from outrider_netsim.profiles.outages import Outage, outage_text, parse_outage
 from outrider_netsim.profiles.profile import Bursts, Direction, Profile

@@ -14,7 +14,7 @@ from decimal import Decimal
 from itertools import count, pairwise
 from typing import Protocol
 
-from outrider_netsim.errors import ProfileError
+from outrider_netsim.core.errors import ProfileError
 
 _TIME = r"(\d+(?:\.\d+)?)(ms|s|m)"
 _OUTAGE = re.compile(f"{_TIME}@{_TIME}(?:/{_TIME})?")

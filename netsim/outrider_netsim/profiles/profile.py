@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from outrider_netsim.errors import ProfileError
+from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles import delays
 from outrider_netsim.profiles.delays import DISTRIBUTIONS, Distribution
 from outrider_netsim.profiles.outages import Outage, in_order

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_netsim.errors import ProfileError
+from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.traces import MAX_TRACE_S, OPPORTUNITY_BYTES, Conditions, Deliveries
 
 STEP_S = 0.02

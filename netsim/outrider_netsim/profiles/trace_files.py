@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import assert_never
 
-from outrider_netsim.errors import ProfileError
+from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.traces import MAX_TRACE_S, Conditions, Deliveries, Trace
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # float() alone takes "nan", "1_0" and "inf"

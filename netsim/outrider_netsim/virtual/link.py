@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from outrider_netsim.impairments import Packet
-from outrider_netsim.path import LinkStats, Path
+from outrider_netsim.impairments.path import LinkStats, Path
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.virtual.clock import VirtualClock
 from outrider_netsim.virtual.flow import Flow

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from outrider_server.checking.finding import Finding
-from outrider_server.config import ServerConfig
+from outrider_server.config.config import ServerConfig
 
 _SHOWN = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
@@ -34,7 +34,7 @@ def check(
 
 
 def _findings(config: ServerConfig) -> Iterator[Finding]:
-    from outrider_server.checking.surroundings import look_around
+    from outrider_server.checking.environment import look_around
 
     yield from look_around(config)
     from outrider_server.checking.models import try_models  # torch and transformers: what takes time comes last

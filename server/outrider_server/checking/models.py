@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from functools import partial
 
-from outrider_drafters.pace import Pace
+from outrider_drafters.emulation.pace import Pace
 from outrider_proto.errors import OutriderError
 from outrider_proto.frames import ClientFrame, Decode, Finish, Open, Opened, ServerTree, Verdict
 from outrider_server.checking.finding import Finding, found
-from outrider_server.config import ServerConfig
-from outrider_server.drafting import load_drafters
-from outrider_server.parallel.loading import load_target
-from outrider_server.taps import load_taps
-from outrider_server.target import Target
-from outrider_server.verifier import Verifier
+from outrider_server.config.config import ServerConfig
+from outrider_server.engine.server_drafter import load_drafters
+from outrider_server.engine.taps import load_taps
+from outrider_server.engine.target import Target
+from outrider_server.parallel.load import load_target
+from outrider_server.sessions.verifier import Verifier
 
 _PROMPT_TOKENS = 8
 _NEW_TOKENS = 16

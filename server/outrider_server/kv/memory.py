@@ -18,8 +18,8 @@ from outrider_server.kv.budget import Budget, OutOfRoom
 from outrider_server.kv.prefix import BLOCK, Prefix, first_name
 from outrider_server.kv.prefixes import Holder, Prefixes
 from outrider_server.kv.shape import KVShape
+from outrider_server.kv.slot import Slot, Take
 from outrider_server.kv.store import Pool, Store, size_class
-from outrider_server.slots import Slot, Take
 
 Sharing = Literal["payer", "all", "none"]
 

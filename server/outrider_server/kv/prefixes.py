@@ -16,8 +16,8 @@ from typing import Protocol
 
 from outrider_server.kv.budget import OutOfRoom
 from outrider_server.kv.prefix import BLOCK, Prefix, block_names
+from outrider_server.kv.slot import Slot
 from outrider_server.kv.store import Store
-from outrider_server.slots import Slot
 
 
 class Holder(Protocol):

@@ -15,7 +15,7 @@ from signal import Signals
 from tempfile import TemporaryDirectory
 
 from outrider_proto.errors import UsageError
-from outrider_server.parallel.order import Order
+from outrider_server.parallel.pass_message import Order
 from outrider_server.parallel.shard import Shard, leave
 
 READY, LOADED = b"ready", b"loaded"
@@ -36,7 +36,7 @@ class _Follower:
         ours, theirs = Pipe()
         with theirs:
             # -P: what lies in the working directory is no module of ours
-            command = [sys.executable, "-P", "-m", "outrider_server.parallel.follower", str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "outrider_server.parallel.worker", str(theirs.fileno())]
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
         follower = cls(shard.rank, process, ours)
         with suppress(OSError):  # it is dead already, which is noticed when it does not answer

@@ -15,10 +15,10 @@ from typing import Annotated
 
 import typer
 
-from outrider_drafters.frozen import resolve_dir
+from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_proto.errors import UsageError
-from outrider_server.config import ServerConfig
-from outrider_server.options import configured
+from outrider_server.config.config import ServerConfig
+from outrider_server.config.options import configured
 from outrider_server.rayserve.scale import Scale
 from outrider_server.security.address import host_and_port
 from outrider_server.security.exposure import check_exposure

@@ -16,8 +16,8 @@ from typing import Any, Self
 import grpc
 
 from outrider_proto import verifier_pb2 as pb  # noqa: F401 # Ray's reflection looks the services up by their names
+from outrider_server.config.security import Security
 from outrider_server.security.address import host_and_port
-from outrider_server.security.config import Security
 from outrider_server.security.tls import server_credentials
 
 ENVIRONMENT = "OUTRIDER_INGRESS"  # how the proxies, children of Ray's controller, are told

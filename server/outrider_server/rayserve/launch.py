@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider_proto.errors import UsageError
 from outrider_proto.wire import MAX_FRAME_BYTES
-from outrider_server.config import ServerConfig
+from outrider_server.config.config import ServerConfig
 from outrider_server.rayserve import ingress
 from outrider_server.rayserve.ingress import Ingress
 from outrider_server.rayserve.scale import Scale

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from grpc_health.v1 import health_pb2
 
-from outrider_server.bundle_service import BUNDLES
-from outrider_server.config import ServerConfig
+from outrider_server.config.config import ServerConfig
 from outrider_server.rayserve.bridge import Bridge, Message
-from outrider_server.server import Server
-from outrider_server.service import SERVICE
+from outrider_server.rpc.bundle_service import BUNDLES
+from outrider_server.rpc.server import Server
+from outrider_server.rpc.service import SERVICE
 
 if TYPE_CHECKING:
     from ray.serve.grpc_util import RayServegRPCContext

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outrider_proto.errors import UsageError
+from outrider_server.config.security import Security
 from outrider_server.security.address import is_loopback_host
-from outrider_server.security.config import Security
 
 
 def check_exposure(host: str, security: Security) -> None:

@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.status import refusal_status
 from outrider_server.security.address import PeerAddress
-from outrider_server.security.gatekeeper import Caller, Gatekeeper
+from outrider_server.security.authenticator import Caller, Gatekeeper
 
 
 class _Inspection(reflection.aio.ReflectionServicer):

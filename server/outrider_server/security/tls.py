@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from outrider_proto.errors import UsageError
-from outrider_server.security.config import Security
+from outrider_server.config.security import Security
 
 if TYPE_CHECKING:
     Stamp = tuple[tuple[int, int, int], ...]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Verdict
-from outrider_server.jobs import Answer
+from outrider_server.scheduling.request import Answer
 from outrider_server.telemetry.logs import FIELDS
 from outrider_server.telemetry.observer import Observer, StreamWatch
 

@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from outrider_server.telemetry.config import LogFormat, LogLevel
+from outrider_server.config.telemetry import LogFormat, LogLevel
 
 FIELDS: Final = "fields"  # of a record: what its message says, by name, as logging's `extra`
 

@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from outrider_proto.errors import Reason
-from outrider_server.load import TickReport
-from outrider_server.telemetry.census import Census
+from outrider_server.scheduling.step_stats import TickReport
+from outrider_server.telemetry.gauges import Census
 from outrider_server.telemetry.observer import Observer, StreamWatch
 from outrider_server.telemetry.pass_metrics import PassMetrics
 from outrider_server.telemetry.request_metrics import RequestMetrics, StreamMetrics

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft
-from outrider_server.jobs import Answer
-from outrider_server.load import TickReport
+from outrider_server.scheduling.request import Answer
+from outrider_server.scheduling.step_stats import TickReport
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from outrider_server.load import TickReport
+from outrider_server.scheduling.step_stats import TickReport
 from outrider_server.telemetry.buckets import SECONDS, SESSIONS, TOKENS
 
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Finish, Verdict
-from outrider_server.jobs import Answer, Done
+from outrider_server.scheduling.request import Answer, Done
 from outrider_server.telemetry.buckets import SECONDS
 from outrider_server.telemetry.observer import StreamWatch
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from outrider_proto.errors import Refusal, UsageError
 from outrider_proto.frames import Decode, Draft, Features, Verdict
-from outrider_server.jobs import Answer, Done
-from outrider_server.load import TickReport
+from outrider_server.scheduling.request import Answer, Done
+from outrider_server.scheduling.step_stats import TickReport
 from outrider_server.telemetry.observer import Observer, StreamWatch
 
 if TYPE_CHECKING:

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from outrider_client.config import ClientConfig
+from outrider_client.connection.heartbeat import Patience
+from outrider_client.core.config import ClientConfig
 from outrider_client.gateway.gateway import GatewayConfig
 from outrider_client.gateway.serving import Serving, listening
-from outrider_client.heartbeat import Patience
-from outrider_client.local_models import LocalModels
+from outrider_client.models.local_models import LocalModels
 from outrider_drafters.load import load_tap
-from outrider_models.embedded import drafter_dir, target_dir
-from outrider_server.plain import plain_greedy
-from outrider_server.server import Server
-from outrider_server.target import Target
-from outrider_server.verifier import Verifier
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+from outrider_server.rpc.server import Server
+from outrider_server.sessions.verifier import Verifier
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider_client.config import ClientConfig
+from outrider_client.core.config import ClientConfig
 from outrider_client.gateway.answering import Answering
 from outrider_client.gateway.asking import asked_by_chat, asked_by_completion
 from outrider_client.gateway.gateway import Gateway, GatewayConfig

@@ -13,13 +13,13 @@ import pytest
 from starlette.datastructures import Headers
 from typer.testing import CliRunner
 
-from outrider_client.cli import app
-from outrider_client.config import ClientConfig
+from outrider_client.cli.app import app
+from outrider_client.cli.gateway import _api_key
+from outrider_client.core.config import ClientConfig
 from outrider_client.gateway.body_limit import MAX_BODY_BYTES
 from outrider_client.gateway.gateway import GatewayConfig
 from outrider_client.gateway.guard import Guard
 from outrider_client.gateway.serving import Serving, _socket
-from outrider_client.gateway_command import _api_key
 from outrider_proto.errors import UsageError
 
 SECRET = "zebra-7731"

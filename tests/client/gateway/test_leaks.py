@@ -11,9 +11,9 @@ import openai as openai_library
 import pytest
 from in_thread import InThread
 
-from outrider_client.privacy.segments import Segment
+from outrider_client.core.prompt_segments import Segment
 
-from ..canaries import Asked, Relay, asked, needles  # noqa: TID252 # tests have no name to be imported by
+from ..canaries import Asked, Relay, asked, needles
 
 NUM_ASKED = 24
 

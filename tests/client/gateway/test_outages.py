@@ -11,8 +11,8 @@ import openai as openai_library
 import pytest
 from in_thread import InThread
 
-from outrider_client.heartbeat import Patience
-from outrider_server.server import Server
+from outrider_client.connection.heartbeat import Patience
+from outrider_server.rpc.server import Server
 
 QUESTION = "Write a function that adds two numbers."
 NEW = 60

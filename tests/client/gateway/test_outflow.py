@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_client.events import Committed, Finished, RolledBack, Unverified, Verified
+from outrider_client.core.events import Committed, Finished, RolledBack, Unverified, Verified
+from outrider_client.core.statistics import Statistics
 from outrider_client.gateway.outflow import Outflow
 from outrider_client.gateway.stops import Stops
-from outrider_client.statistics import Statistics
 
 
 def letters(first: int, text: str, origin: str = "accepted") -> Committed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from outrider_client.config import ClientConfig
+from outrider_client.core.config import ClientConfig
 from outrider_client.gateway.gateway import GatewayConfig
 from outrider_client.gateway.serving import Serving, listening
 

@@ -10,7 +10,7 @@ import zstandard
 
 from fuzz_targets.target import FuzzTarget
 from outrider_proto.entropy import huffman, unhuffman, unzstd, zstd
-from outrider_proto.features import MAX_RAW_BYTES, decode_rows, encode_rows, raw_bytes_per_row
+from outrider_proto.feature_codec import MAX_RAW_BYTES, decode_rows, encode_rows, raw_bytes_per_row
 from outrider_proto.frames import CODECS, Codec
 
 _HEAD = struct.Struct("<BBII")  # codec, what to do with the rest, num_rows, width

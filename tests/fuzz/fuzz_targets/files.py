@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from fuzz_targets.target import FuzzTarget, by_length
-from outrider_client.plain_tokenizer import PlainTokenizer, plain_tokenizer
-from outrider_client.staging import check_bundle
-from outrider_drafters.edge import bundle as edge
+from outrider_client.models.plain_tokenizer import PlainTokenizer, plain_tokenizer
+from outrider_client.pull.partial_bundle import check_bundle
+from outrider_drafters.checkpoints import bundle as edge
 from outrider_proto.bundles import BundleFile, BundleManifest
 from outrider_proto.errors import Refusal, UsageError
 

@@ -14,7 +14,7 @@ from outrider_proto import verifier_pb2 as pb
 from outrider_proto import wire
 from outrider_proto.description import description_from_proto, description_to_proto
 from outrider_proto.errors import Refusal
-from outrider_proto.features import MAX_RAW_BYTES
+from outrider_proto.feature_codec import MAX_RAW_BYTES
 from outrider_proto.tree import DraftTree
 
 _REFUSALS = (Refusal, DecodeError)

@@ -6,7 +6,7 @@ import struct
 
 from fuzz_targets.target import FuzzTarget
 from outrider_proto.frames import Likelihood
-from outrider_proto.likelihoods import PackedLikelihoods, pack_likelihoods, unpack_likelihoods
+from outrider_proto.logprobs import PackedLikelihoods, pack_likelihoods, unpack_likelihoods
 from outrider_proto.packing import pack_parents, pack_tokens, prefix_hash, unpack_parents, unpack_tokens
 from outrider_proto.tree import ROOT, DraftTree
 

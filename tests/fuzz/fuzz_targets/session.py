@@ -20,10 +20,10 @@ from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import OutriderError, Reason, Refusal, Violation
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import client_frame_from_proto, client_frame_to_proto, server_frame_to_proto
-from outrider_server.config import Limits
-from outrider_server.plain import plain_greedy
-from outrider_server.target import Target
-from outrider_server.verifier import Verifier
+from outrider_server.config.config import Limits
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+from outrider_server.sessions.verifier import Verifier
 
 _CONTEXT = 48
 _STUCK_S = 60.0

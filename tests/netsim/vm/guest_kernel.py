@@ -17,7 +17,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from outrider_netsim.addresses import Address
+from outrider_netsim.core.addresses import Address
 from outrider_netsim.engines.kernel import KernelLink
 from outrider_netsim.profiles.builtin import profile_named
 from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile

@@ -12,7 +12,7 @@ import socket
 import time
 from pathlib import Path
 
-from outrider_netsim.addresses import Address
+from outrider_netsim.core.addresses import Address
 from outrider_netsim.link import EngineLink
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES
 from outrider_netsim.namespaces.namespaces import Namespaces

@@ -11,9 +11,9 @@ from cryptography.x509.verification import PolicyBuilder, Store, VerificationErr
 from typer.testing import CliRunner
 
 from outrider_proto.errors import UsageError
-from outrider_server.cli import app
+from outrider_server.cli.app import app
+from outrider_server.config.security import Security
 from outrider_server.security import certs
-from outrider_server.security.config import Security
 from outrider_server.security.tls import server_credentials
 
 

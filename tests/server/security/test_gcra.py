@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_proto.errors import Reason, Refusal
-from outrider_server.security.allowances import Allowance, Allowances
 from outrider_server.security.gcra import Gcra
 from outrider_server.security.principal import ANYBODY, Principal, Quota
+from outrider_server.security.quotas import Allowance, Allowances
 
 
 class Clock:

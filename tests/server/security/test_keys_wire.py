@@ -18,16 +18,16 @@ from outrider_proto import verifier_pb2_grpc as stubs
 from outrider_proto.errors import Reason
 from outrider_proto.frames import Cancel, Decode, Finish, Open, Ping, Pong, ServerTree, Verdict
 from outrider_proto.status import error_from_rpc
-from outrider_server.config import Limits
-from outrider_server.conversation import Conversation
-from outrider_server.plain import plain_greedy
-from outrider_server.security import gatekeeper as gatekeeping
-from outrider_server.security.config import Security
-from outrider_server.security.gatekeeper import Gatekeeper
+from outrider_server.config.config import Limits
+from outrider_server.config.security import Security
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.rpc.server import Server
+from outrider_server.security import authenticator as gatekeeping
+from outrider_server.security.authenticator import Gatekeeper
 from outrider_server.security.keys import Key, digest_of, new_secret, read_keys, write_keys
 from outrider_server.security.principal import Principal, Quota, Scope
-from outrider_server.server import Server
-from outrider_server.verifier import Verifier
+from outrider_server.sessions.stream_reader import Conversation
+from outrider_server.sessions.verifier import Verifier
 
 PROMPT = random_tokens(np.random.default_rng(3), 12)
 

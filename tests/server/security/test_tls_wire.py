@@ -10,11 +10,11 @@ from tiny_targets import target
 
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import verifier_pb2_grpc as stubs
+from outrider_server.config.security import Security
+from outrider_server.rpc.server import Server
 from outrider_server.security import certs
-from outrider_server.security.config import Security
-from outrider_server.security.gatekeeper import Gatekeeper
-from outrider_server.server import Server
-from outrider_server.verifier import Verifier
+from outrider_server.security.authenticator import Gatekeeper
+from outrider_server.sessions.verifier import Verifier
 
 HOSTS = ["127.0.0.1", "server.example"]
 

@@ -7,8 +7,8 @@ import pytest
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Finish, ServerTree, Verdict
 from outrider_proto.tree import DraftTree
-from outrider_server.jobs import Done
-from outrider_server.security.toll import Toll
+from outrider_server.scheduling.request import Done
+from outrider_server.security.rate_limit import Toll
 
 
 class Purse:

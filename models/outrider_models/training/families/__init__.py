@@ -1,7 +1,7 @@
 """The families that can be trained, by name: one file each, with its settings, its loss and the paper's values."""
 
+from outrider_models.training.core.family import Trainable
 from outrider_models.training.families import eagle2, eagle3, hass, hydra, independent, medusa, moa
-from outrider_models.training.families.family import Trainable
 from outrider_proto.errors import UsageError
 
 _ALL = (moa, eagle2, hass, eagle3, medusa, hydra, independent)

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.eagle.eagle2 import EMBEDDING, Eagle2, Eagle2Sizes
-from outrider_drafters.frozen import TargetSizes
-from outrider_models.tables import need_at_least
-from outrider_models.training.families.family import Trainable
-from outrider_models.training.lesson import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
-from outrider_models.training.losses import PAPER, Losses, compare, feature_distance, linear, soft_cross_entropy
-from outrider_models.training.rates import Length, Schedule
+from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_drafters.families.eagle2.family import EMBEDDING, Eagle2, Eagle2Sizes
+from outrider_models.core.tables import need_at_least
+from outrider_models.training.core.family import Trainable
+from outrider_models.training.core.interfaces import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.core.losses import PAPER, Losses, compare, feature_distance, linear, soft_cross_entropy
+from outrider_models.training.core.rates import Length, Schedule
 
 
 @dataclass(frozen=True, slots=True)

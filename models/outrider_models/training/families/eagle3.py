@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import BlockShape
-from outrider_drafters.eagle.eagle3_layout import EMBEDDING, T2D, canonical
-from outrider_drafters.eagle.eagle3_network import Eagle3
-from outrider_drafters.eagle.eagle3_sizes import Eagle3Sizes
-from outrider_drafters.eagle.eagle3_taps import default_layers
-from outrider_drafters.files.drafter_files import DrafterFiles
-from outrider_models.tables import need_at_least
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.families.eagle3.layout import EMBEDDING, T2D, canonical
+from outrider_drafters.families.eagle3.network import Eagle3
+from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
+from outrider_drafters.families.eagle3.tap_layers import default_layers
+from outrider_models.core.tables import need_at_least
+from outrider_models.training.core.family import Trainable
+from outrider_models.training.core.interfaces import Frequencies, Marks, Needs, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.core.losses import HeadDecay, compare, linear, soft_cross_entropy
+from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.eagle2 import EagleShape, default_shape
-from outrider_models.training.families.family import Trainable
-from outrider_models.training.lesson import Frequencies, Marks, Needs, Pupil, Said, TargetFacts, Text, rows_of
-from outrider_models.training.losses import HeadDecay, compare, linear, soft_cross_entropy
-from outrider_models.training.rates import Length, Schedule
 from outrider_proto.errors import UsageError
 
 

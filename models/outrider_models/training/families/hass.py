@@ -13,13 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import LlamaBlock
-from outrider_drafters.eagle.eagle2 import EMBEDDING, Eagle2
-from outrider_models.tables import need_at_least
-from outrider_models.training.families.eagle2 import EagleShape, default_shape, eagle_sizes, noisy
-from outrider_models.training.families.family import Trainable
-from outrider_models.training.families.steps import joined, step_mask
-from outrider_models.training.lesson import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
-from outrider_models.training.losses import (
+from outrider_drafters.families.eagle2.family import EMBEDDING, Eagle2
+from outrider_models.core.tables import need_at_least
+from outrider_models.training.core.family import Trainable
+from outrider_models.training.core.interfaces import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.core.losses import (
     PAPER,
     Losses,
     compare,
@@ -28,7 +26,9 @@ from outrider_models.training.losses import (
     soft_cross_entropy,
     top_cross_entropy,
 )
-from outrider_models.training.rates import Length, Schedule
+from outrider_models.training.core.rates import Length, Schedule
+from outrider_models.training.families.eagle2 import EagleShape, default_shape, eagle_sizes, noisy
+from outrider_models.training.families.steps import joined, step_mask
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import BlockShape
-from outrider_drafters.files.drafter_files import DrafterFiles
-from outrider_drafters.heads.hydra import Hydra, HydraSizes
-from outrider_drafters.heads.hydra_family import EMBEDDINGS, ROPE_THETA, in_order
-from outrider_models.tables import need_at_least
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.families.hydra.family import EMBEDDINGS, ROPE_THETA, in_order
+from outrider_drafters.families.hydra.network import Hydra, HydraSizes
+from outrider_models.core.tables import need_at_least
+from outrider_models.training.core.family import Trainable
+from outrider_models.training.core.interfaces import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.core.losses import compare, linear, soft_cross_entropy
+from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.eagle2 import EagleShape, default_shape
-from outrider_models.training.families.family import Trainable
-from outrider_models.training.lesson import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
-from outrider_models.training.losses import compare, linear, soft_cross_entropy
-from outrider_models.training.rates import Length, Schedule
 from outrider_proto.errors import UsageError
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from outrider_drafters.files.drafter_files import DrafterFiles
-from outrider_drafters.frozen import resolve_dir
-from outrider_models.tables import need_at_least
-from outrider_models.training.families.family import Trainable, divisor
-from outrider_models.training.lesson import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
-from outrider_models.training.losses import compare, linear, soft_cross_entropy
-from outrider_models.training.rates import Length, Schedule
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.target_weights import resolve_dir
+from outrider_models.core.tables import need_at_least
+from outrider_models.training.core.family import Trainable, divisor
+from outrider_models.training.core.interfaces import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.core.losses import compare, linear, soft_cross_entropy
+from outrider_models.training.core.rates import Length, Schedule
 from outrider_proto.errors import UsageError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.heads.medusa import Medusa, MedusaSizes
-from outrider_models.tables import need_at_least
-from outrider_models.training.families.family import Trainable
-from outrider_models.training.lesson import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
-from outrider_models.training.losses import HeadDecay, compare, token_cross_entropy
-from outrider_models.training.rates import Length, Schedule
+from outrider_drafters.families.medusa.family import Medusa, MedusaSizes
+from outrider_models.core.tables import need_at_least
+from outrider_models.training.core.family import Trainable
+from outrider_models.training.core.interfaces import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.core.losses import HeadDecay, compare, token_cross_entropy
+from outrider_models.training.core.rates import Length, Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.rope import rope_scaling
-from outrider_drafters.files.config import read_config
-from outrider_drafters.moa.network import MoA, MoASizes, pack_kv
-from outrider_drafters.source import DrafterOptions
-from outrider_models.tables import need_at_least
-from outrider_models.training.families.family import Trainable, divisor
-from outrider_models.training.lesson import Frequencies, Marks, Needs, Pupil, Said, TargetFacts, Text, rows_of
-from outrider_models.training.losses import (
+from outrider_drafters.checkpoints.source import DrafterOptions
+from outrider_drafters.families.moa.network import MoA, MoASizes, pack_kv
+from outrider_drafters.readers.config import read_config
+from outrider_models.core.tables import need_at_least
+from outrider_models.training.core.family import Trainable, divisor
+from outrider_models.training.core.interfaces import Frequencies, Marks, Needs, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.core.losses import (
     PAPER,
     Losses,
     compare,
@@ -31,7 +31,7 @@ from outrider_models.training.losses import (
     size_of,
     soft_cross_entropy,
 )
-from outrider_models.training.rates import Length, Schedule
+from outrider_models.training.core.rates import Length, Schedule
 from outrider_proto.errors import UsageError
 
 

@@ -1,0 +1,47 @@
+"""One answer gathered from its events: tokens, cycles, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from outrider_client.async_client import AsyncClient
+from outrider_client.core.events import Committed, Cycle, Finished, RolledBack, Unverified
+from outrider_client.core.statistics import Statistics
+from outrider_proto.frames import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """New tokens, the cycles after the prompt's own, and what it cost. A cycle may have had nothing to draft."""
+
+    token_ids: tuple[int, ...]
+    cycles: tuple[Cycle, ...]
+    statistics: Statistics
+
+
+async def gather(client: AsyncClient, prompt: Sequence[int], **overrides: Any) -> Answer:  # Any: ClientConfig's fields
+    """Run one answer to its end."""
+    tokens: list[int] = []
+    cycles: list[Cycle] = []
+    statistics = Statistics()
+    async with aclosing(client.generate(prompt, **overrides)) as events:
+        async for event in events:
+            match event:
+                case Committed(tokens=new) | Unverified(tokens=new):
+                    tokens += new
+                case RolledBack(count=count):
+                    del tokens[len(tokens) - count :]
+                case Cycle(request=Draft()) if tokens:
+                    cycles.append(event)
+                case Finished():
+                    statistics = event.statistics
+    return Answer(tuple(tokens), tuple(cycles), statistics)
+
+
+def mean_acceptance_length(cycles: Sequence[Cycle]) -> float:
+    """Tokens committed per verdict, bonus included; 0 without cycles."""
+    tokens = sum(len(c.verdict.path) + (c.verdict.bonus is not None) for c in cycles)
+    return tokens / len(cycles) if cycles else 0.0

@@ -1,0 +1,42 @@
+"""A drafter under a stopwatch, so that the arithmetic of drafting can be told from what goes on around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from outrider_drafters.contracts.drafter import Drafter, DraftState
+from outrider_drafters.emulation.wrapped import WrappedDrafter, WrappedState
+
+
+class TimedDrafter(WrappedDrafter):
+    """Adds up the time of its states' forward passes, those over features too, and counts the levels these drafted."""
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self.seconds = 0.0
+        self.num_levels = 0
+
+    def new_state(self) -> DraftState:
+        return _TimedState(self.inner.new_state(), self)
+
+    def around(self, run: Callable[[], Tensor]) -> Tensor:
+        """What it answers, timed."""
+        started = time.perf_counter()
+        logits = run()
+        self.num_levels += 1
+        self.seconds += time.perf_counter() - started
+        return logits
+
+
+class _TimedState(WrappedState):
+    def __init__(self, inner: DraftState, drafter: TimedDrafter) -> None:
+        super().__init__(inner, drafter)
+        self._drafter = drafter
+
+    def add_features(self, first: int, rows: Tensor) -> None:
+        started = time.perf_counter()
+        super().add_features(first, rows)
+        self._drafter.seconds += time.perf_counter() - started

@@ -1,0 +1,1 @@
+"""The processes and clients that make the load."""

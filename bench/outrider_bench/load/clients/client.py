@@ -1,0 +1,237 @@
+"""One client under load: it asks, thinks, asks again, leaves and comes back, and checks every token it gets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Literal
+
+from outrider_bench.load.clients.drafting import ReplayDrafting
+from outrider_bench.load.clients.texts import LoadText
+from outrider_bench.load.clients.watched_transport import WatchedTransport
+from outrider_bench.load.measures.tally import Tally
+from outrider_client.async_client import AsyncClient
+from outrider_client.connection.grpc_transport import GrpcTransport
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.config import ClientConfig
+from outrider_client.core.events import Committed, Cycle, Finished, LinkChanged, RolledBack, Unverified, Verified
+from outrider_client.models.local_models import LocalModels
+from outrider_proto.errors import LinkError, Refusal
+from outrider_proto.frames import Draft, Verdict
+
+Kind = Literal["replay", "real"]
+_AGAIN_S = 0.5  # after an error
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """Of all clients. Closed loop: a client asks `think_s` after its last answer, on the average of an exponential
+    distribution; with `rate`, an open one: questions come to each so often a second, whether it is free or not.
+    `requests`: then it is done; None: when the time is. `stay`: answers until it leaves and another comes, on the
+    average; None: it stays."""
+
+    think_s: float = 0.0
+    rate: float | None = None
+    requests: int | None = None
+    stay: float | None = None
+
+
+@dataclass(slots=True)
+class Window:
+    """When to count, in seconds of time.monotonic()."""
+
+    begin: float = 0.0
+    end: float = float("inf")
+
+    def holds(self, now: float) -> bool:
+        return self.begin <= now < self.end
+
+
+class LoadClient:
+    """`drafting` is made anew for each session; None: the models' own drafter drafts."""
+
+    def __init__(
+        self,
+        tally: Tally,
+        window: Window,
+        habits: Habits,
+        config: ClientConfig,
+        models: LocalModels,
+        texts: Sequence[LoadText],
+        generator: random.Random,
+        drafting: Callable[[], ReplayDrafting] | None,
+    ) -> None:
+        self.tally = tally
+        self._window = window
+        self._habits = habits
+        self._config = config
+        self._models = models
+        self._texts = texts
+        self._generator = generator
+        self._make_drafting = drafting
+        self._drafting: ReplayDrafting | None = None
+        self._transport = WatchedTransport(GrpcTransport(config.server, config.access), self)
+        self._client: AsyncClient | None = None
+
+    async def live(self) -> None:
+        """Ask until all is asked, or until cancelled: what is under way is then broken off and checked as far as it
+        came."""
+        try:
+            async with aclosing(self._moments()) as moments:
+                async for asked_at in moments:
+                    await self._answered(self._generator.choice(self._texts), asked_at)
+                    if self._habits.stay is not None and self._generator.random() < 1 / self._habits.stay:
+                        await self._leave()
+        finally:
+            await self._leave()
+
+    # -- watching the wire --------------------------------------------------------------------------------------------
+
+    def judged(self, verdict: Verdict, seconds: float, *, on_prompt: bool) -> None:
+        if not self._window.holds(time.monotonic()):
+            return
+        self.tally.verdicts += 1
+        (self.tally.first_verdict_s if on_prompt else self.tally.verdict_s).add(seconds)
+        self.tally.queue_s.add(verdict.queue_us / 1e6)
+        self.tally.verify_s.add(verdict.verify_us / 1e6)
+
+    def stray(self) -> None:
+        self.tally.strays += 1
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    async def _moments(self) -> AsyncGenerator[float]:
+        """When questions come."""
+        habits, due = self._habits, time.monotonic()
+        left = habits.requests
+        if habits.think_s and habits.rate is None:  # clients do not begin as one
+            due += self._generator.uniform(0, habits.think_s)
+        while left is None or left > 0:
+            if habits.rate is not None:
+                due += self._generator.expovariate(habits.rate)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            yield due
+            if habits.rate is None:
+                due = time.monotonic() + (self._generator.expovariate(1 / habits.think_s) if habits.think_s else 0.0)
+            left = None if left is None else left - 1
+
+    async def _answered(self, text: LoadText, asked_at: float) -> None:
+        """Ask until there is an answer."""
+        while True:
+            try:
+                await self._ask(text, asked_at)
+                return
+            except (Refusal, LinkError) as error:
+                self.tally.errors[error.reason.name if isinstance(error, Refusal) else "LINK"] += 1
+                await self._leave()
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _ask(self, text: LoadText, asked_at: float) -> None:
+        client, reading = self._present(text), _Reading(self.tally, self._window)
+        try:
+            async with aclosing(client.generate(text.prompt)) as events:
+                async for event in events:
+                    reading.take(event, asked_at)
+        finally:
+            expected = text.answer[: self._config.max_new_tokens]
+            self.tally.checked += 1
+            if not reading.fits(expected):
+                self.tally.differs(text.name, reading.verified, expected, reading.story)
+        if self._config.mode == "stop-and-wait":
+            self.tally.lost += self._transport.num_owed
+        if self._window.holds(time.monotonic()):
+            self.tally.answers += 1
+
+    def _present(self, text: LoadText) -> AsyncClient:
+        """This session's client, ready for that text."""
+        if self._client is None:
+            self._drafting = None if self._make_drafting is None else self._make_drafting()
+            self._client = AsyncClient(
+                self._config, models=self._models, transport=self._transport, drafting=self._drafting
+            )
+            self.tally.sessions += 1
+        if self._drafting is not None:
+            self._drafting.text = text
+        return self._client
+
+    async def _leave(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+
+class _Reading:
+    """One answer as it comes."""
+
+    def __init__(self, tally: Tally, window: Window) -> None:
+        self._tally = tally
+        self._window = window
+        self._tokens: list[int] = []
+        self._num_unverified = 0
+        self._reason = ""
+        self.story = ""  # what happened at which length
+
+    @property
+    def verified(self) -> tuple[int, ...]:
+        return tuple(self._tokens[: len(self._tokens) - self._num_unverified])
+
+    def fits(self, expected: tuple[int, ...]) -> bool:
+        """Whether it is the whole expected answer, or where it was broken off its beginning."""
+        verified = self.verified
+        if self._reason in ("", "unverified", "link"):
+            return verified == expected[: len(verified)]
+        return verified == expected
+
+    def take(self, event: object, asked_at: float) -> None:
+        now = time.monotonic()
+        match event:
+            case Committed(tokens=tokens):
+                self._count(len(tokens), now)
+                self._tokens += tokens
+            case Verified(count=count):
+                self._count(count, now)
+                self._num_unverified -= count
+                self._tell(f"{count} verified")
+            case Unverified(tokens=tokens):
+                self._tokens += tokens
+                self._num_unverified += len(tokens)
+                self._tally.unverified += len(tokens)
+            case RolledBack(count=count):
+                del self._tokens[len(self._tokens) - count :]
+                self._num_unverified -= count
+                self._tally.rolled_back += count
+                self._tell(f"{count} rolled back")
+            case Cycle(request=Draft(tree=tree), verdict=verdict) if len(tree) and not self._num_unverified:
+                self._judge(len(tree), verdict, now)
+            case LinkChanged(state=state, detail=detail):
+                self._tally.outages += state is LinkState.OFFLINE
+                self._tell(f"{state.name.lower()} {detail}".strip())
+            case Finished():
+                self._finish(event, asked_at, now)
+            case _:
+                pass
+
+    def _tell(self, what: str) -> None:
+        self.story += f"{len(self._tokens)}: {what}, "
+
+    def _count(self, num_tokens: int, now: float) -> None:
+        if self._window.holds(now):
+            self._tally.tokens += num_tokens
+
+    def _judge(self, num_nodes: int, verdict: Verdict, now: float) -> None:
+        if self._window.holds(now):
+            self._tally.drafts += 1
+            self._tally.nodes += num_nodes
+            self._tally.accepted += len(verdict.path)
+
+    def _finish(self, event: Finished, asked_at: float, now: float) -> None:
+        self._reason = event.reason
+        if self._reason in ("unverified", "link"):
+            self._tally.errors["ended without a link"] += 1
+        if self._window.holds(now):
+            self._tally.request_s.add(now - asked_at)
+            self._tally.first_token_s.add(event.statistics.time_to_first_token_ms / 1e3)

@@ -1,0 +1,140 @@
+"""A drafter's stand-in that knows the target's answer and drafts it, with errors, for next to no time: so one machine
+can play many clients. All else of the client is the real one.
+
+    truth      a  b  c  d                 at every level the truth goes on with probability p, until it first does not
+    drafted    a  b  x  y                 x, y: wrong tokens; accepted: 2
+               |  |  '- v                 siblings, wrong too, make it a tree of the size that was asked for; which of
+               w  u                       a level's nodes leads on is drawn
+
+With p for every level the mean acceptance length of a tree of L levels is 1 + p + p^2 + ... + p^L.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Sequence
+
+from outrider_bench.core.oracle_drafter import StandIn
+from outrider_bench.load.clients.texts import LoadText
+from outrider_client.drafting.drafting_thread import Lookout, Ready, Wanted
+from outrider_drafters.contracts.drafter import Drafter, DraftState
+from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.routing.confidence import confidence_of
+from outrider_drafters.routing.heads import Routed
+from outrider_drafters.trees.grow import Drafted
+from outrider_drafters.trees.predraft import Foreseen
+from outrider_proto.errors import UsageError
+from outrider_proto.frames import Sampling
+from outrider_proto.tree import ROOT, DraftTree
+
+_ALONE_S = 0.005  # a token written offline
+_SURE = 1e-3  # of what is drafted, this much doubt at least
+
+
+def probability_for(tau: float, levels: int) -> float:
+    """p for that mean acceptance length. Raises UsageError where no p has it."""
+    if not 1 <= tau <= levels + 1:
+        raise UsageError(f"tau={tau}: trees of {levels} levels have 1 to {levels + 1}")
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if 1 + sum(middle**level for level in range(1, levels + 1)) < tau:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+class ReplayDrafter:
+    """What a client asks of a drafter before it drafts: as the real one has it, so that the same features come."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.family = "replay"
+        self.tap = drafter.tap
+        self.vocab_size = drafter.vocab_size
+        self.stale_tolerant = drafter.stale_tolerant
+        self.tree_in_one = True
+        self.plan = drafter.plan
+
+    def new_state(self) -> DraftState:
+        raise AssertionError("a replayed drafter has no states: its drafts come from ReplayDrafting")
+
+
+class ReplayDrafting(StandIn):
+    """See the client's Drafting. `probability`: that a level is right. `text` must be set before each answer."""
+
+    names = ("replay",)
+    can_look_out = False
+    current = 0
+
+    def __init__(
+        self, drafter: ReplayDrafter, probability: float, generator: random.Random, draft_s: float = 0.0
+    ) -> None:
+        super().__init__(drafter.tap, stale_tolerant=drafter.stale_tolerant)
+        self.text = LoadText("", (), ())
+        self._vocab_size = drafter.vocab_size
+        self._probability = probability
+        self._generator = generator
+        self._draft_s = draft_s
+
+    async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> Routed:
+        if self._draft_s:
+            await asyncio.sleep(self._draft_s)
+        budget = len(plan.paths) if isinstance(plan, Choices) else plan.budget
+        drafted = self._drafted(self._truth(tokens, plan.levels), plan.levels, budget)
+        return Routed(drafted, 0, confidence_of(drafted), 1, plan.levels, skipped=False)
+
+    def look_out(self, tokens: Sequence[int], tree: DraftTree, wanted: Wanted, ready: Ready | None = None) -> Lookout:
+        async def nothing(lookout: Lookout) -> tuple[Foreseen, ...]:
+            return ()
+
+        return Lookout(nothing)
+
+    async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
+        await asyncio.sleep(_ALONE_S)
+        truth = self._truth(tokens, 1)
+        return truth[0] if truth and self._is_right() else self._wrong({*truth})
+
+    def _truth(self, tokens: Sequence[int], count: int) -> tuple[int, ...]:
+        """What follows `tokens` in the text, as far as it is known; nothing after a text that went astray."""
+        whole, known = self.text.whole, len(tokens)
+        return whole[known : known + count] if whole[:known] == tuple(tokens) else ()
+
+    def _drafted(self, truth: Sequence[int], levels: int, budget: int) -> Drafted:
+        tokens: list[int] = []
+        parents: list[int] = []
+        scores: list[float] = []
+        parent, right, score = ROOT, True, 0.0
+        doubt = min(max(1 - self._probability, _SURE), 1 - _SURE)
+        for level in range(min(levels, budget)):
+            right = right and level < len(truth) and self._is_right()
+            width = _width(level, levels, budget)
+            leads_on = self._generator.randrange(width)
+            first, taken = len(tokens), set(truth[level : level + 1])
+            for place in range(width):
+                leads = place == leads_on
+                token = truth[level] if leads and right else self._wrong(taken)
+                taken.add(token)
+                tokens.append(token)
+                parents.append(parent)
+                scores.append(score + math.log((1 - doubt) if leads else doubt / width))
+            parent = first + leads_on
+            score = scores[parent]
+        return Drafted(DraftTree(tuple(tokens), tuple(parents)), tuple(scores))
+
+    def _is_right(self) -> bool:
+        return self._generator.random() < self._probability
+
+    def _wrong(self, taken: set[int]) -> int:
+        """A token that is none of these."""
+        while (token := self._generator.randrange(self._vocab_size)) in taken:
+            pass
+        return token
+
+
+def _width(level: int, levels: int, budget: int) -> int:
+    """Nodes of a level: the budget shared out evenly, the first levels getting what is left over."""
+    return budget // levels + (level < budget % levels) if budget >= levels else 1

@@ -1,0 +1,138 @@
+"""Prompts and what the target answers to them: asked once, of transformers' plain loop, and kept.
+
+Answers that hang on a rounding error are left out: where two tokens are as good as equal, a pass of another shape may
+choose the other one, and that says nothing of the server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from outrider_bench.core.long_prompts import lengthened
+from outrider_bench.core.progress import Counter, Step
+from outrider_bench.core.prompts import Question, questions
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters.checkpoints.fingerprint import target_fingerprint
+from outrider_models.corpus import FAMILIES, Family
+from outrider_proto.errors import UsageError
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target, eager_attention
+
+MARGIN_TOKENS = 16  # known beyond the longest answer that is asked for, so that its last draft can be right too
+_LEAST_MARGIN = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}  # between the two likeliest logits
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What is asked: of every family so many prompts as they are and, as a share of them, long ones of at least
+    `long_tokens` tokens. Raises UsageError."""
+
+    families: tuple[Family, ...] = FAMILIES
+    per_family: int = 8
+    long_share: float = 0.25
+    long_tokens: int = 384
+    limit: int = 64  # new tokens
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.long_share <= 1:
+            raise UsageError(f"long_share={self.long_share}: need 0 to 1")
+        if self.per_family < 1:
+            raise UsageError(f"per_family={self.per_family}: need at least 1")
+        if self.limit < 2:
+            raise UsageError(f"max_new_tokens={self.limit}: need at least 2")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadText:
+    """`answer` may be longer than what is asked for; a draft is judged by it."""
+
+    name: str
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        return self.prompt + self.answer
+
+
+def load_texts(directory: Path, mix: Mix, seed: int, dtype: str, device: str, step: Step) -> Path:
+    """A file of texts for this target, made unless it is there. Raises UsageError."""
+    path = _cache_dir() / f"{_key(directory, mix, seed, dtype)}.json"
+    if path.exists():
+        return path
+    texts = _made(directory, mix, seed, dtype, device, step)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps([asdict(text) for text in texts]))
+    os.replace(partial, path)
+    return path
+
+
+def read_texts(path: Path) -> list[LoadText]:
+    found = json.loads(path.read_text())
+    return [LoadText(text["name"], tuple(text["prompt"]), tuple(text["answer"])) for text in found]
+
+
+def _made(directory: Path, mix: Mix, seed: int, dtype: str, device: str, step: Step) -> list[LoadText]:
+    models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
+    asked = _asked(models, mix, seed)
+    target = Target.load(str(directory), dtype, device)
+    if target.is_small:
+        torch.set_num_threads(1)
+    longest = max(len(question.prompt) for _, question in asked)
+    if longest + mix.limit + MARGIN_TOKENS >= target.max_context:
+        raise UsageError(
+            f"long_tokens={mix.long_tokens}: the longest prompt has {longest} tokens, and with {mix.limit} new ones "
+            f"the target's context of {target.max_context} is full; ask for less"
+        )
+    counter, texts = Counter(step, "the target's own answers", len(asked)), []
+    for name, question in asked:
+        answer = plain_greedy(target, question.prompt, mix.limit + MARGIN_TOKENS)
+        if _margin(target, question.prompt, answer) >= _LEAST_MARGIN[dtype]:
+            texts.append(LoadText(name, question.prompt, tuple(answer)))
+        counter()
+    if not texts:
+        raise UsageError(f"{directory}: no prompt of the corpus has an answer that is clear in {dtype}")
+    return texts
+
+
+def _asked(models: LocalModels, mix: Mix, seed: int) -> list[tuple[str, Question]]:
+    """Named, the long ones last."""
+    short = questions(models, lambda family: mix.per_family if family in mix.families else 0, seed)
+    late = [question for number, question in enumerate(short) if _is_long(number, mix.long_share)]
+    named = [(f"{q.sample.family} {n}", q) for n, q in enumerate(short) if not _is_long(n, mix.long_share)]
+    long = lengthened(late, models, mix.long_tokens)
+    return named + [(f"{question.sample.family}, long {number}", question) for number, question in enumerate(long)]
+
+
+def _is_long(number: int, share: float) -> bool:
+    """Evenly spread: as many of the first `number + 1` as the share says."""
+    return int((number + 1) * share) > int(number * share)
+
+
+@torch.inference_mode()
+def _margin(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> float:
+    """The least gap between the likeliest logit and the next, over the answer's tokens."""
+    ids = torch.tensor([[*prompt, *answer[:-1]]], device=target.kv.device)
+    with eager_attention(target.model):
+        logits = target.model(ids, logits_to_keep=len(answer)).logits[0]
+    best = logits.float().topk(2).values
+    return float((best[:, 0] - best[:, 1]).min())
+
+
+def _key(directory: Path, mix: Mix, seed: int, dtype: str) -> str:
+    told = json.dumps([_FORMAT, target_fingerprint(directory), asdict(mix), seed, dtype])
+    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+
+
+def _cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "outrider" / "load"

@@ -1,0 +1,229 @@
+"""A process that plays some of the clients. It is told what to do by lines of JSON on standard input and answers by
+lines of JSON on standard output: `ready`, then whatever was asked for, then `result`.
+
+Told:   the Assignment; then {"do": "begin", "begin": T, "end": T}, and any number of {"do": "tell" | "cut" | "stop"},
+        {"do": "silence", "seconds": S}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider_bench.load.clients.client import Habits, Kind, LoadClient, Window
+from outrider_bench.load.clients.cutting import cut_connection
+from outrider_bench.load.clients.drafting import ReplayDrafter, ReplayDrafting, probability_for
+from outrider_bench.load.clients.reach import access_of
+from outrider_bench.load.clients.texts import read_texts
+from outrider_bench.load.measures.tally import Tally
+from outrider_client.connection.heartbeat import Patience
+from outrider_client.core.config import ClientConfig, Mode, Timeouts
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_netsim import Link, profile_named
+
+_MAX_LINE = 1 << 26
+WAIT_FOR_LINK_S = 120.0
+_TIMEOUTS = Timeouts(connect_s=30.0, reconnect_s=5.0)  # many clients share a core here: each takes longer to connect
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """All that a worker needs to know. `numbers`: the clients it plays, of `num_clients`; `cores`: where it runs, empty
+    for anywhere. `profile`: of the link in front of the server, None for none; made by the proxy engine, one for each
+    worker."""
+
+    server: str
+    target: str
+    drafter: str
+    texts: str
+    numbers: tuple[int, ...]
+    num_clients: int
+    seed: int
+    habits: Habits
+    kind: Kind = "replay"
+    mode: Mode = "stop-and-wait"
+    shape: TreeShape | None = None
+    tau: float = 3.0
+    draft_s: float = 0.0
+    limit: int = 64
+    profile: str | None = None
+    link_floor_s: float = Patience().floor_s
+    cores: tuple[int, ...] = ()
+    access: dict[str, Any] = field(default_factory=dict)  # Any: each option of the way to the server has its own type
+
+    def to_json(self) -> dict[str, Any]:  # Any: JSON
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Assignment:  # Any: JSON
+        shape = None if found["shape"] is None else TreeShape(**found["shape"])
+        known = {"habits": Habits(**found["habits"]), "shape": shape}
+        return cls(**{**found, **known, "numbers": tuple(found["numbers"]), "cores": tuple(found["cores"])})
+
+
+class Worker:
+    """Plays its clients from `begin` until all is asked, the window ends or it is told to stop."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._window = Window()
+        self._tallies = [Tally(number) for number in assignment.numbers]
+        self._generator = random.Random(f"{assignment.seed}/cuts/{assignment.numbers[0]}")
+        self._link: Link | None = None
+        self._begun = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._silences: set[asyncio.Task[None]] = set()
+
+    async def run(self, told: AsyncIterator[dict[str, Any]]) -> None:  # Any: JSON
+        async with AsyncExitStack() as stack:
+            server = await self._passage(stack)
+            clients = _clients(self._assignment, server, self._window, self._tallies)
+            _say("ready", pid=os.getpid())
+            listening = asyncio.create_task(self._listen(told))
+            await self._begun.wait()
+            await self._play(clients)
+            listening.cancel()
+            await asyncio.gather(listening, *self._silences, return_exceptions=True)
+        _say("result", tallies=[tally.to_json() for tally in self._tallies])
+
+    async def _passage(self, stack: AsyncExitStack) -> str:
+        """Where the clients connect."""
+        assignment = self._assignment
+        if assignment.profile is None:
+            return assignment.server
+        profile = profile_named(assignment.profile)
+        self._link = Link(profile, assignment.server, "proxy", assignment.seed + assignment.numbers[0])
+        await stack.enter_async_context(self._link)
+        return self._link.address
+
+    async def _play(self, clients: list[LoadClient]) -> None:
+        lives = [asyncio.create_task(client.live(), name=f"client {client.tally.client}") for client in clients]
+        stopped = asyncio.create_task(self._stopped.wait())
+        everything = asyncio.gather(*lives)
+        loop = asyncio.get_running_loop()
+        timeout = None if self._window.end == float("inf") else max(0.0, self._window.end - loop.time())
+        await asyncio.wait((everything, stopped), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if not everything.done():
+            everything.cancel()
+        results = await asyncio.gather(*lives, return_exceptions=True)
+        stopped.cancel()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _listen(self, told: AsyncIterator[dict[str, Any]]) -> None:  # Any: JSON
+        async for order in told:
+            self._obey(order)
+        self._begun.set()  # whoever told us what to do is gone
+        self._stopped.set()
+
+    def _obey(self, order: dict[str, Any]) -> None:  # Any: JSON
+        match order["do"]:
+            case "begin":
+                self._window.begin, self._window.end = order["begin"], order["end"] or float("inf")
+                self._begun.set()
+            case "stop":
+                self._stopped.set()
+            case "tell":
+                tallies = self._tallies
+                names = ("answers", "checked", "verdicts", "tokens", "outages", "strays", "lost", "wrong")
+                _say("told", **{name: sum(getattr(tally, name) for tally in tallies) for name in names})
+            case "cut":
+                port = int((self._assignment.server if self._link is None else self._link.address).rpartition(":")[2])
+                _say("cut", done=cut_connection(port, self._generator))
+            case "silence":
+                task = asyncio.create_task(self._silence(order["seconds"]))
+                self._silences.add(task)
+                task.add_done_callback(self._silences.discard)
+            case unknown:
+                raise AssertionError(unknown)
+
+    async def _silence(self, seconds: float) -> None:
+        """Of the link, for all of this worker's clients."""
+        assert self._link is not None
+        self._link.cut()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._link.restore()
+        _say("silence", done=True)
+
+
+def _clients(assignment: Assignment, server: str, window: Window, tallies: list[Tally]) -> list[LoadClient]:
+    access = access_of(assignment.access)
+    config = ClientConfig(
+        server=server,
+        access=access if server == assignment.server else access.through(assignment.server),
+        target=assignment.target,
+        drafter=assignment.drafter,
+        mode=assignment.mode,
+        shape=assignment.shape,
+        max_new_tokens=assignment.limit,
+        on_reconnect="verify",
+        wait_for_link_s=WAIT_FOR_LINK_S,
+        threads=1,
+        timeouts=_TIMEOUTS,
+        opening=assignment.kind == "real",
+        patience=Patience(floor_s=assignment.link_floor_s),
+    )
+    models, texts = LocalModels.load(config), read_texts(Path(assignment.texts))
+    replayed: ReplayDrafter | None = None
+    if assignment.kind == "replay":
+        assert models.drafter is not None
+        replayed = ReplayDrafter(models.drafter)
+        models = replace(models, drafter=replayed)
+    probability = probability_for(assignment.tau, (assignment.shape or TreeShape()).levels) if replayed else 0.0
+    clients = []
+    for tally in tallies:
+        generator = random.Random(f"{assignment.seed}/{tally.client}")
+        drafting = None
+        if replayed is not None:
+            drafting = partial(ReplayDrafting, replayed, probability, generator, assignment.draft_s)
+        habits = _own_share(assignment.habits, assignment.num_clients)
+        clients.append(LoadClient(tally, window, habits, config, models, texts, generator, drafting))
+    return clients
+
+
+def _own_share(habits: Habits, num_clients: int) -> Habits:
+    return habits if habits.rate is None else replace(habits, rate=habits.rate / num_clients)
+
+
+def _say(what: str, **more: object) -> None:
+    sys.stdout.write(json.dumps({"what": what, **more}) + "\n")
+    sys.stdout.flush()
+
+
+async def _lines() -> AsyncIterator[dict[str, Any]]:  # Any: JSON
+    reader = asyncio.StreamReader(limit=_MAX_LINE)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        yield json.loads(line)
+
+
+async def _main() -> None:
+    told = _lines()
+    assignment = Assignment.from_json(await anext(told))
+    if assignment.cores:
+        os.sched_setaffinity(0, assignment.cores)
+    await Worker(assignment).run(told)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for who started us, and says when to stop
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    asyncio.run(_main())

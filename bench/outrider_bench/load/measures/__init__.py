@@ -1,0 +1,1 @@
+"""Counters, histograms and process figures of a load run."""

@@ -1,0 +1,1 @@
+"""Studies of the pair, its drafters, features and links, a package a subject."""

@@ -1,0 +1,223 @@
+"""All drafters and the controls on the same prompts, in one run: what is accepted, what it costs, how fast it is.
+
+Every prompt is answered by every way in turn before the next prompt comes, so that a noisy machine is noisy for all;
+speed is the median over prompts of the ratio to the plain loop on that prompt.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider_bench.core.acceptance import tau_by_family
+from outrider_bench.core.accepted_by_position import ByPosition, by_position
+from outrider_bench.core.answer_record import gather, mean_acceptance_length
+from outrider_bench.core.in_process_pair import in_process
+from outrider_bench.core.progress import Counter, Step
+from outrider_bench.core.prompts import Question
+from outrider_bench.core.timed_drafter import TimedDrafter
+from outrider_bench.core.wired_transport import WiredTransport
+from outrider_client.async_client import AsyncClient
+from outrider_client.core.config import ClientConfig
+from outrider_client.core.events import Cycle
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_proto.errors import UsageError
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+
+PLAIN = "plain loop"
+LOOKUP_TOKENS = 10  # transformers' own default for prompt lookup
+Way = Callable[[Question], Awaitable[tuple[int, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Medians over prompts: tokens a second, and how many times the plain loop's."""
+
+    tokens_per_s: float
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """One drafter: mean acceptance length by family and over all, acceptance by position, the median of ms a drafted
+    level, bytes a new token; `mismatches` counts answers that differ from the plain loop's."""
+
+    family: str
+    tau: Mapping[str, float]
+    overall: float
+    positions: ByPosition
+    draft_ms_per_level: float
+    bytes_up_per_token: float
+    bytes_down_per_token: float
+    mismatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """By drafter what it drafted; by way (drafters, controls, the plain loop) how fast it was."""
+
+    drafters: Mapping[str, Drafted]
+    speeds: Mapping[str, Speed]
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """A drafter, by its client's configuration, and the trees it is to draft (None: its own)."""
+
+    config: ClientConfig
+    plan: TreePlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A client of the target in process, its frames packed as on the wire, its drafter under a stopwatch."""
+
+    client: AsyncClient
+    timed: TimedDrafter
+
+    @classmethod
+    async def begin(cls, target: Target, config: ClientConfig, stack: AsyncExitStack) -> _Served:
+        """Serve the target to the configuration's drafter until the stack ends."""
+        pair = await stack.enter_async_context(in_process(Path(str(config.target)), config, target))
+        assert pair.models.drafter is not None
+        timed = TimedDrafter(pair.models.drafter)
+        models, transport = replace(pair.models, drafter=timed), WiredTransport(pair.transport())
+        return cls(await stack.enter_async_context(AsyncClient(config, models=models, transport=transport)), timed)
+
+
+class DrafterRun:
+    """An entrant answering question after question."""
+
+    def __init__(self, served: _Served, plan: TreePlan | None, limit: int) -> None:
+        self._client, self._timed, self._plan, self._limit = served.client, served.timed, plan, limit
+        self.answers: list[tuple[int, ...]] = []
+        self._cycles: list[tuple[Cycle, ...]] = []
+        self._ms_per_level: list[float] = []
+        self._bytes = [0, 0]
+
+    async def answer(self, question: Question) -> tuple[int, ...]:
+        seconds, levels = self._timed.seconds, self._timed.num_levels
+        answer = await gather(self._client, question.prompt, shape=self._plan, max_new_tokens=self._limit)
+        if levels := self._timed.num_levels - levels:
+            self._ms_per_level.append((self._timed.seconds - seconds) * 1e3 / levels)
+        self._bytes[0] += answer.statistics.bytes_up
+        self._bytes[1] += answer.statistics.bytes_down
+        self._cycles.append(answer.cycles)
+        self.answers.append(answer.token_ids)
+        return answer.token_ids
+
+    def result(self, asked: Sequence[Question], expected: Sequence[tuple[int, ...]]) -> Drafted:
+        every = [cycle for cycles in self._cycles for cycle in cycles]
+        tokens = sum(map(len, self.answers))
+        return Drafted(
+            family=self._timed.family,
+            tau=tau_by_family(asked, self._cycles),
+            overall=mean_acceptance_length(every),
+            positions=by_position(every),
+            draft_ms_per_level=statistics.median(self._ms_per_level) if self._ms_per_level else 0.0,
+            bytes_up_per_token=self._bytes[0] / tokens,
+            bytes_down_per_token=self._bytes[1] / tokens,
+            mismatches=sum(mine != theirs for mine, theirs in zip(self.answers, expected, strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """The target without us; greedy, one answer at a time. `plain` is a target that serves nobody, `model` the same one
+    as transformers runs it, `assistants` small models of the same tokenizer for its assisted generation."""
+
+    plain: Target
+    model: Any  # Any: transformers' classes are untyped
+    assistants: Mapping[str, Any]
+    limit: int
+
+    @classmethod
+    def load(cls, target: Path, assistants: Mapping[str, Path], limit: int) -> Controls:
+        loaded = {name: _load(path) for name, path in assistants.items()}
+        return cls(Target.load(str(target)), _load(target), loaded, limit)
+
+    def ways(self) -> dict[str, Way]:
+        ways: dict[str, Way] = {PLAIN: self._plain, "generate": self._generating()}
+        ways["generate, prompt lookup"] = self._generating(prompt_lookup_num_tokens=LOOKUP_TOKENS)
+        for name, model in self.assistants.items():
+            ways[f"generate, assistant {name}"] = self._generating(assistant_model=model)
+        return ways
+
+    async def _plain(self, question: Question) -> tuple[int, ...]:
+        return tuple(plain_greedy(self.plain, question.prompt, self.limit))
+
+    def _generating(self, **how: object) -> Way:
+        async def way(question: Question) -> tuple[int, ...]:
+            ids = torch.tensor([question.prompt])
+            with torch.inference_mode():
+                made = self.model.generate(
+                    ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=self.limit, **how
+                )
+            return tuple(made[0, len(question.prompt) :].tolist())
+
+        return way
+
+
+def _load(directory: Path) -> Any:  # Any: as above
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32, trust_remote_code=False)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{directory}: not a causal language model that transformers loads ({error})") from error
+
+
+async def compare(
+    entrants: Mapping[str, Entrant], controls: Controls, serving: Target, asked: Sequence[Question], step: Step
+) -> Comparison:
+    """Answer all questions by all ways; `serving` is the target that the entrants' server runs."""
+    counter = Counter(step, "all ways", len(asked))
+    async with AsyncExitStack() as stack:
+        runs = await _begin(entrants, controls.limit, serving, stack)
+        ways = controls.ways() | {name: run.answer for name, run in runs.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        expected = []
+        for question in asked:
+            answers = {name: await _timed(way, question, seconds[name]) for name, way in ways.items()}
+            expected.append(answers[PLAIN])
+            counter()
+    lengths = [len(answer) for answer in expected]
+    return Comparison(
+        {name: run.result(asked, expected) for name, run in runs.items()},
+        {name: _speed(times, seconds[PLAIN], lengths) for name, times in seconds.items()},
+    )
+
+
+async def _begin(
+    entrants: Mapping[str, Entrant], limit: int, serving: Target, stack: AsyncExitStack
+) -> dict[str, DrafterRun]:
+    """A run for each; entrants of one configuration share its client."""
+    served: dict[ClientConfig, _Served] = {}
+    runs = {}
+    for name, entrant in entrants.items():
+        if entrant.config not in served:
+            served[entrant.config] = await _Served.begin(serving, entrant.config, stack)
+        runs[name] = DrafterRun(served[entrant.config], entrant.plan, limit)
+    return runs
+
+
+async def _timed(way: Way, question: Question, seconds: list[float]) -> tuple[int, ...]:
+    started = time.perf_counter()
+    answer = await way(question)
+    seconds.append(time.perf_counter() - started)
+    return answer
+
+
+def _speed(seconds: Sequence[float], plain: Sequence[float], lengths: Sequence[int]) -> Speed:
+    return Speed(
+        tokens_per_s=statistics.median(count / time_s for count, time_s in zip(lengths, seconds, strict=True)),
+        speedup=statistics.median(theirs / mine for theirs, mine in zip(plain, seconds, strict=True)),
+    )

@@ -1,0 +1,116 @@
+"""Routing between heads, measured: each head alone, then both, compared every cycle and behind the gate, one after
+another and in one batch. Every answer is checked against the target's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from outrider_bench.core.acceptance import tau_by_family
+from outrider_bench.core.answer_record import Answer, gather, mean_acceptance_length
+from outrider_bench.core.in_process_pair import in_process
+from outrider_bench.core.progress import Counter, Step
+from outrider_bench.core.prompts import Question
+from outrider_client.core.config import ClientConfig
+from outrider_client.core.head_statistics import HeadUse, Split
+from outrider_drafters.routing.rules import Routing
+from outrider_server.engine.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Heads, and how one is chosen; None for a head alone."""
+
+    heads: tuple[str, ...]
+    routing: Routing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`tau` by category; trees and passes as client.head_use.HeadUse counts them, over all answers. `extra_drafts` is a
+    share: the report's routers take 1.0, which is +100 %."""
+
+    tau: dict[str, float]
+    overall: float
+    mismatches: int
+    tokens: int
+    cycles: int
+    drafts_per_1000_tokens: float
+    passes_per_1000_tokens: float
+    extra_drafts: float
+    skipped: float  # cycles whose other heads the gate spared, as a share
+    draft_ms: float  # a cycle
+    shares: dict[str, float]
+    confidence: Split
+    entropy: Split
+
+
+def ways(heads: Sequence[str], gate: float) -> dict[str, Way]:
+    """What is compared, by name; `heads` are directories."""
+    routings = {
+        "confidence, one after another": Routing(batched=False),
+        "confidence, one batch": Routing(),
+        "entropy, one batch": Routing("entropy"),
+        f"gate {gate:g}, one after another": Routing(gate=gate, batched=False),
+        f"gate {gate:g}, one batch": Routing(gate=gate),
+    }
+    alone = {f"head {number}: {Path(head).name}": Way((head,)) for number, head in enumerate(heads, start=1)}
+    return alone | {name: Way(tuple(heads), routing) for name, routing in routings.items()}
+
+
+async def compare_ways(
+    compared: Mapping[str, Way],
+    config: ClientConfig,
+    target: Target,
+    asked: Sequence[Question],
+    expected: Sequence[tuple[int, ...]],
+    step: Step,
+) -> dict[str, Outcome]:
+    """Answer all questions in every way; `expected` are the target's own answers, which set the limits too."""
+    outcomes = {}
+    for name, way in compared.items():
+        first, *others = way.heads
+        chosen = replace(config, drafter=first, other_heads=tuple(others), routing=way.routing or Routing())
+        assert chosen.target is not None
+        counter = Counter(step, name, len(asked))
+        answers = []
+        async with in_process(Path(chosen.target), chosen, target) as pair, pair.client() as client:
+            for question, tokens in zip(asked, expected, strict=True):
+                answers.append(await gather(client, question.prompt, max_new_tokens=len(tokens)))
+                counter()
+        outcomes[name] = _outcome(asked, answers, expected)
+    return outcomes
+
+
+def _outcome(asked: Sequence[Question], answers: Sequence[Answer], expected: Sequence[tuple[int, ...]]) -> Outcome:
+    uses = [answer.statistics.heads for answer in answers]
+    tokens = sum(len(answer.token_ids) for answer in answers)
+    cycles = {name: sum(use.cycles[name] for use in uses) for name in uses[0].cycles}
+    num_cycles, drafts = sum(cycles.values()), sum(use.drafts for use in uses)
+    draft_ms = sum(answer.statistics.split_ms.draft * len(answer.token_ids) for answer in answers)
+    return Outcome(
+        tau=tau_by_family(asked, [answer.cycles for answer in answers]),
+        overall=mean_acceptance_length([cycle for answer in answers for cycle in answer.cycles]),
+        mismatches=sum(answer.token_ids != tokens for answer, tokens in zip(answers, expected, strict=True)),
+        tokens=tokens,
+        cycles=num_cycles,
+        drafts_per_1000_tokens=drafts * 1000 / tokens,
+        passes_per_1000_tokens=sum(use.passes for use in uses) * 1000 / tokens,
+        extra_drafts=drafts / num_cycles - 1,
+        skipped=sum(use.gate_skips for use in uses) / num_cycles,
+        draft_ms=draft_ms / num_cycles,
+        shares={name: count / num_cycles for name, count in cycles.items()},
+        confidence=_joined([(use, use.confidence) for use in uses]),
+        entropy=_joined([(use, use.entropy) for use in uses]),
+    )
+
+
+def _joined(splits: Sequence[tuple[HeadUse, Split]]) -> Split:
+    """The means over all answers' tokens."""
+    accepted = sum(use.accepted_tokens for use, _ in splits)
+    rejected = sum(use.rejected_tokens for use, _ in splits)
+    return Split(
+        sum(split.accepted * use.accepted_tokens for use, split in splits) / max(accepted, 1),
+        sum(split.rejected * use.rejected_tokens for use, split in splits) / max(rejected, 1),
+    )

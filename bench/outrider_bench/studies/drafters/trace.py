@@ -1,0 +1,79 @@
+"""One answer in one process, cycle by cycle: what was drafted, what was accepted, what came out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider_bench.core.answer_record import gather, mean_acceptance_length
+from outrider_bench.core.in_process_pair import Pair, in_process, papers_loop
+from outrider_client.core.events import Cycle
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_proto.frames import Draft, Sampling
+from outrider_server.engine.reference_decode import plain_greedy
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """What to trace. Without a plan the drafter's own; `baseline` also runs the target alone."""
+
+    target: Path
+    drafter: DrafterSource
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    plan: TreePlan | None
+    sampling: Sampling
+    baseline: bool
+
+
+async def trace(request: TraceRequest) -> dict[str, object]:
+    """`family`, `output_ids`, `cycles`, `mean_acceptance_length`; with a baseline also `baseline_ids` and
+    `matches_baseline`, which typical acceptance need not.
+
+    Nodes are numbered as in DraftTree: the root is not among them, parent -1 is the root, depths count from 1.
+    The prompt's own request is not a cycle. One for which the drafter had nothing to draft is, without nodes.
+    """
+    config = papers_loop(
+        target=request.target,
+        drafter=request.drafter,
+        codec="float32",
+        shape=request.plan,
+        sampling=request.sampling,
+        max_new_tokens=request.max_new_tokens,
+    )
+    async with in_process(request.target, config) as pair:
+        assert pair.models.drafter is not None
+        async with pair.client() as client:
+            answer = await gather(client, request.prompt_ids)
+        report: dict[str, object] = {
+            "family": pair.models.drafter.family,
+            "output_ids": answer.token_ids,
+            "cycles": [_as_dict(cycle) for cycle in answer.cycles],
+            "mean_acceptance_length": mean_acceptance_length(answer.cycles),
+        }
+        if request.baseline:
+            baseline = await _baseline(pair, request)
+            report |= {"baseline_ids": baseline, "matches_baseline": answer.token_ids == baseline}
+    return report
+
+
+async def _baseline(pair: Pair, request: TraceRequest) -> tuple[int, ...]:
+    """The target alone: transformers' own loop, or one token a pass through the server where tokens are drawn."""
+    if not request.sampling.draws:
+        return tuple(plain_greedy(pair.target, request.prompt_ids, request.max_new_tokens))
+    async with pair.client() as client:
+        return (await gather(client, request.prompt_ids, mode="stream")).token_ids
+
+
+def _as_dict(cycle: Cycle) -> dict[str, object]:
+    assert isinstance(cycle.request, Draft)
+    tree = cycle.request.tree
+    return {
+        "root": cycle.request.root,
+        "tokens": tree.tokens,
+        "parents": tree.parents,
+        "depths": tree.depths(),
+        "accepted": cycle.verdict.path,
+        "bonus": cycle.verdict.bonus,
+    }

@@ -1,0 +1,1 @@
+"""What coarse, late or missing features cost."""

@@ -1,0 +1,65 @@
+"""The staleness-and-bits curve as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outrider_bench.studies.features.staleness import Cell, Measured
+from outrider_bench.studies.features.staleness_recording import BITS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2", "#E45756", "#72B7B2")
+_STYLES = {"chain": "o--", "tree": "s-"}
+
+
+def plot_staleness(results: Mapping[str, Mapping[str, Sequence[Measured]]], path: Path) -> None:
+    """Share of tau that is left against tokens without features, and against bits a value."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained", sharey=True)
+    for number, (name, by_shape) in enumerate(results.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        for shape, measured in by_shape.items():
+            _curve(left, measured, _tokens_late, f"{name}, {shape}", _STYLES[shape], colour)
+            _curve(right, measured, _bits, f"{name}, {shape}", _STYLES[shape], colour)
+    left.set_xlabel("newest tokens without features")
+    left.set_ylabel("tau / tau with all features in float32")
+    left.set_title("late features")
+    left.legend(frameon=False, fontsize="small")
+    right.set_xlabel("bits a value, a step for every 64")
+    right.set_xticks(BITS)
+    right.invert_xaxis()
+    right.set_title("coarse features")
+    for axes in (left, right):
+        axes.axhline(1, color="black", linewidth=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _curve(
+    axes: Axes, measured: Sequence[Measured], place: Callable[[Cell], int | None], label: str, style: str, colour: str
+) -> None:
+    """The cells that have a place, with their intervals."""
+    points = sorted((where, one.overall) for one in measured if (where := place(one.cell)) is not None)
+    if len(points) < 2:
+        return
+    places = [where for where, _ in points]
+    axes.plot(places, [share.share for _, share in points], style, color=colour, label=label, markersize=4)
+    axes.fill_between(places, [s.low for _, s in points], [s.high for _, s in points], color=colour, alpha=0.12)
+
+
+def _tokens_late(cell: Cell) -> int | None:
+    return None if cell.lag.verdicts or cell.coding != Cell().coding else cell.lag.tokens
+
+
+def _bits(cell: Cell) -> int | None:
+    bits, _, unit = cell.coding.partition(" ")
+    return int(bits) if unit == "bits" and cell.lag == Cell().lag else None

@@ -1,0 +1,1 @@
+"""The embedded pair: quality, exactness, overhead, recovery."""

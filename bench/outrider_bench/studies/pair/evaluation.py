@@ -1,0 +1,114 @@
+"""The embedded pair on held-out prompts: how good the target is, what each drafter is accepted for, and what remains
+when the link dies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from outrider_bench.core.acceptance import SHAPES, Acceptance, acceptance
+from outrider_bench.core.in_process_pair import Pair, in_process, papers_loop
+from outrider_bench.core.progress import Counter, Step
+from outrider_bench.core.prompts import Question, questions
+from outrider_bench.core.reference_answers import plain_answers
+from outrider_bench.studies.pair.outage import CUTS, outage_scores, stop_scores
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
+from outrider_models.corpus import Family
+from outrider_models.corpus.check import Score, score_by_family
+from outrider_server.engine.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to evaluate. `per_family` questions each, `code` of the code family; acceptance on `tau_per_family`."""
+
+    target: Path
+    drafters: dict[str, Path]
+    per_family: int = 100
+    code: int = 164
+    tau_per_family: int = 30
+    max_new_tokens: int = 192
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterResult:
+    """By shape: acceptance. By tokens before the link died: pass@1 of code."""
+
+    acceptance: dict[str, Acceptance]
+    outage: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """`stop` and `target_alone` bound every drafter's outage scores."""
+
+    scores: dict[str, Score]
+    drafters: dict[str, DrafterResult]
+    stop: dict[int, float]
+    target_alone: float
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+async def evaluate(plan: Plan, step: Step) -> Evaluation:
+    """Everything in one process; the target's own answers come from transformers' plain loop."""
+    target = Target.load(str(plan.target))
+    async with in_process(plan.target, _config(plan.target, NO_DRAFTER), target) as pair:
+        asked = questions(pair.models, lambda family: plan.code if family == "code" else plan.per_family)
+        expected = plain_answers(target, asked, plan.max_new_tokens, step)
+        texts = [pair.models.decode(tokens) for tokens in expected]
+        scores = score_by_family([question.sample for question in asked], texts)
+        code = _of_family(asked, expected, "code")
+        stop = {cut: stop_scores(pair, *code, cut) for cut in CUTS}
+    results = {}
+    for name, directory in plan.drafters.items():
+        async with in_process(plan.target, _config(plan.target, directory), target) as pair:
+            results[name] = await _drafter_result(pair, plan, name, asked, expected, step)
+    return Evaluation(scores, results, stop, scores["code"].rate)
+
+
+async def _drafter_result(
+    pair: Pair,
+    plan: Plan,
+    name: str,
+    asked: Sequence[Question],
+    expected: Sequence[tuple[int, ...]],
+    step: Step,
+) -> DrafterResult:
+    few = _first_of_each(asked, plan.tau_per_family)
+    some, their_answers = [asked[i] for i in few], [expected[i] for i in few]
+    accepted = {}
+    for shape_name, shape in SHAPES.items():
+        counter = Counter(step, f"{name}, {shape_name}", len(some))
+        accepted[shape_name] = await acceptance(pair, shape, some, their_answers, counter)
+    code = _of_family(asked, expected, "code")
+    outage = {}
+    for cut in CUTS:
+        counter = Counter(step, f"{name}, link dead after {cut}", len(code[0]))
+        outage[cut] = await outage_scores(pair, *code, cut, plan.max_new_tokens, counter)
+    return DrafterResult(accepted, outage)
+
+
+def _config(target: Path, drafter: Path | str) -> ClientConfig:
+    return papers_loop(target=target, drafter=drafter)
+
+
+def _of_family(
+    asked: Sequence[Question], expected: Sequence[tuple[int, ...]], family: Family
+) -> tuple[list[Question], list[tuple[int, ...]]]:
+    numbers = [i for i, question in enumerate(asked) if question.sample.family == family]
+    return [asked[i] for i in numbers], [expected[i] for i in numbers]
+
+
+def _first_of_each(asked: Sequence[Question], count: int) -> list[int]:
+    """Numbers of the first `count` questions of every family."""
+    taken: dict[str, int] = {}
+    numbers = []
+    for i, question in enumerate(asked):
+        seen = taken.get(question.sample.family, 0)
+        if seen < count:
+            numbers.append(i)
+        taken[question.sample.family] = seen + 1
+    return numbers

@@ -1,0 +1,88 @@
+"""The link dies in mid-answer and does not come back: how good is what the drafter writes alone?
+
+Lower bound `stop`: the answer ends where the link died. Upper bound: the target's own answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider_bench.core.in_process_pair import Pair
+from outrider_bench.core.prompts import Question
+from outrider_drafters.contracts.drafter import Drafter
+from outrider_models.corpus.check import score_all
+from outrider_proto import PROTOCOL_VERSION
+from outrider_proto.frames import Draft, Features, Open
+from outrider_proto.tree import DraftTree
+
+CUTS = (1, 10, 25, 40)  # tokens that came before the link died
+
+
+async def outage_scores(
+    pair: Pair,
+    asked: Sequence[Question],
+    expected: Sequence[tuple[int, ...]],
+    cut: int,
+    limit: int,
+    step: Callable[[], None] = lambda: None,
+) -> float:
+    """Share of right answers when the drafter alone goes on after `cut` tokens, up to `limit` tokens in all."""
+    drafter = pair.models.drafter
+    assert drafter is not None
+    texts = []
+    for question, tokens in zip(asked, expected, strict=True):
+        answer = list(tokens[:cut])
+        if len(tokens) > cut:
+            features = await features_of(pair, (*question.prompt, *answer), drafter.tap.fingerprint)
+            answer += write_alone(
+                drafter, (*question.prompt, *answer), features, limit - cut, pair.target.eos_token_ids
+            )
+        texts.append(pair.models.decode(answer))
+        step()
+    return _share(asked, texts)
+
+
+def stop_scores(pair: Pair, asked: Sequence[Question], expected: Sequence[tuple[int, ...]], cut: int) -> float:
+    """Share of right answers when nothing follows the first `cut` tokens."""
+    return _share(asked, [pair.models.decode(tokens[:cut]) for tokens in expected])
+
+
+@torch.inference_mode()
+def write_alone(
+    drafter: Drafter, tokens: Sequence[int], features: NDArray[np.float32], limit: int, eos: Sequence[int]
+) -> list[int]:
+    """The drafter's greedy continuation on `features` of all tokens but the last, at most `limit` tokens."""
+    state = drafter.new_state()
+    state.append(tokens)
+    state.add_features(0, torch.from_numpy(features[: len(tokens) - 1]))
+    written: list[int] = []
+    while len(written) < limit and state.reach and not (written and written[-1] in eos):
+        token = int(state.root_logits().argmax())
+        written.append(token)
+        state.append([token])
+    return written
+
+
+async def features_of(pair: Pair, tokens: tuple[int, ...], tap: str) -> NDArray[np.float32]:
+    """What the server would have sent by then: rows [len(tokens), width]. Of a tap, for without one none would come."""
+    about = pair.verifier.describe()
+    connection = await pair.transport().connect()
+    connection.send(Open(PROTOCOL_VERSION, about.target_fingerprint, about.tokenizer_fingerprint, tap))
+    connection.send(Draft(1, 0, tokens[:-1], tokens[-1], DraftTree()))
+    rows: list[NDArray[np.float32]] = []
+    while True:
+        frame = await connection.receive()
+        if isinstance(frame, Features):
+            rows.append(frame.rows)
+            if frame.last:
+                await connection.close()
+                return np.concatenate(rows)
+
+
+def _share(asked: Sequence[Question], texts: Sequence[str]) -> float:
+    verdicts = score_all([question.sample for question in asked], texts)
+    return sum(verdicts) / len(verdicts)

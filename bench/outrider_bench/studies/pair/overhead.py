@@ -1,0 +1,134 @@
+"""Where the time of a cycle goes, over real gRPC on loopback: the drafter, the wire, the queue, the target, the rest.
+
+A cycle lasts from one verdict to the next. The drafter's forward passes are timed inside its draft states, so that what
+is left of `draft` (choosing nodes, building the tree, changing threads) counts as overhead like everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from outrider_bench.core.prompts import Question
+from outrider_bench.core.timed_drafter import TimedDrafter
+from outrider_client.async_client import AsyncClient
+from outrider_client.connection.grpc_transport import GrpcTransport
+from outrider_client.core.config import ClientConfig
+from outrider_client.core.events import Cycle, Stats
+from outrider_client.core.statistics import Statistics
+from outrider_client.models.local_models import LocalModels
+from outrider_proto.frames import Draft, Ping
+
+_NUM_PINGS = 100
+_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class CycleTimes:
+    """One cycle, in ms. `draft` includes `draft_forward`; `tap` goes on during `wire` and `wait`; `other`: the rest."""
+
+    total: float
+    draft: float
+    draft_forward: float
+    wire: float
+    queue: float
+    verify: float
+    wait: float
+    tap: float
+
+    @property
+    def other(self) -> float:
+        return self.total - self.draft - self.wire - self.queue - self.verify - self.wait
+
+    @property
+    def outside(self) -> float:
+        """Outside the two models' forward passes; the tap's is the drafter's on the server, and is waited for."""
+        return self.total - self.draft_forward - self.verify - self.tap
+
+
+async def cycle_times(
+    config: ClientConfig, models: LocalModels, asked: Sequence[Question], step: Callable[[], None]
+) -> list[CycleTimes]:
+    """Times of all cycles that drafted, but each answer's first, which follows the prompt."""
+    assert models.drafter is not None
+    timed = TimedDrafter(models.drafter)
+    times: list[CycleTimes] = []
+    async with AsyncClient(config, models=replace(models, drafter=timed)) as client:
+        for question in asked:
+            marks = await _marks(client, question.prompt, timed)
+            times += [_between(*pair) for pair in itertools.pairwise(marks)]
+            step()
+    return times
+
+
+async def ping_ms(address: str, models: LocalModels) -> float:
+    """The control: median round trip, in ms, of a frame that reaches no model, each after a pause like a model's pass.
+
+    What gRPC and waking up two processes cost on this machine, so that `wire` can be judged.
+    """
+    connection = await GrpcTransport(address).connect()
+    try:
+        connection.send(models.introduction())
+        await connection.receive()
+        times = []
+        for nonce in range(_NUM_PINGS):
+            await asyncio.sleep(_PAUSE_S)
+            started = time.perf_counter()
+            connection.send(Ping(nonce))
+            await connection.receive()
+            times.append(time.perf_counter() - started)
+    finally:
+        await connection.close()
+    return round(statistics.median(times) * 1e3, 3)
+
+
+def medians(times: Sequence[CycleTimes]) -> dict[str, float]:
+    """Median of every part, in ms."""
+    parts = ("total", "draft", "draft_forward", "wire", "queue", "verify", "wait", "tap", "other", "outside")
+    return {part: round(statistics.median(getattr(t, part) for t in times), 3) for part in parts}
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Sums since the answer began, in ms, when a verdict had been committed."""
+
+    at: float
+    draft: float
+    draft_forward: float
+    wire: float
+    queue: float
+    verify: float
+    wait: float
+    tap: float
+
+
+async def _marks(client: AsyncClient, prompt: Sequence[int], timed: TimedDrafter) -> list[_Mark]:
+    marks: list[_Mark] = []
+    judged = False
+    async with aclosing(client.generate(prompt)) as events:
+        async for event in events:
+            match event:
+                case Cycle(request=Draft(tree=tree)):
+                    judged = len(tree) > 0
+                case Stats(statistics=so_far) if judged:
+                    marks.append(_mark(so_far, timed))
+                case _:
+                    pass
+    return marks
+
+
+def _mark(so_far: Statistics, timed: TimedDrafter) -> _Mark:
+    tokens = max(so_far.new_tokens - so_far.unverified, 1)
+    split = so_far.split_ms
+    parts = (split.draft, timed.seconds * 1e3 / tokens, split.wire, split.queue, split.verify, split.wait, split.tap)
+    return _Mark(time.perf_counter() * 1e3, *(part * tokens for part in parts))
+
+
+def _between(earlier: _Mark, later: _Mark) -> CycleTimes:
+    names = ("at", "draft", "draft_forward", "wire", "queue", "verify", "wait", "tap")
+    return CycleTimes(*(getattr(later, name) - getattr(earlier, name) for name in names))

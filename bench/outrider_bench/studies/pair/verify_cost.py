@@ -1,0 +1,79 @@
+"""What it costs the target to verify: the time of a pass over n new tokens, against one that decodes a single token.
+
+Speculation pays as long as a pass over a whole tree costs little more than a decode. Every size is a root and a chain
+below it, run as the server runs a draft; nothing is committed, so every pass stands on the same context. The sizes take
+turns, so that whatever else the machine does falls on all of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider_proto.errors import UsageError
+from outrider_proto.frames import Sampling
+from outrider_proto.tree import DraftTree
+from outrider_server.engine.engine import Engine, Work
+from outrider_server.engine.sampler import Chooser
+from outrider_server.engine.sequence import Held
+from outrider_server.engine.target import Target
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+_WARM_UP = 3  # rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of a forward pass over `tokens` new tokens; `ratio` of its median to that over one."""
+
+    tokens: int
+    median_ms: float
+    fastest_ms: float
+    slowest_ms: float
+    ratio: float
+
+
+def verify_costs(target: Target, context: int, repeats: int, step: Callable[[], None] = lambda: None) -> list[Cost]:
+    """Costs of all SIZES after `context` tokens, each the median of `repeats` passes; `step` after every round.
+
+    Raises UsageError where the target's context has no room for them.
+    """
+    room = target.max_context - SIZES[-1] - 1
+    if not 1 <= context <= room:
+        raise UsageError(f"context={context}: need 1 to {room}, so that {SIZES[-1]} more tokens fit into the target's")
+    engine, held = Engine(target), Held(target.kv, None)
+    _prefill(engine, held, context)
+    times: dict[int, list[float]] = {size: [] for size in SIZES}
+    for number in range(_WARM_UP + repeats):
+        for size in SIZES:
+            seconds = _pass_s(engine, held, size)
+            if number >= _WARM_UP:
+                times[size].append(seconds * 1e3)
+        if number >= _WARM_UP:
+            step()
+    decode = statistics.median(times[1])
+    return [_cost(size, each, decode) for size, each in times.items()]
+
+
+def _cost(tokens: int, times_ms: list[float], decode_ms: float) -> Cost:
+    median = statistics.median(times_ms)
+    rounded = (round(value, 4) for value in (median, min(times_ms), max(times_ms), median / decode_ms))
+    return Cost(tokens, *rounded)
+
+
+def _prefill(engine: Engine, held: Held, count: int) -> None:
+    (outcome,) = engine.verify([Work(held, _tokens(engine, count))])
+    engine.commit(outcome)
+
+
+def _pass_s(engine: Engine, held: Held, size: int) -> float:
+    """Seconds of one pass over a root and size - 1 drafted tokens."""
+    root, *drafted = _tokens(engine, size)
+    (outcome,) = engine.verify([Work(held, (root,), DraftTree.chain(drafted), Chooser(Sampling()))])
+    return outcome.timing.ended - outcome.timing.started
+
+
+def _tokens(engine: Engine, count: int) -> list[int]:
+    """Any will do."""
+    return [(7919 * i + 13) % engine.target.vocab_size for i in range(count)]

@@ -1,0 +1,1 @@
+"""The gateway, private prompts and Ray."""

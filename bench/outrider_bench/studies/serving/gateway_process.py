@@ -1,0 +1,88 @@
+"""A real `outrider gateway` as a process of its own, and how long it takes from nothing to a first token."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from outrider_proto.errors import UsageError
+
+_START_TIMEOUT_S = 60.0
+_POLL_S = 0.005
+_COMMAND = (sys.executable, "-c", "from outrider_client.cli.app import main; main()", "gateway")
+
+
+class GatewayProcess:
+    """Use as a context manager; `options` are those of `outrider gateway`. Raises UsageError if it does not link up."""
+
+    def __init__(self, server: str, options: Sequence[str] = ()) -> None:
+        self.port = _free_port()
+        self._command = [*_COMMAND, "--server", server, "--port", str(self.port), *options]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
+        give_up_at = time.monotonic() + _START_TIMEOUT_S
+        while self._status() != "ok":
+            if self._process.poll() is not None or time.monotonic() > give_up_at:
+                raise UsageError("the gateway did not start, or found no server")
+            time.sleep(_POLL_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait()
+
+    def _status(self) -> str:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            return str(json.load(connection.getresponse())["status"])
+        except OSError:
+            return ""
+        finally:
+            connection.close()
+
+
+def cold_start_s(server: str) -> float:
+    """From starting the process to the first token of an answer, which is asked for as soon as somebody listens."""
+    port = _free_port()
+    started = time.perf_counter()
+    process = subprocess.Popen([*_COMMAND, "--server", server, "--port", str(port)], stderr=subprocess.DEVNULL)
+    try:
+        while not _first_token(port):
+            if process.poll() is not None or time.perf_counter() - started > _START_TIMEOUT_S:
+                raise UsageError("the gateway did not start")
+            time.sleep(_POLL_S)
+        return time.perf_counter() - started
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _first_token(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_TIMEOUT_S)
+    asked = {"model": "outrider", "messages": [{"role": "user", "content": "Who am I?"}], "stream": True}
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(asked), {"Content-Type": "application/json"})
+        return any(b'"origin"' in line for line in connection.getresponse())
+    except ConnectionRefusedError:
+        return False
+    finally:
+        connection.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return int(unused.getsockname()[1])

@@ -1,0 +1,182 @@
+"""Questions whose answer needs a private fact: how many are answered rightly by the drafter alone with the target's
+features of the safe part, without any (control), over placeholders, and where nothing is private (bounds)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter as Counted
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider_bench.core.in_process_pair import Pair, in_process, papers_loop
+from outrider_bench.core.progress import Counter, Step
+from outrider_bench.core.prompts import SEED, Question
+from outrider_bench.core.reference_answers import plain_answers
+from outrider_bench.studies.pair.outage import features_of, outage_scores
+from outrider_client.core.prompt import Message
+from outrider_client.core.prompt_segments import Segment
+from outrider_drafters.contracts.drafter import Drafter
+from outrider_models.corpus import Family, Sample, generate
+from outrider_models.corpus.check import score_by_family
+from outrider_models.corpus.sample import Entities
+from outrider_server.engine.target import Target
+
+FAMILIES: tuple[Family, ...] = ("qa", "summary", "chat", "math")  # those whose answers say a fact of the prompt
+KNOWN = ("features of everything", "features of the safe part", "no features")
+TARGET_ALONE = "target, nothing private"
+ALL_FEATURES = "drafter alone, features of everything"
+WAYS: dict[str, dict[str, Any]] = {  # Any: what an answer can choose
+    "local: drafter alone, features of the safe part": {"privacy": "local"},
+    "local, offline: drafter alone, no features": {"privacy": "local", "mode": "offline"},
+    "placeholder: target": {"privacy": "placeholder"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateQuestion:
+    """The prompt as it is, and with its fact private."""
+
+    question: Question
+    turns: tuple[Message, ...]
+    num_safe: int  # tokens
+
+    @property
+    def safe_share(self) -> float:
+        return self.num_safe / len(self.question.prompt)
+
+
+def fact_of(sample: Sample) -> tuple[str, str] | None:
+    """The word that the answer needs, and its kind: the last that is asked for, or the last number; None without."""
+    said = " ".join(message.content for message in sample.messages)
+    if isinstance(sample.check, Entities):
+        word = sample.check.names[-1].split()[-1]
+        return (word, "FACT") if re.search(rf"\b{re.escape(word)}\b", said) else None
+    numbers = re.findall(r"\b[0-9]+\b", said)
+    return (numbers[-1], "NUMBER") if numbers else None
+
+
+def private_turns(sample: Sample, word: str, kind: str) -> tuple[Message, ...]:
+    """The sample's messages with every mention of the word private."""
+    pattern = re.compile(rf"\b({re.escape(word)})\b")
+    return tuple(
+        Message(
+            role=message.role,
+            content=[Segment(part, private=part == word, kind=kind) for part in pattern.split(message.content) if part],
+        )
+        for message in sample.messages
+    )
+
+
+def private_questions(pair: Pair, per_family: int) -> list[PrivateQuestion]:
+    """Held-out ones, as many of each family as have a fact among so many."""
+    samples = [sample for family in FAMILIES for sample in generate(family, "test", SEED, per_family)]
+    return [_private(pair, sample, fact) for sample in samples if (fact := fact_of(sample)) is not None]
+
+
+def _private(pair: Pair, sample: Sample, fact: tuple[str, str]) -> PrivateQuestion:
+    turns = private_turns(sample, *fact)
+    plain = [Message(role=message.role, content=message.content) for message in sample.messages]
+    question = Question(sample, tuple(pair.models.encode(plain, raw=False)))
+    return PrivateQuestion(question, turns, len(pair.models.split(turns, raw=False).safe))
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Of one drafter: by way and family, the share answered rightly, and by features and family, the share of the
+    target's own tokens that the drafter would have said next; by family, how many were asked and how much of their
+    prompts was safe."""
+
+    shares: dict[str, dict[str, float]]
+    agreement: dict[str, dict[str, float]]
+    asked: dict[str, int]
+    safe_share: dict[str, float]
+
+
+async def quality(
+    target_dir: Path, drafter: str | Path, per_family: int, limit: int, target: Target, step: Step
+) -> Quality:
+    """Everything in one process. Raises UsageError."""
+    config = papers_loop(target=target_dir, drafter=drafter, max_new_tokens=limit)
+    async with in_process(target_dir, config, target) as pair:
+        asked = private_questions(pair, per_family)
+        expected = plain_answers(target, [one.question for one in asked], limit, step)
+        shares = {TARGET_ALONE: _shares(asked, [pair.models.decode(tokens) for tokens in expected])}
+        agreement = {}
+        if pair.models.drafter is not None and pair.models.drafter.tap.fingerprint:
+            shares[ALL_FEATURES] = await _with_all_features(pair, asked, expected, limit)
+            agreement = await _agreement(pair, asked, expected)
+        for name, way in WAYS.items():
+            shares[name] = _shares(asked, await _texts(pair, asked, way, Counter(step, name, len(asked))))
+    families = _by_family(asked)
+    safe = {family: sum(one.safe_share for one in group) / len(group) for family, group in families.items()}
+    return Quality(shares, agreement, {family: len(group) for family, group in families.items()}, safe)
+
+
+async def _texts(pair: Pair, asked: Sequence[PrivateQuestion], way: dict[str, Any], counter: Counter) -> list[str]:
+    texts = []
+    for one in asked:
+        async with pair.client() as client:
+            texts.append((await client.complete(one.turns, **way)).text)
+        counter()
+    return texts
+
+
+async def _with_all_features(
+    pair: Pair, asked: Sequence[PrivateQuestion], expected: Sequence[tuple[int, ...]], limit: int
+) -> dict[str, float]:
+    """What writing alone costs by itself, were everything shown to the target."""
+    answers = dict(zip((one.question.prompt for one in asked), expected, strict=True))
+    return {
+        family: await outage_scores(
+            pair, [one.question for one in group], [answers[one.question.prompt] for one in group], 0, limit
+        )
+        for family, group in _by_family(asked).items()
+    }
+
+
+async def _agreement(
+    pair: Pair, asked: Sequence[PrivateQuestion], expected: Sequence[tuple[int, ...]]
+) -> dict[str, dict[str, float]]:
+    """Accuracy has a floor, and this has none: the drafter reads all of the target's answer up to each token."""
+    drafter = pair.models.drafter
+    assert drafter is not None
+    hits: dict[str, Counted[str]] = {name: Counted() for name in KNOWN}
+    num_tokens: Counted[str] = Counted()
+    for one, answer in zip(asked, expected, strict=True):
+        family, prompt = one.question.sample.family, one.question.prompt
+        rows = await features_of(pair, prompt, drafter.tap.fingerprint)
+        num_tokens[family] += len(answer)
+        for name, known in zip(KNOWN, (len(prompt) - 1, one.num_safe, 0), strict=True):
+            hits[name][family] += _num_foretold(drafter, prompt, answer, rows[:known])
+    return {name: {family: of[family] / count for family, count in num_tokens.items()} for name, of in hits.items()}
+
+
+@torch.inference_mode()
+def _num_foretold(drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], rows: NDArray[np.float32]) -> int:
+    state, hits = drafter.new_state(), 0
+    state.append(prompt)
+    if len(rows):
+        state.add_features(0, torch.from_numpy(rows))
+    for token in answer:
+        hits += int(state.root_logits().argmax()) == token
+        state.append([token])
+    return hits
+
+
+def _shares(asked: Sequence[PrivateQuestion], texts: Sequence[str]) -> dict[str, float]:
+    scores = score_by_family([one.question.sample for one in asked], texts)
+    return {family: score.rate for family, score in scores.items()}
+
+
+def _by_family(asked: Sequence[PrivateQuestion]) -> dict[str, list[PrivateQuestion]]:
+    return {
+        family: group
+        for family in FAMILIES
+        if (group := [one for one in asked if one.question.sample.family == family])
+    }

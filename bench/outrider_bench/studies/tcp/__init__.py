@@ -1,0 +1,1 @@
+"""How TCP and gRPC carry small exchanges."""

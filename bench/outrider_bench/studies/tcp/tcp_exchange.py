@@ -1,0 +1,164 @@
+"""Requests and replies of given sizes over one TCP connection from end to end of a link, timed at the client.
+
+    A  --- request: what is wanted, padded --->  B
+       <--- first part, in a write of its own ---     as a verdict
+       <--- the rest ----------------------------     as its features
+
+Standard library and sockets alone, so that it also runs where nothing else is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from outrider_bench.studies.tcp.tcp_info import TcpInfo
+from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side
+from outrider_netsim.namespaces.namespaces import Namespaces
+
+HEADER = struct.Struct("!III")  # bytes of the request, of the reply's first part, of the whole reply
+TIMEOUT_S = 120.0  # of one exchange; TCP alone would try for a quarter of an hour
+SIDES: tuple[Side, ...] = ("A", "B")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes in bytes, the reply's first part included in `reply`; no first part: one write."""
+
+    reply: int
+    first: int = 60
+    request: int = 250
+
+    def header(self) -> bytes:
+        return HEADER.pack(self.request, self.first, self.reply)
+
+    @classmethod
+    def of(cls, header: bytes) -> Shape:
+        request, first, reply = HEADER.unpack(header)
+        return cls(reply, first, request)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """ms from the request's writing until the first part, and until all of the reply, were there.
+
+    The rest is the replying kernel's account of it, 0 where it is not to be had.
+    """
+
+    first_ms: float
+    whole_ms: float
+    cwnd: int = 0  # when the request was sent
+    reordering: int = 0
+    packets: int = 0
+    resent: int = 0
+    needless: int = 0
+
+
+class Exchanger(Protocol):
+    """A connection on which one side asks and the other replies."""
+
+    async def exchange(self, shape: Shape) -> Timing:
+        """Raises LinkError, TimeoutError or OSError when the reply does not come."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+class TcpExchanger:
+    """One connection from A to B. Its segments cross the link as they are: no relay, no library in between."""
+
+    def __init__(self, namespaces: Namespaces, nagle: bool = False) -> None:
+        self._namespaces = namespaces
+        self._nagle = nagle
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._client = await self._namespaces.socket("A")
+        with await self._namespaces.listener("B", LINK_ADDRESSES["B"]) as listener:
+            accepting = asyncio.create_task(loop.sock_accept(listener))
+            async with asyncio.timeout(TIMEOUT_S):
+                await loop.sock_connect(self._client, listener.getsockname())
+                self._server, _ = await accepting
+        for end in (self._client, self._server):
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, not self._nagle)
+        self._counted = TcpInfo.of(self._server)
+        self._replying = asyncio.create_task(_reply_to_all(self._server))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._replying.cancel()
+        await asyncio.gather(self._replying, return_exceptions=True)
+        self._client.close()
+        self._server.close()
+
+    async def exchange(self, shape: Shape) -> Timing:
+        loop = asyncio.get_running_loop()
+        before = TcpInfo.of(self._server)
+        async with asyncio.timeout(TIMEOUT_S):
+            started = time.perf_counter()
+            await loop.sock_sendall(self._client, shape.header().ljust(shape.request, b"\0"))
+            await _receive(self._client, shape.first or 1)
+            first = time.perf_counter()
+            await _receive(self._client, shape.reply - (shape.first or 1))
+            whole = time.perf_counter()
+        return self._timing((first - started) * 1e3, (whole - started) * 1e3, before)
+
+    def _timing(self, first_ms: float, whole_ms: float, before: TcpInfo) -> Timing:
+        """Counts go on from the last exchange's end: word of a needless packet comes a round trip after it."""
+        since, now = self._counted, TcpInfo.of(self._server)
+        self._counted = now
+        return Timing(
+            first_ms,
+            whole_ms,
+            before.cwnd,
+            before.reordering,
+            packets=now.sent - since.sent,
+            resent=now.resent - since.resent,
+            needless=now.dsacks - since.dsacks,
+        )
+
+
+async def set_sysctls(namespaces: Namespaces, settings: Mapping[str, str]) -> None:
+    """On both sides, for connections made from now on. Raises ProfileError for what the kernel does not take."""
+    for side in SIDES:
+        for name, value in settings.items():
+            await namespaces.call(side, "outrider_netsim.namespaces.sysctl:set_sysctl", name=name, value=value)
+
+
+async def congestion_control(namespaces: Namespaces) -> str:
+    """What new connections of the replying side get."""
+    with await namespaces.socket("B") as new:
+        return new.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+async def _reply_to_all(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        shape = Shape.of(await _receive(connection, HEADER.size))
+        await _receive(connection, shape.request - HEADER.size)
+        for part in (shape.first, shape.reply - shape.first):
+            if part:
+                await loop.sock_sendall(connection, bytes(part))
+
+
+async def _receive(connection: socket.socket, size: int) -> bytes:
+    """Exactly so many bytes. Raises ConnectionError when the other side has ended the connection."""
+    loop = asyncio.get_running_loop()
+    parts = bytearray()
+    while len(parts) < size:
+        part = await loop.sock_recv(connection, min(size - len(parts), 1 << 16))
+        if not part:
+            raise ConnectionError("the other side has ended the connection")
+        parts += part
+    return bytes(parts)

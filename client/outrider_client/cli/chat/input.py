@@ -1,0 +1,59 @@
+"""What the user says, line by line: with editing, completion and a history on a terminal, else as it comes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from outrider_client.cli.chat.commands import COMMANDS
+from outrider_client.privacy.fences import CLOSE, ESCAPED, OPEN, parse_fences
+from outrider_proto.errors import UsageError
+
+_BLANK = OPEN + CLOSE
+
+
+def lines(history: Path | None) -> Iterator[str]:
+    """Until the end of input, or Ctrl-C with nothing typed. `history` is kept from chat to chat, private text left
+    out."""
+    reading = _from_terminal(history) if sys.stdin.isatty() and sys.stdout.isatty() else _from_pipe()
+    return (line.strip() for line in reading if line.strip())
+
+
+def without_private(line: str) -> str:
+    """What a history may keep of a line."""
+    try:
+        segments = parse_fences(line)
+    except UsageError:  # what it was meant to hide is anybody's guess
+        return line.partition(OPEN)[0] + _BLANK
+    return "".join(_BLANK if segment.private else segment.text.replace(OPEN, ESCAPED) for segment in segments)
+
+
+def _from_pipe() -> Iterator[str]:
+    while True:
+        try:
+            yield input()
+        except (EOFError, KeyboardInterrupt):
+            return
+
+
+def _from_terminal(history: Path | None) -> Iterator[str]:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+
+    class SafeHistory(FileHistory):
+        def store_string(self, string: str) -> None:
+            super().store_string(without_private(string))
+
+    kept: History = InMemoryHistory()
+    if history is not None:
+        history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        kept = SafeHistory(str(history))
+    completer = WordCompleter([f"/{name}" for name in COMMANDS], sentence=True)
+    session: PromptSession[str] = PromptSession("> ", history=kept, completer=completer, complete_while_typing=False)
+    while True:
+        try:
+            yield session.prompt()
+        except (EOFError, KeyboardInterrupt):
+            return

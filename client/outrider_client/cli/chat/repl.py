@@ -1,0 +1,133 @@
+"""The chat itself: one line after the other, answered or obeyed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from rich.console import Console
+
+from outrider_client.cli.chat.commands import COMMANDS, Slash, parse_slash
+from outrider_client.cli.chat.conversation import Conversation
+from outrider_client.cli.chat.figures import figures
+from outrider_client.cli.chat.link import ChatLink
+from outrider_client.client import Client
+from outrider_client.core.config import ClientConfig, Mode, Privacy
+from outrider_client.core.statistics import Statistics
+from outrider_client.display.display import display_for, say, show_answer
+from outrider_client.display.printable import printable
+from outrider_client.privacy.prompt_input import read_private
+from outrider_proto.errors import OutriderError, UsageError
+
+View = Literal["markdown", "origins"]
+
+
+class Talk:
+    """One conversation with one client. `link` is what its connection goes through, if that is emulated."""
+
+    def __init__(
+        self,
+        client: Client,
+        config: ClientConfig,
+        conversation: Conversation,
+        link: ChatLink | None = None,
+        *,
+        as_json: bool = False,
+    ) -> None:
+        self._client = client
+        self._mode: Mode = config.mode
+        self._privacy: Privacy = config.privacy
+        self._view: View = "markdown"
+        self._as_json = as_json
+        self._conversation = conversation
+        self._statistics: list[Statistics] = []
+        self._console = Console(highlight=False)
+        self._link = link
+
+    def run(self, lines: Iterable[str]) -> None:
+        """Raises what befalls the first answer; later ones are reported, and the conversation goes on."""
+        for line in lines:
+            try:
+                slash = parse_slash(line)
+                if slash == Slash("quit"):
+                    return
+                if slash is None:
+                    self._answer(line.removeprefix("/") if line.startswith("//") else line)
+                else:
+                    self._obey(slash)
+            except OutriderError as error:
+                if not self._statistics and not line.startswith("/"):
+                    raise
+                say(str(error))
+
+    def _answer(self, line: str) -> None:
+        self._conversation.asks(line)
+        display = display_for(self._client, as_json=self._as_json, markdown=self._view == "markdown")
+        try:
+            finished = show_answer(
+                self._client, self._conversation.messages, display, mode=self._mode, privacy=self._privacy
+            )
+            self._statistics.append(finished.statistics)
+        except KeyboardInterrupt:
+            say("stopped")
+        except OutriderError:
+            self._conversation.take_back()
+            raise
+        private = self._conversation.is_private and self._privacy == "local"
+        self._conversation.answered(display.written.text, private=private)
+
+    def _obey(self, slash: Slash) -> None:
+        match slash.name, slash.argument:
+            case "help", _:
+                self._help()
+            case "stats", _:
+                self._console.print(figures(self._statistics) if self._statistics else "no answer yet")
+            case "mode", argument:
+                self._mode = cast(Mode, self._choice("mode", argument, self._mode, get_args(Mode)))
+            case "privacy", argument:
+                self._privacy = cast(Privacy, self._choice("privacy", argument, self._privacy, get_args(Privacy)))
+            case "view", argument:
+                self._view = cast(View, self._choice("view", argument, self._view, get_args(View)))
+            case "link", argument:
+                self._links(argument)
+            case "private", argument:
+                self._conversation.enclose(read_private(Path(argument)))
+            case "history", _:
+                self._console.print(printable(self._conversation.text()) or "nothing yet", markup=False)
+            case "save", argument:
+                self._save(argument)
+            case "clear", _:
+                self._conversation.clear()
+                self._client.begin_conversation()
+
+    def _help(self) -> None:
+        for name, (argument, meaning) in COMMANDS.items():
+            self._console.print(f"{f'/{name} {argument}':28} {meaning}", markup=False)
+        self._console.print("<<...>> in a message is private: it never leaves this device.", markup=False)
+
+    def _choice(self, name: str, argument: str, now: str, choices: tuple[str, ...]) -> str:
+        """What `argument` changes it to; without one it is said and stays."""
+        if argument and argument not in choices:
+            raise UsageError(f"/{name} {argument}: choose one of {', '.join(choices)}")
+        if not argument:
+            self._console.print(f"{name} {now}; to choose from: {', '.join(choices)}", markup=False)
+        return argument or now
+
+    def _links(self, argument: str) -> None:
+        if argument and self._link is None:
+            raise UsageError("/link: only an emulated link can be changed; start the chat with --profile NAME")
+        if self._link is not None and argument:
+            self._link.obey(argument)
+        rtt_ms = self._statistics[-1].rtt_ms if self._statistics else 0.0
+        self._console.print(f"{self._client.link_state.value}, R {rtt_ms:.0f} ms", markup=False)
+        if self._link is not None:
+            self._console.print(self._link.said, markup=False)
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise UsageError("/save needs a file's name")
+        try:
+            Path(name).write_text(self._conversation.text() + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{name}: cannot be written ({error.strerror})") from error

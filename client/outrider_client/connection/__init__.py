@@ -1,0 +1,1 @@
+"""The session with one server and the link it runs over."""

@@ -1,0 +1,182 @@
+"""The real transport: one bidirectional gRPC stream a session, a fresh channel a connection.
+
+gRPC's own reconnecting waits for up to two minutes and shares that wait between channels, so nothing here relies on it:
+each connection has its own subchannel, fails at the first refusal, and is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
+
+import grpc
+
+from outrider_client.connection.access import PLAIN, Access, Metadata, is_loopback
+from outrider_client.connection.outbox import Outbox
+from outrider_client.connection.tls_diagnosis import TrustError, explained
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto import wire
+from outrider_proto.description import description_from_proto
+from outrider_proto.errors import LinkError, UsageError
+from outrider_proto.frames import ClientFrame, ServerDescription, ServerFrame
+from outrider_proto.metadata import SESSION_HEADER
+from outrider_proto.status import error_from_rpc
+from outrider_proto.verifier_pb2_grpc import VerifierStub
+
+if TYPE_CHECKING:
+    ServerStream = grpc.aio.StreamStreamCall[pb.ClientFrame, pb.ServerFrame]
+
+# Defaults kept after measuring (docs/operations.md): TCP_NODELAY, bdp_probe, windows. No keepalive: it stops after two
+# pings without data, and heartbeat.py is quicker.
+CHANNEL_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.max_send_message_length", 4 * wire.MAX_FRAME_BYTES),
+    ("grpc.max_receive_message_length", 2 * wire.MAX_FRAME_BYTES),
+)
+
+# Of http_proxy and the like. What is sent to this machine itself may hold a key in the open: no proxy is to see it.
+_NO_PROXY = ("grpc.enable_http_proxy", 0)
+
+
+class GrpcConnection:
+    """One stream on a channel of its own."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel, metadata: Metadata = ()) -> None:
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._address = address
+        self._channel = channel
+        self._outbox = Outbox()
+        self._call: ServerStream | None = _stub(channel).Session(self._messages(), metadata=metadata)
+
+    async def wait_until_connected(self) -> None:
+        """Raises LinkError when the server cannot be reached."""
+        with translated(f"cannot reach {self._address}"):
+            await self._stream.wait_for_connection()
+
+    def send(self, frame: ClientFrame) -> None:
+        self._outbox.put(frame)
+
+    async def receive(self) -> ServerFrame:
+        with translated(self._address):
+            try:
+                message = await self._stream.read()
+            except asyncio.CancelledError as cancelled:
+                raise cancelled.with_traceback(None) from None  # it would hold the call: see close
+        if not isinstance(message, pb.ServerFrame):
+            raise LinkError(f"{self._address}: the server has ended the stream")
+        self.bytes_down += message.ByteSize()
+        return wire.server_frame_from_proto(message)
+
+    async def close(self) -> None:
+        """Safe to call twice."""
+        self._outbox.close()
+        if self._call is not None:
+            self._call.cancel()
+            await self._channel.close()
+        self._call = None  # gRPC holds the line open for as long as anybody holds the call
+
+    @property
+    def _stream(self) -> ServerStream:
+        if self._call is None:
+            raise LinkError(f"{self._address}: the connection is closed")
+        return self._call
+
+    async def _messages(self) -> AsyncIterator[pb.ClientFrame]:
+        async for frame in self._outbox.frames():
+            message = wire.client_frame_to_proto(frame)
+            self.bytes_up += message.ByteSize()
+            yield message
+
+
+class GrpcTransport:
+    """Connections to the server at `address` (host:port), all of one session. Raises UsageError."""
+
+    def __init__(self, address: str, access: Access = PLAIN) -> None:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise UsageError(f"server={address!r}: need HOST:PORT")
+        access.check_for(address)
+        self.address = address
+        self._access = access
+        self._was_reached = False
+        self._session_key = secrets.token_hex(16)
+
+    async def connect(self) -> GrpcConnection:
+        metadata = (*self.metadata(), (SESSION_HEADER, self._session_key))
+        connection = GrpcConnection(self.address, self.channel(), metadata)
+        try:
+            async with self.reaching():
+                await connection.wait_until_connected()
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def describe(self) -> ServerDescription:
+        async with self.channel() as channel, self.reaching():
+            with translated(f"cannot reach {self.address}"):
+                message = await _stub(channel).Describe(pb.DescribeRequest(), metadata=self.metadata())
+        return description_from_proto(message)
+
+    async def measure(self) -> float:
+        """Seconds of a call's way there and back on a fresh connection that stands. Raises as `describe`."""
+        metadata = self.metadata()
+        async with self.channel() as channel, self.reaching():
+            with translated(f"cannot reach {self.address}"):
+                await _stub(channel).Describe(pb.DescribeRequest(), metadata=metadata)
+                started = time.perf_counter()
+                await _stub(channel).Describe(pb.DescribeRequest(), metadata=metadata)
+        return time.perf_counter() - started
+
+    async def close(self) -> None:
+        """Nothing outlives its connection."""
+
+    def channel(self) -> grpc.aio.Channel:
+        """A fresh one; the caller closes it. Raises UsageError."""
+        credentials = self._access.credentials()
+        options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS]
+        if is_loopback(self.address):
+            options.append(_NO_PROXY)
+        if credentials is None:
+            return grpc.aio.insecure_channel(self.address, options=options)
+        if (name := self._access.server_name) is not None:
+            options.append(("grpc.ssl_target_name_override", name))
+        return grpc.aio.secure_channel(self.address, credentials, options=options)
+
+    def metadata(self) -> Metadata:
+        """What every call has to go with. Raises UsageError."""
+        return self._access.metadata()
+
+    @contextlib.asynccontextmanager
+    async def reaching(self) -> AsyncIterator[None]:
+        """Around the first call on a connection. A server that was never reached and cannot be trusted, or does not
+        trust us, is a TrustError: it will be no other the next time. One that was may be behind a stranger now."""
+        try:
+            yield
+        except LinkError as error:
+            meaning = await explained(self.address, self._access, str(error))
+            if meaning is None:
+                raise
+            message = f"cannot reach {self.address}: {meaning}"
+            raise (LinkError(message) if self._was_reached else TrustError(message)) from error
+        self._was_reached = True
+
+
+def _stub(channel: grpc.aio.Channel) -> VerifierStub:
+    return VerifierStub(channel)  # type: ignore[no-untyped-call] # generated without annotations
+
+
+@contextlib.contextmanager
+def translated(where: str) -> Iterator[None]:
+    """gRPC's errors as ours; a link's fault says where."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        ours = error_from_rpc(error)
+        raise (LinkError(f"{where}: {ours}") if isinstance(ours, LinkError) else ours) from error

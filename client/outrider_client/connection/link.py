@@ -1,0 +1,149 @@
+"""One open connection: frames both ways, the measured round trip, and the watch over silence. The asynchronous shell
+around heartbeat.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+
+from outrider_client.connection.heartbeat import Heartbeat
+from outrider_client.connection.rtt import RttEstimator
+from outrider_client.connection.transport import Connection
+from outrider_proto.errors import LinkError, OutriderError, Reason, Violation
+from outrider_proto.frames import ClientFrame, Close, Features, Open, Opened, Ping, Pong, Verdict
+
+_LATE_S = 0.05  # a timer that fires so late means that this process stood still
+_MAX_UNREAD_BYTES = 512 * 1024 * 1024  # more than a long prompt's features
+_FRAME_BYTES = 1024  # what a frame takes beside its rows, about
+Reply = Verdict | Features
+
+
+class Link:
+    """Owns a connection from Open to close. One task receives from it; pings go out while that task waits."""
+
+    def __init__(
+        self, connection: Connection, rtt: RttEstimator, heartbeat: Heartbeat, clock: Callable[[], float]
+    ) -> None:
+        self.connection = connection
+        self._rtt = rtt
+        self._heartbeat = heartbeat
+        self._clock = clock
+        self._arrived: deque[Opened | Reply | OutriderError] = deque()
+        self._arrival = asyncio.Event()
+        self._unread_bytes = 0
+        self._reader = asyncio.create_task(self._read(), name="outrider link reader")
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the stream has ended, with whatever came before still to be read."""
+        return bool(self._arrived) and isinstance(self._arrived[-1], OutriderError)
+
+    async def open(self, frame: Open) -> Opened:
+        """The server's answer to Open; the caller sets the deadline."""
+        started = self._clock()
+        self.connection.send(frame)
+        await self._arrival.wait()
+        opened = self._take()
+        if not isinstance(opened, Opened):
+            raise Violation(Reason.MALFORMED_FRAME, "the server's first frame is not Opened")
+        now = self._clock()
+        self._rtt.guess(now - started)
+        self._ping(now)
+        return opened
+
+    def send(self, frame: ClientFrame, num_bytes: int = 0) -> None:
+        """Queue a frame whose answer will be awaited; frame and answer are about `num_bytes` long."""
+        self._heartbeat.begin(self._clock(), num_bytes)
+        self.connection.send(frame)
+
+    async def receive(self, timeout_s: float) -> Reply | None:
+        """The next verdict or features, None after `timeout_s`. Raises LinkError when the link is lost, or Refusal."""
+        give_up_at = self._clock() + timeout_s
+        while not self._arrived:
+            if self._clock() >= give_up_at:
+                return None
+            await self._wait_until(min(give_up_at, self._heartbeat.due_at))
+            self._watch()
+        return self.receive_nowait()
+
+    def receive_nowait(self) -> Reply | None:
+        """What has arrived already, else None. Raises as `receive`."""
+        if not self._arrived:
+            return None
+        reply = self._take()
+        if isinstance(reply, Opened):
+            raise Violation(Reason.MALFORMED_FRAME, "the server sent a second Opened")
+        return reply
+
+    async def say_goodbye(self, timeout_s: float) -> None:
+        """Send Close and wait for the server to end the stream."""
+        self.connection.send(Close())
+        await asyncio.wait({self._reader}, timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Safe to call twice."""
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        await self.connection.close()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                frame = await self.connection.receive()
+                self._heartbeat.heard(self._clock())
+                if isinstance(frame, Pong):
+                    self._heartbeat.pong(frame.nonce, self._clock())
+                    continue
+                if isinstance(frame, Verdict):
+                    self._heartbeat.proved()
+                self._unread_bytes += _size(frame)
+                if self._unread_bytes > _MAX_UNREAD_BYTES:
+                    raise Violation(Reason.FRAME_TOO_LARGE, "the server sends more than anybody asked for")
+                self._put(frame)
+        except OutriderError as error:
+            self._put(error)
+        except Exception as error:  # whatever it is, whoever waits for a frame must learn of it
+            self._put(OutriderError(f"cannot receive: {error!r}"))
+            raise
+
+    async def _wait_until(self, due: float) -> None:
+        """Until something has arrived, at most until `due`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(due - self._clock(), 0.0)):
+                await self._arrival.wait()
+        late = self._clock() - due
+        if late > _LATE_S:
+            self._heartbeat.forgive(late)
+
+    def _watch(self) -> None:
+        now = self._clock()
+        if self._arrived:
+            return
+        if self._heartbeat.is_lost(now):
+            raise LinkError(f"no sign of life for {self._heartbeat.deadline_s * 1000:.0f} ms")
+        if self._heartbeat.should_ping(now):
+            self._ping(now)
+
+    def _ping(self, now: float) -> None:
+        self.connection.send(Ping(self._heartbeat.ping(now)))
+
+    def _put(self, arrived: Opened | Reply | OutriderError) -> None:
+        self._arrived.append(arrived)
+        self._arrival.set()
+
+    def _take(self) -> Opened | Reply:
+        """The oldest arrival. A failure is raised, and stays for whoever asks next."""
+        arrived = self._arrived[0]
+        if isinstance(arrived, OutriderError):
+            raise arrived
+        self._arrived.popleft()
+        self._unread_bytes -= _size(arrived)
+        if not self._arrived:
+            self._arrival.clear()
+        return arrived
+
+
+def _size(frame: Opened | Reply) -> int:
+    return _FRAME_BYTES + (frame.rows.nbytes if isinstance(frame, Features) else 0)

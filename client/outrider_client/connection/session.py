@@ -1,0 +1,235 @@
+"""The session with one server, over however many connections: it connects, notices losses, comes back and resumes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from outrider_client.connection.backoff import Backoff
+from outrider_client.connection.heartbeat import Heartbeat, Patience
+from outrider_client.connection.link import Link
+from outrider_client.connection.link_state import Happening, LinkState, next_state
+from outrider_client.connection.rtt import RttEstimator
+from outrider_client.connection.transport import Transport
+from outrider_client.core.config import Timeouts
+from outrider_client.text.transcript import Transcript
+from outrider_proto.errors import LinkError, Reason, Refusal
+from outrider_proto.frames import Open, Opened, Sampling
+
+_MAX_FRUITLESS = 8  # connections in a row that opened and brought no verdict
+_TRANSIENT = (Reason.SHUTTING_DOWN, Reason.SERVER_FULL, Reason.STALLED, Reason.OVER_QUOTA)
+T = TypeVar("T")
+Watcher = Callable[[LinkState, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """How patiently a session treats its link."""
+
+    timeouts: Timeouts
+    patience: Patience
+    backoff: Backoff
+
+
+def wait_asked_for_s(error: Exception) -> float:
+    """How long a refusal asks us to stay away."""
+    return error.retry_after_s or 0.0 if isinstance(error, Refusal) else 0.0
+
+
+class SilenceError(LinkError):
+    """Nothing came within the time allowed: neither an answer nor a refusal."""
+
+
+class Session:
+    """State, link and limits; the tokens are the transcript's."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        introduction: Open,
+        transcript: Transcript,
+        manners: Manners,
+        clock: Callable[[], float],
+        generator: random.Random,
+    ) -> None:
+        self.state = LinkState.CONNECTING
+        self.tree_budget = 0  # nodes that the server would have in a draft at most, busy as it is; 0: no wish
+        self.rtt = RttEstimator()
+        self.watcher: Watcher = lambda state, detail: None
+        self._transport = transport
+        self._introduction = introduction
+        self._transcript = transcript
+        self._manners = manners
+        self._clock = clock
+        self._generator = generator
+        self._link: Link | None = None
+        self._limits: Opened | None = None
+        self._patience_factor = 1.0
+        self._num_failures = 0
+        self._num_fruitless = 0  # connections since the last verdict
+        self._fruitless_since = 0.0
+        self._bytes_before = (0, 0)  # on connections that are gone
+
+    @property
+    def link(self) -> Link:
+        """Raises LinkError when there is none."""
+        if self._link is None:
+            raise LinkError(f"{self._transport.address}: not connected")
+        return self._link
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection, for all that is known."""
+        return self._link is not None
+
+    @property
+    def limits(self) -> Opened | None:
+        """What the server said of itself; None before the first connection."""
+        return self._limits
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Up and down, over all connections."""
+        up, down = self._bytes_before
+        if self._link is not None:
+            up, down = up + self._link.connection.bytes_up, down + self._link.connection.bytes_down
+        return up, down
+
+    async def connect(self) -> None:
+        """Have a link: the one there is, or a new one. Raises LinkError or Refusal."""
+        if self._link is not None and self._link.has_failed:
+            await self.lose("the connection broke while idle")
+        if self._link is None:
+            timeouts = self._manners.timeouts
+            await self._open(timeouts.connect_s, timeouts.open_s)
+
+    async def sample_with(self, sampling: Sampling) -> None:
+        """A stream's sampling is fixed, so another one needs another stream."""
+        if sampling != self._introduction.sampling:
+            self._introduction = replace(self._introduction, sampling=sampling)
+            await self._hang_up()
+
+    async def lose(self, detail: str) -> None:
+        """The link is gone, or to be given up."""
+        await self._hang_up()
+        if self.state is not LinkState.OFFLINE:
+            self._happens(Happening.LOST, detail)
+
+    @property
+    def untried_s(self) -> float:
+        """How long the first attempt since the loss may still take; 0 once one has failed."""
+        return 0.0 if self._num_failures else self._attempt_s
+
+    async def reconnect(self, after_s: float = 0.0) -> None:
+        """Try until there is a link, not before the server said so. Raises Refusal when it will not have us back."""
+        self._num_failures = 0
+        failure: LinkError | Refusal | None = None
+        for attempt in itertools.count():
+            silent = isinstance(failure, SilenceError)
+            tried = attempt + max(self._num_fruitless - 1, 0)  # one that opens and ends at once is spared as well
+            delay_s = self._manners.backoff.delay_s(tried, self._generator, after_silence=silent)
+            await asyncio.sleep(max(delay_s, after_s if failure is None else wait_asked_for_s(failure)))
+            # A link that is there at once was given up too soon; one that is not, was not.
+            self._patience_factor = self._patience_factor * 2 if attempt == 0 else 1.0
+            failure = await self._attempt(attempt)
+            if failure is None:
+                return
+            self._num_failures += 1
+
+    def caught_up(self) -> None:
+        """The server holds the session's tokens again."""
+        if self.state is LinkState.RESUMING:
+            self._happens(Happening.CAUGHT_UP)
+
+    def proved(self) -> None:
+        """A verdict came through: the link is what it seems."""
+        self._patience_factor = 1.0
+        self._num_fruitless = 0
+
+    def is_in_vain(self, seconds: float) -> bool:
+        """Whether connection after connection has opened for so long, and none has brought a verdict."""
+        return self._num_fruitless >= _MAX_FRUITLESS and self._clock() - self._fruitless_since >= seconds
+
+    async def close(self) -> None:
+        """Tell the server, if that can be done soon. Safe to call twice."""
+        if self._link is not None:
+            await self._link.say_goodbye(self._manners.timeouts.goodbye_s)
+            await self._link.close()
+            self._link = None
+        if self.state is not LinkState.CLOSED:
+            self._happens(Happening.CLOSED)
+
+    async def forget(self) -> None:
+        """After a refusal: the next answer starts a session of its own."""
+        if self._link is not None:
+            await self.lose("refused")
+        self._introduction = replace(self._introduction, session_id="")
+
+    async def _hang_up(self) -> None:
+        """Without this connection; the next one goes on from there."""
+        link, self._link = self._link, None
+        if link is not None:
+            up, down = self._bytes_before
+            self._bytes_before = up + link.connection.bytes_up, down + link.connection.bytes_down
+            await link.close()
+
+    async def _attempt(self, number: int) -> LinkError | Refusal | None:
+        """What it failed by, if it did."""
+        open_s = min(self._attempt_s * 2.0 ** min(number, 16), self._manners.timeouts.open_s)
+        try:
+            await self._open(self._attempt_s, open_s)
+        except (LinkError, Refusal) as error:
+            if isinstance(error, Refusal) and error.reason not in _TRANSIENT:
+                raise
+            return error
+        return None
+
+    async def _open(self, connect_s: float, open_s: float) -> None:
+        connection = await self._in_time(connect_s, self._transport.connect())
+        heartbeat = Heartbeat(self.rtt, self._manners.patience, self._patience_factor)
+        link = Link(connection, self.rtt, heartbeat, self._clock)
+        if self.state is LinkState.OFFLINE:
+            self._happens(Happening.CONNECTED)
+        try:
+            opened = await self._in_time(open_s, link.open(self._opening()))
+        except BaseException as error:
+            await link.close()
+            if self.state is LinkState.RESUMING:
+                self._happens(Happening.LOST, str(error))
+            raise
+        self._adopt(link, opened)
+
+    async def _in_time(self, seconds: float, step: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(seconds):
+                return await step
+        except TimeoutError as error:
+            raise SilenceError(f"{self._transport.address}: no answer within {seconds:g} s") from error
+
+    def _opening(self) -> Open:
+        committed_len = self._transcript.committed_len if self._introduction.session_id else 0
+        return replace(self._introduction, committed_len=committed_len)
+
+    def _adopt(self, link: Link, opened: Opened) -> None:
+        self._link = link
+        self._limits = opened
+        self.tree_budget = 0
+        if not self._num_fruitless:
+            self._fruitless_since = self._clock()
+        self._num_fruitless += 1
+        self._introduction = replace(self._introduction, session_id=opened.session_id)
+        self._transcript.resume(opened)
+        if self.state is LinkState.CONNECTING:
+            self._happens(Happening.OPENED)
+
+    @property
+    def _attempt_s(self) -> float:
+        return max(self._manners.timeouts.reconnect_s, 6 * (self.rtt.mean_s or 0.0))
+
+    def _happens(self, happening: Happening, detail: str = "") -> None:
+        self.state = next_state(self.state, happening)
+        self.watcher(self.state, detail)

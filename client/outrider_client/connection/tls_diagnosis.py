@@ -1,0 +1,76 @@
+"""Why client and server cannot begin to speak: TLS on one side only, or certificates that are not accepted. gRPC says
+it in words of its own, or only that the socket was closed; then a look at the server with Python's TLS tells."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+
+from outrider_client.connection.access import Access, host_of
+from outrider_proto.errors import UsageError
+
+_LOOK_S = 2.0
+_SAID = (
+    ("certificate has expired", "its certificate has expired"),
+    ("certificate is not yet valid", "its certificate is not valid yet: is this device's clock right?"),
+    ("Hostname Verification", "its certificate is for another name: call it by that, or give --server-name"),
+    ("WRONG_VERSION_NUMBER", "it does not speak TLS: leave out --tls, --ca and --client-cert"),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is signed by nobody who is trusted here: give --ca FILE"),
+    ("handshake failed", "no TLS with it"),
+)
+_UNCLEAR = ("Socket closed", "Connection reset", "recvmsg")
+
+
+class TrustError(UsageError):
+    """The link is there and carries bytes, but the two sides are not set up for each other: trying again is no use."""
+
+
+async def explained(server: str, access: Access, said: str) -> str | None:
+    """What is wrong, where gRPC said `said`; None when it is not about trust."""
+    for sign, meaning in _SAID:
+        if sign in said:
+            return meaning
+    if not any(sign in said for sign in _UNCLEAR):
+        return None
+    with contextlib.suppress(OSError, TimeoutError, ValueError):
+        async with asyncio.timeout(_LOOK_S):
+            return await _looked(server, access)
+    return None
+
+
+async def _looked(server: str, access: Access) -> str | None:
+    """Raises OSError where nobody is there."""
+    if not access.is_encrypted:
+        is_tls = await _hangs_up(server, _unchecked()) is not None
+        return "it speaks TLS: give --tls, or --ca FILE with its authority" if is_tls else None
+    hangs_up = await _hangs_up(server, access.ssl_context(), access.server_name)
+    if not hangs_up:
+        return None
+    if access.client_cert is None:
+        return "it hangs up after TLS has begun: it may want --client-cert and --client-key"
+    return "it hangs up after TLS has begun: it may not accept this client's certificate"
+
+
+async def _hangs_up(server: str, context: ssl.SSLContext, name: str | None = None) -> bool | None:
+    """Whether the server ends the connection once TLS stands; None where it has no TLS for us."""
+    context.set_alpn_protocols(["h2"])
+    host, port = host_of(server), int(server.rpartition(":")[2])
+    try:
+        reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name or host)
+    except ssl.SSLError:
+        return None
+    try:
+        return await reader.read(1) == b""
+    except (ssl.SSLError, ConnectionError):
+        return True
+    finally:
+        writer.close()
+
+
+def _unchecked() -> ssl.SSLContext:
+    """To see whether there is TLS at all; nothing is sent over it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

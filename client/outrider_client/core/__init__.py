@@ -1,0 +1,1 @@
+"""Configuration, prompts, events and statistics of the public API."""

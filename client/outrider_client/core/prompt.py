@@ -1,0 +1,72 @@
+"""What callers may ask with, and how its private parts become something that a tokenizer takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypedDict
+
+from outrider_client.core.prompt_segments import Content, Segment, as_segments
+from outrider_proto.errors import UsageError
+
+ANSWERER = "assistant"
+
+
+class Turn(TypedDict):
+    """One turn of a chat as plain text."""
+
+    role: str
+    content: str
+
+
+class Message(TypedDict):
+    """One turn of a chat."""
+
+    role: str
+    content: Content
+
+
+Prompt = str | Sequence[Message] | Sequence[int] | Sequence[Segment]
+PlainPrompt = str | list[Turn] | list[int]
+
+
+def plain(
+    prompt: Prompt | PlainPrompt, write: Callable[[Content], str], recall: Callable[[Content], str] | None = None
+) -> PlainPrompt:
+    """The prompt with every content as `write` makes it, or `recall` where it is an earlier answer. Raises UsageError
+    for a mixture."""
+    if isinstance(prompt, str):
+        return write(prompt)
+    tokens = [item for item in prompt if isinstance(item, int)]
+    segments = [item for item in prompt if isinstance(item, Segment)]
+    messages = [item for item in prompt if not isinstance(item, int | Segment)]
+    if sum(map(bool, (tokens, segments, messages))) > 1:
+        raise UsageError("prompt mixes messages, segments and token ids: give one of them")
+    if segments:
+        return write(segments)
+    turns = ((message["role"], message["content"]) for message in messages)
+    recall = recall or write
+    return [Turn(role=role, content=(recall if role == ANSWERER else write)(said)) for role, said in turns] or tokens
+
+
+def segments_of(prompt: Prompt) -> Iterator[Segment]:
+    """All of a prompt's segments in order; token ids have none."""
+    if isinstance(prompt, str):
+        yield Segment(prompt)
+        return
+    for item in prompt:
+        if isinstance(item, Segment):
+            yield item
+        elif not isinstance(item, int):
+            yield from as_segments(item.get("content", ""))  # what lacks it is refused elsewhere
+
+
+def is_private(prompt: Prompt) -> bool:
+    """Whether any of it is to stay here."""
+    return any(segment.private for segment in segments_of(prompt))
+
+
+def safe_text(content: Content) -> str:
+    """All of a content that holds nothing private."""
+    if any(segment.private for segment in as_segments(content)):
+        raise AssertionError("private text on its way to the server")
+    return "".join(segment.text for segment in as_segments(content))

@@ -1,0 +1,223 @@
+"""What an answer cost and gained. Pure: times are arguments, in seconds of one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider_client.core.head_statistics import HeadMeter, HeadUse
+from outrider_drafters.routing.heads import Routed
+from outrider_drafters.trees.grow import Drafted
+from outrider_proto.frames import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSplit:
+    """Where the time of verified tokens went, in ms a token: the drafter, the way there and back, the server's queue,
+    the target's pass, waiting for features; and the tap's pass, which goes on while verdict and waiting do."""
+
+    draft: float = 0.0
+    wire: float = 0.0
+    queue: float = 0.0
+    verify: float = 0.0
+    wait: float = 0.0
+    tap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Measures of one answer, under the names of DESIGN ('Names of measures')."""
+
+    new_tokens: int = 0
+    mean_acceptance_length: float = 0.0
+    draft_acceptance_rate: float = 0.0
+    acceptance_histogram: tuple[int, ...] = ()  # entry k: verdicts that accepted k drafted tokens
+    time_to_first_token_ms: float = 0.0
+    mean_itl_ms: float = 0.0
+    tokens_per_second: float = 0.0
+    split_ms: TimeSplit = TimeSplit()
+    bytes_up: int = 0
+    bytes_down: int = 0
+    target_calls: int = 0
+    tree_budget: int = 0  # nodes: the smallest drafts that the server asked for while it was busy; 0: it did not
+    verify_ms: float = 0.0  # a target call, on the average
+    forecasts: int = 0  # verdicts before which drafts had been made for some of their outcomes
+    hit_rate: float = 0.0  # of those, the share whose outcome was among them
+    wasted_nodes: int = 0  # drafted ahead, and then not sent or sent in vain
+    stale_drafts: int = 0  # sent ahead in vain
+    stale_tokens: float = 0.0  # tokens whose features were still missing when a draft was begun, on the average
+    level_ms: float = 0.0  # a level of a draft that was waited for, on the average
+    ahead_level_ms: float = 0.0  # and one of drafts ahead, all outcomes side by side
+    exchange_ms: float = 0.0  # a draft's way there and back, on the average
+    rtt_ms: float = 0.0
+    outages: int = 0
+    offline_ms: float = 0.0
+    unverified: int = 0
+    rolled_back: int = 0
+    copied: int = 0  # of the unverified tokens, those of the last resort
+    heads: HeadUse = field(default_factory=HeadUse)
+
+
+@dataclass(slots=True)
+class _Mean:
+    """Of times, in seconds."""
+
+    total_s: float = 0.0
+    count: int = 0
+
+    def take(self, seconds: float, count: int = 1) -> None:
+        self.total_s += seconds
+        self.count += count
+
+    @property
+    def ms(self) -> float:
+        return self.total_s * 1e3 / max(self.count, 1)
+
+
+class Meter:
+    """Counts what happens to one answer from `started` on."""
+
+    def __init__(self, started: float, heads: Sequence[str] = ()) -> None:
+        self._started = started
+        self._heads = HeadMeter(heads)
+        self._first_token_at: float | None = None
+        self._last_token_at = started
+        self._num_drafts = 0
+        self._num_draft_tokens = 0
+        self._histogram: list[int] = []
+        self._draft_s = self._wire_s = self._queue_s = self._verify_s = self._wait_s = self._tap_s = 0.0
+        self._target_calls = 0
+        self._tree_budget = 0
+        self._forecasts = self._hits = self._wasted_nodes = self._stale_drafts = 0
+        self._drafts_begun = self._stale_tokens = 0
+        self._level, self._ahead_level, self._exchange = _Mean(), _Mean(), _Mean()
+        self._outages = 0
+        self._offline_s = 0.0
+        self._offline_since: float | None = None
+        self._rolled_back = 0
+        self._copied = 0
+
+    def tokens_came(self, now: float) -> None:
+        if self._first_token_at is None:
+            self._first_token_at = now
+        self._last_token_at = now
+
+    def drafted(self, seconds: float) -> None:
+        self._draft_s += seconds
+
+    def levels_took(self, seconds: float, num_levels: int, *, ahead: bool = False) -> None:
+        """Of a draft that was waited for, or of drafts ahead for several outcomes."""
+        (self._ahead_level if ahead else self._level).take(seconds, num_levels)
+
+    def routed(self, routed: Routed) -> None:
+        """Heads have drafted."""
+        self._heads.drafted(routed)
+
+    def waited(self, seconds: float) -> None:
+        self._wait_s += seconds
+
+    def tapped(self, seconds: float) -> None:
+        self._tap_s += seconds
+
+    def verdict(self, verdict: Verdict, round_trip_s: float, *, on_draft: bool = False) -> None:
+        """Any answer of the target, `round_trip_s` after it was asked for; `on_draft`: on a tree of the drafter's."""
+        queue_s, verify_s = verdict.queue_us / 1e6, verdict.verify_us / 1e6
+        wire_s = max(round_trip_s - queue_s - verify_s - verdict.draft_us / 1e6, 0.0)
+        self._target_calls += 1
+        if verdict.tree_budget:
+            self._tree_budget = min(self._tree_budget or verdict.tree_budget, verdict.tree_budget)
+        self._queue_s += queue_s
+        self._verify_s += verify_s
+        self._wire_s += wire_s
+        if on_draft:
+            self._exchange.take(wire_s)
+
+    def judged(self, num_nodes: int, num_accepted: int) -> None:
+        """The verdict on a draft tree that is not empty. Checks of unverified tokens do not count: no one drafted them
+        for this target's sake."""
+        self._num_drafts += 1
+        self._num_draft_tokens += num_nodes
+        self._histogram += [0] * (num_accepted + 1 - len(self._histogram))
+        self._histogram[num_accepted] += 1
+
+    def judged_draft(self, drafted: Drafted, path: Sequence[int]) -> None:
+        """As above, where it is known how sure the head was."""
+        self.judged(len(drafted.tree), len(path))
+        self._heads.judged(drafted, path)
+
+    def foreseen(self, hit: bool) -> None:
+        """A verdict came whose outcomes had been drafted for."""
+        self._forecasts += 1
+        self._hits += hit
+
+    def wasted(self, num_nodes: int) -> None:
+        """Nodes were drafted ahead for nothing."""
+        self._wasted_nodes += num_nodes
+
+    def stale(self) -> None:
+        """The server has passed over a draft that was sent ahead."""
+        self._stale_drafts += 1
+
+    def stale_by(self, num_tokens: int) -> None:
+        """A draft is begun without the features of so many tokens before its root."""
+        self._drafts_begun += 1
+        self._stale_tokens += max(num_tokens, 0)
+
+    def copied(self) -> None:
+        """The last resort wrote a token."""
+        self._copied += 1
+
+    def rolled_back(self, count: int) -> None:
+        self._rolled_back += count
+
+    def went_offline(self, now: float) -> None:
+        if self._offline_since is None:
+            self._outages += 1
+            self._offline_since = now
+
+    def came_back(self, now: float) -> None:
+        if self._offline_since is not None:
+            self._offline_s += now - self._offline_since
+            self._offline_since = None
+
+    def snapshot(
+        self, now: float, *, new_tokens: int, unverified: int, bytes_up: int, bytes_down: int, rtt_s: float
+    ) -> Statistics:
+        first_at = now if self._first_token_at is None else self._first_token_at
+        accepted = sum(depth * count for depth, count in enumerate(self._histogram))
+        return Statistics(
+            new_tokens=new_tokens,
+            mean_acceptance_length=1 + accepted / self._num_drafts if self._num_drafts else 0.0,
+            draft_acceptance_rate=accepted / self._num_draft_tokens if self._num_draft_tokens else 0.0,
+            acceptance_histogram=tuple(self._histogram),
+            time_to_first_token_ms=(first_at - self._started) * 1e3,
+            mean_itl_ms=(self._last_token_at - first_at) * 1e3 / max(new_tokens - 1, 1),
+            tokens_per_second=new_tokens / max(self._last_token_at - self._started, 1e-9),
+            split_ms=self._split_ms(new_tokens - unverified),
+            bytes_up=bytes_up,
+            bytes_down=bytes_down,
+            target_calls=self._target_calls,
+            tree_budget=self._tree_budget,
+            verify_ms=self._verify_s * 1e3 / max(self._target_calls, 1),
+            forecasts=self._forecasts,
+            hit_rate=self._hits / max(self._forecasts, 1),
+            wasted_nodes=self._wasted_nodes,
+            stale_drafts=self._stale_drafts,
+            stale_tokens=self._stale_tokens / max(self._drafts_begun, 1),
+            level_ms=self._level.ms,
+            ahead_level_ms=self._ahead_level.ms,
+            exchange_ms=self._exchange.ms,
+            rtt_ms=rtt_s * 1e3,
+            outages=self._outages,
+            offline_ms=(self._offline_s + (now - self._offline_since if self._offline_since is not None else 0.0))
+            * 1e3,
+            unverified=unverified,
+            rolled_back=self._rolled_back,
+            copied=self._copied,
+            heads=self._heads.snapshot(new_tokens - unverified),
+        )
+
+    def _split_ms(self, num_tokens: int) -> TimeSplit:
+        scale = 1e3 / max(num_tokens, 1)
+        seconds = (self._draft_s, self._wire_s, self._queue_s, self._verify_s, self._wait_s, self._tap_s)
+        return TimeSplit(*(part * scale for part in seconds))

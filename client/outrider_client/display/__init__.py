@@ -1,0 +1,1 @@
+"""Showing an answer while it is written."""

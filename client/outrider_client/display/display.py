@@ -1,0 +1,67 @@
+"""Showing an answer as it comes, in whichever display fits where it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from outrider_client.client import Client
+from outrider_client.core.answer_text import Written
+from outrider_client.core.events import Event, Finished, Warned
+from outrider_client.display.json import JsonDisplay
+from outrider_client.display.live import LiveDisplay
+from outrider_client.display.markdown import MarkdownDisplay
+from outrider_client.display.plain import PlainDisplay
+from outrider_client.display.printable import printable
+from outrider_client.models.local_models import Prompt
+
+
+class Display(Protocol):
+    """Shows one answer."""
+
+    written: Written
+
+    def show(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def display_for(client: Client, *, as_json: bool, markdown: bool = False) -> Display:
+    """For standard output: JSON if asked for, colours or rendered Markdown on a terminal, else plain text."""
+    if as_json:
+        return JsonDisplay(sys.stdout)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        return PlainDisplay(sys.stdout)
+    return (MarkdownDisplay if markdown else LiveDisplay)(console, client.link_state)
+
+
+def show_answer(
+    client: Client,
+    prompt: Prompt,
+    display: Display,
+    **overrides: Any,  # as in ClientConfig.for_answer
+) -> Finished:
+    """Returns how it ended. Raises as Client.generate."""
+    finished = None
+    warnings: list[str] = []  # for after the answer, whose place on a terminal they would take
+    with contextlib.closing(display):
+        for event in client.generate(prompt, **overrides):
+            display.show(event)
+            match event:
+                case Finished():
+                    finished = event
+                case Warned(message=message):
+                    warnings.append(message)
+    for message in warnings:
+        say(f"warning: {message}")
+    assert finished is not None
+    return finished
+
+
+def say(message: str) -> None:
+    """A line for the user, beside the answer."""
+    print(f"outrider: {printable(message)}", file=sys.stderr)

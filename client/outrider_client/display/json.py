@@ -1,0 +1,59 @@
+"""An answer for machines: one JSON object a line for every event, and one for the whole answer at its end."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import Enum
+from typing import TextIO
+
+from outrider_client.core.answer_text import Written
+from outrider_client.core.events import Event, Finished
+
+
+class JsonDisplay:
+    """One answer."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.written = Written()
+        self._out = out
+
+    def show(self, event: Event) -> None:
+        self.written.take(event)
+        self._write(event_name(event), asdict(event))
+        if isinstance(event, Finished):
+            self._write_answer(event)
+
+    def close(self) -> None:
+        return
+
+    def _write_answer(self, finished: Finished) -> None:
+        logprobs = self.written.logprobs
+        answer = {
+            "text": self.written.text,
+            "token_ids": self.written.token_ids,
+            "origins": self.written.origins,
+            "logprobs": [one and asdict(one) for one in logprobs] if any(logprobs) else None,
+            "reason": finished.reason,
+            "statistics": asdict(finished.statistics),
+        }
+        self._write("answer", answer)
+
+    def _write(self, name: str, fields: Mapping[str, object]) -> None:
+        self._out.write(json.dumps({"event": name, **fields}, default=_plain) + "\n")
+        self._out.flush()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if isinstance(value, bytes):
+        return value.hex()
+    raise TypeError(f"{value!r} does not go into JSON")
+
+
+def event_name(event: object) -> str:
+    """Its type's, in snake case."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()

@@ -1,0 +1,1 @@
+"""The drafting thread and the choice of tokens without a server."""

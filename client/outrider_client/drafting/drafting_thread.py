@@ -1,0 +1,274 @@
+"""A drafter, or several heads in step, in a thread of its own, so that drafting never holds up the heartbeats.
+
+What is drafted before it is needed is a Lookout: it runs while a verdict is awaited and is told what that verdict was.
+
+Every job brings the state up to date first: it is rolled back to what it shares with the tokens given, takes in the
+rest, and then the feature rows that have arrived. So callers only ever say what the tokens are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider_client.drafting.sampling import choose_token
+from outrider_client.drafting.worker_thread import Worker
+from outrider_client.text.transcript import common_length
+from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.emulation.paced_drafter import PacedDrafter
+from outrider_drafters.routing.heads import Heads, Routed
+from outrider_drafters.trees.grow import Drafted
+from outrider_drafters.trees.predraft import NOWHERE, Foreseen, Outcome, can_foresee, foresee
+from outrider_proto.errors import Reason, Violation
+from outrider_proto.frames import Sampling, TapInfo
+from outrider_proto.tree import DraftTree
+
+T = TypeVar("T")
+_Rows = tuple[int, NDArray[np.float32]]
+Ready = Callable[[], Awaitable[None]]  # waits until it is
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of levels drafted for so many outcomes side by side."""
+
+    seconds: float
+    levels: int
+    outcomes: int
+
+
+class Lookout:
+    """Drafts for the outcomes of a tree whose verdict is awaited, under way or made."""
+
+    def __init__(self, make: Callable[[Lookout], Awaitable[tuple[Foreseen, ...]]]) -> None:
+        self.cost: Cost | None = None  # known once there are levels for all outcomes
+        self.is_whole = False  # all drafts were finished before the verdict came
+        self._truth: Outcome | None = None
+        self._has_begun = False
+        self._made = asyncio.ensure_future(make(self))
+
+    def truth(self) -> Outcome | None:
+        """None until it is known. May be asked from any thread."""
+        return self._truth
+
+    def begin(self) -> None:
+        """What it waited for is there."""
+        self._has_begun = True
+
+    def resolve(self, outcome: Outcome) -> None:
+        """The verdict has come: of what is under way only this outcome's draft is finished, and nothing is begun."""
+        self._truth = outcome
+        if not self._has_begun:
+            self._made.cancel()
+
+    @property
+    def task(self) -> asyncio.Future[tuple[Foreseen, ...]]:
+        """What was made, the likeliest outcome first."""
+        return self._made
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all drafts that were made so far."""
+        return sum(len(one.drafted.tree) for one in self._there)
+
+    def rank_of(self, outcome: Outcome) -> int | None:
+        """From 0, among the outcomes that were drafted for."""
+        return next((rank for rank, one in enumerate(self._there) if one.outcome == outcome), None)
+
+    def cancel(self) -> None:
+        """Nobody needs any of them."""
+        self.resolve(NOWHERE)
+        self._made.cancel()
+
+    async def draft_for(self, outcome: Outcome) -> Drafted | None:
+        """The draft for what came true; None where nobody foresaw it."""
+        self.resolve(outcome)
+        await asyncio.wait((self._made,))
+        for foreseen in self._there:
+            if foreseen.outcome == outcome and foreseen.drafted.tree.tokens:
+                return foreseen.drafted
+        return None
+
+    @property
+    def _there(self) -> tuple[Foreseen, ...]:
+        return self._made.result() if self._made.done() and not self._made.cancelled() else ()
+
+
+class Drafting(Protocol):
+    """What answers need of a drafter. `tokens` are the whole text each time, and its last one is the root."""
+
+    @property
+    def tap(self) -> TapInfo: ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the heads."""
+        ...
+
+    @property
+    def stale_tolerant(self) -> bool: ...
+
+    @property
+    def can_look_out(self) -> bool:
+        """Whether it drafts beyond tokens whose features it has never seen."""
+        ...
+
+    @property
+    def num_features(self) -> int: ...
+
+    @property
+    def current(self) -> int: ...
+
+    def begin(self, common: int) -> None: ...
+
+    def add_features(self, first: int, rows: NDArray[np.float32]) -> None: ...
+
+    def look_out(
+        self, tokens: Sequence[int], tree: DraftTree, wanted: Wanted, ready: Ready | None = None
+    ) -> Lookout: ...
+
+    async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> Routed: ...
+
+    async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None: ...
+
+    async def follow(self, tokens: Sequence[int]) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a forecast is to make: drafts by `plan` for so many outcomes that do not end in one of `ends`."""
+
+    plan: TreePlan
+    outcomes: int
+    ends: tuple[int, ...]
+
+
+class DraftingThread:
+    """Used from one event loop; the state itself is touched in the thread only. See Drafting."""
+
+    def __init__(self, drafter: Drafter, num_cpu_threads: int | None = None) -> None:
+        heads = Heads.of(drafter)
+        self.tap = heads.tap
+        self.names = heads.names
+        self.stale_tolerant = heads.stale_tolerant
+        self._paced = [head for head in heads.heads if isinstance(head, PacedDrafter)]
+        self._state = heads.new_state()
+        self.can_look_out = can_foresee(self._state)
+        self._tokens: list[int] = []  # what the state holds
+        self._arrived: list[_Rows] = []
+        self._num_features = 0
+        self._shared: list[int] = []  # what each answer shared with the one before
+        limit = (lambda: None) if num_cpu_threads is None else partial(torch.set_num_threads, num_cpu_threads)
+        self._worker = Worker("outrider-draft", limit)
+
+    @property
+    def num_features(self) -> int:
+        """Positions 0 .. num_features - 1 need not be sent again."""
+        return self._num_features
+
+    def begin(self, common: int) -> None:
+        """Another answer shares only its first `common` tokens with what was there."""
+        self._arrived = [(first, rows[: common - first]) for first, rows in self._arrived if first < common]
+        self._num_features = min(self._num_features, common)
+        self._shared.append(common)
+
+    def add_features(self, first: int, rows: NDArray[np.float32]) -> None:  # [n, width]
+        """Rows for the next job; a gap before them makes them useless. Raises Violation for another width."""
+        if rows.shape[1] != self.tap.width:
+            raise Violation(Reason.MALFORMED_FEATURES, f"features of width {rows.shape[1]}: need {self.tap.width}")
+        if len(rows) and (first <= self._num_features or self.tap.newest_only):
+            self._arrived.append((first, rows))
+            self._num_features = max(self._num_features, first + len(rows))
+
+    @property
+    def current(self) -> int:
+        """Number of the head in use."""
+        return self._state.current
+
+    async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> Routed:
+        """A draft on `tokens`, whose last one is the root, by the best head or the one given; empty where none can
+        tell."""
+        return await self._run(tokens, lambda: self._state.draft(plan, head))
+
+    def look_out(self, tokens: Sequence[int], tree: DraftTree, wanted: Wanted, ready: Ready | None = None) -> Lookout:
+        """Drafts of the head in use for the likeliest outcomes of `tree`, which hangs below `tokens`; begins when
+        `ready`."""
+
+        async def make(lookout: Lookout) -> tuple[Foreseen, ...]:
+            if ready is not None:
+                await ready()
+            lookout.begin()
+            return await self._run(tokens, lambda: self._foresee(tree, wanted, lookout))
+
+        return Lookout(make)
+
+    async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
+        """The next token of the head in use, or of another where that one cannot go on; None where none can."""
+        return await self._run(tokens, lambda: self._write(sampling))
+
+    async def follow(self, tokens: Sequence[int]) -> None:
+        """Only bring the state up to date."""
+        await self._run(tokens, lambda: None)
+
+    async def close(self) -> None:
+        """Safe to call twice."""
+        await asyncio.to_thread(self._worker.stop)
+
+    async def _run(self, tokens: Sequence[int], job: Callable[[], T]) -> T:
+        arrived, self._arrived = self._arrived, []
+        num_begun = len(self._shared)
+        result, held = await self._worker.run(partial(self._job, list(tokens), arrived, job))
+        held = min([held, *self._shared[num_begun:]])  # answers that began meanwhile share only so much
+        self._num_features = max((held, *(first + len(rows) for first, rows in self._arrived)))
+        return result
+
+    def _foresee(self, tree: DraftTree, wanted: Wanted, lookout: Lookout) -> tuple[Foreseen, ...]:
+        asked_at: list[float] = []  # before and after the tree's own passes, then after each level but the last
+
+        def truth() -> Outcome | None:
+            known = lookout.truth()
+            if known is None:
+                asked_at.append(time.perf_counter())
+            return known
+
+        self._batch(wanted.outcomes)
+        try:
+            made = foresee(self._state, tree, wanted.plan, wanted.outcomes, wanted.ends, truth)
+        finally:
+            self._batch(1)
+        lookout.is_whole = bool(made) and lookout.truth() is None
+        if (num_levels := len(asked_at) - 2) > 0:
+            lookout.cost = Cost(asked_at[-1] - asked_at[1], num_levels, wanted.outcomes)
+        return made
+
+    def _batch(self, outcomes: int) -> None:
+        for head in self._paced:
+            head.outcomes = outcomes
+
+    def _write(self, sampling: Sampling) -> int | None:
+        if not self._state.use_one_that_can():
+            return None
+        return choose_token(self._state.root_logits(), sampling, len(self._tokens))
+
+    @torch.inference_mode()
+    def _job(self, tokens: list[int], arrived: list[_Rows], job: Callable[[], T]) -> tuple[T, int]:
+        common = common_length(self._tokens, tokens)
+        if common < len(self._tokens):
+            self._state.rollback(common)
+        self._state.append(tokens[common:])
+        self._tokens = tokens
+        for first, rows in arrived:
+            if len(rows) and (first <= self._state.num_features or self.tap.newest_only):
+                self._state.add_features(first, torch.from_numpy(rows))
+        return job(), self._state.num_features

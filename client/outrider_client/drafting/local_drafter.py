@@ -1,0 +1,97 @@
+"""What the client itself has to say in one answer: drafts from its heads, tokens where there is no link, and what the
+target made of the drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider_client.core.statistics import Meter
+from outrider_client.drafting.acceptance_check import Fit
+from outrider_client.drafting.drafting_thread import Drafting, Lookout, Ready, Wanted
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.routing.confidence import best_path
+from outrider_drafters.routing.heads import Routed
+from outrider_drafters.trees.grow import Drafted
+from outrider_proto.frames import Sampling, Verdict
+from outrider_proto.tree import DraftTree
+
+RECENT = 64  # new tokens in which keywords are looked for, beside the prompt's
+OF_PROMPT = 1024  # and so many of the prompt's last
+
+
+class OwnWords:
+    """`last_resort` writes where `drafting` is not there or cannot; None for nobody."""
+
+    def __init__(
+        self,
+        models: LocalModels,
+        drafting: Drafting | None,
+        last_resort: Drafting | None,
+        meter: Meter,
+        fit: Fit,
+    ) -> None:
+        self._models = models
+        self._drafting = drafting
+        self._last_resort = last_resort
+        self._meter = meter
+        self._fit = fit
+        self._prompt_text = ""  # for keywords
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anyone who might write without the target."""
+        return self._drafting is not None or self._last_resort is not None
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        if self._models.keywords is not None:
+            self._prompt_text = self._models.decode(prompt[-OF_PROMPT:])
+
+    @property
+    def head(self) -> int:
+        """The one in use."""
+        return 0 if self._drafting is None else self._drafting.current
+
+    async def draft(self, tokens: Sequence[int], num_new: int, plan: TreePlan) -> Routed:
+        """A tree on `tokens`, of which the last `num_new` are the answer's."""
+        assert self._drafting is not None
+        head = self._head_by_words(tokens[-min(num_new, RECENT) :], self._drafting.current)
+        self._meter.stale_by(len(tokens) - 1 - self._drafting.num_features)
+        routed = await self._drafting.grow(tokens, plan, head)
+        self._meter.routed(routed)
+        return routed
+
+    def look_out(self, tokens: Sequence[int], tree: DraftTree, wanted: Wanted, ready: Ready) -> Lookout:
+        """Drafts for what may come of `tree` below `tokens`, once it is `ready`."""
+        drafting = self._drafting
+        assert drafting is not None
+
+        async def begin() -> None:
+            await ready()
+            self._meter.stale_by(len(tokens) - 1 - drafting.num_features)
+
+        return drafting.look_out(tokens, tree, wanted, begin)
+
+    async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
+        """The next token by a head, or else by the last resort; None where neither can tell."""
+        token = None if self._drafting is None else await self._drafting.write(tokens, sampling)
+        if token is None and self._last_resort is not None:
+            token = await self._last_resort.write(tokens, sampling)
+            if token is not None:
+                self._meter.copied()
+        return token
+
+    def judge(self, drafted: Drafted, head: int, verdict: Verdict) -> str | None:
+        """Note what the target made of a head's draft; a warning where the head does not fit the target at all."""
+        assert self._drafting is not None
+        tree = drafted.tree
+        self._meter.judged_draft(drafted, verdict.path)
+        said = tree.tokens[verdict.path[0]] if verdict.path else verdict.bonus
+        guess = tree.tokens[best_path(drafted)[0]]
+        return None if said is None else self._fit.judged(self._drafting.names[head], guess, said)
+
+    def _head_by_words(self, recent: Sequence[int], current: int) -> int | None:
+        """The head that prompt and recent tokens call for; None where words have no say."""
+        if self._models.keywords is None:
+            return None
+        return self._models.keywords.choose(f"{self._prompt_text}\n{self._models.decode(recent)}", current)

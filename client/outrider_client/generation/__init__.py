@@ -1,0 +1,1 @@
+"""One generation from its first token to its last."""

@@ -1,0 +1,225 @@
+"""What one answer asks of the server and what comes back: verdicts in order, and feature rows whenever they come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from outrider_client.connection.link import Reply
+from outrider_client.connection.session import Session
+from outrider_client.controller.mode_controller import Pilot
+from outrider_client.core.statistics import Meter
+from outrider_client.drafting.drafting_thread import Drafting
+from outrider_client.text.transcript import Transcript
+from outrider_drafters.trees.grow import Drafted
+from outrider_proto.errors import LinkError, Reason, Refusal, Violation
+from outrider_proto.frames import Cancel, Decode, Draft, Features, Finish, Verdict
+from outrider_proto.packing import TOKEN_BYTES
+
+NOTHING = Drafted()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, when it went (or the last verdict on it came), the draft that it carries, and whose."""
+
+    request: Draft | Decode
+    at: float
+    drafted: Drafted
+    head: int
+    stale: bool  # drafted without the newest features
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The newest request that has a verdict: when the first one came, and how many bytes had come by then."""
+
+    seq: int
+    features_from: int
+    at: float
+    num_bytes: int
+    until: int | None = None  # of a Decode: where the rows of that verdict end; of a draft they end with the last frame
+    timed: bool = False
+
+
+class Exchange:
+    """Times are seconds of `clock`."""
+
+    def __init__(
+        self,
+        session: Session,
+        transcript: Transcript,
+        drafting: Drafting | None,
+        meter: Meter,
+        pilot: Pilot,
+        clock: Callable[[], float],
+    ) -> None:
+        self.newest: Draft | Decode | None = None
+        self._session = session
+        self._transcript = transcript
+        self._drafting = drafting
+        self._meter = meter
+        self._pilot = pilot
+        self._clock = clock
+        self._judged = _Judged(0, 0, 0.0, 0)
+        self._asked: dict[int, Asked] = {}
+        self._rows_due = 0  # seq of the newest draft that was judged: its rows are there or on their way
+        self._rows_complete = 0  # seq of the newest draft whose rows have all come
+        self._rows_came = asyncio.Event()
+        self._early: deque[Verdict] = deque()  # came while rows were waited for
+        self._cancelled = 0  # seq of the newest Decode that was to stop
+
+    def ask(self, request: Draft | Decode, drafted: Drafted = NOTHING, head: int = 0) -> None:
+        """Send it."""
+        num_rows = 0
+        if self._drafting is not None and request.features_from is not None:
+            num_rows = max(request.base_len + len(request.context) + 1 - request.features_from, 0)
+        width = 0 if self._drafting is None else self._drafting.tap.width
+        self.newest = request
+        root_at = request.base_len + len(request.context)
+        stale = self._drafting is not None and self._eats and self._drafting.num_features < root_at
+        self._asked[request.seq] = Asked(request, self._clock(), drafted, head, stale)
+        self._session.link.send(request, TOKEN_BYTES * len(request.context) + num_rows * width)
+
+    def cancel(self, decode: Decode) -> None:
+        """Let the server stop it."""
+        self._cancelled = decode.seq
+        self._session.link.send(Cancel(decode.seq))
+
+    async def next_verdict(self, timeout_s: float) -> tuple[Asked, Verdict]:
+        """On the oldest request under way. Raises LinkError. Rows that bring the drafter on give it more time, since it
+        has to share the link with them; nothing else does, whatever a server may send."""
+        give_up_at = self._clock() + timeout_s
+        while (reply := await self._next_reply(give_up_at)) is not None:
+            if isinstance(reply, Features):
+                if self._take_rows(reply):
+                    give_up_at = self._clock() + timeout_s
+            elif self._transcript.awaits(reply.seq):
+                return self._measured(reply), reply
+            else:
+                self._pass_over(reply)
+            if self._clock() >= give_up_at:
+                break
+        raise LinkError(f"no verdict within {timeout_s:g} s")
+
+    @property
+    def known_features(self) -> int:
+        """Features before this position need not be asked for: they have come or will."""
+        if self._drafting is None:
+            return 0
+        known = self._drafting.num_features
+        return known if self._rows_complete >= self._rows_due else max(known, self._transcript.asked_len)
+
+    async def rows(self) -> None:
+        """Until the rows of what has been judged by now have come, while somebody else receives."""
+        due = self._rows_due if self._eats else 0
+        while self._rows_complete < due:
+            self._rows_came.clear()
+            await self._rows_came.wait()
+
+    def lost(self) -> None:
+        """The link is gone, and with it what was on its way."""
+        self._rows_due = self._rows_complete
+        self._early.clear()
+
+    async def receive_rows(self, timeout_s: float) -> None:
+        """Until the rows of the last draft that was judged have come, or it has taken too long. Raises LinkError."""
+        if not self._eats:
+            return
+        started = self._clock()
+        give_up_at = started + timeout_s
+        while self._rows_complete < self._rows_due and (left := give_up_at - self._clock()) > 0:
+            if (reply := await self._session.link.receive(left)) is not None:
+                self._set_aside(reply)
+        self._meter.waited(self._clock() - started)
+
+    async def rows_or_verdict(self, enough: Callable[[], bool], timeout_s: float) -> None:
+        """Until enough rows have come, or the next verdict has, whose turn it is then. Raises LinkError."""
+        give_up_at = self._clock() + timeout_s
+        while not self._early and not enough():
+            reply = await self._session.link.receive(give_up_at - self._clock())
+            if reply is None:
+                return
+            if self._set_aside(reply):
+                give_up_at = self._clock() + timeout_s
+            elif self._clock() >= give_up_at:
+                return
+
+    def take_arrived(self) -> None:
+        """Rows of the answer before that have come by now."""
+        with contextlib.suppress(LinkError, Refusal):  # whoever needs the link will see
+            while (reply := self._session.link.receive_nowait()) is not None:
+                if isinstance(reply, Features):
+                    self._take_rows(reply)
+
+    @property
+    def _eats(self) -> bool:
+        return self._drafting is not None and bool(self._drafting.tap.fingerprint)
+
+    def _set_aside(self, reply: Reply) -> bool:
+        """Rows are taken; a verdict waits until it is asked for. Whether rows brought the drafter on."""
+        if isinstance(reply, Features):
+            return self._take_rows(reply)
+        if self._transcript.awaits(reply.seq):
+            self._early.append(reply)
+        else:
+            self._pass_over(reply)
+        return False
+
+    def _pass_over(self, verdict: Verdict) -> None:
+        """Nobody awaits it any more; unless it is an earlier answer's, it may say that a draft was sent in vain."""
+        if verdict.stale and verdict.seq in self._asked:
+            self._meter.stale()
+
+    async def _next_reply(self, give_up_at: float) -> Reply | None:
+        if self._early:
+            return self._early.popleft()
+        return await self._session.link.receive(give_up_at - self._clock())
+
+    def _measured(self, verdict: Verdict) -> Asked:
+        if verdict.finish is Finish.CANCELLED and verdict.seq != self._cancelled:
+            raise Violation(Reason.MALFORMED_FRAME, f"verdict {verdict.seq} ends what nobody has cancelled")
+        now = self._clock()
+        asked = self._asked[verdict.seq]
+        if self._judged.seq != verdict.seq:
+            self._judged = self._first_judged(asked.request, now)
+        self._meter.verdict(verdict, now - asked.at, on_draft=bool(asked.drafted.tree.tokens))
+        if asked.request.features_from is not None and verdict.finish is not Finish.CANCELLED:
+            self._rows_due = verdict.seq  # what was cancelled before it began brings none
+        if isinstance(asked.request, Draft):
+            self._asked = {seq: other for seq, other in self._asked.items() if seq > verdict.seq}
+        else:
+            self._asked[verdict.seq] = replace(asked, at=now)  # the next token follows from here
+        self._session.proved()
+        if verdict.finish is not Finish.CANCELLED:
+            self._session.tree_budget = verdict.tree_budget
+        return asked
+
+    def _first_judged(self, request: Draft | Decode, now: float) -> _Judged:
+        until = request.base_len + len(request.context) + 1 if isinstance(request, Decode) else None
+        return _Judged(request.seq, request.features_from or 0, now, self._session.num_bytes[1], until)
+
+    def _take_rows(self, features: Features) -> bool:
+        """Whether there are more of them now."""
+        before = 0 if self._drafting is None else self._drafting.num_features
+        if self._drafting is not None:
+            num_rows = self._transcript.num_usable_rows(features)
+            self._drafting.add_features(features.first, features.rows[:num_rows])
+        self._meter.tapped(features.tap_us / 1e6)
+        self._time_rows(features)
+        if features.last:
+            self._rows_complete = max(self._rows_complete, features.seq)
+            self._rows_came.set()
+        return self._drafting is not None and self._drafting.num_features > before
+
+    def _time_rows(self, features: Features) -> None:
+        """How long after their verdict they were all there."""
+        judged, end = self._judged, features.first + len(features.rows)
+        are_all = features.last if judged.until is None else end >= judged.until
+        if features.seq == judged.seq and are_all and not judged.timed:
+            self._judged = replace(judged, timed=True)
+            lag_s, num_bytes = self._clock() - judged.at, self._session.num_bytes[1] - judged.num_bytes
+            self._pilot.took_features(lag_s, end - judged.features_from, num_bytes)

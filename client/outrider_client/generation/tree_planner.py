@@ -1,0 +1,79 @@
+"""The trees that an answer drafts: as asked for, as the drafter was made for, or as the controller chose, within what
+context and server allow."""
+
+from __future__ import annotations
+
+from outrider_client.connection.session import Session
+from outrider_client.controller.mode_controller import Pilot
+from outrider_client.core.config import ClientConfig
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
+from outrider_proto.errors import LinkError, UsageError
+from outrider_proto.frames import ServerTree
+from outrider_proto.tree import MAX_NODES
+
+
+class Plans:
+    """Of one answer."""
+
+    def __init__(self, config: ClientConfig, models: LocalModels, session: Session, pilot: Pilot) -> None:
+        self._config = config
+        self._models = models
+        self._session = session
+        self._pilot = pilot
+
+    def begin(self) -> None:
+        """Tell the pilot what is asked for."""
+        self._pilot.begin(self._config, self._own)
+
+    def after(self, num_tokens: int, room: int) -> TreePlan | None:
+        """Of a draft on so many tokens, to which the answer may add no more than `room`; None where nothing fits."""
+        choice = self._pilot.choice
+        return self._fitted(num_tokens, room, None if choice is None else choice.shape)
+
+    def ahead(self, num_tokens: int, room: int) -> TreePlan | None:
+        """Of a draft made before it is known whether it will be needed."""
+        choice = self._pilot.choice
+        return self._fitted(num_tokens, room, None if choice is None else choice.ahead_shape)
+
+    def of_server(self) -> ServerTree:
+        """Of the drafts that the server makes. Raises UsageError where it makes none, LinkError without a link."""
+        limits = self._session.limits
+        if limits is None:
+            raise LinkError("no server has been reached")
+        if not limits.server_draft:
+            raise UsageError(
+                "mode=server-draft: the server does not draft for this session; start it with --server-draft"
+            )
+        choice = self._pilot.choice
+        plan = self._config.shape or (None if choice is None else choice.shape)
+        shape = plan if isinstance(plan, TreeShape) else TreeShape()
+        return ServerTree(shape.breadth, shape.levels, min(shape.budget, limits.max_nodes))
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that server and target take."""
+        limits, own = self._session.limits, self._models.max_context
+        return own if limits is None else min(limits.max_context, own)
+
+    @property
+    def max_nodes(self) -> int:
+        """Of any tree."""
+        limits = self._session.limits
+        return MAX_NODES if limits is None else min(limits.max_nodes, MAX_NODES)
+
+    @property
+    def draft_nodes(self) -> int:
+        """Of a draft: fewer while the server is busy and says so."""
+        return min(self.max_nodes, self._session.tree_budget or MAX_NODES)
+
+    @property
+    def _own(self) -> TreePlan | None:
+        return None if self._models.drafter is None else self._models.drafter.plan
+
+    def _fitted(self, num_tokens: int, room: int, chosen: TreeShape | None) -> TreePlan | None:
+        plan = self._config.shape or self._own or chosen or TreeShape()
+        if self._pilot.choice is None:
+            room = self.max_context  # tau of a mode that is asked for counts whole trees, as published ones do
+        levels = min(self.max_context - num_tokens, room) - 1  # the bonus needs room too
+        return plan.fitted(min(levels, self.draft_nodes), self.draft_nodes)

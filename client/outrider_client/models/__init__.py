@@ -1,0 +1,1 @@
+"""The drafter, the tokenizer and the borrowed target parts on the device."""

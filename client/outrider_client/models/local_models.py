@@ -1,0 +1,169 @@
+"""What the client has of the models: the drafter, the target's tokenizer and its fingerprints. Never the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from outrider_client.core.config import ClientConfig
+from outrider_client.core.prompt import PlainPrompt, Turn, plain, safe_text
+from outrider_client.core.prompt import Prompt as Prompt
+from outrider_client.models.private_tokens import Split, split
+from outrider_client.models.tokenizer import TextCodec, load_tokenizer
+from outrider_drafters.checkpoints.bundle import find_bundle
+from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.checkpoints.target_weights import FrozenTarget, resolve_dir
+from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.emulation.pace import Pace
+from outrider_drafters.emulation.paced_drafter import PacedDrafter
+from outrider_drafters.load import load_drafter
+from outrider_drafters.routing.heads import Heads
+from outrider_drafters.routing.keywords import KeywordRule
+from outrider_proto import PROTOCOL_VERSION
+from outrider_proto.errors import UsageError
+from outrider_proto.frames import Codec, Open, Sampling
+
+_SMALL = 4_000_000  # values of lm_head, a drafter's largest matrix; below, threads cost more than they bring
+EMBEDDED_DRAFTER = "moa"
+
+
+@dataclass(frozen=True)
+class LocalModels:
+    """Shared by any number of clients. `load_text` runs at the first text; None where a target has no tokenizer."""
+
+    drafter: Drafter | None
+    vocab_size: int
+    max_context: int
+    eos_token_ids: tuple[int, ...]
+    target_fingerprint: str
+    tokenizer_fingerprint: str
+    load_text: Callable[[], TextCodec] | None = field(default=None, repr=False)
+    drafter_threads: int | None = None  # None: torch's choice
+    keywords: KeywordRule | None = None  # that chooses among several heads
+
+    @classmethod
+    def load(cls, config: ClientConfig) -> LocalModels:
+        """Raises UsageError for what cannot be read."""
+        target = resolve_dir(config.target) if config.target is not None else _embedded_target()
+        frozen = FrozenTarget.load(target)
+        has_text = (target / "tokenizer.json").is_file()
+        if config.keywords is not None and not has_text:
+            raise UsageError(f"{target}: no tokenizer.json, and route=keywords needs the text: choose another route")
+        return cls(
+            drafter=_load_drafters(config, frozen),
+            keywords=None if config.keywords is None else config.keywords.for_heads(head_names(config.drafters)),
+            vocab_size=frozen.sizes.vocab,
+            max_context=frozen.sizes.max_context,
+            eos_token_ids=frozen.eos_token_ids,
+            target_fingerprint=target_fingerprint(target),
+            tokenizer_fingerprint=tokenizer_fingerprint(target),
+            drafter_threads=config.threads or (1 if frozen.lm_head.numel() < _SMALL else None),
+            load_text=(lambda: load_tokenizer(target)) if has_text else None,
+        )
+
+    def introduction(self, codec: Codec = "int8", sampling: Sampling | None = None) -> Open:
+        """The first frame of a new session with these models."""
+        return Open(
+            protocol_version=PROTOCOL_VERSION,
+            target_fingerprint=self.target_fingerprint,
+            tokenizer_fingerprint=self.tokenizer_fingerprint,
+            tap="" if self.drafter is None else self.drafter.tap.fingerprint,
+            codec=codec,
+            sampling=sampling or Sampling(),
+        )
+
+    @cached_property
+    def text(self) -> TextCodec:
+        """Raises UsageError when the target has no tokenizer."""
+        if self.load_text is None:
+            raise UsageError("this target has no tokenizer: give the prompt as token ids")
+        return self.load_text()
+
+    def prepare(self) -> None:
+        """Do now what would otherwise hold up the first text: importing and reading a tokenizer takes seconds."""
+        if self.load_text is not None:
+            _ = self.text
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text, or nothing where there is no tokenizer."""
+        return "" if self.load_text is None else self.text.decode(tokens)
+
+    def encode(self, prompt: Prompt | PlainPrompt, *, raw: bool) -> list[int]:
+        """Token ids of a text (one user's message unless `raw`), of messages, or as given; of nothing private. Raises
+        UsageError."""
+        tokens = self._encode(prompt, raw)
+        if not tokens:
+            raise UsageError("prompt is empty: give at least one token")
+        for token in tokens:
+            if not 0 <= token < self.vocab_size:
+                raise UsageError(f"prompt has token {token}: the vocabulary has {self.vocab_size}")
+        return tokens
+
+    def split(self, prompt: Prompt, *, raw: bool) -> Split:
+        """The tokens of a prompt with private segments, before the first of these and from there on. Raises UsageError,
+        which does not tell them."""
+        parts = split(prompt, self.text, raw=raw)
+        if not all(0 <= token < self.vocab_size for token in parts.whole):
+            raise UsageError(f"prompt has tokens beyond the vocabulary of {self.vocab_size}")
+        return parts
+
+    def _encode(self, prompt: Prompt | PlainPrompt, raw: bool) -> list[int]:
+        written = plain(prompt, safe_text)
+        if isinstance(written, str):
+            if not written.strip():
+                raise UsageError("prompt is empty: give some text")
+            return self.text.encode(written) if raw else self.text.encode_chat([Turn(role="user", content=written)])
+        turns = [item for item in written if not isinstance(item, int)]
+        return self.text.encode_chat(turns) if turns else [item for item in written if isinstance(item, int)]
+
+
+def _embedded_target() -> Path:
+    from outrider_models.core.embedded import target_dir
+
+    return target_dir()
+
+
+def _embedded_source(source: str | Path | DrafterSource) -> str | Path | DrafterSource:
+    from outrider_models.core.embedded import drafter_source
+
+    return drafter_source(source) if isinstance(source, str) else source
+
+
+def head_names(sources: Sequence[str | Path | DrafterSource | None]) -> tuple[str, ...]:
+    """What each drafter is called: the last part of its name, or all of it where two would be called the same. One that
+    is there twice is numbered."""
+    full = [EMBEDDED_DRAFTER if source is None else DrafterSource.parse(source).name for source in sources]
+    last = [Path(name).name for name in full]
+    names = [short if last.count(short) == 1 else name for short, name in zip(last, full, strict=True)]
+    before = [names[:i].count(name) for i, name in enumerate(names)]
+    return tuple(f"{name}#{count + 1}" if count else name for name, count in zip(names, before, strict=True))
+
+
+def _load_drafters(config: ClientConfig, frozen: FrozenTarget) -> Drafter | None:
+    """None without any; several as one that routes between them."""
+    drafters = [_paced(_load_drafter(source, config, frozen), config.pace) for source in config.drafters]
+    if len(drafters) < 2:
+        return drafters[0] if drafters else None
+    return Heads(drafters, head_names(config.drafters), config.routing)
+
+
+def _paced(drafter: Drafter, pace: str | Path | None) -> Drafter:
+    if pace is None:
+        return drafter
+    hardware = Pace.load(pace)
+    return PacedDrafter(drafter, hardware.draft_level_ms, hardware.level_factor)
+
+
+def _load_drafter(source: str | Path | DrafterSource | None, config: ClientConfig, frozen: FrozenTarget) -> Drafter:
+    if source is not None:
+        return load_drafter(_embedded_source(source) if config.target is None else source, frozen)
+    if config.target is not None:
+        if find_bundle(resolve_dir(config.target)) is not None:
+            return load_drafter(config.target, frozen)
+        raise UsageError("drafter is not given: name one for this target, or none")
+    from outrider_models.core.embedded import drafter_dir
+
+    return load_drafter(drafter_dir(EMBEDDED_DRAFTER), frozen)

@@ -1,0 +1,141 @@
+"""A tokenizer without transformers, whose import alone takes a second: for directories that say all there is to know in
+tokenizer.json and a simple chat template. Elsewhere there is none, and tokenizer.py asks transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider_client.core.prompt import Turn
+from outrider_proto.errors import UsageError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from tokenizers import Tokenizer
+
+_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")  # of transformers: tokenizer.json as it is
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_MORE_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
+_KNOWN = {  # keys of tokenizer_config.json that change nothing here, or are heeded
+    *_SPECIAL,
+    *_MORE_SPECIAL,
+    "backend",
+    "chat_template",
+    "clean_up_tokenization_spaces",
+    "model_max_length",
+    "tokenizer_class",
+}
+_IN_TEMPLATES = {"messages", "add_generation_prompt", "tools", "documents", "raise_exception", *_SPECIAL}
+Config = Mapping[str, Any]  # Any: whatever JSON holds
+
+
+class PlainTokenizer:
+    """A TextCodec. `names` are the special tokens that the template may call by name."""
+
+    def __init__(self, tokenizer: Tokenizer, template: Template | None, names: Mapping[str, str]) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._names = names
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text).ids)
+
+    def encode_chat(self, messages: Sequence[Turn]) -> list[int]:
+        """Raises UsageError without a chat template, or for messages that it does not take."""
+        return self.encode_part(self.render(messages))
+
+    def render(self, messages: Sequence[Turn]) -> str:
+        """Raises as `encode_chat`."""
+        if self._template is None:
+            raise UsageError("this target has no chat template: give the prompt raw (--raw)")
+        turns = [dict(turn) for turn in messages]
+        try:
+            return self._template.render(messages=turns, add_generation_prompt=True, **self._names)
+        except Exception as error:  # a template is a program, and may fail like one
+            raise UsageError(f"the chat template does not take these messages: {error}") from error
+
+    def encode_part(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+def plain_tokenizer(directory: Path) -> PlainTokenizer | None:
+    """None where transformers might make something else of the directory."""
+    try:
+        config = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(config, dict) or not _is_simple(config) or _other_templates(directory):
+        return None
+    source = config.get("chat_template")
+    template = None if source is None else _compiled(source)
+    tokenizer = _read(directory / "tokenizer.json", config)
+    if tokenizer is None or (source is not None and template is None):
+        return None
+    names = {name: config[name] for name in _SPECIAL if config.get(name) is not None}
+    return PlainTokenizer(tokenizer, template, names)
+
+
+def _is_simple(config: Config) -> bool:
+    texts = [config.get(name) for name in (*_SPECIAL, "chat_template")]
+    return (
+        config.keys() <= _KNOWN
+        and all(isinstance(config.get(name) or [], list) for name in _MORE_SPECIAL)
+        and config.get("tokenizer_class") in _CLASSES
+        and all(text is None or isinstance(text, str) for text in texts)
+        and all(isinstance(token, str) for token in _specials(config))
+    )
+
+
+def _specials(config: Config) -> list[Any]:
+    """All tokens that the configuration calls special."""
+    lists = (config.get(name) or () for name in _MORE_SPECIAL)
+    return [config[name] for name in _SPECIAL if config.get(name)] + [token for tokens in lists for token in tokens]
+
+
+def _other_templates(directory: Path) -> bool:
+    others = ("chat_template.jinja", "chat_template.json", "additional_chat_templates", "special_tokens_map.json")
+    return any((directory / name).exists() for name in (*others, "added_tokens.json"))
+
+
+def _read(file: Path, config: Config) -> Tokenizer | None:
+    """None unless all special tokens are special in the file, too: else transformers adds them."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # whatever tokenizers finds wrong with it; transformers will say it better
+        return None
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    if not special.issuperset(_specials(config)):
+        return None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _compiled(source: str) -> Template | None:
+    """As transformers compiles it; None for a template that asks for more than is here."""
+    from jinja2 import meta
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals.clear()
+    try:
+        wanted = meta.find_undeclared_variables(environment.parse(source))
+        if "tojson" in source or not wanted <= _IN_TEMPLATES:
+            return None
+        environment.globals["raise_exception"] = _raise
+        return environment.from_string(source)
+    except Exception:  # a stranger's program: jinja's parser and Python's compiler fail in many ways
+        return None
+
+
+def _raise(message: str) -> None:
+    from jinja2.exceptions import TemplateError
+
+    raise TemplateError(message)

@@ -1,0 +1,1 @@
+"""Pulling edge bundles from a server."""

@@ -1,0 +1,306 @@
+"""The session's tokens and what the server knows of them. The client's list is the truth; a dead server loses nothing.
+
+      prompt      committed or kept        unverified tail
+    |----------|----------------------R|------------------------|
+    |---- held by the server ----|     ^ root: the last token that needs no check
+
+No I/O, no clock. A request (Draft or Decode) is made here, and its Verdict is applied here by one rule: path and bonus
+are what stands after the root. Where the tail says the same it is confirmed; from the first difference on it goes.
+
+Several drafts may be under way: each but the oldest was sent ahead of the verdict before it and assumes what that will
+say. Once that verdict says something else, they answer nothing that anybody still asks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from outrider_client.text.logprobs import TokenLogprobs, logprobs_of
+from outrider_proto.errors import Reason, Violation
+from outrider_proto.frames import Codec, Decode, Draft, Features, Finish, Opened, ServerTree, Verdict
+from outrider_proto.packing import prefix_hash
+from outrider_proto.tree import DraftTree
+
+Origin = Literal["prompt", "accepted", "bonus", "corrected", "unverified", "private"]
+FinishReason = Literal["eos", "limit", "context", "unverified", "link", "private"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a verdict changed, in this order: tail tokens confirmed, tail tokens dropped, tokens added.
+
+    `first` is the position of the first token that the verdict speaks of; `logprobs` are those of the tokens confirmed
+    and added, if they were asked for.
+    """
+
+    first: int
+    confirmed: int
+    dropped: int
+    accepted: tuple[int, ...]
+    bonus: tuple[int, ...]
+    finish: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def bonus_origin(self) -> Origin:
+        """A bonus that stands where the tail said something else is a correction."""
+        return "corrected" if self.dropped else "bonus"
+
+
+class Transcript:
+    """Tokens of one session over all its answers."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._origins: list[Origin] = []
+        self._prompt_len = 0
+        self._tail_start = 0
+        self._limit_len = 0
+        self._num_top: int | None = None  # asked for with every token, where logprobs are
+        self._server_len = 0
+        self._next_seq = 1
+        self._first_seq = 1  # of this answer
+        self._stable_len = 0  # of earlier answers' tokens, so many still stand
+        self._in_flight: deque[Draft | Decode] = deque()  # the oldest first
+        self._asked_len = 0
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._tokens
+
+    @property
+    def prompt_len(self) -> int:
+        return self._prompt_len
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens of this answer."""
+        return len(self._tokens) - self._prompt_len
+
+    @property
+    def last_new_token(self) -> int | None:
+        return self._tokens[-1] if self.num_new_tokens else None
+
+    @property
+    def new_tokens(self) -> tuple[int, ...]:
+        return tuple(self._tokens[self._prompt_len :])
+
+    @property
+    def new_origins(self) -> tuple[Origin, ...]:
+        return tuple(self._origins[self._prompt_len :])
+
+    @property
+    def tail_len(self) -> int:
+        """Unverified tokens that are still to be judged."""
+        return len(self._tokens) - self._tail_start
+
+    @property
+    def committed_len(self) -> int:
+        """Tokens that need no check: prompt, committed and kept ones."""
+        return self._tail_start
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be added."""
+        return self._limit_len - len(self._tokens)
+
+    @property
+    def limit_len(self) -> int:
+        """Tokens there may be at most."""
+        return self._limit_len
+
+    def begin(self, prompt: Sequence[int], max_new_tokens: int, logprobs: int | None = None) -> int:
+        """Start an answer, with `logprobs` as in Draft; returns how many of the tokens held so far it shares."""
+        common = common_length(self._tokens, prompt)
+        self._stable_len = common
+        self._tokens = list(prompt)
+        self._origins = ["prompt"] * len(prompt)
+        self._prompt_len = self._tail_start = len(prompt)
+        self._limit_len = len(prompt) + max_new_tokens
+        self._num_top = logprobs
+        self._server_len = min(self._server_len, common)
+        self._first_seq = self._next_seq
+        self._in_flight.clear()
+        self._asked_len = min(self._asked_len, common)
+        return common
+
+    def next_draft(self, tree: DraftTree, num_features: int, codec: Codec | None = None) -> Draft:
+        """Root and tree, after whatever the server lacks before them. With a tail, `tree` is a chain from it.
+
+        Of features, those after the first `num_features` are asked for, and always the root's: a Draft that could do
+        with none at all would get no Features frame. `codec` as in Draft.
+        """
+        base_len, context = self._missing()
+        root_at = self._tail_start - 1
+        features_from = min(num_features, root_at)
+        root = self._tokens[root_at]
+        draft = Draft(self._take_seq(), base_len, context, root, tree, features_from, b"", self._num_top, codec)
+        self._send(draft)
+        return draft
+
+    def next_ahead(self, text: Sequence[int], tree: DraftTree, codec: Codec | None = None) -> Draft:
+        """A draft for when `text`, whose last token is the root, is what the newest one under way makes of it."""
+        root_at = len(text) - 1
+        assumes = prefix_hash(text)
+        draft = Draft(self._take_seq(), root_at, (), text[root_at], tree, root_at, assumes, self._num_top, codec)
+        self._in_flight.append(draft)
+        return draft
+
+    def next_decode(
+        self, num_features: int | None = None, tree: ServerTree | None = None, codec: Codec | None = None
+    ) -> Decode:
+        """Ask for all the tokens there is room for; for features after the first `num_features`, unless it is None."""
+        base_len, context = self._missing()
+        features_from = None if num_features is None else min(num_features, self._tail_start - 1)
+        root, room = self._tokens[-1], self.room
+        decode = Decode(self._take_seq(), base_len, context, root, room, features_from, tree, self._num_top, codec)
+        self._send(decode)
+        return decode
+
+    def tail_chain(self, max_nodes: int) -> DraftTree:
+        """The first unverified tokens as a tree without branches."""
+        return DraftTree.chain(self._tokens[self._tail_start : self._tail_start + max_nodes])
+
+    @property
+    def asked_len(self) -> int:
+        """Features before this position have been asked for on this connection."""
+        return self._asked_len
+
+    @property
+    def awaited(self) -> Draft | Decode | None:
+        """The oldest request under way, which the next verdict answers."""
+        return self._in_flight[0] if self._in_flight else None
+
+    def awaits(self, seq: int) -> bool:
+        return self.awaited is not None and self.awaited.seq == seq
+
+    def apply(self, verdict: Verdict, vocab_size: int) -> Change:
+        """The answer to the request in flight. Raises Violation for a verdict that does not fit it."""
+        words, path_len = self._words(verdict, vocab_size)
+        logprobs = logprobs_of(words, verdict.likelihoods, self._num_top, vocab_size)
+        first = self._tail_start
+        confirmed = common_length(self._tokens[first:], words)
+        is_over = confirmed < len(words) or verdict.finish is Finish.EOS
+        dropped = self._drop_from(first + confirmed) if is_over else 0
+        added = words[confirmed : confirmed + max(self.room, 0)]
+        outcome = Change(
+            first, confirmed, dropped, added[: max(path_len - confirmed, 0)], added[max(path_len - confirmed, 0) :]
+        )
+        self._origins[first : first + confirmed] = ["accepted"] * confirmed
+        self._origins += ["accepted"] * len(outcome.accepted)
+        self._origins += [outcome.bonus_origin] * len(outcome.bonus)
+        self._tokens += added
+        self._tail_start = first + confirmed + len(added)
+        if verdict.finish is not Finish.CANCELLED:  # what was cancelled before it began has processed nothing
+            self._server_len = min(first + path_len, len(self._tokens))
+        self._settle_flights(verdict)
+        num_words = confirmed + len(added)
+        finish = self._finish(verdict, cut=num_words < len(words))
+        return replace(outcome, finish=finish, logprobs=logprobs[:num_words])
+
+    def write_unverified(self, token: int) -> None:
+        """One token that the drafter wrote alone."""
+        self._tokens.append(token)
+        self._origins.append("unverified")
+
+    def keep_tail(self) -> None:
+        """Let the unverified tokens stand; they go to the server as context and stay marked."""
+        self._tail_start = len(self._tokens)
+
+    def resume(self, opened: Opened) -> None:
+        """Learn what the server still holds: what hashes as ours does, or nothing."""
+        self._in_flight.clear()
+        self._asked_len = 0
+        kept = opened.kept_len
+        same = kept <= len(self._tokens) and prefix_hash(self._tokens[:kept]) == opened.kept_hash
+        self._server_len = kept if same else 0
+
+    def num_usable_rows(self, features: Features) -> int:
+        """How many of the rows describe tokens that still stand."""
+        stands = self._server_len if features.seq >= self._first_seq else self._stable_len
+        return max(min(len(features.rows), stands - features.first), 0)
+
+    def _drop_from(self, position: int) -> int:
+        """Drop the tail from `position` on; returns how many tokens went."""
+        dropped = len(self._tokens) - position
+        del self._tokens[position:], self._origins[position:]
+        return dropped
+
+    def _missing(self) -> tuple[int, tuple[int, ...]]:
+        root_at = self._tail_start - 1
+        base_len = min(self._server_len, root_at)
+        return base_len, tuple(self._tokens[base_len:root_at])
+
+    def _take_seq(self) -> int:
+        seq, self._next_seq = self._next_seq, self._next_seq + 1
+        return seq
+
+    def _settle_flights(self, verdict: Verdict) -> None:
+        """The oldest has been answered; those ahead of it go unless what they assume has come true."""
+        answered = self._in_flight[0]
+        if isinstance(answered, Draft) or answered.features_from is not None:
+            self._asked_len = self._server_len
+        if isinstance(answered, Draft) or verdict.finish is not Finish.NOT_YET:
+            self._in_flight.popleft()
+            if verdict.finish is not Finish.NOT_YET or not self._assumed_rightly():
+                self._in_flight.clear()
+
+    def _assumed_rightly(self) -> bool:
+        ahead = self.awaited
+        return isinstance(ahead, Draft) and ahead.assumes == prefix_hash(self._tokens)
+
+    def _send(self, request: Draft | Decode) -> None:
+        self._in_flight.clear()
+        self._in_flight.append(request)
+        self._server_len = request.base_len  # all that is sure until the verdict
+
+    def _words(self, verdict: Verdict, vocab_size: int) -> tuple[tuple[int, ...], int]:
+        """Path and bonus as tokens, and the path's length."""
+        asked = self.awaited
+        if asked is None or verdict.seq != asked.seq:
+            raise _misfit(f"verdict {verdict.seq} answers nothing that was asked")
+        if verdict.stale:
+            raise _misfit(f"verdict {verdict.seq} says stale of a draft whose text stands")
+        if verdict.finish is Finish.CANCELLED and isinstance(asked, Draft):
+            raise _misfit(f"verdict {verdict.seq} says cancelled of a draft")
+        path = self._path(asked, verdict, vocab_size)
+        if verdict.bonus is None:
+            if verdict.finish not in (Finish.EOS, Finish.CANCELLED, Finish.CONTEXT_FULL):
+                raise _misfit("a verdict without bonus that does not end the answer")
+            return path, len(path)
+        if not 0 <= verdict.bonus < vocab_size:
+            raise _misfit(f"bonus={verdict.bonus}: the vocabulary has {vocab_size}")
+        return (*path, verdict.bonus), len(path)
+
+    def _path(self, asked: Draft | Decode, verdict: Verdict, vocab_size: int) -> tuple[int, ...]:
+        if isinstance(asked, Draft):
+            return asked.tree.path_tokens(verdict.path)
+        if verdict.path or (verdict.tokens and asked.tree is None):
+            raise _misfit("a verdict with a path or tokens that nobody asked for")
+        if not all(0 <= token < vocab_size for token in verdict.tokens):
+            raise _misfit(f"tokens={list(verdict.tokens)}: the vocabulary has {vocab_size}")
+        return verdict.tokens
+
+    def _finish(self, verdict: Verdict, cut: bool) -> FinishReason | None:
+        if verdict.finish is Finish.EOS and not cut:
+            return "eos"
+        if self.tail_len == 0 and self.room <= 0:
+            return "limit"
+        if verdict.finish is Finish.CONTEXT_FULL:
+            return "context"
+        return None
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    shorter = min(len(one), len(other))
+    if tuple(one[:shorter]) == tuple(other[:shorter]):  # nearly always, and far faster than looking one by one
+        return shorter
+    return next(i for i in range(shorter) if one[i] != other[i])
+
+
+def _misfit(message: str) -> Violation:
+    return Violation(Reason.MALFORMED_FRAME, message)

@@ -1,0 +1,119 @@
+"""The last layers of a target and its final norm, read from the target's own checkpoint and frozen.
+
+What goes in is the residual stream entering layer L - N, Hugging Face's hidden_states[-1 - N]; what comes out is the
+target's last hidden state after its final norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm, causal_mask, stored_shape
+from outrider_drafters.blocks.rope import rope_scaling
+from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_drafters.readers.config import Config, config_int
+from outrider_proto.errors import UsageError
+
+KINDS = ("llama", "mistral", "qwen2", "qwen3")  # model types whose layers are the block of blocks/layers.py
+IGNORED = "rotary_emb.inv_freq"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finished:
+    """A teacher-forced pass through the last layers."""
+
+    entering: Tensor  # [b, n, E] what went in: the target's own states at sync points, predicted ones elsewhere
+    hidden: Tensor  # [b, n, E] after the final norm, ready for lm_head
+
+
+class LastLayers(nn.Module):
+    """Plain form, for training; moa/tail.py runs it fused. `windows` holds each layer's sliding window, None: it sees
+    all."""
+
+    def __init__(self, shape: BlockShape, windows: tuple[int | None, ...]) -> None:
+        super().__init__()
+        self.shape = shape
+        self.windows = windows
+        self.layers = nn.ModuleList(LlamaBlock(shape) for _ in windows)
+        self.norm = RMSNorm(shape.width, shape.eps)
+
+    @property
+    def blocks(self) -> list[LlamaBlock]:
+        return [layer for layer in self.layers if isinstance(layer, LlamaBlock)]
+
+    def forward_train(self, predicted: Tensor, entering: Tensor, sync: Tensor) -> Finished:
+        """MoA's training pass (HEBO, moa_spec/models/train/moa_spec.py): causal over mixed states.
+
+        predicted [b, n, E] stands in for the target's own `entering` [b, n, E], except at sync points, where
+        sync [b, n] int64 names the position itself. So K/V of a query's past are the drafter's own between sync points,
+        also before the latest one, where drafting has the target's: exact would take a pass for each sync point.
+        """
+        positions = torch.arange(predicted.shape[1], device=predicted.device)
+        mixed = torch.where((sync == positions).unsqueeze(-1), entering.to(predicted.dtype), predicted)
+        rope, hidden = self.shape.rope(positions), mixed
+        for block, window in zip(self.blocks, self.windows, strict=True):
+            mask = causal_mask(len(positions), positions.device)
+            hidden = block.self_attend(hidden, rope, mask if window is None else mask & mask.triu(1 - window))
+        return Finished(mixed, self.norm(hidden))
+
+
+def read_last_layers(config: Config, checkpoint: Checkpoint, stem: str, count: int, like: Tensor) -> LastLayers:
+    """The last `count` layers, as the type and on the device of `like`; `stem` is what the names of the target's
+    tensors begin with. Nothing else is read. Raises UsageError for a target of another kind, naming what does not fit.
+    """
+    total, kind = config_int(config, "num_hidden_layers"), config.get("model_type")
+    if not 1 <= count <= total:
+        raise UsageError(f"{checkpoint.directory}: last {count} layers: the target has {total}")
+    if kind not in KINDS:
+        raise UsageError(
+            f"{checkpoint.directory}: layers of model_type {kind} cannot run on the client; need one of "
+            f"{', '.join(KINDS)}, or a drafter with TLI 0"
+        )
+    if (activation := config.get("hidden_act") or "silu") != "silu":
+        raise UsageError(f"{checkpoint.directory}: hidden_act={activation}: need silu")
+    numbers = range(total - count, total)
+    with torch.device("meta"):
+        layers = LastLayers(_shape(config, checkpoint, f"{stem}layers.{numbers[0]}."), _windows(config, numbers))
+    names = {f"layers.{i}.": f"{stem}layers.{number}." for i, number in enumerate(numbers)}
+    tensors: dict[str, Tensor] = {}
+    for ours, theirs in names.items():
+        tensors |= _layer_tensors(layers, checkpoint, ours, theirs)
+    tensors["norm.weight"] = _read(checkpoint, f"{stem}norm.weight", layers.norm.weight)
+    layers.load_state_dict({name: tensor.to(like) for name, tensor in tensors.items()}, assign=True)
+    layers.eval().requires_grad_(False)
+    return layers
+
+
+def _shape(config: Config, checkpoint: Checkpoint, prefix: str) -> BlockShape:
+    return replace(stored_shape(checkpoint, prefix, config), rope_scaling=rope_scaling(config))
+
+
+def _layer_tensors(layers: LastLayers, checkpoint: Checkpoint, ours: str, theirs: str) -> dict[str, Tensor]:
+    """One layer's tensors by our names; one that we would not compute with is refused."""
+    wanted = {name: tensor for name, tensor in layers.state_dict().items() if name.startswith(ours)}
+    known = {theirs + name.removeprefix(ours) for name in wanted}
+    held = {name for name in checkpoint.names if name.startswith(theirs) and not name.endswith(IGNORED)}
+    if unknown := sorted(held - known):
+        raise UsageError(f"{checkpoint.directory}: layer with unknown tensor {unknown[0]} cannot run on the client")
+    return {name: _read(checkpoint, theirs + name.removeprefix(ours), tensor) for name, tensor in wanted.items()}
+
+
+def _read(checkpoint: Checkpoint, name: str, wanted: Tensor) -> Tensor:
+    if (shape := checkpoint.shape(name)) != tuple(wanted.shape):
+        raise UsageError(f"{checkpoint.directory}: tensor {name} has shape {list(shape)}: need {list(wanted.shape)}")
+    return checkpoint.read(name)
+
+
+def _windows(config: Config, layers: range) -> tuple[int | None, ...]:
+    """Sliding windows of these layers, as transformers reads them: Mistral's are all layers'; Qwen's, where
+    `use_sliding_window` is set, those that `layer_types` names, else those from `max_window_layers` on."""
+    everywhere = config.get("model_type") == "mistral"
+    if config.get("sliding_window", 0) is None or not (everywhere or config.get("use_sliding_window")):
+        return (None,) * len(layers)
+    window, first = config_int(config, "sliding_window", 4096), config.get("max_window_layers", 28)
+    kinds = config.get("layer_types")
+    slides = [kinds[i] == "sliding_attention" if isinstance(kinds, list) else i >= first for i in layers]
+    return tuple(window if everywhere or sliding else None for sliding in slides)

@@ -1,0 +1,1 @@
+"""Drafters and the borrowed parts of targets as they lie on disk."""

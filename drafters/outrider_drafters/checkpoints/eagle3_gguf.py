@@ -1,0 +1,136 @@
+"""EAGLE-3 heads of llama.cpp (general.architecture = eagle3), under SafeAILab's names.
+
+Three things differ from the other layouts. Rows of q and k are permuted, since llama.cpp turns neighbours where others
+turn halves; d2t holds target ids (early files: offsets); llama3's scaling is a tensor of divisors. Sources:
+ggml-org/llama.cpp, pull requests 18039, 24977, 25794.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from outrider_drafters.families.eagle3.tap_layers import AS_THEY_STAND
+from outrider_drafters.families.eagle3.vocabulary import offsets
+from outrider_drafters.readers.config import Config
+from outrider_drafters.readers.gguf_file import GgufFile
+from outrider_proto.errors import UsageError
+
+ARCHITECTURE = "eagle3"
+NAMES = {
+    "token_embd.weight": "embed_tokens.weight",
+    "enc.output_norm.weight": "input_norm.weight",
+    "output_norm.weight": "norm.weight",
+    "output.weight": "lm_head.weight",
+    "d2t.weight": "d2t",
+    "blk.0.attn_norm.weight": "midlayer.input_layernorm.weight",
+    "blk.0.attn_norm_2.weight": "midlayer.hidden_norm.weight",
+    "blk.0.hidden_norm.weight": "midlayer.hidden_norm.weight",  # early files
+    "blk.0.attn_output.weight": "midlayer.self_attn.o_proj.weight",
+    "blk.0.ffn_norm.weight": "midlayer.post_attention_layernorm.weight",
+}
+NAMES |= {f"blk.0.attn_{x}.{kind}": f"midlayer.self_attn.{x}_proj.{kind}" for x in "qkv" for kind in ("weight", "bias")}
+NAMES |= {f"blk.0.ffn_{part}.weight": f"midlayer.mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
+ROPE_FREQS = "rope_freqs.weight"
+KEYS = {  # of config.json, by the key after "eagle3."
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "context_length": "max_position_embeddings",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+    "target_hidden_size": "target_hidden_size",
+    "extract_layers": AS_THEY_STAND,  # early files
+    "target_layers": AS_THEY_STAND,
+    "norm_before_residual": "norm_before_residual",
+    "norm_before_fc": "norm_before_fc",
+    "fc_norm": "fc_norm",
+    "norm_output": "norm_output",
+}
+
+
+def translated(file: GgufFile) -> tuple[Config, Mapping[str, Tensor]]:
+    """What config.json and the tensors would be. Tensors of no known name keep theirs. Raises UsageError."""
+    if (blocks := file.of_architecture("block_count")) not in (None, 1):
+        raise UsageError(f"{file.path}: block_count={blocks}: need 1")
+    heads = _count(file, "attention.head_count")
+    kv_heads = _count(file, "attention.head_count_kv", heads)
+    tensors: dict[str, Tensor] = {}
+    for name, stored in file.tensors.items():
+        new = NAMES.get(name, name)
+        if new in tensors:
+            raise UsageError(f"{file.path}: two tensors are {new}, one of them {name}")
+        if name.startswith("blk.0.attn_q."):
+            tensors[new] = halves(file, name, stored, heads)
+        elif name.startswith("blk.0.attn_k."):
+            tensors[new] = halves(file, name, stored, kv_heads)
+        elif name != ROPE_FREQS:
+            tensors[new] = _offsets(stored) if new == "d2t" else stored
+    return _config(file, heads), tensors
+
+
+def halves(file: GgufFile, name: str, tensor: Tensor, heads: int) -> Tensor:
+    """Rows [heads x head_dim, ...] whose neighbours form RoPE's pairs, put so that halves of a head do."""
+    if len(tensor) % (2 * heads):
+        raise UsageError(f"{file.path}: tensor {name} has {len(tensor)} rows: need a multiple of {2 * heads}")
+    pairs = tensor.view(heads, len(tensor) // heads // 2, 2, *tensor.shape[1:])
+    return pairs.transpose(1, 2).reshape(tensor.shape).contiguous()
+
+
+def _offsets(d2t: Tensor) -> Tensor:
+    """Target ids occur once, while a table of offsets of any real vocabulary repeats some."""
+    return offsets(d2t) if len(set(d2t.tolist())) == len(d2t) else d2t
+
+
+def _config(file: GgufFile, heads: int) -> Config:
+    config: dict[str, Any] = {"architectures": [ARCHITECTURE]}  # Any: raw, as config.json
+    for key, name in KEYS.items():
+        if (value := file.of_architecture(key)) is not None:
+            config[name] = value
+    config["num_attention_heads"] = heads
+    config["rope_scaling"] = _rope_scaling(file)
+    rotated, width = file.of_architecture("rope.dimension_count"), file.of_architecture("attention.key_length")
+    q_rows = len(file.tensors["blk.0.attn_q.weight"]) if "blk.0.attn_q.weight" in file.tensors else None
+    for what, value in (("rope.dimension_count", rotated), ("attention.key_length", width)):
+        if value is not None and q_rows is not None and value * heads != q_rows:
+            raise UsageError(f"{file.path}: {what}={value}: need {q_rows // heads}, the width of a head")
+    return config
+
+
+def _rope_scaling(file: GgufFile) -> Config | None:
+    kind = file.of_architecture("rope.scaling.type") or "none"
+    if ROPE_FREQS in file.tensors:
+        if kind != "none":
+            raise UsageError(f"{file.path}: {ROPE_FREQS} and rope.scaling.type={kind}: need one of them at most")
+        return {"rope_type": "divisors", "divisors": file.tensors[ROPE_FREQS].flatten().tolist()}
+    factor = file.of_architecture("rope.scaling.factor")
+    match kind:
+        case "none":
+            return None
+        case "yarn":
+            return {"rope_type": kind, "factor": factor, **_yarn(file, factor)}
+        case _:
+            return {"rope_type": kind, "factor": factor}
+
+
+def _yarn(file: GgufFile, factor: float | None) -> Config:
+    said = {
+        "original_max_position_embeddings": file.of_architecture("rope.scaling.original_context_length"),
+        "beta_fast": file.of_architecture("rope.scaling.yarn_beta_fast"),
+        "beta_slow": file.of_architecture("rope.scaling.yarn_beta_slow"),
+    }
+    times = file.of_architecture("rope.scaling.attn_factor")  # on top of YaRN's own magnitude
+    if times is not None and factor:
+        said["attention_factor"] = times * (1 + 0.1 * math.log(factor))
+    return {key: value for key, value in said.items() if value is not None}
+
+
+def _count(file: GgufFile, key: str, default: int | None = None) -> int:
+    value = file.of_architecture(key)
+    value = value[0] if isinstance(value, list) and len(value) == 1 else value  # one a layer
+    value = default if value is None else value
+    if type(value) is not int or value < 1:
+        raise UsageError(f"{file.path}: {ARCHITECTURE}.{key}={value}: need a whole number of at least 1")
+    return value

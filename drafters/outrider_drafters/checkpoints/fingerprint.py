@@ -1,0 +1,68 @@
+"""Fingerprints by which client and server tell whether they speak of the same target, tokenizer and tap.
+
+All are over values, not files: layout, storage type and sharding do not matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import astuple
+from pathlib import Path
+
+from torch import Tensor
+
+from outrider_drafters.checkpoints.bundle import find_bundle
+from outrider_drafters.checkpoints.target_weights import borrowed_names, resolve_dir, sizes_of
+from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_drafters.readers.config import read_config, read_json
+
+DIGEST_BYTES = 16
+MAX_HASHED_ROWS = 4096  # of embedding and lm_head: a large target's fingerprint must not take long
+TARGET_MARK = "outrider_target_fingerprint"  # key of a drafter's config.json
+TOKENIZING = ("added_tokens", "model", "normalizer", "pre_tokenizer")  # what decides which ids a text gets
+
+
+def target_fingerprint(name_or_path: str | Path) -> str:
+    """Hex digest of a target's sizes, embedding and lm_head: of what a client has of it."""
+    directory = resolve_dir(name_or_path)
+    if (bundle := find_bundle(directory)) is not None:
+        return bundle.target_fingerprint
+    config, checkpoint = read_config(directory), Checkpoint(directory)
+    embed_name, head_name = borrowed_names(config, checkpoint)
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    digest.update(repr(astuple(sizes_of(config, checkpoint.matrix(head_name)))).encode())
+    for name in (embed_name, head_name):
+        tensor = checkpoint.read(name)
+        digest.update(_value_bytes(tensor[:: -(-len(tensor) // MAX_HASHED_ROWS)]))
+    return digest.hexdigest()
+
+
+def mark_drafter(directory: Path, target: str | Path) -> None:
+    """Write into an exported drafter's config.json which target it was made for; others ignore the key."""
+    path = directory / "config.json"
+    path.write_text(json.dumps({**read_json(path), TARGET_MARK: target_fingerprint(target)}, indent=2) + "\n")
+
+
+def tokenizer_fingerprint(name_or_path: str | Path) -> str:
+    """Hex digest of what gives a text its ids in tokenizer.json; "none" without that file."""
+    path = resolve_dir(name_or_path) / "tokenizer.json"
+    if not path.is_file():
+        return "none"
+    tokenizer = read_json(path)
+    parts = json.dumps({key: tokenizer.get(key) for key in TOKENIZING}, sort_keys=True)
+    return hashlib.blake2b(parts.encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """Hex digest of named tensors, as float32."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for name in sorted(tensors):
+        digest.update(f"{name}{list(tensors[name].shape)}".encode())
+        digest.update(_value_bytes(tensors[name]))
+    return digest.hexdigest()
+
+
+def _value_bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().float().cpu().contiguous().numpy().tobytes()

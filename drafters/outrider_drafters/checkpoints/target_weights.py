@@ -1,0 +1,142 @@
+"""The parts of a target that a drafter borrows, read without loading the target: embedding, lm_head, sizes, and on
+demand its last layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider_drafters.blocks.last_layers import LastLayers, read_last_layers
+from outrider_drafters.checkpoints.bundle import find_bundle
+from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_drafters.readers.config import Config, config_int, read_config, read_json, rms_norm_eps, rope_theta
+from outrider_proto.errors import UsageError
+
+EMBEDDING = "model.embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSizes:
+    """A target's sizes; `vocab` is the number of lm_head rows, `eps` that of its RMSNorm."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    rope_theta: float
+    eps: float
+    max_context: int
+    model_type: str
+
+    @property
+    def packed_kv(self) -> int:
+        """Width of one layer's packed keys and values of a token: 2 E_kv."""
+        return 2 * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrozenTarget:
+    """Embedding, lm_head and sizes of a target; `directory` is where it was read from, if it was."""
+
+    embed: Tensor  # [V, E]
+    lm_head: Tensor  # [V, E]; the same tensor as `embed` for a tied target
+    sizes: TargetSizes
+    eos_token_ids: tuple[int, ...]
+    directory: Path | None = None
+
+    @classmethod
+    def load(cls, name_or_path: str | Path, dtype: torch.dtype | None = None) -> FrozenTarget:
+        """Read those two tensors from a Hugging Face directory (or hub name) or an edge bundle. Without `dtype` as
+        float32, from a bundle of bfloat16 as that. Raises UsageError."""
+        directory = resolve_dir(name_or_path)
+        bundle = find_bundle(directory)
+        if dtype is None:
+            dtype = torch.bfloat16 if bundle is not None and bundle.weights == "bfloat16" else torch.float32
+        config, checkpoint = read_config(directory), Checkpoint(directory)
+        embed_name, head_name = borrowed_names(config, checkpoint)
+        embed = checkpoint.read(embed_name).to(dtype)
+        lm_head = embed if head_name == embed_name else checkpoint.read(head_name).to(dtype)
+        sizes = sizes_of(config, checkpoint.matrix(head_name))
+        return cls(embed, lm_head, sizes, _eos_token_ids(directory, config), directory)
+
+    def last_layers(self, count: int) -> LastLayers:
+        """The target's last `count` layers and its final norm, read now, in the type and on the device of `embed`.
+
+        Raises UsageError for a target whose layers do not run on the client.
+        """
+        if self.directory is None:
+            raise UsageError(f"last {count} layers: this target was not read from a directory")
+        config, checkpoint = read_config(self.directory), Checkpoint(self.directory)
+        stem = borrowed_names(config, checkpoint)[0].removesuffix("embed_tokens.weight")
+        return read_last_layers(config, checkpoint, stem, count, self.embed)
+
+
+def resolve_dir(name_or_path: str | Path) -> Path:
+    """A local directory as it is; else the hub's snapshot of that name. Raises UsageError."""
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise UsageError(f"{name_or_path}: a file: need a model directory")
+    if path.is_absolute() or len(path.parts) != 2 or str(name_or_path).startswith("."):
+        raise UsageError(f"{name_or_path}: no such directory, and not a hub name (owner/model)")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(name_or_path)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise UsageError(f"{name_or_path}: neither a directory nor a model the hub gives us ({error})") from error
+
+
+def target_sizes(name_or_path: str | Path) -> TargetSizes:
+    """Sizes alone, from config.json and the shape of lm_head."""
+    directory = resolve_dir(name_or_path)
+    config, checkpoint = read_config(directory), Checkpoint(directory)
+    return sizes_of(config, checkpoint.matrix(borrowed_names(config, checkpoint)[1]))
+
+
+def borrowed_names(config: Config, checkpoint: Checkpoint) -> tuple[str, str]:
+    """Names of the embedding and of lm_head, the same one for a tied target. Raises UsageError."""
+    embeddings = [name for name in checkpoint.names if name.endswith("embed_tokens.weight")]
+    embed = EMBEDDING if EMBEDDING in embeddings else embeddings[0] if len(embeddings) == 1 else None
+    if embed is None:
+        raise UsageError(f"{checkpoint.directory}: has no tensor {EMBEDDING}")
+    heads = [name for name in checkpoint.names if name.endswith(LM_HEAD)]
+    if len(heads) == 1:
+        return embed, heads[0]
+    if config.get("tie_word_embeddings") is False:
+        raise UsageError(f"{checkpoint.directory}: has no tensor {LM_HEAD}, and its config says it is not tied")
+    return embed, embed
+
+
+def sizes_of(config: Config, head_shape: tuple[int, int]) -> TargetSizes:
+    """Sizes from config.json and the shape of lm_head. Raises UsageError."""
+    hidden, heads = config_int(config, "hidden_size"), config_int(config, "num_attention_heads")
+    if head_shape[1] != hidden:
+        raise UsageError(f"{LM_HEAD} has shape {list(head_shape)}: config.json says hidden_size={hidden}")
+    return TargetSizes(
+        hidden=hidden,
+        layers=config_int(config, "num_hidden_layers"),
+        heads=heads,
+        kv_heads=config_int(config, "num_key_value_heads", heads),
+        head_dim=config_int(config, "head_dim", hidden // heads),
+        vocab=head_shape[0],
+        rope_theta=rope_theta(config),
+        eps=rms_norm_eps(config),
+        max_context=config_int(config, "max_position_embeddings", 2048),
+        model_type=str(config.get("model_type", "")),
+    )
+
+
+def _eos_token_ids(directory: Path, config: Config) -> tuple[int, ...]:
+    """generation_config.json decides, as in transformers' generate; else config.json."""
+    path = directory / "generation_config.json"
+    eos = (read_json(path) if path.is_file() else {}).get("eos_token_id", config.get("eos_token_id"))
+    return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)

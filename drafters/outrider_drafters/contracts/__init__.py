@@ -1,0 +1,1 @@
+"""What every drafter offers: its state, its tap and the shape of its trees."""

@@ -1,0 +1,87 @@
+"""A drafter of one's own in one method: what may follow a text, however one comes to know. It eats no features."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from outrider_drafters.blocks.token_state import Record, Recorded
+from outrider_drafters.contracts.drafter import ENDLESS, level_by_level
+from outrider_drafters.contracts.tap import NO_FEATURES
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT, DraftTree
+
+
+class TextDrafter(ABC):
+    """Derive from this, and let a client use it: `replace(LocalModels.load(config), drafter=MyDrafter(vocab_size))`."""
+
+    family = "text"
+    tap = NO_FEATURES
+    stale_tolerant = True  # it has none
+    tree_in_one = False
+    plan: TreePlan | None = None
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    @abstractmethod
+    def guesses(self, text: Sequence[int]) -> Mapping[int, float]:
+        """Tokens that may follow `text`, with weights above 0 that say how likely each is; empty where it cannot tell.
+
+        Must depend on `text` alone. It is asked for every node of a draft tree, so it should be quick.
+        """
+
+    def new_state(self) -> TextState:
+        return TextState(self)
+
+
+class TextState(Recorded):
+    """See drafter.DraftState."""
+
+    def __init__(self, drafter: TextDrafter) -> None:
+        self._drafter = drafter
+        self._record = Record(NO_FEATURES.width)
+        self._branches: list[tuple[int, ...]] = []  # of each expanded node, from below the root
+
+    @property
+    def reach(self) -> int:
+        return ENDLESS if self.num_tokens and self._drafter.guesses(tuple(self._record.tokens)) else 0
+
+    def add_features(self, first: int, rows: Tensor) -> None:
+        self._record.take(first, rows)
+
+    def rollback(self, num_tokens: int) -> None:
+        self._record.rollback(num_tokens)
+
+    def root_logits(self) -> Tensor:
+        self._record.need_root()
+        self._branches.clear()
+        logits = self._logits(())
+        if logits.isneginf().all():
+            raise UsageError(f"{self._drafter.family}: it cannot tell what follows: nothing to draft")
+        return logits
+
+    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        above = [() if parent == ROOT else self._branches[parent] for parent in parents]
+        branches = [(*branch, token) for branch, token in zip(above, tokens, strict=True)]
+        self._branches += branches
+        return torch.stack([self._logits(branch) for branch in branches])
+
+    def tree_logits(self, tree: DraftTree) -> Tensor:
+        return level_by_level(tree, self.root_logits(), self.expand)
+
+    def _logits(self, branch: tuple[int, ...]) -> Tensor:
+        logits = torch.full((self._drafter.vocab_size,), -math.inf)
+        for token, weight in self._drafter.guesses((*self._record.tokens, *branch)).items():
+            if not (0 <= token < len(logits) and 0 < weight < math.inf):
+                raise UsageError(
+                    f"{self._drafter.family}: guess of token {token} with weight {weight}: need a token below"
+                    f" {len(logits)} and a weight above 0"
+                )
+            logits[token] = math.log(weight)
+        return logits

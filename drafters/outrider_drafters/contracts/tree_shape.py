@@ -1,0 +1,46 @@
+"""How a draft tree may grow: dynamically within limits, or along fixed choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from outrider_drafters.contracts.tree_choices import Choices
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import MAX_NODES
+
+MAX_BREADTH = 64
+MAX_LEVELS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """`breadth` nodes are expanded a level, `levels` levels drafted, the best `budget` nodes kept (root not counted);
+    nodes whose whole path is less likely than `min_probability` are left out.
+
+    EAGLE's total_token/depth/top_k T/D/k is breadth k, levels D + 1, budget T - 1. Raises UsageError.
+    """
+
+    breadth: int = 4
+    levels: int = 5
+    budget: int = 16
+    min_probability: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, limit in (("breadth", MAX_BREADTH), ("levels", MAX_LEVELS), ("budget", MAX_NODES)):
+            if not 1 <= getattr(self, name) <= limit:
+                raise UsageError(f"{name}={getattr(self, name)}: need 1 to {limit}")
+        if not 0 <= self.min_probability < 1:
+            raise UsageError(f"min_probability={self.min_probability}: need at least 0 and less than 1")
+
+    @classmethod
+    def chain(cls, levels: int) -> TreeShape:
+        """A tree without branches."""
+        return cls(breadth=1, levels=levels, budget=levels)
+
+    def fitted(self, levels: int, budget: int) -> TreeShape | None:
+        """The same with at most so many levels and nodes; None when nothing is left."""
+        levels, budget = min(self.levels, levels), min(self.budget, budget)
+        return replace(self, levels=levels, budget=budget) if levels > 0 and budget > 0 else None
+
+
+TreePlan = TreeShape | Choices

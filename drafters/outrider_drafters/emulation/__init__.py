@@ -1,0 +1,1 @@
+"""Drafters slowed down to the pace of named hardware."""

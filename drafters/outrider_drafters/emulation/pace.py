@@ -1,0 +1,155 @@
+"""Named hardware: how long its forward passes last. A paced run stretches its own passes to these times, so that link,
+codec and acceptance are real and only the arithmetic is emulated. No clock here.
+
+source = "measured on ..."      where the times come from
+verify_ms = 33.0                one pass of the target
+draft_level_ms = 7.0            one pass of the drafter on the edge device
+server_level_ms = 7.0           the same on the server
+row_us = 0.0                    more a row beyond the first 64 of a pass of the target (long prompts); may be left out
+feature_width = 0               values a token whose weight features are padded to; may be left out
+[batch_factors]                 outcomes drafted side by side -> times a level; left out: each costs a level of its own
+8 = 1.0
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from outrider_proto.errors import UsageError
+
+SUFFIX = ".toml"
+FREE_ROWS = 64  # rows of a pass of the target that cost no more than one
+MAX_FEATURE_WIDTH = 2**16
+_MS = ("verify_ms", "draft_level_ms", "server_level_ms", "row_us")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """One machine room; the fields are the keys above. Raises UsageError for values out of range."""
+
+    name: str
+    source: str
+    verify_ms: float
+    draft_level_ms: float
+    server_level_ms: float
+    row_us: float = 0.0
+    feature_width: int = 0
+    batch_factors: Mapping[int, float] = field(default_factory=lambda: {1: 1.0}, hash=False)
+
+    def __post_init__(self) -> None:
+        for key in _MS:
+            value = getattr(self, key)
+            if not (math.isfinite(value) and value >= 0):
+                raise UsageError(f"{key}={value}: need 0 or more")
+        if not 0 <= self.feature_width <= MAX_FEATURE_WIDTH:
+            raise UsageError(f"feature_width={self.feature_width}: need 0 (no padding) to {MAX_FEATURE_WIDTH}")
+        _check_factors(self.batch_factors)
+
+    @classmethod
+    def load(cls, name_or_path: str | Path) -> Pace:
+        """Shipped hardware by its name, or a TOML file. Raises UsageError that names file, key and remedy."""
+        path = Path(name_or_path)
+        if path.suffix == SUFFIX:
+            return _read(path.expanduser())
+        if str(name_or_path) not in shipped_paces():
+            raise UsageError(f"pace {name_or_path}: need a {SUFFIX} file or one of {', '.join(shipped_paces())}")
+        return _read(_shipped() / f"{name_or_path}{SUFFIX}")
+
+    def pass_s(self, num_rows: int) -> float:
+        """Seconds of a pass of the target over so many rows."""
+        return self.verify_ms / 1e3 + max(0, num_rows - FREE_ROWS) * self.row_us / 1e6
+
+    def level_factor(self, outcomes: int) -> float:
+        """What so many outcomes side by side cost, in levels: as the next larger batch that is known, beyond the
+        largest in proportion."""
+        larger = [size for size in self.batch_factors if size >= outcomes]
+        if larger:
+            return self.batch_factors[min(larger)]
+        largest = max(self.batch_factors)
+        return self.batch_factors[largest] * outcomes / largest
+
+
+def shipped_paces() -> tuple[str, ...]:
+    """Names of the hardware that ships."""
+    return tuple(sorted(file.name[: -len(SUFFIX)] for file in _shipped().iterdir() if file.name.endswith(SUFFIX)))
+
+
+def _shipped() -> Any:  # Any: a Traversable, whose module moves between Python versions
+    return resources.files("outrider_drafters.emulation") / "hardware"
+
+
+def _read(file: Any) -> Pace:  # Any: a Path or a Traversable
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:  # also what is not UTF-8
+        raise UsageError(f"{file}: not TOML: {error}") from None
+    try:
+        return Pace(name=file.name[: -len(SUFFIX)], **_checked(values))
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from None
+
+
+def _checked(values: Mapping[str, Any]) -> dict[str, Any]:  # Any: what tomllib gives; out come the fields' own types
+    known = [key for key in fields(Pace) if key.name != "name"]
+    names = [key.name for key in known]
+    for name in values:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"
+            raise UsageError(f"key {name!r} is unknown: {hint}")
+    for key in known:
+        if key.name not in values and key.default is MISSING and key.default_factory is MISSING:
+            raise UsageError(f"{key.name} is missing: need {', '.join(names[:4])}")
+    return {name: _of_kind(name, value) for name, value in values.items()}
+
+
+def _of_kind(name: str, value: Any) -> Any:  # Any: as in _checked
+    match name:
+        case "source" if not isinstance(value, str):
+            raise UsageError(f"source={value!r}: need text in quotes")
+        case "feature_width" if type(value) is not int:
+            raise UsageError(f"feature_width={value!r}: need a whole number")
+        case "source" | "feature_width":
+            return value
+        case "batch_factors":
+            if not isinstance(value, dict):
+                raise UsageError(f"batch_factors={value!r}: need a table such as [batch_factors] with 8 = 1.0")
+            return {_outcomes(key): _number(f"batch_factors.{key}", factor) for key, factor in value.items()}
+        case _:
+            return _number(name, value)
+
+
+def _outcomes(key: str) -> int:
+    if not (key.isascii() and key.isdecimal()):
+        raise UsageError(f"batch_factors.{key}: need a number of outcomes, at least 1, as the key")
+    return int(key)
+
+
+def _number(name: str, value: Any) -> float:  # Any: as in _checked
+    if type(value) not in (int, float):
+        raise UsageError(f"{name}={value!r}: need a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise UsageError(f"{name}: need a number of fewer digits") from None
+
+
+def _check_factors(factors: Mapping[int, float]) -> None:
+    if not factors:
+        raise UsageError("batch_factors: empty: give at least one, such as 1 = 1.0, or leave the table out")
+    least = 0.0
+    for size, factor in sorted(factors.items()):
+        if size < 1:
+            raise UsageError(f"batch_factors.{size}: need at least 1 outcome")
+        if not (math.isfinite(factor) and factor > 0 and factor >= least):
+            raise UsageError(f"batch_factors.{size}={factor}: need more than 0, and no less than of fewer outcomes")
+        least = factor

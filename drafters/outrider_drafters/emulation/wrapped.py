@@ -1,0 +1,73 @@
+"""A drafter inside another: all that it is and does, with something around its forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from outrider_drafters.contracts.drafter import Drafter, DraftState, level_by_level
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_proto.frames import TapInfo
+from outrider_proto.tree import DraftTree
+
+
+class WrappedDrafter:
+    """Whatever is made of it says in `around` what becomes of a pass."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        self.family = inner.family
+        self.vocab_size = inner.vocab_size
+        self.tap: TapInfo = inner.tap
+        self.plan: TreePlan | None = inner.plan
+        self.stale_tolerant = inner.stale_tolerant
+        self.tree_in_one = inner.tree_in_one
+
+    def new_state(self) -> DraftState:
+        return WrappedState(self.inner.new_state(), self)
+
+    def around(self, run: Callable[[], Tensor]) -> Tensor:
+        """What one forward pass answers."""
+        return run()
+
+
+class WrappedState:
+    """See drafter.DraftState."""
+
+    def __init__(self, inner: DraftState, drafter: WrappedDrafter) -> None:
+        self.inner = inner
+        self._around = drafter.around
+        self._tree_in_one = drafter.tree_in_one
+
+    @property
+    def num_tokens(self) -> int:
+        return self.inner.num_tokens
+
+    @property
+    def num_features(self) -> int:
+        return self.inner.num_features
+
+    @property
+    def reach(self) -> int:
+        return self.inner.reach
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self.inner.append(tokens)
+
+    def add_features(self, first: int, rows: Tensor) -> None:
+        self.inner.add_features(first, rows)
+
+    def rollback(self, num_tokens: int) -> None:
+        self.inner.rollback(num_tokens)
+
+    def root_logits(self) -> Tensor:
+        return self._around(self.inner.root_logits)
+
+    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        return self._around(lambda: self.inner.expand(tokens, parents))
+
+    def tree_logits(self, tree: DraftTree) -> Tensor:
+        if self._tree_in_one:
+            return self._around(lambda: self.inner.tree_logits(tree))
+        return level_by_level(tree, self.root_logits(), self.expand)

@@ -1,0 +1,1 @@
+"""Every published family of drafters, a package each."""

@@ -1,0 +1,1 @@
+"""EAGLE-1/2 and HASS."""

@@ -1,0 +1,191 @@
+"""EAGLE-3 heads as they are published, read into one naming (SafeAILab's) and one set of sizes.
+
+midlayer.*            SafeAILab, SGLang/SpecForge, AngelSlim: flat config.json
+layers.0.*            vLLM and speculators; the latter nests the Llama part of its config in transformer_layer_config
+GGUF                  llama.cpp: translated before (eagle3_gguf.py)
+
+Shapes and the presence of tensors decide wherever they can: config flags are often missing or wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
+from outrider_drafters.blocks.rope import rope_scaling
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
+from outrider_drafters.families.eagle3.tap_layers import chosen_layers, uses_layers
+from outrider_drafters.families.eagle3.vocabulary import check_membership, draft_tokens
+from outrider_drafters.readers.config import Config, config_int
+from outrider_proto.errors import UsageError
+
+LAYER = "midlayer."
+VLLM_LAYER = "layers.0."
+NESTED = "transformer_layer_config"
+EMBEDDING = "embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+D2T, T2D = "d2t", "t2d"
+FUSING = ("fc.", "fc_norm.", "input_norm.")
+REQUIRED = frozenset({"norm.weight", f"{LAYER}hidden_norm.weight"} | {LAYER + name for name in WEIGHTS})
+# Of the target, kept by trainers for their losses.
+VERIFIERS = ("verifier_norm.weight", "verifier_lm_head.weight", "verifier_embed_tokens.weight")
+
+
+def recognised(files: DrafterFiles) -> bool:
+    names = {_canonical(name) for name in files.names}
+    return f"{LAYER}hidden_norm.weight" in names or any(_bare(name).startswith(LAYER) for name in files.names)
+
+
+def canonical(files: DrafterFiles) -> DrafterFiles:
+    """The same under SafeAILab's names, its config flat. Raises UsageError for two tensors of one name."""
+    nested = files.config.get(NESTED)
+    config = {**files.config, **nested} if isinstance(nested, Mapping) else files.config
+    unused = () if uses_layers(config) else FUSING
+    checkpoint = files.checkpoint.renamed(lambda name: None if _bare(name).startswith(unused) else _canonical(name))
+    return replace(files, config=config, checkpoint=checkpoint)
+
+
+def sizes_of(files: DrafterFiles, target: TargetSizes) -> Eagle3Sizes:
+    """Sizes and switches of canonical files. Raises UsageError for a head of another target or of no known form."""
+    files.need_vocabulary(target)
+    files.need_equal("target_hidden_size", config_int(files.config, "target_hidden_size", target.hidden), target.hidden)
+    files.need(REQUIRED)
+    with naming(files):
+        return _sizes_of(files, target)
+
+
+def _sizes_of(files: DrafterFiles, target: TargetSizes) -> Eagle3Sizes:
+    block, layers = _block(files), _layers(files, target)
+    draft_vocab, own_head = _head(files, target)
+    return Eagle3Sizes(
+        block=block,
+        vocab=target.vocab,
+        draft_vocab=draft_vocab,
+        target_hidden=target.hidden,
+        target_layers=layers,
+        fc_bias="fc.bias" in files.names,
+        out_bias=f"{LAYER}self_attn.o_proj.bias" in files.names,
+        fc_norm="fc_norm.0.weight" in files.names or (_flag(files.config, "fc_norm") and bool(layers)),
+        input_norm="input_norm.weight" in files.names or (_flag(files.config, "norm_before_fc") and bool(layers)),
+        norm_before_residual=_flag(files.config, "norm_before_residual", default=NESTED in files.config),
+        norm_output=_norm_output(files),
+        own_embedding=_own_embedding(files, target, block.width),
+        own_head=own_head,
+    )
+
+
+def check_vocabulary(files: DrafterFiles, sizes: Eagle3Sizes) -> None:
+    """Refuse maps between the vocabularies that contradict themselves or each other."""
+    if D2T not in files.names:
+        return
+    with naming(files):
+        _check_maps(files, sizes)
+
+
+def _check_maps(files: DrafterFiles, sizes: Eagle3Sizes) -> None:
+    d2t = files.checkpoint.read(D2T)
+    if sizes.draft_vocab == sizes.vocab and not bool(d2t.any()):
+        return  # without a draft vocabulary both maps are whatever they were initialised with
+    tokens = draft_tokens(d2t, sizes.vocab)
+    if T2D in files.names:
+        check_membership(files.checkpoint.read(T2D), tokens, sizes.vocab)
+
+
+@contextmanager
+def naming(files: DrafterFiles) -> Iterator[None]:
+    """Put the directory's name before complaints that lack it."""
+    try:
+        yield
+    except UsageError as error:
+        raise error if str(error).startswith(str(files.directory)) else files.fault(str(error)) from None
+
+
+def _canonical(name: str) -> str | None:
+    name = _bare(name)
+    if name in VERIFIERS:
+        return None
+    return LAYER + name.removeprefix(VLLM_LAYER) if name.startswith(VLLM_LAYER) else name
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("model.")
+
+
+def _block(files: DrafterFiles) -> BlockShape:
+    """Sizes of the layer. Its config may say nothing of key-value heads, head width or RoPE's base."""
+    block = stored_shape(files.checkpoint, LAYER, files.config)
+    width = files.checkpoint.matrix(f"{LAYER}self_attn.o_proj.weight")[0]
+    if block.width != 2 * width:
+        raise files.fault(
+            f"{LAYER}self_attn.q_proj has {block.width} columns: need {2 * width}, an embedding beside a feature"
+        )
+    if files.config.get("hidden_act") not in (None, "silu", "swish"):
+        raise files.fault(f"hidden_act={files.config['hidden_act']}: need silu")
+    if files.config.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise files.fault(f"partial_rotary_factor={files.config['partial_rotary_factor']}: need 1")
+    theta = files.options.rope_theta
+    return replace(
+        block,
+        width=width,
+        rope_theta=block.rope_theta if theta is None else theta,
+        rope_scaling=rope_scaling(files.config),
+    )
+
+
+def _layers(files: DrafterFiles, target: TargetSizes) -> tuple[int, ...]:
+    """The hidden states it eats; none: the last one after the final norm."""
+    if not uses_layers(files.config):
+        return ()
+    files.need(frozenset({"fc.weight"}))
+    _, columns = files.checkpoint.matrix("fc.weight")
+    if columns % target.hidden:
+        raise files.fault(f"fc.weight has {columns} columns: need a multiple of {target.hidden}, the target's width")
+    return chosen_layers(files.config, files.options.target_layers, target.layers, columns // target.hidden)
+
+
+def _head(files: DrafterFiles, target: TargetSizes) -> tuple[int, bool]:
+    """Size of the draft vocabulary, and whether lm_head is the file's own. What the config says of ties is no guide."""
+    if LM_HEAD in files.names:
+        rows = files.checkpoint.matrix(LM_HEAD)[0]
+        if rows != target.vocab and D2T not in files.names:
+            raise files.fault(f"lacks tensors {D2T}: {LM_HEAD} has {rows} rows, the target's vocabulary {target.vocab}")
+        return rows, True
+    if config_int(files.config, "draft_vocab_size", target.vocab) != target.vocab:
+        raise files.fault(f"lacks tensors {LM_HEAD}")
+    return target.vocab, False
+
+
+def _own_embedding(files: DrafterFiles, target: TargetSizes, width: int) -> bool:
+    """Whether to use the file's embedding: of need, asked to, or where speculators trained it.
+
+    Elsewhere it is a copy of the target's, or should be: some exports hold a random one (TorchSpec#38).
+    """
+    asked, held, needed = files.options.embedding, EMBEDDING in files.names, width != target.hidden
+    if asked == "own" or needed:
+        files.need(frozenset({EMBEDDING}))
+    if asked == "target" and needed:
+        raise files.fault(f"embedding=target: its width is {target.hidden}, the head's {width}")
+    if held:
+        rows, columns = files.checkpoint.matrix(EMBEDDING)
+        files.need_equal(f"rows of {EMBEDDING}", rows, target.vocab)
+        if columns != width:
+            raise files.fault(f"{EMBEDDING} has {columns} columns: need {width}, the head's width")
+    trained = held and files.config.get("embed_requires_grad") is True
+    return needed or (trained if asked is None else asked == "own")
+
+
+def _norm_output(files: DrafterFiles) -> bool:
+    asked = files.options.norm_output
+    return _flag(files.config, "norm_output") if asked is None else asked
+
+
+def _flag(config: Config, key: str, *, default: bool = False) -> bool:
+    """A switch of the config or of its part eagle_config; `default` when missing or null."""
+    part = config.get("eagle_config")
+    value = config.get(key)
+    value = part.get(key) if value is None and isinstance(part, Mapping) else value
+    return default if value is None else bool(value)

@@ -1,0 +1,164 @@
+"""EAGLE-3's network (arXiv 2503.01840; SafeAILab/EAGLE, cnets.py), and its variants.
+
+g_t = fc(concat of the target's hidden states)   on the server; EAGLE 3.1 norms them first, each or all together
+y_t = g_t + attention(concat[input_layernorm(embed(x_{t+1})), hidden_norm(g_t)])      RoPE position t
+out_t = y_t + mlp(post_attention_layernorm(y_t))
+logits of x_{t+2} = lm_head(norm(out_t))         over the draft vocabulary
+
+out_t stands in for g_{t+1} when drafting goes on: as it is, or after the norm (norm_output).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from outrider_drafters.blocks.layers import INIT_STD, RMSNorm, causal_mask
+from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_drafters.families.eagle3.layer import PairLayer, Seen
+from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
+from outrider_drafters.families.eagle3.vocabulary import draft_tokens, membership, offsets
+from outrider_drafters.readers.checkpoint import write_model
+from outrider_proto.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainStep:
+    """One step of the training-time test: row t predicts token t + 2 + step; the last `step` rows mean nothing."""
+
+    hidden: Tensor  # [B, T, H] before the norm
+    logits: Tensor  # [B, T, Vd]
+
+
+class Fuser:
+    """What the server makes of the target's hidden states: g [..., H] of their concatenation [..., k Ht]."""
+
+    def __init__(self, fc: nn.Linear, each: Sequence[nn.Module], all_together: nn.Module | None) -> None:
+        self._fc, self._each, self._all = fc, tuple(each), all_together
+
+    def __call__(self, states: Tensor) -> Tensor:
+        if self._each:
+            parts = states.chunk(len(self._each), dim=-1)
+            states = torch.cat([norm(part) for norm, part in zip(self._each, parts, strict=True)], dim=-1)
+        if self._all is not None:
+            states = self._all(states)
+        return self._fc(states)  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
+
+
+class Eagle3(nn.Module):
+    """The trained part; submodules are named as in SafeAILab's files."""
+
+    d2t: Tensor
+
+    def __init__(self, sizes: Eagle3Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        count, fused = len(sizes.target_layers), len(sizes.target_layers) * sizes.target_hidden
+        self.fc = nn.Linear(fused, sizes.hidden, bias=sizes.fc_bias) if count else None
+        eps = sizes.block.eps
+        norms = [RMSNorm(sizes.target_hidden, eps) for _ in range(count if sizes.fc_norm else 0)]
+        self.fc_norm = nn.ModuleList(norms)
+        self.input_norm = RMSNorm(fused, eps) if sizes.input_norm else None
+        self.embed_tokens = nn.Embedding(sizes.vocab, sizes.hidden) if sizes.own_embedding else None
+        self.midlayer = PairLayer(sizes)
+        self.norm = RMSNorm(sizes.hidden, eps)
+        self.lm_head = nn.Linear(sizes.hidden, sizes.draft_vocab, bias=False) if sizes.own_head else None
+        if sizes.draft_vocab != sizes.vocab:
+            self.register_buffer("d2t", torch.zeros(sizes.draft_vocab, dtype=torch.int64))
+        self.apply(_initialise)
+
+    @property
+    def draft_tokens(self) -> Tensor | None:
+        """Target ids [Vd] of the draft ids; None where they are the same. Raises UsageError for a broken d2t."""
+        return draft_tokens(self.d2t, self.sizes.vocab) if self.sizes.draft_vocab != self.sizes.vocab else None
+
+    def set_draft_tokens(self, tokens: Tensor) -> None:
+        """Draft these target ids [Vd], rising."""
+        if len(tokens) != self.sizes.draft_vocab:
+            raise UsageError(f"{len(tokens)} draft tokens: need draft_vocab={self.sizes.draft_vocab}")
+        draft_tokens(offsets(tokens), self.sizes.vocab)  # it refuses what d2t cannot say
+        self.d2t.copy_(offsets(tokens))
+
+    def fuser(self) -> Fuser:
+        """The server's part. Not of a head that eats the last hidden state alone."""
+        assert self.fc is not None
+        return Fuser(self.fc, list(self.fc_norm), self.input_norm)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """g [..., H] of the target's hidden states side by side [..., k Ht], in the order of target_layers."""
+        return self.fuser()(states) if self.sizes.target_layers else states
+
+    def forward_train(
+        self, embeds_next: Tensor, fused: Tensor, steps: int, mask: Tensor | None = None
+    ) -> list[TrainStep]:
+        """Training-time test (paper 3.2): step 0 is teacher-forced; step k puts the outputs of step k - 1 in place of
+        the features, with the true tokens, one further.
+
+        embeds_next [B, T, H] of tokens t + 1, fused [B, T, H] of positions t; in step k row t pairs token t + 1 + k
+        (zeros past the end) with the output of step k - 1 at RoPE position t + k. mask: which true rows a row sees,
+        bool [T, T] or broadcast to [B, 1, 1, T, T]; None for causal. Padding belongs at the end.
+        """
+        assert self.lm_head is not None
+        length, device = fused.shape[1], fused.device
+        seen = Seen(causal_mask(length, device) if mask is None else mask)
+        positions = torch.arange(length, device=device)
+        made: list[TrainStep] = []
+        features = fused
+        for step in range(steps):
+            embeds = nn.functional.pad(embeds_next[:, step:], (0, 0, 0, min(step, length)))
+            hidden = self.midlayer(embeds, features, self.sizes.block.rope(positions + step), seen)
+            normed = self.norm(hidden)
+            made.append(TrainStep(hidden, self.lm_head(normed)))
+            features = normed if self.sizes.norm_output else hidden
+        return made
+
+    def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32) -> None:
+        """Write SafeAILab's layout."""
+        tensors = self.state_dict()
+        if (tokens := self.draft_tokens) is not None:
+            tensors["t2d"] = membership(tokens, self.sizes.vocab)
+        write_model(directory, self._config(target), tensors, dtype)
+
+    def _config(self, target: TargetSizes) -> dict[str, object]:
+        sizes, block = self.sizes, self.sizes.block
+        return {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "hidden_size": block.width,
+            "target_hidden_size": sizes.target_hidden,
+            "intermediate_size": block.mlp,
+            "num_attention_heads": block.heads,
+            "num_key_value_heads": block.kv_heads,
+            "head_dim": block.head_dim,
+            "num_hidden_layers": 1,
+            "max_position_embeddings": target.max_context,
+            "rms_norm_eps": block.eps,
+            "rope_theta": block.rope_theta,
+            "rope_scaling": None if block.rope_scaling is None else block.rope_scaling.as_config(),
+            "attention_bias": block.qkv_bias,
+            "tie_word_embeddings": False,
+            "vocab_size": sizes.vocab,
+            "draft_vocab_size": sizes.draft_vocab,
+            "norm_before_residual": sizes.norm_before_residual,
+            "norm_before_fc": sizes.input_norm,
+            "fc_norm": sizes.fc_norm,
+            "norm_output": sizes.norm_output,
+            # The published key has two meanings (see eagle3_taps), this one has one; both are read.
+            "target_layers": list(sizes.target_layers),
+            "eagle_config": {
+                "eagle_aux_hidden_state_layer_ids": list(sizes.target_layers),
+                "use_aux_hidden_state": bool(sizes.target_layers),
+            },
+        }
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=INIT_STD)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)

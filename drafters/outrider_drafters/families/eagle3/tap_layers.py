@@ -1,0 +1,79 @@
+"""Which of the target's hidden states an EAGLE-3 head eats.
+
+Everywhere in here a layer's number is that of its input, which is Hugging Face's index of hidden_states; the number of
+layers stands for the last layer's output. Published configurations count in two ways: so, or by the layer whose output
+it is. SGLang tells them apart by the first id: 1 is an output's (SGLang#25454). That holds for speculators' files too,
+which count inputs and start at 2, unless they were converted and kept the ids of the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider_drafters.readers.config import Config
+from outrider_proto.errors import UsageError
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+AS_THEY_STAND = "target_layers"  # the key of GGUF files and of our export
+
+
+def uses_layers(config: Config) -> bool:
+    """Whether it eats hidden states of layers, and not the last one after the final norm."""
+    return _said(config, "use_aux_hidden_state") is not False
+
+
+def chosen_layers(config: Config, option: Sequence[int] | None, num_layers: int, count: int) -> tuple[int, ...]:
+    """The `count` layers (as many as fc takes) of a target of `num_layers`, in fc's order. Raises UsageError.
+
+    Published code gathers them while it runs through the target: in rising order, an id that is named twice once. A
+    list of the right length is otherwise taken as it stands, as are the option's and that of target_layers.
+    """
+    stated = option if option is not None else _stated(config)
+    listed = list(stated) if stated is not None else _published(config, num_layers)
+    rising = sorted(set(listed))
+    if stated is None and len(rising) == count:
+        listed = rising
+    if len(listed) != count:
+        raise UsageError(
+            f"fc.weight takes {count} hidden states, but the layers are {_spelled(listed)}; "
+            f"name {count} of the target's {num_layers}, as in target_layers=2-16-29"
+        )
+    if wrong := [layer for layer in listed if not 0 <= layer <= num_layers]:
+        raise UsageError(f"target_layers {_spelled(listed)}: {wrong[0]} is not within 0 to {num_layers}, the target's")
+    return tuple(listed)
+
+
+def default_layers(num_layers: int) -> tuple[int, ...]:
+    """Low, middle and high (SafeAILab/EAGLE, modeling_llama_kv.py), fewer in a small target."""
+    return tuple(sorted({layer for layer in (2, num_layers // 2, num_layers - 3) if 0 <= layer < num_layers}))
+
+
+def _stated(config: Config) -> list[int] | None:
+    value = config.get(AS_THEY_STAND)
+    return None if value is None else _ids(AS_THEY_STAND, value)
+
+
+def _published(config: Config, num_layers: int) -> list[int]:
+    value = _said(config, IDS)
+    if value is None:
+        return list(default_layers(num_layers))
+    listed = _ids(IDS, value)
+    return [layer + 1 for layer in listed] if listed and listed[0] == 1 else listed
+
+
+def _said(config: Config, key: str) -> Any:  # Any: raw JSON
+    """A key of the config or of its part eagle_config."""
+    part = config.get("eagle_config")
+    own = config.get(key)
+    return part.get(key) if own is None and isinstance(part, Mapping) else own
+
+
+def _ids(key: str, value: object) -> list[int]:
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise UsageError(f"config.json: {key}={value!r}: need a list of layers")
+    return value
+
+
+def _spelled(layers: Sequence[int]) -> str:
+    return "-".join(map(str, layers)) or "none"

@@ -1,0 +1,224 @@
+"""Hydra's files, and its client half: the heads, as two products a block. The formulas are hydra.py's.
+
+kind         blocks                       output                       besides
+mlp          hydra_mlp.H.L                hydra_lm_head.H
+prefix-mlp   hydra_mlp.H.1, .3, .5 ...    hydra_lm_head.H.1            prefix_embeding_layer [sic]
+
+The numbers of prefix-mlp are shifted by modules for dropout, which older files lack: blocks are taken in order, however
+they are numbered. Copies of the target's embedding (input_embed_fn, the prefix layer's) are passed over. The published
+code turns the prefix layer by RoPE of base 10000 whatever the target's is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.target_weights import FrozenTarget, TargetSizes
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.families.family import Family
+from outrider_drafters.families.heads.newest import NewestHiddenTap, newest_hidden_info
+from outrider_drafters.families.heads.reading import Line, ReadingState, default_choices
+from outrider_drafters.families.hydra.network import Hydra, HydraBlock, HydraSizes
+from outrider_drafters.families.hydra.tap import HydraPrefixTap, prefix_info
+from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_proto.frames import TapInfo
+
+NAME = "hydra"
+PREFIX = "prefix_embeding_layer."
+PREFIX_BLOCK = PREFIX + "layers.0."
+EMBEDDINGS = ("input_embed_fn.weight", PREFIX + "embed_tokens.weight")
+ROPE_THETA = 10000.0
+KINDS = ("mlp", "prefix-mlp")
+
+BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
+OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:\d+\.)?(weight|bias)")
+
+
+class HydraHead:
+    """One head for inference: the products of a block that widens nothing, or of linear and res_connection at once."""
+
+    def __init__(self, blocks: list[HydraBlock], output: torch.nn.Linear) -> None:
+        self._blocks = [_fused(block) for block in blocks]
+        self._output = output.weight.detach(), output.bias.detach()
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x [n, inputs x E] to [n, V]."""
+        for weight, bias, widens in self._blocks:
+            mixed = F.linear(x, weight, bias)
+            kept, gate = mixed.chunk(2, dim=-1) if widens else (x, mixed)
+            x = kept + F.silu(gate)
+        return F.linear(x, *self._output)
+
+
+class HydraDrafter:
+    """Client half; the server half is newest.NewestHiddenTap or hydra_tap.HydraPrefixTap."""
+
+    family = NAME
+    stale_tolerant = False
+    tree_in_one = False
+
+    def __init__(self, hydra: Hydra, frozen: FrozenTarget, tap: TapInfo | None = None) -> None:
+        self.frozen = frozen
+        self.like = frozen.embed
+        self.tap = tap_info(hydra) if tap is None else tap
+        self.vocab_size = frozen.sizes.vocab
+        self.num_heads = hydra.sizes.heads
+        self.knows_next = hydra.prefix is None and hydra.sizes.offset == 0
+        self.plan: TreePlan | None = default_choices(self.num_heads)
+        self.grounded = hydra.sizes.grounded
+        self.heads = [HydraHead(*parts) for parts in hydra.heads]
+
+    def new_state(self) -> ReadingState:
+        return ReadingState(self)
+
+    def read(self, feature: Tensor) -> HydraReading:
+        return HydraReading(self, feature)
+
+
+class HydraReading:
+    """See heads.Reading."""
+
+    def __init__(self, drafter: HydraDrafter, feature: Tensor) -> None:
+        self._drafter = drafter
+        self._feature = feature
+
+    def after(self, lines: Sequence[Line]) -> Tensor:
+        number = len(lines[0]) - 1
+        if number < 0:
+            return F.linear(self._feature, self._drafter.frozen.lm_head).float()
+        head = self._drafter.heads[number]
+        if not self._drafter.grounded:
+            return head.logits(self._feature).float().expand(len(lines), -1)
+        tokens = torch.tensor(lines, dtype=torch.int64, device=self._feature.device)
+        embeds = F.embedding(tokens, self._drafter.frozen.embed).flatten(1)
+        return head.logits(torch.cat((self._feature.expand(len(lines), -1), embeds), dim=-1)).float()
+
+
+def tap_info(hydra: Hydra) -> TapInfo:
+    sizes, prefix = hydra.sizes, hydra.prefix
+    return newest_hidden_info(sizes.hidden, sizes.offset) if prefix is None else prefix_info(prefix, sizes.offset)
+
+
+def recognises(files: DrafterFiles) -> bool:
+    by_name = any(BLOCK.fullmatch(name) or OUTPUT.fullmatch(name) for name in files.names)
+    return by_name or "hydra_head_arch" in files.config
+
+
+def _fused(block: HydraBlock) -> tuple[Tensor, Tensor, bool]:
+    """Weight and bias of a block's products, and whether res_connection is among them, as the first half."""
+    linear, skip = block.linear, block.res_connection
+    if not isinstance(skip, torch.nn.Linear):
+        return linear.weight.detach(), linear.bias.detach(), False
+    return torch.cat((skip.weight, linear.weight)).detach(), torch.cat((skip.bias, linear.bias)).detach(), True
+
+
+def _load(files: DrafterFiles, target: TargetSizes) -> Hydra:
+    """The network as stored."""
+    files.need_vocabulary(target)
+    kind = files.config.get("hydra_head_arch") or ("prefix-mlp" if _has_prefix(files) else "mlp")
+    if kind not in KINDS:
+        raise files.fault(f"hydra_head_arch={kind}: Hydra heads of this kind are not supported, need mlp or prefix-mlp")
+    files = files.with_checkpoint(in_order(files.checkpoint))
+    for name in EMBEDDINGS:
+        if name in files.names:
+            rows, width = files.checkpoint.matrix(name)
+            files.need_equal(f"rows of {name}", rows, target.vocab)
+            files.need_equal(f"width of {name}", width, target.hidden)
+    sizes = _sizes(files, target, kind)
+    with torch.device("meta"):
+        hydra = Hydra(sizes)
+    return files.fill(hydra, also_known=frozenset(EMBEDDINGS))
+
+
+def _sizes(files: DrafterFiles, target: TargetSizes, kind: str) -> HydraSizes:
+    blocks = [match for name in files.names if (match := BLOCK.fullmatch(name))]
+    outputs = [match for name in files.names if (match := OUTPUT.fullmatch(name))]
+    files.need(frozenset({"hydra_mlp.0.0.linear.weight", "hydra_lm_head.0.weight"}))
+    vocab, hidden = files.checkpoint.matrix("hydra_lm_head.0.weight")
+    files.need_equal("hidden size", hidden, target.hidden)
+    files.need_equal("rows of hydra_lm_head.0.weight", vocab, target.vocab)
+    return HydraSizes(
+        hidden=hidden,
+        vocab=vocab,
+        heads=len({match[1] for match in (*blocks, *outputs)}),
+        blocks=len({match[2] for match in blocks}),
+        grounded=any(match[3] == "res_connection" for match in blocks),
+        prefix=_prefix_shape(files, target) if kind == "prefix-mlp" else None,
+        offset=_offset(files, target),
+        tied=False,
+    )
+
+
+def _prefix_shape(files: DrafterFiles, target: TargetSizes) -> BlockShape:
+    """The prefix layer's sizes: it is made from the target's configuration, which Hydra's does not repeat."""
+    files.need(frozenset(PREFIX_BLOCK + name for name in WEIGHTS))
+    theta = files.options.rope_theta or ROPE_THETA
+    config = {"num_attention_heads": target.heads, "rms_norm_eps": target.eps, "rope_theta": theta}
+    shape = stored_shape(files.checkpoint, PREFIX_BLOCK, config)
+    files.need_equal("width of the prefix layer", shape.width, target.hidden)
+    return shape
+
+
+def _offset(files: DrafterFiles, target: TargetSizes) -> int:
+    offset = files.config.get("hidden_state_offset") or 0
+    if not isinstance(offset, int) or not 0 <= offset <= target.layers:
+        raise files.fault(f"hidden_state_offset={offset}: need 0 to {target.layers}, the target's layers")
+    return offset
+
+
+def _has_prefix(files: DrafterFiles) -> bool:
+    return any(name.startswith(PREFIX) for name in files.names)
+
+
+def in_order(checkpoint: Checkpoint) -> Checkpoint:
+    """The same with each head's blocks numbered 0, 1, ... in order, and its output not numbered. Raises UsageError for
+    two outputs of a head."""
+    held: defaultdict[str, set[int]] = defaultdict(set)
+    for name in checkpoint.names:
+        if match := BLOCK.fullmatch(name):
+            held[match[1]].add(int(match[2]))
+    order = {head: sorted(numbers) for head, numbers in held.items()}
+
+    def rename(name: str) -> str:
+        if match := BLOCK.fullmatch(name):
+            head, number, layer, leaf = match.groups()
+            return f"hydra_mlp.{head}.{order[head].index(int(number))}.{layer}.{leaf}"
+        match = OUTPUT.fullmatch(name)
+        return name if match is None else f"hydra_lm_head.{match[1]}.{match[2]}"
+
+    return checkpoint.renamed(rename)
+
+
+def _load_drafter(files: DrafterFiles, frozen: FrozenTarget) -> HydraDrafter:
+    hydra = _load(files, frozen.sizes)
+    info = tap_info(hydra)  # of the values as stored
+    return HydraDrafter(hydra.to(frozen.embed.device, frozen.embed.dtype), frozen, info)
+
+
+def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> NewestHiddenTap | HydraPrefixTap:
+    hydra = _load(files, target)
+    if hydra.prefix is None:
+        return NewestHiddenTap(hydra.sizes.hidden, hydra.sizes.offset)
+    info = tap_info(hydra)
+    return HydraPrefixTap(hydra.prefix.to(like.device, like.dtype), info, hydra.sizes.offset)
+
+
+FAMILY = Family(
+    name=NAME,
+    eats="the target's last hidden state, newest only; of Hydra++ after its prefix layer",
+    offline="as far as its heads",
+    trees="fixed choices",
+    recognises=recognises,
+    drafter=_load_drafter,
+    tap=_load_tap,
+    keeps=lambda name: name.startswith(PREFIX),
+    options=("rope_theta",),
+)

@@ -1,0 +1,168 @@
+"""Hydra and Hydra++ (arXiv 2402.05109; zankner/Hydra): heads on the target's hidden state and the tokens since.
+
+z_i = concat(h_q, embed(x_q+1) .. embed(x_q+1+i))     "grounded"; ungrounded: h_q alone, like Medusa
+head i: z <- res_connection(z) + SiLU(linear(z));  then z <- z + SiLU(linear(z)), once a further block
+logits of x_q+2+i = hydra_lm_head_i(z)                 with bias
+Hydra++ ("prefix-mlp"): h <- norm(Llama block(h_0 .. h_q)), causal, RoPE by position; the rest is the same
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm, causal_mask
+from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_drafters.readers.checkpoint import HYDRA_HEADS, write_model
+
+
+@dataclass(frozen=True, slots=True)
+class HydraSizes:
+    """Sizes of a set of heads; `hidden` and `vocab` are the target's. `prefix` of the layer that makes it Hydra++.
+    `offset` is how many layers before the last the hidden state is taken (0: after the final norm). `tied` blocks of
+    a head after its first are one, as in the published training."""
+
+    hidden: int
+    vocab: int
+    heads: int = 4
+    blocks: int = 1
+    grounded: bool = True
+    prefix: BlockShape | None = None
+    offset: int = 0
+    tied: bool = True
+
+    def inputs(self, head: int) -> int:
+        """Rows of width `hidden` that a head reads: the hidden state and the tokens since."""
+        return 2 + head if self.grounded else 1
+
+
+class HydraBlock(nn.Module):
+    """x + SiLU(linear(x)), x brought to the hidden width first where it is wider; SiLU's part begins at nothing."""
+
+    def __init__(self, hidden: int, inputs: int = 1) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs * hidden, hidden)
+        self.res_connection = nn.Linear(inputs * hidden, hidden) if inputs > 1 else nn.Identity()
+        if not self.linear.weight.is_meta:
+            for parameter in self.linear.parameters():
+                nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.res_connection(x) + F.silu(self.linear(x))  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
+
+
+class HydraPrefix(nn.Module):
+    """Hydra++'s layer over hidden states; submodules are named as in the published files."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([LlamaBlock(shape)])
+        self.norm = RMSNorm(shape.width, shape.eps)
+
+    @property
+    def block(self) -> LlamaBlock:
+        layer = self.layers[0]
+        assert isinstance(layer, LlamaBlock)
+        return layer
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Teacher-forced: [B, T, E] to [B, T, E], each row from those up to it."""
+        positions = torch.arange(hidden.shape[1], device=hidden.device)
+        mask = causal_mask(len(positions), hidden.device)
+        return self.norm(self.block.self_attend(hidden, self.block.shape.rope(positions), mask))  # type: ignore[no-any-return]  # as above
+
+
+class Hydra(nn.Module):
+    """The trained part; submodules are named as in the published files of kind "mlp"."""
+
+    def __init__(self, sizes: HydraSizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        if sizes.prefix is not None:
+            self.prefix_embeding_layer = HydraPrefix(sizes.prefix)  # [sic]
+        self.hydra_mlp = nn.ModuleList(_blocks(sizes, head) for head in range(sizes.heads))
+        self.hydra_lm_head = nn.ModuleList(nn.Linear(sizes.hidden, sizes.vocab) for _ in range(sizes.heads))
+
+    @property
+    def prefix(self) -> HydraPrefix | None:
+        return None if self.sizes.prefix is None else self.prefix_embeding_layer
+
+    @property
+    def heads(self) -> list[tuple[list[HydraBlock], nn.Linear]]:
+        """Blocks and output of each head."""
+        blocks = [[block for block in head if isinstance(block, HydraBlock)] for head in self._lists()]
+        outputs = [output for output in self.hydra_lm_head if isinstance(output, nn.Linear)]
+        return list(zip(blocks, outputs, strict=True))
+
+    def forward_train(self, hidden: Tensor, embeds: Tensor, dropout: float = 0.0) -> list[Tensor]:
+        """Teacher-forced logits of every head i, [B, T - 1 - i, V]: row t predicts token t + 2 + i.
+
+        hidden [B, T, E] of the target, `offset` layers before its last (0: after the final norm); embeds [B, T, E] of
+        the same positions' tokens. Padding belongs at the end. `dropout` before every block and output (published
+        training of Hydra++: 0.2).
+        """
+        features = hidden if self.prefix is None else self.prefix(hidden)
+        outputs = []
+        for number in range(self.sizes.heads):
+            rows = hidden.shape[1] - 1 - number
+            parts = [embeds[:, 1 + further : 1 + further + rows] for further in range(self.sizes.inputs(number) - 1)]
+            outputs.append(self.head_logits(number, torch.cat((features[:, :rows], *parts), dim=-1), dropout))
+        return outputs
+
+    def head_logits(self, number: int, x: Tensor, dropout: float = 0.0) -> Tensor:
+        """One head's logits [..., V] of what it reads, x [..., inputs x E]; dropout as in forward_train."""
+        blocks, output = self.heads[number]
+        for block in blocks:
+            x = block(F.dropout(x, dropout))
+        return output(F.dropout(x, dropout))  # type: ignore[no-any-return]  # as above
+
+    @torch.no_grad()
+    def start_from(self, lm_head: Tensor) -> None:
+        """Begin training with every head's output the target's lm_head [V, E], as published."""
+        for _, output in self.heads:
+            output.weight.copy_(lm_head)
+            output.bias.zero_()
+
+    def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32, base: str = "") -> None:
+        """Write the published layout as safetensors, without its copy of the embedding; `base` names the target."""
+        sizes = self.sizes
+        config = {
+            "base_model_name_or_path": base,
+            "hydra_num_heads": sizes.heads,
+            "hydra_num_layers": sizes.blocks,
+            "hydra_head_arch": "mlp" if sizes.prefix is None else "prefix-mlp",
+            "grounded_heads": sizes.grounded,
+            "hidden_state_offset": sizes.offset,
+            "hidden_size": target.hidden,
+            "vocab_size": target.vocab,
+        }
+        tensors = self.state_dict()
+        if sizes.prefix is not None:
+            tensors = {published_name(name): tensor for name, tensor in tensors.items()}
+        write_model(directory, config, tensors, dtype, HYDRA_HEADS)
+
+    def _lists(self) -> list[nn.ModuleList]:
+        return [head for head in self.hydra_mlp if isinstance(head, nn.ModuleList)]
+
+
+def published_name(name: str) -> str:
+    """A tensor's name in Hydra++'s files, where modules for dropout stand before each block and output."""
+    kind, head, *rest = name.split(".")
+    if kind == "hydra_mlp":
+        return ".".join((kind, head, str(2 * int(rest[0]) + 1), *rest[1:]))
+    return ".".join((kind, head, "1", *rest)) if kind == "hydra_lm_head" else name
+
+
+def _blocks(sizes: HydraSizes, head: int) -> nn.ModuleList:
+    first = HydraBlock(sizes.hidden, sizes.inputs(head))
+    further = HydraBlock(sizes.hidden)
+    if sizes.tied:
+        # Ungrounded, the first block is of the same shape, and the published code has one module for all.
+        blocks = [first, *[further if sizes.grounded else first] * (sizes.blocks - 1)]
+    else:
+        blocks = [first, *(HydraBlock(sizes.hidden) for _ in range(sizes.blocks - 1))]
+    return nn.ModuleList(blocks)

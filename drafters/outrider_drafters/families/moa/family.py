@@ -1,0 +1,122 @@
+"""MoA from its files: the published training layout, vLLM's `moa_spec`, and our own export of the former."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
+from outrider_drafters.blocks.rope import rope_scaling
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles, listed
+from outrider_drafters.checkpoints.target_weights import FrozenTarget, TargetSizes
+from outrider_drafters.contracts.tap import LastHiddenTap, Tap
+from outrider_drafters.families.family import Family
+from outrider_drafters.families.moa.network import MoA, MoASizes
+from outrider_drafters.families.moa.state import MoADrafter
+from outrider_drafters.families.moa.tap import FAMILY_NAME, MoATap, tap_info
+from outrider_drafters.readers.config import config_int
+
+LSA, SA, CA = "layer_self_attention.", "self_attention.", "cross_attention."
+LSA_PARTS = (LSA, "Ekv2E.")
+PARTS = (*LSA_PARTS, SA, CA)
+REQUIRED = frozenset(block + name for block in (SA, CA) for name in WEIGHTS)
+REQUIRED_FOR_LSA = frozenset({"Ekv2E.weight", "Ekv2E.bias"} | {LSA + name for name in WEIGHTS})
+
+
+def sizes_of(files: DrafterFiles) -> MoASizes:
+    """Sizes from the tensors, TLI from the options or the config. Raises UsageError."""
+    has_lsa = _has_lsa(files)
+    files.need(REQUIRED | (REQUIRED_FOR_LSA if has_lsa else frozenset()))
+    sa, ca = (stored_shape(files.checkpoint, block, files.config) for block in (SA, CA))
+    lsa = stored_shape(files.checkpoint, LSA, files.config) if has_lsa else None
+    _check_told(files, lsa, sa, ca)
+    return MoASizes(
+        hidden=sa.width,
+        heads=sa.heads,
+        head_dim=sa.head_dim,
+        packed_kv=lsa.width if lsa else 0,
+        lsa_kv_heads=lsa.kv_heads if lsa else 0,
+        lsa_mlp=lsa.mlp if lsa else 0,
+        sa_kv_heads=sa.kv_heads,
+        sa_mlp=sa.mlp,
+        ca_kv_heads=ca.kv_heads,
+        ca_mlp=ca.mlp,
+        rope_theta=sa.rope_theta,
+        eps=sa.eps,
+        qkv_bias=sa.qkv_bias,
+        tli=_tli(files),
+        rope_scaling=rope_scaling(files.config),
+    )
+
+
+def _has_lsa(files: DrafterFiles) -> bool:
+    """By its tensors; vLLM's disable_LSA, where it is told, must agree with them."""
+    held = sorted(name for name in files.names if name.startswith(LSA_PARTS))
+    disabled = files.config.get("disable_LSA")
+    if disabled and held:
+        raise files.fault(f"config.json says disable_LSA, but it holds {listed(held)}: remove one of both")
+    return bool(held) or disabled is False
+
+
+def _tli(files: DrafterFiles) -> int:
+    """Neither published layout tells it; our own export does."""
+    if files.options.tli is not None:
+        return files.options.tli
+    told = files.config.get("target_layer_inference") or 0
+    if not isinstance(told, int) or told < 0:
+        raise files.fault(f"config.json: target_layer_inference={told}: need 0 or more")
+    return told
+
+
+def _check_told(files: DrafterFiles, lsa: BlockShape | None, sa: BlockShape, ca: BlockShape) -> None:
+    """Refuse a config whose sizes, vLLM's among them, are not those of the tensors."""
+    told = {"hidden_size": sa.width, "head_dim": sa.head_dim}
+    for block, shape in ((LSA, lsa), (SA, sa), (CA, ca)):
+        if shape is not None:
+            told[f"{block[:-1]}_num_key_value_heads"] = shape.kv_heads
+            told[f"{block[:-1]}_intermediate_size"] = shape.mlp
+    if lsa is not None:
+        told["kv_hidden_size"] = lsa.width
+    for key, size in told.items():
+        if (said := config_int(files.config, key, size)) != size:
+            raise files.fault(f"config.json says {key}={said}, but its tensors make it {size}")
+
+
+def _load(files: DrafterFiles, target: TargetSizes) -> MoA:
+    files.need_vocabulary(target)
+    sizes = sizes_of(files)
+    files.need_equal("hidden size", sizes.hidden, target.hidden)
+    if sizes.has_lsa:
+        files.need_equal("width of packed K/V", sizes.packed_kv, target.packed_kv)
+    if sizes.tli > target.layers:
+        raise files.fault(f"tli={sizes.tli}: the target has {target.layers} layers")
+    with torch.device("meta"):
+        network = MoA(sizes)
+    return files.fill(network)
+
+
+def _load_drafter(files: DrafterFiles, frozen: FrozenTarget) -> MoADrafter:
+    moa = _load(files, frozen.sizes)
+    info = tap_info(moa, frozen.sizes)  # of the values as stored
+    return MoADrafter(moa.to(frozen.embed.device, frozen.embed.dtype), frozen, info)
+
+
+def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Tap:
+    moa = _load(files, target)
+    info = tap_info(moa, target)
+    if not moa.sizes.has_lsa and not moa.sizes.tli:
+        return LastHiddenTap(info.width)
+    return MoATap(moa.to(like.device, like.dtype), info)
+
+
+FAMILY = Family(
+    name=FAMILY_NAME,
+    eats="K/V of all target layers, mixed to one row a token; with TLI those of its last layers too",
+    offline="goes on",
+    trees="dynamic",
+    recognises=lambda files: any(name.startswith(PARTS) for name in files.names),
+    drafter=_load_drafter,
+    tap=_load_tap,
+    keeps=lambda name: name.startswith(LSA),
+    options=("tli",),
+)

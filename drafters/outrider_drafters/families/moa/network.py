@@ -1,0 +1,186 @@
+"""Mixture of Attentions (arXiv 2410.03804; huawei-noah/HEBO, branch mixture-of-attentions): the trained network.
+
+server (tap)   K/V of all L layers -> pack -> LSA over the layer axis -> mean over layers        2 E_kv values a token
+client         tokens -> embedding -> SA (causal) ---> CA -> [last N layers of the target, final norm] -> lm_head
+               features -> Ekv2E ---------------------^ keys and values: all features there are, whoever asks
+
+N is the target layer inference, TLI. With N = 0 CA's output stands for the target's last hidden state after its final
+norm; with more, for the state that enters layer L - N (paper, 3.2). Without LSA (the paper's ablation, vLLM's
+disable_LSA) the target's last hidden state is CA's other side, and there is no Ekv2E.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from outrider_drafters.blocks.fused import FusedBlock
+from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, causal_mask
+from outrider_drafters.blocks.rope import RopeScaling
+from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_drafters.readers.checkpoint import write_model
+from outrider_drafters.readers.config import Config
+from outrider_proto.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class MoASizes:
+    """Sizes of a MoA drafter. `heads` are the target's in all blocks; `packed_kv` is LSA's width 2 E_kv.
+
+    Without LSA packed_kv, lsa_kv_heads and lsa_mlp are 0. `rope_scaling` is SA's alone: the published training code
+    takes it from the target, but builds LSA and CA without (train/moa_spec.py, inference/cross_attention.py).
+    """
+
+    hidden: int
+    heads: int
+    head_dim: int
+    packed_kv: int
+    lsa_kv_heads: int
+    lsa_mlp: int
+    sa_kv_heads: int
+    sa_mlp: int
+    ca_kv_heads: int
+    ca_mlp: int
+    rope_theta: float = 10000.0
+    eps: float = 1e-5
+    qkv_bias: bool = False  # of SA and LSA, for Qwen2 targets; CA never has any
+    tli: int = 0
+    rope_scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        if self.packed_kv % self.heads:
+            raise UsageError(f"packed_kv={self.packed_kv}: must be a multiple of heads={self.heads}, which LSA shares")
+        if self.tli < 0:
+            raise UsageError(f"tli={self.tli}: need 0 or more")
+
+    @property
+    def has_lsa(self) -> bool:
+        return self.packed_kv > 0
+
+    @property
+    def lsa(self) -> BlockShape:
+        head_dim = self.packed_kv // self.heads
+        return self._block(self.packed_kv, self.lsa_kv_heads, head_dim, self.lsa_mlp, self.qkv_bias)
+
+    @property
+    def sa(self) -> BlockShape:
+        scaling = self.rope_scaling
+        return self._block(self.hidden, self.sa_kv_heads, self.head_dim, self.sa_mlp, self.qkv_bias, scaling)
+
+    @property
+    def ca(self) -> BlockShape:
+        return self._block(self.hidden, self.ca_kv_heads, self.head_dim, self.ca_mlp, False)
+
+    @property
+    def mixed_width(self) -> int:
+        """Width of what CA's keys and values are made of, as it crosses the wire."""
+        return self.packed_kv if self.has_lsa else self.hidden
+
+    def _block(
+        self, width: int, kv_heads: int, head_dim: int, mlp: int, qkv_bias: bool, scaling: RopeScaling | None = None
+    ) -> BlockShape:
+        theta, eps = self.rope_theta, self.eps
+        return BlockShape(
+            width, self.heads, kv_heads, head_dim, mlp, theta, eps, qkv_bias=qkv_bias, rope_scaling=scaling
+        )
+
+
+class MoA(nn.Module):
+    """The trained part; submodules are named as in the published files."""
+
+    def __init__(self, sizes: MoASizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        if sizes.has_lsa:
+            self.layer_self_attention = LlamaBlock(sizes.lsa)
+            self.Ekv2E = nn.Linear(sizes.packed_kv, sizes.hidden)
+        self.self_attention = LlamaBlock(sizes.sa)
+        self.cross_attention = LlamaBlock(sizes.ca)
+
+    def forward_train(
+        self, embeds: Tensor, activations: Tensor, sync: Tensor, staircase: Tensor | None = None
+    ) -> Tensor:
+        """Teacher-forced pass: what CA makes of each position, [B, T, E]; row p predicts token p + 1.
+
+        With TLI 0 it is ready for lm_head; with more it goes through LastLayers.forward_train first.
+
+        embeds [B, T, E] (the target's embedding), activations: packed K/V [B, T, L, 2 E_kv], without LSA the target's
+        last hidden states [B, T, E]; sync [B, T] int64: query i sees the features of positions j <= sync[i] (the T-step
+        bounded mask). In the rows that `staircase` [B] bool names, SA sees nothing up to sync[i] but its own position.
+        Padding belongs at the end.
+        """
+        positions = torch.arange(embeds.shape[1], device=embeds.device)
+        seen = causal_mask(len(positions), embeds.device)
+        if staircase is not None:
+            seen = (seen & staircase_mask(sync, staircase)).unsqueeze(1)
+        spoken = self.self_attention.self_attend(embeds, self.sizes.sa.rope(positions), seen)
+        rope = self.sizes.ca.rope(positions)
+        keys, values = self.cross_attention.keys_values(self.context(activations), rope)
+        visible = positions <= sync.unsqueeze(-1)
+        return self.cross_attention(spoken, rope, keys, values, visible.unsqueeze(1))  # type: ignore[no-any-return]  # nn.Module
+
+    def context(self, activations: Tensor) -> Tensor:
+        """What CA's keys and values are made of [B, T, E], from the target's activations as in forward_train."""
+        if not self.sizes.has_lsa:
+            return activations
+        rows = layer_mean(self.layer_self_attention, activations.flatten(0, 1))
+        return self.Ekv2E(rows.view(*activations.shape[:2], -1))  # type: ignore[no-any-return]  # nn.Module
+
+    def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32) -> None:
+        """Write the published training layout: the drafter's tensors and the target's sizes; and TLI, which that layout
+        leaves to the reader."""
+        write_model(directory, self._config(target), self.state_dict(), dtype)
+
+    def _config(self, target: TargetSizes) -> Config:
+        scaling = self.sizes.rope_scaling
+        return {
+            "architectures": ["MOASpec"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "hidden_size": self.sizes.hidden,
+            "num_attention_heads": self.sizes.heads,
+            "num_hidden_layers": target.layers,
+            "num_key_value_heads": target.kv_heads,
+            "head_dim": self.sizes.head_dim,
+            "max_position_embeddings": target.max_context,
+            "rms_norm_eps": self.sizes.eps,
+            "rope_theta": self.sizes.rope_theta,
+            "rope_scaling": None if scaling is None else scaling.as_config(),
+            "vocab_size": target.vocab,
+            "disable_LSA": not self.sizes.has_lsa,
+            "target_layer_inference": self.sizes.tli,
+        }
+
+
+def pack_kv(keys: Tensor, values: Tensor) -> Tensor:
+    """K (post-RoPE) and V [..., L, kv_heads, n, head_dim] -> [..., n, L, 2 E_kv], by head: k0 v0 k1 v1 ..."""
+    both = torch.cat((keys, values), dim=-1)
+    return both.movedim(-2, -4).flatten(-2)
+
+
+def unpack_kv(packed: Tensor, num_layers: int, kv_heads: int) -> tuple[Tensor, Tensor]:
+    """Inverse of pack_kv with the layers in one row: [n, L * 2 E_kv] -> K and V, each [L, kv_heads, n, head_dim]."""
+    both_dims = packed.shape[1] // (num_layers * kv_heads)
+    both = packed.view(len(packed), num_layers, kv_heads, both_dims).movedim(0, 2)
+    keys, values = both.chunk(2, dim=-1)
+    return keys, values
+
+
+def layer_mean(lsa: LlamaBlock | FusedBlock, packed_kv: Tensor) -> Tensor:
+    """Packed K/V [n, L, 2 E_kv] -> what goes over the wire [n, 2 E_kv]: LSA over the layers, then their mean.
+
+    Each token for itself, no mask, RoPE over the layer's number.
+    """
+    layers = torch.arange(packed_kv.shape[1], device=packed_kv.device)
+    return lsa.self_attend(packed_kv, lsa.shape.rope(layers)).mean(dim=1)
+
+
+def staircase_mask(sync: Tensor, staircase: Tensor) -> Tensor:
+    """[B, T, T] bool: in the rows named, query i sees j > sync[i] and itself; in the others everything."""
+    positions = torch.arange(sync.shape[1], device=sync.device)
+    after = positions > sync.unsqueeze(-1)
+    own = torch.eye(len(positions), dtype=torch.bool, device=sync.device)
+    return after | own | ~staircase.view(-1, 1, 1)

@@ -1,0 +1,146 @@
+"""MoA's client half: Ekv2E, SA, CA and the target's last layers, between its embedding and its lm_head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from outrider_drafters.blocks.fused import FusedBlock
+from outrider_drafters.blocks.last_layers import LastLayers
+from outrider_drafters.blocks.layers import Rope
+from outrider_drafters.blocks.scratch import Scratch
+from outrider_drafters.blocks.token_state import Record, Recorded
+from outrider_drafters.checkpoints.target_weights import FrozenTarget
+from outrider_drafters.contracts.drafter import ENDLESS
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.families.moa.network import MoA
+from outrider_drafters.families.moa.tail import Tail, TailState
+from outrider_drafters.families.moa.tap import FAMILY_NAME, tap_info
+from outrider_proto.frames import TapInfo
+from outrider_proto.tree import DraftTree
+
+_NO_TREE = DraftTree()
+
+
+class MoADrafter:
+    """Takes the last layers from `frozen` unless they are given."""
+
+    family = FAMILY_NAME
+    stale_tolerant = True  # its T-step mask trains it for that
+    tree_in_one = True
+
+    def __init__(
+        self, moa: MoA, frozen: FrozenTarget, tap: TapInfo | None = None, last: LastLayers | None = None
+    ) -> None:
+        sizes = moa.sizes
+        self.frozen = frozen
+        self.tap = tap_info(moa, frozen.sizes) if tap is None else tap
+        self.vocab_size = frozen.sizes.vocab
+        self.plan: TreePlan | None = None
+        self.mixed_width = sizes.mixed_width
+        self.ekv2e = moa.Ekv2E if sizes.has_lsa else nn.Identity()
+        self.sa, self.ca = FusedBlock(moa.self_attention), FusedBlock(moa.cross_attention)
+        self.tail = Tail(frozen.last_layers(sizes.tli) if sizes.tli and last is None else last)
+        self._one_rope = sizes.rope_scaling is None
+
+    def new_state(self) -> MoAState:
+        return MoAState(self)
+
+    def ropes(self, positions: Tensor) -> tuple[Rope, Rope]:
+        """SA's and CA's."""
+        rope = self.ca.shape.rope(positions)
+        return (rope if self._one_rope else self.sa.shape.rope(positions)), rope
+
+
+class MoAState(Recorded):
+    """SA's cache over the tokens, CA's over the features, the last layers' over both. See drafter.DraftState."""
+
+    def __init__(self, drafter: MoADrafter) -> None:
+        self._drafter = drafter
+        self._device = drafter.frozen.embed.device
+        self._record = Record(drafter.tap.width)
+        self._sa_cache = drafter.sa.new_cache()
+        self._ca_cache = drafter.ca.new_cache()
+        self._tail = TailState(drafter.tail, drafter.tap.width - drafter.mixed_width, drafter.frozen.embed)
+        self._scratch = Scratch(self._device)
+        self._num_standing = 0  # rows of SA's cache that are tokens'; scratch rows follow
+        self._num_visible = 0  # rows of CA's cache that this drafting sees
+
+    @property
+    def reach(self) -> int:
+        return ENDLESS
+
+    @torch.inference_mode()
+    def add_features(self, first: int, rows: Tensor) -> None:
+        start, width = self._record.num_features, self._drafter.mixed_width
+        rows = self._record.take(first, rows).to(self._drafter.frozen.embed)
+        positions = torch.arange(start, start + len(rows), device=self._device)
+        rope = self._drafter.ca.shape.rope(positions)
+        self._drafter.ca.remember(self._drafter.ekv2e(rows[:, :width]), rope, self._ca_cache)
+        self._tail.add_features(rows[:, width:])
+
+    def rollback(self, num_tokens: int) -> None:
+        self._record.rollback(num_tokens)
+        self._num_standing = min(self._num_standing, num_tokens)
+        self._ca_cache.truncate(self._record.num_features)
+        self._tail.rollback(num_tokens)
+
+    def root_logits(self) -> Tensor:
+        return self.tree_logits(_NO_TREE)[0]
+
+    @torch.inference_mode()
+    def tree_logits(self, tree: DraftTree) -> Tensor:
+        self._record.need_root()
+        self._scratch.clear()
+        tokens, root, usable = self._record.tokens, self.num_tokens - 1, self._record.usable
+        start = self._tail.begin(usable, root)  # the root at least: its query is needed
+        first = min(self._num_standing, start)
+        self._sa_cache.truncate(first)
+        rope, _ = self._drafter.ropes(torch.arange(first, start, device=self._device))
+        self._drafter.sa.remember(self._embeds(tokens[first:start]), rope, self._sa_cache)
+        self._num_standing, self._num_visible = self.num_tokens, usable
+        positions = torch.arange(start, self.num_tokens, device=self._device)
+        mask = _causal(positions)
+        if tree.tokens:
+            depths, sees = self._scratch.add(tree.parents, self._num_standing)
+            positions, mask = torch.cat((positions, depths + root)), _above(mask, sees)
+        hidden = self._hidden([*tokens[start:], *tree.tokens], positions, mask)
+        self._tail.stand(self.num_tokens)
+        return self._logits(hidden[root - start :])
+
+    @torch.inference_mode()
+    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        depths, mask = self._scratch.add(parents, self._num_standing)
+        return self._logits(self._hidden(tokens, depths + (self.num_tokens - 1), mask))
+
+    def _hidden(self, tokens: Sequence[int], positions: Tensor, mask: Tensor | None) -> Tensor:
+        """States [n, E] for lm_head of rows that go into SA's and the last layers' caches; mask [n, their rows] bool,
+        None: they see all."""
+        sa_rope, ca_rope = self._drafter.ropes(positions)
+        spoken = self._drafter.sa.run(self._embeds(tokens), sa_rope, self._sa_cache, mask)
+        keys, values = self._ca_cache.first(self._num_visible)
+        return self._tail.run(self._drafter.ca.ask(spoken, ca_rope, keys, values), positions, mask)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self._drafter.frozen.lm_head).float()
+
+    def _embeds(self, tokens: Sequence[int]) -> Tensor:
+        return F.embedding(torch.tensor(tokens, dtype=torch.int64, device=self._device), self._drafter.frozen.embed)
+
+
+def _above(mask: Tensor | None, sees: Tensor) -> Tensor:
+    """The masks of standing rows (None: one row that sees all that stands) and of a tree's nodes below them as one."""
+    num_nodes, num_rows = sees.shape
+    standing = sees.new_ones(1, num_rows - num_nodes) if mask is None else mask
+    return torch.cat((F.pad(standing, (0, num_nodes)), sees))
+
+
+def _causal(positions: Tensor) -> Tensor | None:
+    """Mask of consecutive rows over all rows up to theirs; None for a single one, which sees all."""
+    if len(positions) == 1:
+        return None
+    rows = torch.arange(int(positions[-1]) + 1, device=positions.device)
+    return rows <= positions.unsqueeze(1)

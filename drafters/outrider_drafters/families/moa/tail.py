@@ -1,0 +1,96 @@
+"""The target's last layers as MoA's client runs them: target layer inference (arXiv 2410.03804, 3.2).
+
+position   0 .. t-1            t .. root                      drafted
+K/V        the target's own    made here, made anew whenever  made here, forgotten with
+           (features)          more features come             the next root
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.blocks.fused import FusedBlock
+from outrider_drafters.blocks.last_layers import LastLayers
+from outrider_drafters.blocks.layers import Rope
+from outrider_drafters.blocks.rows import Rows
+from outrider_drafters.families.moa.network import unpack_kv
+
+
+class Tail:
+    """The layers, fused; none of them for TLI 0."""
+
+    def __init__(self, last: LastLayers | None) -> None:
+        self.blocks = [FusedBlock(block) for block in last.blocks] if last else []
+        self.windows = last.windows if last else ()
+        self.norm = last.norm.weight.detach() if last else None
+
+
+class TailState:
+    """K/V of one text in every layer; the caller says where it begins and what its rows see."""
+
+    def __init__(self, tail: Tail, width: int, like: Tensor) -> None:
+        self._tail = tail
+        self._features = Rows(width=width, dtype=like.dtype, device=like.device)  # packed K/V of the target
+        self._caches = [block.new_cache() for block in tail.blocks]
+        self._num_true = 0  # rows of the caches that are the target's
+        self._num_standing = 0  # those and the ones made here for tokens that stand; drafted ones follow
+        self._positions: list[int] = []  # of the rows of the caches
+
+    def add_features(self, packed: Tensor) -> None:
+        """The target's K/V [n, N * 2 E_kv] of the next positions; they count from the next `begin`."""
+        self._features.append(packed)
+
+    def rollback(self, num_tokens: int) -> None:
+        self._features.truncate(num_tokens)
+        self._num_true = min(self._num_true, num_tokens)
+        self._num_standing = min(self._num_standing, num_tokens)
+
+    def begin(self, usable: int, root: int) -> int:
+        """Forget drafted rows and take the target's K/V of the first `usable` positions. Returns the first position
+        whose state must be run, at most the root; those before it have theirs."""
+        if not self._caches:
+            return root
+        if usable != self._num_true:
+            self._take(min(self._num_true, usable), usable)
+        start = min(self._num_standing, root)
+        self._truncate(start)
+        return start
+
+    def run(self, x: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        """States [n, E] entering layer L - N -> after the final norm; mask [n, rows and n] bool, None: all seen."""
+        if self._tail.norm is None:
+            return x
+        shape = self._tail.blocks[0].shape
+        rope: Rope = shape.rope(positions)
+        self._positions += positions.tolist()
+        for block, cache, window in zip(self._tail.blocks, self._caches, self._tail.windows, strict=True):
+            x = block.run(x, rope, cache, self._within(window, positions, mask))
+        return F.rms_norm(x, self._tail.norm.shape, self._tail.norm, shape.eps)
+
+    def stand(self, num_tokens: int) -> None:
+        """The first so many rows belong to tokens that stand."""
+        self._num_standing = num_tokens
+
+    def _take(self, first: int, end: int) -> None:
+        self._truncate(first)
+        packed = self._features.all[first:end]
+        keys, values = unpack_kv(packed, len(self._caches), self._tail.blocks[0].shape.kv_heads)
+        for cache, layer_keys, layer_values in zip(self._caches, keys, values, strict=True):
+            cache.append(layer_keys, layer_values)
+        self._positions += range(first, end)
+        self._num_true = self._num_standing = end
+
+    def _truncate(self, length: int) -> None:
+        for cache in self._caches:
+            cache.truncate(length)
+        del self._positions[length:]
+
+    def _within(self, window: int | None, positions: Tensor, mask: Tensor | None) -> Tensor | None:
+        """The mask of a layer that sees only the latest `window` positions."""
+        if window is None or max(self._positions) < window:
+            return mask
+        rows = torch.tensor(self._positions, device=positions.device)
+        near = rows > positions.unsqueeze(1) - window
+        return near if mask is None else near & mask

@@ -1,0 +1,56 @@
+"""MoA's server half: a row a token, made of the target's K/V.
+
+    [ post-mean 2 E_kv, without LSA the last hidden state E | layer L - N: k0 v0 k1 v1 ... | ... | layer L - 1: ... ]
+
+The layers' K (post-RoPE) and V are there with TLI = N > 0 (paper, table 7: 2 E_kv (N + 1) values).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider_drafters.blocks.fused import FusedBlock
+from outrider_drafters.checkpoints.fingerprint import tensors_fingerprint
+from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_drafters.contracts.tap import LAST, Activations, Memoryless, last_hidden_info
+from outrider_drafters.families.moa.network import MoA, layer_mean, pack_kv
+from outrider_proto.frames import TapInfo
+
+FAMILY_NAME = "moa"
+
+
+def tap_info(moa: MoA, target: TargetSizes) -> TapInfo:
+    """The features of this drafter: named after the weights of its LSA and TLI. Those of a drafter without either are
+    the plain last hidden state, which every server has."""
+    sizes = moa.sizes
+    plain = last_hidden_info(sizes.hidden)
+    if not sizes.has_lsa and not sizes.tli:
+        return plain
+    mixed = f"moa:{tensors_fingerprint(moa.layer_self_attention.state_dict())}" if sizes.has_lsa else plain.fingerprint
+    name = f"{mixed}:tli{sizes.tli}" if sizes.tli else mixed
+    return TapInfo(fingerprint=name, family=FAMILY_NAME, width=sizes.mixed_width + sizes.tli * target.packed_kv)
+
+
+class MoATap(Memoryless):
+    needs_kv = True
+
+    def __init__(self, moa: MoA, info: TapInfo) -> None:
+        self.info = info
+        self.hidden_layers: tuple[int, ...] = () if moa.sizes.has_lsa else (LAST,)
+        self._lsa = FusedBlock(moa.layer_self_attention) if moa.sizes.has_lsa else None
+        self._like = moa.self_attention.self_attn.o_proj.weight
+        self._tli = moa.sizes.tli
+
+    @torch.inference_mode()
+    def rows(self, acts: Activations) -> Tensor:
+        mixed = self._mixed(acts).float()
+        if not self._tli:
+            return mixed
+        last = pack_kv(acts.keys[-self._tli :], acts.values[-self._tli :])
+        return torch.cat((mixed, last.flatten(1).to(mixed)), dim=1)
+
+    def _mixed(self, acts: Activations) -> Tensor:
+        if self._lsa is None:
+            return acts.hidden[LAST]
+        return layer_mean(self._lsa, pack_kv(acts.keys, acts.values).to(self._like))

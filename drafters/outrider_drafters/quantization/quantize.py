@@ -1,0 +1,117 @@
+"""From float tensors to int8 and int4 codes, and how those lie in a safetensors file.
+
+`X` as int8 is stored as `X.int8` and `X.scale`, as int4 as `X.int4`, `X.scale` and `X.zero` (codes.py says what
+they mean). torchao chooses the codes: int8 by the largest value of a row, int4 by HQQ (Badri and Shaji 2023, mobiusml's
+half-quadratic quantization), which moves a group's zero until few values are far off. Reading needs no torchao.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from outrider_drafters.quantization.codes import INT4_ROWS, Int4Codes, Int8Codes
+from outrider_drafters.quantization.quantized_tensor import QuantisedWeight
+from outrider_proto.errors import UsageError
+
+Weights = Literal["float32", "bfloat16", "int8", "int4"]
+GROUP = 32  # values that share int4's scale and zero
+CHUNK = 1 << 20  # values that HQQ gets at a time
+INT8, INT4, SCALE, ZERO = ".int8", ".int4", ".scale", ".zero"
+
+
+def quantised(weight: Tensor, weights: Literal["int8", "int4"]) -> QuantisedWeight:
+    """Codes for a matrix [n, k]; int8 for one whose sizes int4 does not divide. Raises UsageError without torchao."""
+    divides = weight.shape[0] % INT4_ROWS == 0 and weight.shape[1] % GROUP == 0
+    plain = weight.detach().float().cpu().contiguous()
+    return QuantisedWeight(_int4(plain) if weights == "int4" and divides else _int8(plain))
+
+
+def stored(name: str, weight: QuantisedWeight) -> dict[str, Tensor]:
+    """Its parts by their names in a file."""
+    match weight.coded:
+        case Int8Codes(codes, scales):
+            return {name + INT8: codes, name + SCALE: scales}
+        case Int4Codes(pairs, scales, zeros):
+            return {name + INT4: pairs, name + SCALE: scales, name + ZERO: zeros}
+    raise AssertionError(weight)
+
+
+def holds_codes(names: Iterable[str]) -> bool:
+    """Whether any of a file's tensors are codes."""
+    return any(name.endswith((INT8, INT4)) for name in names)
+
+
+def restored(path: Path, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the tensors of a file stand for, by name. Raises UsageError for codes whose scales are missing or misfit."""
+    tensors: dict[str, Tensor] = {}
+    coded = {name.removesuffix(kind) for name in parts for kind in (INT8, INT4) if name.endswith(kind)}
+    for name in coded:
+        try:
+            codes = _int8_parts(name, parts) if name + INT8 in parts else _int4_parts(name, parts)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
+        tensors[name] = QuantisedWeight(codes)
+    of_codes = {name + part for name in coded for part in (INT8, INT4, SCALE, ZERO)}
+    return {**tensors, **{name: tensor for name, tensor in parts.items() if name not in of_codes}}
+
+
+def _int8_parts(name: str, parts: Mapping[str, Tensor]) -> Int8Codes:
+    codes = _part(parts, name + INT8, torch.int8, 2)
+    scales = _part(parts, name + SCALE, torch.bfloat16, 1)
+    if len(codes) != len(scales):
+        raise UsageError(f"{name}{SCALE}: {len(scales)} scales for {len(codes)} rows")
+    return Int8Codes(codes, scales)
+
+
+def _int4_parts(name: str, parts: Mapping[str, Tensor]) -> Int4Codes:
+    pairs = _part(parts, name + INT4, torch.uint8, 2)
+    scales, zeros = (_part(parts, name + part, torch.bfloat16, 2) for part in (SCALE, ZERO))
+    wanted = (len(pairs), 2 * pairs.shape[1] // GROUP)
+    if (tuple(scales.shape), tuple(zeros.shape)) != (wanted, wanted):
+        raise UsageError(f"{name}{SCALE}: need scales and zeros of shape {list(wanted)}")
+    return Int4Codes(pairs, scales, zeros)
+
+
+def _part(parts: Mapping[str, Tensor], name: str, dtype: torch.dtype, dims: int) -> Tensor:
+    part = parts.get(name)
+    if part is None or part.dtype != dtype or part.ndim != dims:
+        raise UsageError(f"{name}: missing or of another type: need {dims} dimensions of {dtype}")
+    return part
+
+
+def _int8(weight: Tensor) -> Int8Codes:
+    primitives = _torchao()
+    block = (1, weight.shape[1])
+    scales, zeros = primitives.choose_qparams_affine(
+        weight, primitives.MappingType.SYMMETRIC, block, torch.int8, scale_dtype=torch.bfloat16
+    )
+    return Int8Codes(primitives.quantize_affine(weight, block, scales.float(), zeros, torch.int8), scales.flatten())
+
+
+def _int4(weight: Tensor) -> Int4Codes:
+    """A few rows at a time: HQQ makes several copies."""
+    first, *others = (_int4_rows(rows) for rows in torch.split(weight, max(1, CHUNK // weight.shape[1])))
+    joined = first.joined(others)
+    assert isinstance(joined, Int4Codes)
+    return joined
+
+
+def _int4_rows(weight: Tensor) -> Int4Codes:
+    codes, scales, zeros, _ = _torchao()._choose_qparams_and_quantize_affine_hqq(
+        weight, nbits=4, group_size=GROUP, compute_dtype=torch.bfloat16, device="cpu"
+    )
+    groups = (len(weight), weight.shape[1] // GROUP)
+    return Int4Codes(codes[:, ::2] | (codes[:, 1::2] << 4), scales.view(groups), zeros.view(groups))
+
+
+def _torchao() -> Any:  # Any: as below
+    try:
+        from torchao.quantization import quant_primitives  # type: ignore[import-untyped]  # ships no types
+    except ImportError as error:
+        raise UsageError("int8 and int4 weights are made with torchao: pip install 'outrider[edge]'") from error
+    return quant_primitives

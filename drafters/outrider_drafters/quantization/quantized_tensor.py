@@ -1,0 +1,159 @@
+"""A tensor of int8 or int4 codes that acts as the float tensor it stands for.
+
+F.linear and F.embedding work on the codes, rows can be cut and joined, and every other operation gets the values: a
+network computes what it should whatever it does with its weights, and fast where it multiplies rows by them. `dtype` is
+that of the tensor it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from outrider_drafters.quantization.codes import Codes, aligned
+
+Handled = Any  # a Tensor, or NotImplemented, which is Any to mypy
+FEW_ROWS = 16  # up to here torch's kernels for few rows are faster than a product with codes as bfloat16
+
+
+class QuantisedWeight(Tensor):
+    """Codes [n, k] in a tensor's place. Not trainable; on another device than the CPU it becomes a plain tensor."""
+
+    coded: Codes
+
+    @staticmethod
+    def __new__(cls: type[QuantisedWeight], coded: Codes, dtype: torch.dtype = torch.float32) -> QuantisedWeight:
+        made: QuantisedWeight = Tensor._make_wrapper_subclass(cls, coded.shape, dtype=dtype)
+        return made
+
+    def __init__(self, coded: Codes, dtype: torch.dtype = torch.float32) -> None:
+        self.coded = coded
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]  # the stub names it otherwise
+        return f"QuantisedWeight({type(self.coded).__name__}, shape={list(self.coded.shape)}, dtype={self.dtype})"
+
+    def values(self) -> Tensor:
+        """The tensor it stands for."""
+        return self.coded.values().to(self.dtype)
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [..., k] by the rows: [..., n], of x's type."""
+        rows = aligned(x.reshape(-1, x.shape[-1]).bfloat16().contiguous())
+        multiply = self.coded.few if len(rows) <= FEW_ROWS else self.coded.many
+        made = multiply(rows).to(x.dtype).view(*x.shape[:-1], self.coded.shape[0])
+        return made if bias is None else made + bias
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],  # Any: whatever torch function it is
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if (own := _OWN.get(func)) is not None:
+                made = own(*args, **(kwargs or {}))
+                if made is not NotImplemented:
+                    return made
+            if not _tells(func):
+                args, kwargs = tree_map_only(QuantisedWeight, QuantisedWeight.values, (args, kwargs))
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # the stub forgets that it is a class method
+        cls,
+        func: Callable[..., Any],  # Any: as above
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """What torch does below its functions, as nn.Parameter does: `detach` gives codes, all else values."""
+        if func is torch.ops.aten.detach.default:
+            return QuantisedWeight(args[0].coded, args[0].dtype)
+        args, kwargs = tree_map_only(QuantisedWeight, QuantisedWeight.values, (tuple(args), dict(kwargs or {})))
+        return func(*args, **kwargs)
+
+    # These two make nn.Module.to exchange the parameter rather than its storage, which it has none of.
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:  # Any: opaque to torch
+        return [], (self.coded, self.dtype)
+
+    @staticmethod
+    def __tensor_unflatten__(parts: Mapping[str, Tensor], told: Any, size: object, stride: object) -> QuantisedWeight:
+        return QuantisedWeight(*told)
+
+
+def _tells(func: Callable[..., Any]) -> bool:
+    """Whether it asks for what a tensor is rather than for its values, or marks it."""
+    return func in _TELLING or (
+        func.__name__ in ("__get__", "__set__") and getattr(func, "__self__", None) not in _VALUED
+    )
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Handled:
+    return weight.product(x, bias) if isinstance(weight, QuantisedWeight) and not _is(x) else NotImplemented
+
+
+def _embedding(ids: Tensor, weight: Tensor, *more: object, **named: object) -> Handled:
+    if not isinstance(weight, QuantisedWeight) or any(more) or any(named.values()):
+        return NotImplemented
+    return weight.coded.picked(ids.flatten()).values().to(weight.dtype).view(*ids.shape, -1)
+
+
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Handled:
+    parts = [tensor for tensor in tensors if isinstance(tensor, QuantisedWeight)]
+    if dim != 0 or len(parts) < len(tensors):
+        return NotImplemented
+    joined = parts[0].coded.joined([part.coded for part in parts[1:]])
+    return NotImplemented if joined is None else QuantisedWeight(joined, parts[0].dtype)
+
+
+def _getitem(weight: Tensor, rows: object) -> Handled:
+    if not isinstance(weight, QuantisedWeight) or not isinstance(rows, slice) or rows.step is not None:
+        return NotImplemented
+    return QuantisedWeight(weight.coded.picked(rows), weight.dtype)
+
+
+def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Handled:  # Any: as Tensor.to takes them
+    """A quantised weight as another type; or any tensor as the type of one."""
+    args = tuple(torch.empty(0, dtype=each.dtype, device=each.device) if _is(each) else each for each in args)
+    if not isinstance(tensor, QuantisedWeight):
+        return tensor.to(*args, **kwargs)
+    device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    if (device is not None and device.type != "cpu") or (dtype is not None and not dtype.is_floating_point):
+        return NotImplemented
+    return QuantisedWeight(tensor.coded, tensor.dtype if dtype is None else dtype)
+
+
+def _is(value: object) -> bool:
+    return isinstance(value, QuantisedWeight)
+
+
+_OWN: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    F.linear: _linear,
+    F.embedding: _embedding,
+    torch.cat: _cat,
+    Tensor.__getitem__: _getitem,
+    Tensor.to: _to,
+    Tensor.detach: lambda weight: QuantisedWeight(weight.coded, weight.dtype),
+}
+_VALUED = frozenset({Tensor.T, Tensor.mT, Tensor.H, Tensor.mH, Tensor.data})
+_TELLING = frozenset(
+    {
+        Tensor.__len__,
+        Tensor.dim,
+        Tensor.element_size,
+        Tensor.is_complex,
+        Tensor.is_floating_point,
+        Tensor.numel,
+        Tensor.requires_grad_,
+        Tensor.size,
+        torch._has_compatible_shallow_copy_type,
+    }
+)

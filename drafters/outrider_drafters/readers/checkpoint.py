@@ -1,0 +1,177 @@
+"""A model directory's tensors, one by one: safetensors or pickles, each one file or shards.
+
+Nothing is loaded before it is asked for, and every fault of a file is a UsageError that names it. Pickles are read as
+tensors only (`weights_only`): what is in them never runs.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outrider_drafters.quantization.quantize import holds_codes, restored
+from outrider_drafters.readers.config import Config, read_json
+from outrider_proto.errors import UsageError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLED = "pytorch_model.bin"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
+MODELS = (SINGLE, INDEX, PICKLED, PICKLED_INDEX)
+MEDUSA_HEADS = "medusa_lm_head.safetensors"
+HYDRA_HEADS = "hydra_lm_head.safetensors"
+HEADS = (MEDUSA_HEADS, "medusa_lm_head.pt", HYDRA_HEADS, "hydra_lm_head.pt")  # Medusa's and Hydra's alone
+
+
+def write_model(
+    directory: Path, config: Config, tensors: Mapping[str, Tensor], dtype: torch.dtype, file: str = SINGLE
+) -> None:
+    """Save config.json and the tensors, floating-point ones as `dtype`; one of several names is stored under each."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    stored, written = {}, set()
+    for name, tensor in tensors.items():
+        stored_as = dtype if tensor.is_floating_point() else tensor.dtype
+        copied = tensor.detach().to("cpu", stored_as, copy=tensor.data_ptr() in written)
+        stored[name] = copied.contiguous()
+        written.add(tensor.data_ptr())
+    save_file(stored, directory / file, metadata={"format": "pt"})
+
+
+class Checkpoint:
+    """The tensors of one directory, by name. Where it holds both a whole model and heads in a file of their own, it is
+    the model, or with `heads_first` the heads."""
+
+    def __init__(self, directory: Path, *, heads_first: bool = False) -> None:
+        self.directory = directory
+        self._loaded: dict[str, Tensor] = {}
+        self._files = self._find((*HEADS, *MODELS) if heads_first else (*MODELS, *HEADS))
+        self._stored = {name: name for name in self._files}  # what a name is called in its file
+
+    @classmethod
+    def holding(cls, directory: Path, tensors: Mapping[str, Tensor]) -> Self:
+        """Tensors that were read otherwise; messages name `directory`."""
+        checkpoint = cls.__new__(cls)
+        checkpoint.directory = directory
+        checkpoint._loaded = dict(tensors)
+        checkpoint._files = dict.fromkeys(tensors, directory)
+        checkpoint._stored = {name: name for name in tensors}
+        return checkpoint
+
+    def renamed(self, rename: Callable[[str], str | None]) -> Self:
+        """The same tensors under other names; those renamed to None are left out. Raises UsageError for two of one
+        name."""
+        checkpoint = type(self).__new__(type(self))
+        checkpoint.directory, checkpoint._loaded = self.directory, self._loaded
+        checkpoint._files, checkpoint._stored = {}, {}
+        for name in sorted(self._files):
+            new = rename(name)
+            if new is None:
+                continue
+            if new in checkpoint._files:
+                raise UsageError(f"{self.directory}: tensors {checkpoint._stored[new]} and {name} are the same one")
+            checkpoint._files[new], checkpoint._stored[new] = self._files[name], self._stored[name]
+        return checkpoint
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Sizes of a tensor, without reading it. Raises UsageError for one it does not hold."""
+        if name not in self._files:
+            raise UsageError(f"{self.directory}: lacks tensor {name}")
+        stored = self._stored[name]
+        if stored in self._loaded:
+            return tuple(self._loaded[stored].shape)
+        with _opened(self._files[name]) as file:
+            return tuple(file.get_slice(stored).get_shape())
+
+    def matrix(self, name: str) -> tuple[int, int]:
+        """Rows and columns of a tensor. Raises UsageError for one of other dimensions."""
+        shape = self.shape(name)
+        if len(shape) != 2:
+            raise UsageError(f"{self.directory}: tensor {name} has shape {list(shape)}: need a matrix")
+        return shape[0], shape[1]
+
+    def read(self, name: str) -> Tensor:
+        """A tensor as stored."""
+        stored = self._stored[name]
+        if stored in self._loaded:
+            return self._loaded[stored]
+        with _opened(self._files[name]) as file:
+            tensor: Tensor = file.get_tensor(stored)
+        return tensor
+
+    def _find(self, candidates: tuple[str, ...]) -> dict[str, Path]:
+        for name in candidates:
+            if (path := self.directory / name).is_file():
+                return self._shards(path) if path.suffix == ".json" else self._names_in(path)
+        raise UsageError(f"{self.directory}: has neither {' nor '.join((*MODELS, *HEADS))}")
+
+    def _shards(self, index: Path) -> dict[str, Path]:
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise UsageError(f"{index}: has no weight_map")
+        held: dict[str, Path] = {}
+        for shard in dict.fromkeys(weight_map.values()):
+            if not isinstance(shard, str) or Path(shard).name != shard:
+                raise UsageError(f"{index}: places tensors in {shard!r}: need a file beside it")
+            held |= self._names_in(self.directory / shard)
+        for name, shard in weight_map.items():
+            if held.get(name) != self.directory / shard:
+                raise UsageError(f"{index}: places {name} in {shard}, which does not hold it")
+        return held
+
+    def _names_in(self, path: Path) -> dict[str, Path]:
+        if path.suffix == ".safetensors":
+            with _opened(path) as file:
+                if not holds_codes(file.keys()):
+                    return dict.fromkeys(file.keys(), path)
+                tensors = restored(path, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  # no dict
+        else:
+            tensors = _unpickle(path)
+        self._loaded |= tensors
+        return dict.fromkeys(tensors, path)
+
+
+def _opened(path: Path) -> Any:  # Any: safetensors ships no types for its handle
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise UsageError(f"{path}: not a readable safetensors file ({error})") from error
+
+
+def _unpickle(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file that torch.save wrote, mapped rather than read where its format allows that."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of pickle protocols: what cannot be read raises
+            value = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # a damaged pickle fails in any way
+        raise UsageError(f"{path}: not a plain file of tensors: {_pickle_fault(error)}") from error
+    if not isinstance(value, dict) or not all(isinstance(item, Tensor) for item in value.values()):
+        raise UsageError(f"{path}: need a dict of tensors; save a state_dict, best with safetensors.torch.save_file")
+    return value
+
+
+def _pickle_fault(error: Exception) -> str:
+    if isinstance(error, pickle.UnpicklingError) and (named := re.search(r"GLOBAL (\S+)", str(error))):
+        return (
+            f"reading it would run code ({named[1]}), which is never done; whoever trusts it can convert its tensors "
+            "with safetensors.torch.save_file"
+        )
+    reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+    if isinstance(error, pickle.UnpicklingError):
+        reason = "an unreadable pickle"  # torch's own words end in advice to read it unsafely
+    return f"cut short, damaged, or not written by torch.save ({reason}); fetch it again, or convert it to safetensors"

@@ -1,0 +1,154 @@
+"""What to draft next while the target still judges a tree: drafts below its likeliest outcomes. Knows no family.
+
+An outcome is the last node that is accepted and the bonus that follows it. Its probability, as the drafter sees it, is
+that of the node's whole path times that of the bonus, which is none of the node's children, or the path would go on:
+
+        root            outcome (1, x): p(1) p(x | 1)
+       /    \\
+      0      1          the next draft, should it come true, has x for its root; all those drafts grow together,
+     /        \\         level by level, as one tree below the one that is being judged
+    2          x - ...
+
+Several outcomes side by side: Saguaro (arXiv 2603.03251); one bonus guess: SpecEdge (arXiv 2505.17052).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider_drafters.contracts.drafter import ENDLESS, DraftState
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.trees.grow import IMPOSSIBLE, Drafted, Growth, Level, begin_growth
+from outrider_proto.tree import ROOT, DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The last accepted node (ROOT: none) and the bonus after it."""
+
+    node: int
+    bonus: int
+
+
+NOWHERE = Outcome(ROOT, -1)  # no outcome of any tree: what stops a forecast that nobody needs any more
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """The draft for one outcome, whose log-probability is `score`."""
+
+    outcome: Outcome
+    score: float
+    drafted: Drafted
+
+
+def can_foresee(state: DraftState) -> bool:
+    """Whether it can draft beyond nodes whose features it has never seen."""
+    return state.reach == ENDLESS
+
+
+@torch.inference_mode()
+def foresee(
+    state: DraftState,
+    tree: DraftTree,
+    plan: TreePlan,
+    count: int,
+    ends: Sequence[int],
+    truth: Callable[[], Outcome | None] = lambda: None,
+) -> tuple[Foreseen, ...]:
+    """Drafts for the `count` likeliest outcomes of `tree`, which hangs below the state's root; the likeliest first.
+
+    Outcomes that end the text (their bonus is one of `ends`) need no draft. `truth` is asked between levels: once it is
+    known only the draft it calls for grows on, and none if that is not among them. Empty for a drafter that cannot.
+    """
+    if not can_foresee(state) or truth() is not None:
+        return ()
+    logits = state.tree_logits(tree)
+    if truth() is not None:
+        return ()
+    branches = [_Branch(outcome, score) for outcome, score in likeliest_outcomes(tree, logits, count, ends)]
+    if not branches:
+        return ()
+    num_rows = len(tree)
+    roots = state.expand([b.outcome.bonus for b in branches], [b.outcome.node for b in branches])
+    for branch, row in zip(branches, roots, strict=True):
+        branch.begin(row, num_rows, plan)
+        num_rows += 1
+    for _ in range(1, plan.levels):
+        if (known := truth()) is not None:
+            branches = [branch for branch in branches if branch.outcome == known]
+        num_rows, grown = _grow(state, branches, num_rows)
+        if not grown:
+            break
+    return tuple(Foreseen(branch.outcome, branch.score, branch.drafted()) for branch in branches)
+
+
+def likeliest_outcomes(tree: DraftTree, logits: Tensor, count: int, ends: Sequence[int]) -> list[tuple[Outcome, float]]:
+    """The best `count` by log-probability, of logits [1 + n, V] after the root and every node; the best first."""
+    log_probabilities = logits.float().log_softmax(-1)
+    drafted = [1 + parent for parent in tree.parents], list(tree.tokens)
+    paths = [0.0]  # log-probability of the path to the root and every node
+    for parent, gain in zip(tree.parents, log_probabilities[drafted].tolist(), strict=True):
+        paths.append(paths[1 + parent] + gain)
+    log_probabilities[drafted] = IMPOSSIBLE
+    log_probabilities[:, list(ends)] = IMPOSSIBLE
+    gains, tokens = log_probabilities.topk(min(count, logits.shape[1]))
+    scored = [
+        (path + gain, Outcome(row - 1, token))
+        for row, path in enumerate(paths)
+        for gain, token in zip(gains[row].tolist(), tokens[row].tolist(), strict=True)
+        if path + gain > IMPOSSIBLE
+    ]
+    scored.sort(key=lambda pair: -pair[0])
+    return [(outcome, score) for score, outcome in scored[:count]]
+
+
+class _Branch:
+    """The draft below one outcome, under way: a growth of its own whose rows lie among all the state's scratch rows."""
+
+    def __init__(self, outcome: Outcome, score: float) -> None:
+        self.outcome = outcome
+        self.score = score
+        self._growth: Growth | None = None
+        self._rows: list[int] = []  # of the state: the bonus's, then those of the growth's nodes
+
+    def begin(self, logits: Tensor, row: int, plan: TreePlan) -> None:
+        """From the logits [V] after the bonus, whose scratch row is `row`."""
+        self._growth = begin_growth(logits, plan)
+        self._rows = [row]
+
+    def level(self) -> Level | None:
+        """The next one, in the state's rows."""
+        assert self._growth is not None
+        level = self._growth.level()
+        return None if level is None else Level(level.tokens, [self._rows[1 + parent] for parent in level.parents])
+
+    def take(self, logits: Tensor, first_row: int) -> None:
+        assert self._growth is not None
+        self._growth.take(logits)
+        self._rows += range(first_row, first_row + len(logits))
+
+    def drafted(self) -> Drafted:
+        assert self._growth is not None
+        return self._growth.drafted()
+
+
+def _grow(state: DraftState, branches: Sequence[_Branch], num_rows: int) -> tuple[int, bool]:
+    """One level of all branches in one pass; the scratch rows there are now, and whether anything grew."""
+    levels = [(branch, level) for branch in branches if (level := branch.level()) is not None]
+    if not levels:
+        return num_rows, False
+    logits = state.expand(
+        [token for _, level in levels for token in level.tokens],
+        [parent for _, level in levels for parent in level.parents],
+    )
+    first = 0
+    for branch, level in levels:
+        stop = first + len(level.tokens)
+        branch.take(logits[first:stop], num_rows + first)
+        first = stop
+    return num_rows + first, True

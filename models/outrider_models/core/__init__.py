@@ -1,0 +1,1 @@
+"""The embedded models, their tokenizer and TOML tables."""

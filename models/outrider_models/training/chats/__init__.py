@@ -1,0 +1,1 @@
+"""Training drafters on files of chats."""

@@ -1,0 +1,91 @@
+"""A run on chats, described: a family's own settings and all the others, defaults of its paper with changes on top."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from outrider_models.core.tables import Table, changed, need_at_least
+from outrider_models.training.core.family import Trainable
+from outrider_models.training.core.interfaces import TargetFacts
+from outrider_models.training.core.rates import Length, Schedule
+from outrider_proto.errors import UsageError
+
+Precision = Literal["auto", "bf16", "no"]
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    max_length: int  # tokens of a chat; what is longer is cut
+    held_out: int  # chats that are not trained on, at most a tenth of all
+    seed: int
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 2, "max_length")
+        need_at_least(self, 0, "held_out")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """How the work is laid out, without changing what is learnt."""
+
+    part: int  # chats in one pass on one device; gradients add up to length.batch
+    precision: Precision  # auto: bf16 on a GPU that has it
+    checkpoint_updates: int  # 0: only at the end
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 1, "part")
+        need_at_least(self, 0, "checkpoint_updates")
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Drafting on held-out prompts as a client does: chains of `levels` tokens against the target's greedy text."""
+
+    every_updates: int  # 0: only at the end
+    new_tokens: int  # of the target's text for each prompt
+    levels: int
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 0, "every_updates")
+        need_at_least(self, 2, "new_tokens")
+        need_at_least(self, 1, "levels")
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """`drafter` is the family's settings."""
+
+    family: Trainable
+    drafter: Any  # a dataclass of the family's
+    schedule: Schedule
+    length: Length
+    data: DataSettings
+    machine: Machine
+    validation: Validation
+
+
+_COMMON: dict[str, Any] = {  # Any: one dataclass each
+    "data": DataSettings(max_length=2048, held_out=32, seed=0),
+    "machine": Machine(part=1, precision="auto", checkpoint_updates=500),
+    "validation": Validation(every_updates=500, new_tokens=128, levels=5),
+}
+
+
+def course_of(family: Trainable, target: TargetFacts, changes: Table) -> Course:
+    """The family's defaults for a target, changed. Raises UsageError that names the key."""
+    defaults = {
+        "drafter": family.defaults(target),
+        "schedule": family.schedule,
+        "length": family.length,
+        **_COMMON,
+    }
+    if unknown := sorted(set(changes) - set(defaults)):
+        raise UsageError(f"settings: unknown tables {', '.join(unknown)}; there are {', '.join(defaults)}")
+    tables = {name: changed(value, _table(changes, name), name) for name, value in defaults.items()}
+    return Course(family=family, **tables)
+
+
+def _table(changes: Table, name: str) -> Table:
+    table = changes.get(name, {})
+    if not isinstance(table, dict):
+        raise UsageError(f"settings: {name}={table!r}: need a table, as in {name}.KEY=VALUE")
+    return table

@@ -1,0 +1,102 @@
+"""Chats as the target sees them: its own template and tokenizer, and which tokens are replies.
+
+Templates with {% generation %} say so themselves. For others the chat is rendered up to each reply and up to its end,
+and what lies between in the whole chat's text is the reply: from the generation prompt to the end of the turn. A reply
+that the template shows otherwise once more turns follow (thoughts cut out of history) does not count.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from outrider_models.training.chats.chats import Chat
+from outrider_proto.errors import UsageError
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatTokens:
+    ids: NDArray[np.int32]
+    is_reply: NDArray[np.bool_]
+
+    @property
+    def prompt(self) -> list[int]:
+        """What stands before the first reply."""
+        return cast(list[int], self.ids[: int(self.is_reply.argmax())].tolist())
+
+    @property
+    def num_taught(self) -> int:
+        """Reply tokens that some token before them predicts."""
+        return int(self.is_reply[1:].sum())
+
+
+def tokenize(tokenizer: PreTrainedTokenizerBase, chat: Chat, max_length: int) -> ChatTokens | None:
+    """The first `max_length` tokens; None where no reply is among them. Raises UsageError naming the chat's line."""
+    messages = [{"role": turn.role, "content": turn.content} for turn in chat.turns]
+    try:
+        ids, is_reply = (_by_mask if _GENERATION.search(_template(tokenizer)) else _by_prefix)(tokenizer, messages)
+    except (ValueError, TypeError) as error:  # what templates raise for turns they do not know
+        raise UsageError(f"{chat.source}: the target's chat template refuses it ({error})") from error
+    except Exception as error:
+        if type(error).__module__.split(".")[0] != "jinja2":
+            raise
+        raise UsageError(f"{chat.source}: the target's chat template refuses it ({error})") from error
+    cut = ChatTokens(np.array(ids[:max_length], np.int32), np.array(is_reply[:max_length], bool))
+    return cut if cut.num_taught else None
+
+
+def need_chat_template(tokenizer: PreTrainedTokenizerBase, target: object) -> None:
+    """Raise UsageError for a tokenizer that cannot write chats, or not say where its tokens stand."""
+    if not tokenizer.chat_template:
+        raise UsageError(f"{target}: its tokenizer has no chat template: use an instruction-tuned target, or add one")
+    if not tokenizer.is_fast:
+        raise UsageError(f"{target}: its tokenizer has no tokenizer.json, so replies cannot be found among its tokens")
+
+
+def _template(tokenizer: PreTrainedTokenizerBase) -> str:
+    return tokenizer.get_chat_template()
+
+
+def _by_mask(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tuple[list[int], list[bool]]:
+    written = cast(
+        dict[str, Any],  # Any: ids, masks
+        tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True),
+    )
+    return written["input_ids"], [bool(flag) for flag in written["assistant_masks"]]
+
+
+def _by_prefix(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tuple[list[int], list[bool]]:
+    whole = _rendered(tokenizer, messages)
+    spans = [span for i, message in enumerate(messages)
+             if message["role"] == "assistant" and (span := _span(tokenizer, messages, i, whole))]  # fmt: skip
+    written = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
+    inside = [any(first <= begin < end for first, end in spans) for begin, _ in written["offset_mapping"]]
+    return cast(list[int], written["input_ids"]), inside
+
+
+def _span(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], i: int, whole: str
+) -> tuple[int, int] | None:
+    """Where in the whole text reply i stands, first character and end; None where the template shows it otherwise."""
+    before, through = _rendered(tokenizer, messages[:i]), _rendered(tokenizer, messages[: i + 1])
+    if not (whole.startswith(before) and whole.startswith(through)):
+        return None
+    opening = _rendered(tokenizer, messages[:i], opening=True)
+    return _num_equal(opening, whole), len(through)
+
+
+def _num_equal(first: str, second: str) -> int:
+    """Characters that both begin with."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], opening: bool = False) -> str:
+    return cast(str, tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=opening))

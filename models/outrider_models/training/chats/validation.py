@@ -1,0 +1,105 @@
+"""Validation while training: the exported drafter drafts along the target's own greedy text, as a client would.
+
+Nothing is teacher-forced: the drafter's state is given the features that a verdict would bring, drafts a chain from its
+own guesses, and keeps what agrees with the target and the target's next token.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.contracts.tap import Tap
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.load import load_drafter, load_tap
+from outrider_drafters.trees.grow import grow_tree
+from outrider_models.training.chats.config import Validation
+from outrider_models.training.core.teacher import Teacher
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Counts over verdicts. `by_depth[d]` is how many accepted d drafted tokens."""
+
+    tokens: int = 0
+    by_depth: list[int] = field(default_factory=list)
+
+    @property
+    def verdicts(self) -> int:
+        return sum(self.by_depth)
+
+    @property
+    def tau(self) -> float:
+        """Mean acceptance length: tokens a verdict, bonus included; nan without any."""
+        return self.tokens / self.verdicts if self.verdicts else float("nan")
+
+    def add(self, accepted: int, gained: int) -> None:
+        self.by_depth += [0] * (accepted + 1 - len(self.by_depth))
+        self.by_depth[accepted] += 1
+        self.tokens += gained
+
+
+class Examiner:
+    """Held-out prompts and what the target answers to them, which is asked once."""
+
+    def __init__(self, teacher: Teacher, prompts: Sequence[list[int]], settings: Validation) -> None:
+        self._teacher, self._prompts, self._settings = teacher, prompts, settings
+        self._texts: list[list[int]] | None = None
+
+    def examine(self, source: DrafterSource) -> Acceptance:
+        """Load the drafter and draft along all texts. Raises UsageError where its files do not load."""
+        if self._texts is None:
+            self._texts = [self._answered(prompt) for prompt in self._prompts]
+        like = self._teacher.embed
+        drafter = load_drafter(source, self._teacher.frozen())
+        tap = load_tap(source, self._teacher.facts.directory, like.dtype, like.device)
+        found = Acceptance()
+        for prompt, text in zip(self._prompts, self._texts, strict=True):
+            rows = None if tap is None else self._features(tap, text)
+            follow(drafter, text, len(prompt), rows, self._settings.levels, found)
+        return found
+
+    def _features(self, tap: Tap, text: list[int]) -> Tensor:
+        tokens = torch.tensor([text], device=self._teacher.embed.device)
+        return tap.new_state().rows(self._teacher.activations(tokens, tap.needs_kv, tap.hidden_layers))
+
+    @torch.no_grad()
+    def _answered(self, prompt: list[int]) -> list[int]:
+        """Prompt and greedy answer."""
+        model = self._teacher.model
+        generate = cast(Callable[..., Tensor], model.generate)
+        ids = torch.tensor([prompt], device=self._teacher.embed.device)
+        output = generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=self._settings.new_tokens,
+            pad_token_id=0,  # of a single text: never used
+        )
+        return cast(list[int], output[0].tolist())
+
+
+def follow(
+    drafter: Drafter, text: Sequence[int], prompt: int, rows: Tensor | None, levels: int, found: Acceptance
+) -> None:
+    """Draft chains along a text of which the first `prompt` tokens are given; rows [len(text), width] are its features.
+
+    The prompt's own verdict, which has no draft, brings the first token and does not count.
+    """
+    state, standing, shape = drafter.new_state(), 0, TreeShape.chain(levels)
+    gained = prompt + 1
+    while standing + gained < len(text):
+        state.append(text[standing : standing + gained])
+        standing += gained
+        if rows is not None:
+            known = state.num_features
+            state.add_features(known, rows[known : standing - 1])
+        drafted = grow_tree(state, shape).tokens
+        ahead = text[standing : standing + len(drafted)]
+        accepted = next((i for i, (a, b) in enumerate(zip(drafted, ahead, strict=False)) if a != b), len(ahead))
+        gained = min(accepted + 1, len(text) - standing)
+        found.add(accepted, gained)

@@ -1,0 +1,1 @@
+"""What all training shares: interfaces, teacher, losses, optimizers."""

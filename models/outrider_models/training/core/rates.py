@@ -1,0 +1,64 @@
+"""Learning rates and lengths of runs on chats: AdamW, warm-up, decay. (The embedded models' recipes have their own.)"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+from outrider_models.core.tables import need_at_least
+from outrider_proto.errors import UsageError
+
+Decay = Literal["linear", "cosine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """AdamW's settings and the rate's course: from 0 up to `peak`, down to `last`, and on at that."""
+
+    peak: float
+    last: float
+    warmup_updates: int
+    decay: Decay
+    decay_epochs: float  # the fall ends there; 0: with the run
+    beta1: float
+    beta2: float
+    weight_decay: float
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 0, "last", "warmup_updates", "decay_epochs", "weight_decay")
+        if not self.peak > 0 or self.last > self.peak:
+            raise UsageError(f"schedule: peak={self.peak}, last={self.last}: need 0 < peak and last <= peak")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.clip_norm > 0):
+            raise UsageError("schedule: need beta1 and beta2 from 0 to below 1, clip_norm above 0")
+
+    def rate(self, update: int, updates_an_epoch: int, updates: int) -> float:
+        """The rate of an update, counted from 0, in a run of `updates`."""
+        warmup = min(self.warmup_updates, updates // 10) if updates < 10 * self.warmup_updates else self.warmup_updates
+        if update < warmup:
+            return self.peak * (update + 1) / (warmup + 1)
+        end = self.decay_epochs * updates_an_epoch if self.decay_epochs else updates
+        done = min(1.0, (update - warmup) / max(1.0, end - warmup))
+        return self.last + (self.peak - self.last) * _share_left(self.decay, done)
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How much is read: chats an update, over all devices, and passes over the data."""
+
+    batch: int
+    epochs: float
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 1, "batch")
+        if self.epochs <= 0:
+            raise UsageError(f"length: epochs={self.epochs}: need more than 0")
+
+
+def _share_left(decay: Decay, done: float) -> float:
+    match decay:
+        case "linear":
+            return 1 - done
+        case "cosine":
+            return (1 + math.cos(math.pi * done)) / 2
+        case _:
+            assert_never(decay)

@@ -1,0 +1,1 @@
+"""Training the embedded models on the generated corpus."""

@@ -1,0 +1,175 @@
+"""The training loop, for whatever learns from the stream: step, show, save, resume."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from outrider_models.training.core.optimizer import Optimiser
+from outrider_models.training.core.progress import Reporter
+from outrider_models.training.recipes.checkpoint import Position, has_checkpoint, load_checkpoint, save_checkpoint
+from outrider_models.training.recipes.data import GROUPS, Batch, shard_batches
+from outrider_models.training.recipes.data_parallel import ALONE, Peers
+from outrider_models.training.recipes.recipe import Rates, Stream
+from outrider_models.training.recipes.schedule import progress_of
+
+_SMOOTHING = 0.98
+
+
+class Task(Protocol):
+    """What is trained: a network, its loss, its files, its scores."""
+
+    @property
+    def network(self) -> nn.Module: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def loss(self, batch: Batch, progress: float = 0.0) -> tuple[Tensor, Tensor]:
+        """The loss to descend at `progress` of the run, and for show its main term by group, [groups], nan where
+        absent."""
+        ...
+
+    def export(self, directory: Path) -> None: ...
+
+    def probe(self, samples: int) -> Mapping[str, str]:
+        """Scores on held-out prompts, as many of each family as asked."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a run may take, and how often it saves and probes itself."""
+
+    budget_s: float | None = None
+    checkpoint_s: float = 180.0
+    probe_s: float = 300.0
+    probe_samples: int = 12  # a family
+    stop_after_steps: int | None = None  # leave as if interrupted, once so many steps are done in this process
+    clock: Callable[[], float] = time.monotonic
+
+
+class Run:
+    """One task on its way through the stream. What a checkpoint holds is all that the next step depends on."""
+
+    def __init__(
+        self,
+        task: Task,
+        stream: Stream,
+        rates: Rates,
+        directory: Path,
+        reporter: Reporter,
+        pace: Pace = Pace(),
+        peers: Peers = ALONE,
+    ) -> None:
+        self.task, self.stream, self.rates, self.directory, self.pace = task, stream, rates, directory, pace
+        self._reporter, self._peers = reporter, peers
+        self.position = Position()
+        self._optimiser = Optimiser(task.network, rates.muon_lr, rates.adamw_lr, rates.weight_decay)
+        directory.mkdir(parents=True, exist_ok=True)
+        if has_checkpoint(directory):
+            self._resume()
+        self._began_s = pace.clock() - self.position.elapsed_s
+        self._saved_s = self._probed_s = self.position.elapsed_s
+        self._first = (self.position.step, self.position.tokens, self.position.elapsed_s)
+        self._smoothed = [float("nan")] * len(GROUPS)
+
+    def finish(self) -> None:
+        """Train to the end and write the model."""
+        for batch in self._batches():
+            self._step(batch)
+            if self._peers.leads:
+                self._look_up()
+            if self._peers.agree(self._ended()):
+                break
+        if self._peers.leads:
+            self._save()
+            self._probe()
+
+    @property
+    def progress(self) -> float:
+        at = self.position
+        return progress_of(at.tokens, self.stream.total_tokens, at.elapsed_s, self.pace.budget_s)
+
+    def _batches(self) -> Iterator[Batch]:
+        while True:
+            batches = shard_batches(self.stream, self.task.tokenizer, self.position.shard)
+            while self.position.batch < len(batches):
+                batch = batches[self.position.batch]
+                self.position.batch += 1
+                yield batch
+            self.position.shard, self.position.batch = self.position.shard + 1, 0
+
+    def _step(self, batch: Batch) -> None:
+        by_group = self._gradients(self._peers.part(batch))
+        self._peers.sum_gradients(self._optimiser.parameters)
+        self._optimiser.step(self._peers.agree(self.rates.factor(self.progress)), self.rates.clip_norm)
+        self.position.step += 1
+        self.position.tokens += batch.num_tokens
+        self.position.elapsed_s = self.pace.clock() - self._began_s
+        self._smoothed = [_blend(old, new) for old, new in zip(self._smoothed, by_group.tolist(), strict=True)]
+
+    def _gradients(self, part: Batch) -> Tensor:  # [groups]
+        if not len(part.inputs):  # fewer rows than processes
+            return torch.full((len(GROUPS),), float("nan"))
+        loss, by_group = self.task.loss(part, self.progress)
+        loss.backward()  # type: ignore[no-untyped-call]  # unannotated in torch
+        return by_group
+
+    def _look_up(self) -> None:
+        """Show where the run is; save and probe when it is time."""
+        elapsed_s = self.position.elapsed_s
+        self._reporter.update(self.progress, elapsed_s, self._status())
+        if elapsed_s - self._saved_s >= self.pace.checkpoint_s:
+            self._saved_s = elapsed_s
+            self._save()
+        if elapsed_s - self._probed_s >= self.pace.probe_s:
+            self._probed_s = elapsed_s
+            self._probe()
+
+    def _ended(self) -> bool:
+        return self.progress >= 1 or self.position.step - self._first[0] == self.pace.stop_after_steps
+
+    def _save(self) -> None:
+        states = {"model": self.task.network.state_dict(), "optimiser": self._optimiser.state_dict()}
+        save_checkpoint(self.directory, self.position, states)
+        self.task.export(self.directory)
+
+    def _resume(self) -> None:
+        self.position, states = load_checkpoint(self.directory)
+        self.task.network.load_state_dict(states["model"])
+        self._optimiser.load_state_dict(states["optimiser"])
+
+    def _probe(self) -> None:
+        at = self.position
+        losses = {name: round(loss, 4) for name, loss in zip(GROUPS, self._smoothed, strict=True) if loss == loss}
+        entry = {"step": at.step, "tokens": at.tokens, "elapsed_s": round(at.elapsed_s, 1)}
+        scores = self.task.probe(self.pace.probe_samples)
+        self._reporter.record({**entry, "tokens_per_s": round(self._rate(), 1), "loss": losses, "scores": scores})
+
+    def _rate(self) -> float:
+        _, tokens, elapsed_s = self._first
+        seconds = self.position.elapsed_s - elapsed_s
+        return (self.position.tokens - tokens) / seconds if seconds else 0.0
+
+    def _status(self) -> str:
+        losses = " ".join(f"{n} {loss:.3f}" for n, loss in zip(GROUPS, self._smoothed, strict=True) if loss == loss)
+        return f"{self.position.tokens / 1e6:.2f} M tokens  {self._rate():.0f} tokens/s  loss: {losses}"
+
+
+def by_group(values: Tensor, groups: Tensor, counted: Tensor) -> Tensor:
+    """Mean of values [n] over each group [n], of those that are counted [n]; nan for a group without any."""
+    share = counted.float()
+    sums = torch.zeros(2, len(GROUPS)).index_add_(1, groups, torch.stack((values.detach().float() * share, share)))
+    return sums[0] / sums[1]
+
+
+def _blend(old: float, new: float) -> float:
+    if new != new:  # the group was not in the batch
+        return old
+    return new if old != old else _SMOOTHING * old + (1 - _SMOOTHING) * new

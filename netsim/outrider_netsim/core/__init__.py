@@ -1,0 +1,1 @@
+"""Errors, addresses and lifetimes that every package of the room uses."""

@@ -1,0 +1,54 @@
+"""What engines that put a link between two namespaces share: where clients come in, and commands behind the link."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+from outrider_netsim.core.addresses import Address, check_port
+from outrider_netsim.core.lifetime import Lifetime
+from outrider_netsim.namespaces.namespace_bridge import Passage
+from outrider_netsim.namespaces.namespaces import Namespaces
+
+
+class PassageLink(Lifetime):
+    """Namespaces and the doorways into them, opened once the engine's own link is there."""
+
+    def __init__(self, upstream: Address, listen: Address) -> None:
+        check_port("upstream port", upstream.port)
+        check_port("port", listen.port, least=0)
+        self._upstream = upstream
+        self._listen = listen
+        self._address: Address | None = None
+        self._passage = Passage(Namespaces())
+
+    async def start(self) -> None:
+        """Raises EngineError where the machine cannot, OSError when the address cannot be had; nothing is left then."""
+        try:
+            await self.namespaces.start()
+            await self._make_link()
+            self._address = await self._passage.open_here(self._upstream, *self._listen)
+        except BaseException:
+            await self.aclose()
+            raise
+
+    @property
+    def address(self) -> str:
+        """`host:port` for clients in this process's own namespace."""
+        if self._address is None:
+            raise RuntimeError("the link is not started: use `async with`")
+        return str(self._address)
+
+    @property
+    def namespaces(self) -> Namespaces:
+        return self._passage.namespaces
+
+    async def run(
+        self, argv: Sequence[str], upstreams: Sequence[Address] = (), env: Mapping[str, str] | None = None
+    ) -> int:
+        """Run a command behind the link and return its exit status; see Passage.run. No upstreams: the link's own."""
+        return await self._passage.run(argv, upstreams or [self._upstream], env)
+
+    @abstractmethod
+    async def _make_link(self) -> None:
+        """Join 10.77.0.1 in A and 10.77.0.2 in B. Raises EngineError."""

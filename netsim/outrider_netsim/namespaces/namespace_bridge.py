@@ -1,0 +1,107 @@
+"""The way of a TCP connection through two namespaces, whatever links them: what the kernel and tun engines share.
+
+here                        A                            B                             here
+client -> host:port     ->  10.77.0.1  ==== link ====  10.77.0.2:any port  ->  upstream     `open_here`
+          command in A  ->  127.0.0.1:upstream's port   (the same)                           `run`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from outrider_netsim.core.addresses import ADDRESS_VARIABLE, Address
+from outrider_netsim.core.errors import ProfileError
+from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES
+from outrider_netsim.namespaces.namespaces import Namespaces
+from outrider_netsim.namespaces.tcp_splice import Doorway, End, dial_from_here, dial_with, listener_here
+
+LOOPBACK = "127.0.0.1"
+
+
+class Passage:
+    """Namespaces and the doorways into them. The engine puts a link between 10.77.0.1 and 10.77.0.2."""
+
+    def __init__(self, namespaces: Namespaces) -> None:
+        self.namespaces = namespaces
+        self._near: list[Doorway] = []  # where clients come in
+        self._far: dict[Address, Doorway] = {}  # in B, by upstream
+        self._inside: dict[int, Address] = {}  # upstreams that A's loopback leads to, by port
+        self._is_cut = False
+
+    @property
+    def connections(self) -> int:
+        """How many connections clients opened so far."""
+        return sum(doorway.connections for doorway in self._near)
+
+    async def open_here(self, upstream: Address, host: str = LOOPBACK, port: int = 0) -> Address:
+        """Listen in this process's own namespace for connections to `upstream`. Raises OSError when it cannot."""
+        listener = listener_here(host, port)
+        address = Address(*listener.getsockname()[:2])
+        await self._open_near(Doorway(listener, partial(self._cross, upstream)))
+        return address
+
+    async def open_inside(self, upstream: Address) -> Address:
+        """Listen in A, on loopback, at the upstream's own port, so that a command there need not be told.
+
+        Raises ProfileError when another upstream has that port.
+        """
+        address = Address(LOOPBACK, upstream.port)
+        there = self._inside.get(upstream.port)
+        if there is None:
+            listener = await self.namespaces.listener("A", *address)
+            await self._open_near(Doorway(listener, partial(self._cross, upstream)))
+            self._inside[upstream.port] = upstream
+        elif there != upstream:
+            raise ProfileError(
+                f"upstream {upstream}: port {upstream.port} leads to {there} already, and a command behind the link "
+                "tells servers apart by their ports: give one of them another port"
+            )
+        return address
+
+    async def run(self, argv: Sequence[str], upstreams: Sequence[Address], env: Mapping[str, str] | None = None) -> int:
+        """Run a command in A, where 127.0.0.1:PORT of each upstream leads over the link; its exit status.
+
+        OUTRIDER_LINK_ADDRESS holds the first one's. Raises OSError when it cannot be executed, ProfileError when two
+        upstreams have one port.
+        """
+        inside = [await self.open_inside(upstream) for upstream in upstreams]
+        told = {ADDRESS_VARIABLE: str(inside[0])} if inside else {}
+        return await self.namespaces.run(argv, {**told, **(env or {})})
+
+    def cut(self) -> None:
+        """New connections hang; those under way are the link's matter."""
+        self._is_cut = True
+        for doorway in self._near:
+            doorway.ignore()
+
+    def restore(self) -> None:
+        self._is_cut = False
+        for doorway in self._near:
+            doorway.hear()
+
+    async def aclose(self) -> None:
+        """Reset all connections; the namespaces stay. Safe to call twice."""
+        for doorway in (*self._near, *self._far.values()):
+            await doorway.aclose()
+
+    async def _open_near(self, doorway: Doorway) -> None:
+        await doorway.start()
+        self._near.append(doorway)
+        if self._is_cut:
+            doorway.ignore()
+
+    async def _cross(self, upstream: Address) -> End:
+        far = self._far.get(upstream) or await self._open_far(upstream)
+        return await dial_with(await self.namespaces.socket("A"), LINK_ADDRESSES["B"], far.port)
+
+    async def _open_far(self, upstream: Address) -> Doorway:
+        doorway = Doorway(
+            await self.namespaces.listener("B", LINK_ADDRESSES["B"], 0), partial(dial_from_here, *upstream)
+        )
+        if known := self._far.get(upstream):  # another connection was as quick
+            await doorway.aclose()
+            return known
+        self._far[upstream] = doorway
+        await doorway.start()
+        return doorway

@@ -1,0 +1,204 @@
+"""Doorways: where a TCP connection leaves one network namespace and goes on in another, byte for byte.
+
+    client --> [ doorway ] ==== the link: TCP of its own, from A to B ==== [ doorway ] --> server
+      its own namespace  socket of A                       listening in B  the server's namespace
+
+End of stream, reset and backpressure are passed on, and nothing waits to be put together with more (TCP_NODELAY), which
+asyncio sees to for sockets of its own making alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from outrider_netsim.namespaces.blackhole import accept_connections, ignore_connections
+
+BUFFER_BYTES = 64 * 1024  # read from one side while the other does not take it; beyond, the reading stops
+BACKLOG = 128
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, for no time
+
+
+class End(asyncio.Protocol):
+    """One leg of a connection through a doorway; what arrives on it goes out on its peer."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._peer: End | None = None
+        self._has_ended = False  # no more bytes will come
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport.set_write_buffer_limits(BUFFER_BYTES)
+        self._transport.pause_reading()  # until joined
+
+    def join(self, peer: End) -> None:
+        """Let bytes through both ways; both legs are connected, or were."""
+        self._peer, peer._peer = peer, self
+        for end, other in ((self, peer), (peer, self)):
+            if end.is_closed:
+                other.reset()
+        for end in (self, peer):
+            end._resume()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def reset(self) -> None:
+        """End the leg at once, for the program at its far end to see as a reset."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if (peer := self._open_peer) is not None:
+            peer.write(data)
+
+    def eof_received(self) -> bool:
+        self._has_ended = True
+        if (peer := self._open_peer) is not None:
+            peer.write_eof()
+        if self._peer is not None and self._peer._has_ended:
+            self._close()
+            self._peer._close()
+        return True  # the other way stays open
+
+    def pause_writing(self) -> None:
+        if (peer := self._open_peer) is not None:
+            peer.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._peer is not None:
+            self._peer._resume()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        peer, self._transport = self._peer, None
+        if peer is not None and not (self._has_ended and peer._has_ended):
+            peer.reset()
+
+    def _resume(self) -> None:
+        if self._transport is not None and not self._has_ended:  # after the end asyncio would read the end again
+            self._transport.resume_reading()
+
+    def _close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()  # when all is sent
+
+    @property
+    def _open_peer(self) -> asyncio.Transport | None:
+        peer = self._peer._transport if self._peer is not None else None
+        return peer if peer is not None and not peer.is_closing() else None
+
+
+Dial = Callable[[], Awaitable[End]]  # a new leg, connected; raises OSError when there is none to be had
+
+
+class Doorway:
+    """Accepts connections on `listener`, which it owns from then on, and joins each to a leg that `dial` gives it."""
+
+    def __init__(self, listener: socket.socket, dial: Dial) -> None:
+        self._listener = listener
+        self._dial = dial
+        self._server: asyncio.Server | None = None
+        self._joining: set[asyncio.Task[None]] = set()
+        self._ends: set[End] = set()
+        self.connections = 0
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._accept, sock=self._listener, backlog=BACKLOG)
+
+    async def aclose(self) -> None:
+        """Stop listening, reset what is open; safe to call twice."""
+        if self._server is None:
+            self._listener.close()
+            return
+        server, self._server = self._server, None
+        server.close()
+        for task in self._joining:
+            task.cancel()
+        await asyncio.gather(*self._joining, return_exceptions=True)
+        for end in self._ends:
+            end.reset()
+        await asyncio.sleep(0)  # asyncio closes an aborted socket in its next round
+        await server.wait_closed()
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    def ignore(self) -> None:
+        """Let new connections hang unanswered, as without a radio."""
+        ignore_connections(self._listener)
+
+    def hear(self) -> None:
+        accept_connections(self._listener)
+
+    def _accept(self) -> End:
+        self.connections += 1
+        return _CountedEnd(self._ends, self._begin)
+
+    def _begin(self, accepted: End) -> None:
+        task = asyncio.get_running_loop().create_task(self._join(accepted))
+        self._joining.add(task)
+        task.add_done_callback(self._joining.discard)
+
+    async def _join(self, accepted: End) -> None:
+        try:
+            accepted.join(await self._dial())
+        except OSError:
+            accepted.reset()
+
+
+class _CountedEnd(End):
+    """An accepted leg: its doorway knows of it while it is open."""
+
+    def __init__(self, ends: set[End], begin: Callable[[End], None]) -> None:
+        super().__init__()
+        self._ends = ends
+        self._begin = begin
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._ends.add(self)
+        self._begin(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self._ends.discard(self)
+
+
+async def dial_with(own: socket.socket, host: str, port: int) -> End:
+    """A leg on a socket that is in the namespace it should be in. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.sock_connect(own, (host, port))
+        _, end = await loop.create_connection(End, sock=own)
+    except BaseException:
+        own.close()
+        raise
+    return end
+
+
+async def dial_from_here(host: str, port: int) -> End:
+    """A leg from this process's own namespace. Raises OSError."""
+    _, end = await asyncio.get_running_loop().create_connection(End, host, port)
+    return end
+
+
+def listener_here(host: str, port: int) -> socket.socket:
+    """A listening socket of this process's own namespace. Raises OSError when the address cannot be had."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    with contextlib.ExitStack() as undo:
+        undo.callback(listener.close)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        undo.pop_all()
+    return listener

@@ -1,0 +1,1 @@
+"""Edge bundles that the server builds and hands out."""

@@ -1,0 +1,147 @@
+"""Making an edge bundle, once: in a process of its own, which takes from the target neither the interpreter's lock nor
+more than one core; kept in a cache folder, under a name that all it depends on has a part in."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import get_args
+
+from outrider_drafters.checkpoints.bundle import find_bundle
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.checkpoints.target_weights import resolve_dir
+from outrider_drafters.quantization.quantize import Weights
+from outrider_drafters.registry import FAMILIES
+from outrider_proto.bundles import BundleFile, BundleManifest
+from outrider_proto.errors import UsageError
+
+_NICE = 10
+_CODED = ("int8", "int4")  # what torchao chooses the codes for
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A bundle that can be had. `target` and `drafter` as the server was told them."""
+
+    target: str
+    drafter: str
+    weights: str
+
+    @property
+    def drafter_name(self) -> str:
+        """What clients are told: not where it lies on this machine."""
+        return Path(DrafterSource.parse(self.drafter).name).name
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A bundle that is there."""
+
+    directory: Path
+    manifest: BundleManifest
+
+
+def cache_dir() -> Path:
+    """Where bundles are kept unless another place is named, by the XDG rule."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "outrider" / "bundles"
+
+
+def checked_weights(asked: tuple[str, ...]) -> tuple[str, ...]:
+    """Kinds of weights to offer; int8 where torchao is there, else bfloat16, if none are named. Raises UsageError."""
+    has_torchao = find_spec("torchao") is not None
+    for weights in asked:
+        if weights not in get_args(Weights):
+            raise UsageError(f"edge_weights={weights}: need one of {', '.join(get_args(Weights))}")
+        if weights in _CODED and not has_torchao:
+            raise UsageError(f"edge_weights={weights} needs torchao: pip install 'outrider[edge]'")
+    return asked or ("int8" if has_torchao else "bfloat16",)
+
+
+async def make(offer: Offer, cache: Path) -> Made:
+    """The bundle out of the cache, or a new one. Raises UsageError or OSError when it cannot be made."""
+    directory = cache / await asyncio.to_thread(_mark, offer)
+    if (made := await asyncio.to_thread(read_made, offer, directory)) is not None:
+        return made
+    await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)  # if it is there, it is damaged
+    await asyncio.to_thread(cache.mkdir, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=cache) as making:
+        await _run_maker(offer, Path(making) / "bundle")
+        with suppress(OSError):  # another server may have been quicker
+            (Path(making) / "bundle").replace(directory)
+    if (made := await asyncio.to_thread(read_made, offer, directory)) is None:
+        raise UsageError(f"{directory}: no bundle, though it was made there")
+    return made
+
+
+async def _run_maker(offer: Offer, out: Path) -> None:
+    arguments = ["--target", offer.target, "--drafter", offer.drafter, "--weights", offer.weights, "--out", str(out)]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "outrider_models.cli.app", "bundle", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    with suppress(AttributeError, OSError):  # no such thing on this system, or it has ended already
+        os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+    try:
+        _, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise UsageError(said.decode(errors="replace").strip().rpartition("\n")[2] or f"exit code {process.returncode}")
+
+
+def read_made(offer: Offer, directory: Path) -> Made | None:
+    """None unless a whole bundle is there."""
+    try:
+        bundle = find_bundle(directory)
+    except UsageError:
+        return None
+    if bundle is None:
+        return None
+    manifest = BundleManifest(
+        target_name=bundle.target,
+        target_fingerprint=bundle.target_fingerprint,
+        tokenizer_fingerprint=bundle.tokenizer_fingerprint,
+        tap=bundle.tap["fingerprint"],
+        drafter=offer.drafter_name,
+        weights=bundle.weights,
+        files=tuple(_file(directory, name) for name in sorted({"bundle.json", *bundle.files})),
+    )
+    return Made(directory, manifest)
+
+
+def _file(directory: Path, name: str) -> BundleFile:
+    with (directory / name).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+        return BundleFile(name, file.tell(), digest)
+
+
+def _mark(offer: Offer) -> str:
+    """Changes with the models' files, with what is asked for, and with the software."""
+    digest = hashlib.sha256(repr((astuple(offer), version("outrider"), version("torch"))).encode())
+    for path in sorted({*_files(offer.target), *_files(DrafterSource.parse(offer.drafter).name)}):
+        status = path.stat()
+        digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def _files(name: str) -> Iterator[Path]:
+    path = Path(name).expanduser()
+    if path.is_file():
+        yield path.resolve()
+    elif not any(family.name == name and not family.needs_files for family in FAMILIES):
+        yield from (file.resolve() for file in resolve_dir(name).rglob("*") if file.is_file())

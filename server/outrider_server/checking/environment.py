@@ -1,0 +1,92 @@
+"""Whether addresses are free and keys and certificates good."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from outrider_proto.errors import UsageError
+from outrider_server.checking.finding import Finding, found
+from outrider_server.config.config import ServerConfig
+from outrider_server.security.exposure import check_exposure
+
+_SOON = timedelta(days=14)
+
+
+def look_around(config: ServerConfig, now: datetime | None = None) -> Iterator[Finding]:
+    """Everything but models."""
+    security, telemetry = config.security, config.telemetry
+    yield found("address", lambda: _free(config.host.strip("[]"), config.port))
+    if telemetry.metrics_port is not None:
+        yield found("metrics", lambda: _free(telemetry.metrics_host, telemetry.metrics_port or 0))
+    yield found("exposure", lambda: _exposure(config))
+    if security.tls_cert is not None:
+        yield found("tls", lambda: _tls(config))
+        for name, path in (("tls_cert", security.tls_cert), ("client_ca", security.client_ca)):
+            if path is not None:
+                yield from _certificates(name, path, now or datetime.now(UTC))
+    if (keys := security.keys) is not None:
+        yield found("keys", lambda: _keys(keys))
+    if telemetry.otlp_endpoint is not None:
+        yield found("otlp_endpoint", lambda: _otlp(telemetry.otlp_endpoint or ""))
+
+
+def _free(host: str, port: int) -> str:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC: what lingers does not count
+            probe.bind(address)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return f"{host}:{port} is free" if port else f"{host}, a free port"
+
+
+def _exposure(config: ServerConfig) -> str:
+    check_exposure(config.host, config.security)
+    tls = "TLS" if config.security.tls_cert else "no TLS"
+    return f"{tls}, {'clients are known' if config.security.knows_clients else 'clients are strangers'}"
+
+
+def _tls(config: ServerConfig) -> str:
+    from outrider_server.security.tls import server_credentials
+
+    server_credentials(config.security)
+    return "certificate and key belong together" + (", clients need one too" if config.security.client_ca else "")
+
+
+def _certificates(name: str, path: Path, now: datetime) -> Iterator[Finding]:
+    """When those of a PEM file end; what cannot be read has been said by then."""
+    from cryptography import x509
+
+    try:
+        certificates = x509.load_pem_x509_certificates(path.read_bytes())
+    except (OSError, ValueError):
+        return
+    for certificate in certificates:
+        begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        who = certificate.subject.rfc4514_string()
+        if now >= ends:
+            yield Finding(name, "error", f"{path}: {who} expired on {ends:%Y-%m-%d}: replace it")
+        elif now < begins:
+            yield Finding(name, "error", f"{path}: {who} is valid only from {begins:%Y-%m-%d} on: set the clock")
+        elif now >= ends - _SOON:
+            yield Finding(name, "warning", f"{path}: {who} expires on {ends:%Y-%m-%d}: replace it soon")
+        else:
+            yield Finding(name, "ok", f"{who}, valid until {ends:%Y-%m-%d}")
+
+
+def _keys(path: Path) -> str:
+    from outrider_server.security.keyring import Keyring
+
+    Keyring(path)
+    return f"{path} can be read"
+
+
+def _otlp(endpoint: str) -> str:
+    from outrider_server.telemetry.traces import Traces
+
+    Traces.to(endpoint).stop()
+    return f"traces would go to {endpoint}"

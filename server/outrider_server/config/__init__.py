@@ -1,0 +1,1 @@
+"""The server configuration, its options and its TOML file."""

@@ -1,0 +1,128 @@
+"""The configuration from a TOML file and the command line, which overrides it. Types are pydantic's to check, values
+the configuration's own. Paths in a file are relative to it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from outrider_models.core.embedded import drafter_source, model_dirs
+from outrider_proto.errors import UsageError
+from outrider_server.config.config import ServerConfig
+
+_SECTIONS = ("limits", "security", "telemetry")
+_NAMES_OR_PATHS = ("target", "drafters", "pace")  # may name a model or hardware, else a path
+_ANY_TARGET = {"target": ""}
+
+Raw = Mapping[str, Any]  # Any: whatever a TOML file may hold
+
+
+def load_config(file: Path | None, given: Raw) -> ServerConfig:
+    """What `file` says, overridden by what is `given` in the same form. Raises UsageError, which names the file for
+    what is the file's fault."""
+    if file is None:
+        return _with_embedded(_config({**_ANY_TARGET, **given}))
+    told = _anchored(_read(file), file.absolute().parent)
+    try:
+        config = _config(_merged({**_ANY_TARGET, **told}, given))
+    except UsageError:
+        _blame(file, told)
+        raise
+    return _with_embedded(config)
+
+
+def _read(file: Path) -> dict[str, Any]:  # Any: as Raw
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise UsageError(f"{file}: cannot be read: {reason}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{file}: not TOML: {error}") from error
+
+
+def _blame(file: Path, told: Raw) -> None:
+    """Raise for the file's own faults; whatever else was wrong came from the command line."""
+    try:
+        _config({**_ANY_TARGET, **told})
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from error
+
+
+def _config(raw: Raw) -> ServerConfig:
+    """Raises UsageError for unknown keys, wrong types and values out of range."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        # Strict by way of JSON: there a path is a string and a tuple a list, but a number is no string.
+        return TypeAdapter(ServerConfig).validate_json(json.dumps(raw, default=str), strict=True)
+    except ValidationError as error:
+        raise UsageError(_explained(error.errors(include_url=False)[0])) from error
+
+
+def _explained(fault: Any) -> str:  # Any: pydantic's ErrorDetails, imported only when needed
+    """The first thing that is wrong, in our words."""
+    if (cause := fault.get("ctx", {}).get("error")) is not None:
+        section = fault["loc"][0] if fault["loc"] else ""
+        return f"[{section}] {cause}" if section else str(cause)
+    place = [str(part) for part in fault["loc"]][: 2 if fault["loc"][0] in _SECTIONS else 1]
+    key = f"[{place[0]}] {place[1]}" if len(place) > 1 else place[0]
+    match fault["type"]:
+        case "unexpected_keyword_argument":
+            return f"{key}: no such key; the keys here are {', '.join(_keys(place[:-1]))}"
+        case "dataclass_type":
+            return f"{key}: need a section, [{key}]"
+        case _:
+            said = str(fault["msg"])
+            return f"{key}={json.dumps(fault['input'], default=str)}: {said[:1].lower()}{said[1:]}"
+
+
+def _keys(section: list[str]) -> list[str]:
+    of: Any = get_type_hints(ServerConfig)[section[0]] if section else ServerConfig  # Any: a dataclass
+    return [field.name for field in fields(of)]
+
+
+def _merged(under: Raw, over: Raw) -> dict[str, Any]:  # Any: as Raw
+    result = dict(under)
+    for key, value in over.items():
+        below = result.get(key)
+        result[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _anchored(told: Raw, folder: Path, of: Any = ServerConfig) -> dict[str, Any]:  # Any: a dataclass; as Raw
+    """With every relative path made absolute; of what may also be a name, that which begins with a dot or is there."""
+    hints = get_type_hints(of)
+    result = dict(told)
+    for key, value in told.items():
+        if isinstance(value, dict) and key in _SECTIONS:
+            result[key] = _anchored(value, folder, hints[key])
+        elif key in _NAMES_OR_PATHS and of is ServerConfig:
+            result[key] = [_found(v, folder) for v in value] if isinstance(value, list) else _found(value, folder)
+        elif key in hints and hints[key] in (Path, Path | None) and isinstance(value, str):
+            result[key] = str(folder / Path(value).expanduser())
+    return result
+
+
+def _found(value: object, folder: Path) -> object:
+    if not isinstance(value, str) or not value:
+        return value
+    path, comma, options = value.partition(",")  # as in drafters/source.py
+    beside = folder / Path(path).expanduser()
+    return f"{beside}{comma}{options}" if path.startswith(("./", "../", "~/")) or beside.exists() else value
+
+
+def _with_embedded(config: ServerConfig) -> ServerConfig:
+    """With the embedded target and its drafters where no target is named. Raises UsageError."""
+    if config.target:
+        return config
+    embedded = model_dirs()
+    if "target" not in embedded:
+        raise UsageError("this installation has no embedded target: name one with --target")
+    home = embedded.pop("target")
+    drafters = tuple(map(drafter_source, config.drafters)) or tuple(map(str, embedded.values()))
+    return replace(config, target=str(home), drafters=drafters)

@@ -1,0 +1,51 @@
+"""How a server guards itself: one frozen value, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from outrider_proto.errors import UsageError
+from outrider_server.config.flag import FORBID_EXTRA, Flag
+
+_DAY_S = 86_400.0  # gRPC counts milliseconds in 32 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """PEM files and the file of keys; None for none. An address's limits hold for whoever has no valid key; behind a
+    proxy all clients have the proxy's. Raises UsageError."""
+
+    __pydantic_config__ = FORBID_EXTRA
+
+    tls_cert: Annotated[Path | None, Flag("PEM file with this server's certificate and its chain.")] = None
+    tls_key: Annotated[Path | None, Flag("PEM file with the certificate's private key.")] = None
+    client_ca: Annotated[Path | None, Flag("PEM file: only clients with a certificate signed by it connect.")] = None
+    keys: Annotated[Path | None, Flag("File of keys (`outrider-server keys add`); a client must have one.")] = None
+    open_to_network: Annotated[
+        bool, Flag("Serve strangers beyond loopback, unencrypted or without keys, as told here in so many words.")
+    ] = False
+    failures_per_minute: Annotated[int, Flag("Wrong keys an address may try.")] = 20
+    streams_per_minute: Annotated[int, Flag("Streams an address without a key may begin; loopback any number.")] = 600
+    unopened_streams: Annotated[int, Flag("Streams of an address that have not said Open yet.")] = 128
+    handshake_s: Annotated[float, Flag("Seconds a connection has for TLS and HTTP/2 to begin.")] = 10.0
+    longest_wait_s: Annotated[float, Flag("Seconds a key over its rate is made to wait; beyond, it is refused.")] = 30.0
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UsageError("tls_cert and tls_key go together: give both or neither")
+        if self.client_ca is not None and self.tls_cert is None:
+            raise UsageError("client_ca needs TLS: give tls_cert and tls_key too")
+        for name in ("failures_per_minute", "streams_per_minute", "unopened_streams"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)}: need at least 1")
+        if not 0 < self.handshake_s <= _DAY_S:
+            raise UsageError(f"handshake_s={self.handshake_s}: need more than 0 seconds, and no more than a day")
+        if not self.longest_wait_s >= 0:
+            raise UsageError(f"longest_wait_s={self.longest_wait_s}: need 0 seconds or more")
+
+    @property
+    def knows_clients(self) -> bool:
+        """Whether strangers are turned away."""
+        return self.keys is not None or self.client_ca is not None

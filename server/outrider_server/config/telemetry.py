@@ -1,0 +1,37 @@
+"""What a server is told to tell: one frozen value, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from outrider_proto.errors import UsageError
+from outrider_server.config.flag import FORBID_EXTRA, Flag
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Metrics, logs and traces. Raises UsageError."""
+
+    __pydantic_config__ = FORBID_EXTRA
+
+    metrics_host: Annotated[str, Flag("Address of the metrics.")] = "127.0.0.1"
+    metrics_port: Annotated[int | None, Flag("Port of the metrics, for Prometheus; 0 picks a free one.")] = None
+    log_format: Annotated[LogFormat, Flag("text or json: one object a line.")] = "text"
+    log_level: Annotated[LogLevel, Flag("debug, info (a line for every stream that ends), warning or error.")] = (
+        "warning"
+    )
+    otlp_endpoint: Annotated[str | None, Flag("Where traces go by OTLP/gRPC: http://HOST:4317.")] = None
+
+    def __post_init__(self) -> None:
+        if self.metrics_port is not None and not 0 <= self.metrics_port < 2**16:
+            raise UsageError(f"metrics_port={self.metrics_port}: need 0 (a free one) to {2**16 - 1}")
+        if self.log_format not in get_args(LogFormat):
+            raise UsageError(f"log_format={self.log_format!r}: need one of {', '.join(get_args(LogFormat))}")
+        if self.log_level not in get_args(LogLevel):
+            raise UsageError(f"log_level={self.log_level!r}: need one of {', '.join(get_args(LogLevel))}")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise UsageError(f"otlp_endpoint={self.otlp_endpoint}: need http://HOST:PORT, or https:// for TLS")

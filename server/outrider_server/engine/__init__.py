@@ -1,0 +1,1 @@
+"""One pass of the target: attention, sampling, acceptance."""

@@ -1,0 +1,160 @@
+"""Tree attention over slots, plugged into transformers under the name `outrider_slots`. Knows layers, not models.
+
+A flat batch [1, N] is a row of pieces, one per session: chain rows (context, root), then tree nodes. In every layer a
+piece's K/V goes into its slot, and its queries see what the slot holds: all committed rows, the chain up to themselves,
+their own ancestors in the tree; within the layer's sliding window, if it has one, measured in positions:
+
+              committed   chain    tree            position of a node = position of the root + depth
+    chain     1 1 1 1     1 .      . . .           (never the row number: siblings share a position)
+              1 1 1 1     1 1      . . .
+    tree 0    1 1 1 1     1 1      1 . .
+         1    1 1 1 1     1 1      . 1 .           0 and 1: children of the root; 2: child of 1
+         2    1 1 1 1     1 1      . 1 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from outrider_server.engine.batch_segment import Call, Piece
+from outrider_server.engine.grouped_attention import Bunch, bunches
+
+Part: TypeAlias = tuple[Tensor, Tensor]  # keys and values of one layer, [kv_heads, n, dim] each
+IMPLEMENTATION = "outrider_slots"
+_PACKED_ROWS = 64  # up to here a group's query heads are stacked into the rows of one product (measured on CPU)
+_JOINED_VALUES = 2**20  # of keys, up to which a copy costs less than a product for each part (measured on CPU)
+_SCORES = 2**24  # score values held at once where they must be materialised
+
+
+class SlotAttention(Protocol):
+    """What `model(..., slots=...)` takes: one attention call per layer."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """query [1, heads, N, dim], key and value [1, kv_heads, N, dim] -> [1, N, heads, value_dim]."""
+
+
+class FlatBatch:
+    """The pieces of one pass, side by side; where `bunched`, those that can be go through one product together."""
+
+    def __init__(self, pieces: Sequence[Piece], *, bunched: bool = False) -> None:
+        self.pieces = pieces
+        self._num_rows = sum(piece.num_rows for piece in pieces)
+        self._bunches: list[Bunch] = []
+        self._alone: list[tuple[int, Piece]] = []  # and where their rows begin
+        first = 0
+        for piece in pieces:
+            self._alone.append((first, piece))
+            first += piece.num_rows
+        if bunched and len(pieces) > 1:
+            self._bunches, self._alone = bunches(self._alone)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        if len(self._alone) == 1 and not self._bunches:
+            return _attend_piece(self.pieces[0], layer, query, key[0], value[0], call)
+        out = query.new_empty(1, self._num_rows, query.shape[1], value.shape[3])
+        for bunch in self._bunches:
+            bunch.attend(layer, query[0], key[0], value[0], call, out[0])
+        for first, piece in self._alone:
+            rows = slice(first, first + piece.num_rows)
+            out[:, rows] = _attend_piece(piece, layer, query[:, :, rows], key[0, :, rows], value[0, :, rows], call)
+        return out
+
+
+def _attend_piece(piece: Piece, layer: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    """query [1, heads, n, dim], key and value [kv_heads, n, dim] -> [1, n, heads, value_dim]."""
+    parts = [*piece.slot.shared(layer), piece.slot.write(layer, key, value)]
+    _, heads, num_rows, _ = query.shape
+    is_cheap_to_join = num_rows > _PACKED_ROWS or sum(keys.numel() for keys, _ in parts) <= _JOINED_VALUES
+    if call.softcap is not None or (len(parts) > 1 and not is_cheap_to_join):
+        out = _by_hand(piece, query[0], parts, call)
+    elif num_rows <= _PACKED_ROWS:
+        out = _packed(piece, query, *_joined(parts), call)
+    else:
+        out = _expanded(piece, query, *_joined(parts), call)
+    return out.view(1, heads, num_rows, -1).transpose(1, 2)
+
+
+def _packed(piece: Piece, query: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+    """[1, heads, n, dim] -> [1, kv_heads, group * n, value_dim]; the mask is repeated, the keys are not."""
+    kv_heads = keys.shape[0]
+    group = query.shape[1] // kv_heads
+    rows = query.reshape(1, kv_heads, -1, query.shape[3])
+    mask = piece.mask(call.window, group)
+    return scaled_dot_product_attention(rows, keys[None], values[None], attn_mask=mask, scale=call.scaling)
+
+
+def _expanded(piece: Piece, query: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+    """[1, heads, n, dim] -> [heads, n, value_dim]; the members of a group form the batch, over a view of the keys."""
+    kv_heads, (_, heads, num_rows, dim) = keys.shape[0], query.shape
+    group = heads // kv_heads
+    rows = query.reshape(kv_heads, group, num_rows, dim).transpose(0, 1)
+    mask = piece.mask(call.window, 1)
+    out = scaled_dot_product_attention(
+        rows, keys.expand(group, -1, -1, -1), values.expand(group, -1, -1, -1), attn_mask=mask, scale=call.scaling
+    )
+    return out.transpose(0, 1).reshape(heads, num_rows, -1)
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    """Beside many rows, or a call for each part, a copy of the keys is cheap."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([keys for keys, _ in parts], dim=1), torch.cat([values for _, values in parts], dim=1)
+
+
+def _by_hand(piece: Piece, query: Tensor, parts: Sequence[Part], call: Call) -> Tensor:
+    """[heads, n, dim] -> [heads, n, value_dim], score by score, a block of rows at a time: where scores are soft-capped
+    (Gemma 2), or keys and values lie in several places, one softmax goes over all of them."""
+    heads, num_rows, dim = query.shape
+    kv_heads, lengths = parts[0][0].shape[0], [keys.shape[1] for keys, _ in parts]
+    grouped = query.reshape(kv_heads, -1, num_rows, dim)
+    mask = piece.mask(call.window, 1)
+    block = max(1, _SCORES // (heads * sum(lengths)))
+    answers = []
+    for first in range(0, num_rows, block):
+        rows = grouped[:, :, first : first + block].flatten(1, 2)
+        scores = torch.cat([torch.bmm(rows, keys.transpose(1, 2)) for keys, _ in parts], dim=-1) * call.scaling
+        if call.softcap is not None:
+            scores = torch.tanh(scores / call.softcap) * call.softcap
+        scores = scores.view(kv_heads, heads // kv_heads, -1, sum(lengths))
+        if mask is not None:
+            scores = scores + mask[0, :, first : first + block]
+        weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype).flatten(1, 2)
+        shares = torch.split(weights, lengths, dim=-1)
+        out = torch.stack([torch.bmm(share, values) for share, (_, values) in zip(shares, parts, strict=True)]).sum(0)
+        answers.append(out.view(kv_heads, heads // kv_heads, -1, parts[0][1].shape[2]))
+    return torch.cat(answers, dim=2).reshape(heads, num_rows, -1)
+
+
+def _outrider_slots(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    slots: SlotAttention,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **extra: Any,  # whatever else a model passes to attention functions; the self-check at load judges the result
+) -> tuple[Tensor, None]:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer: int = module.layer_idx  # type: ignore[assignment] # nn.Module's attributes have no types
+    return slots.attend(layer, query, key, value, Call(scale, softcap, sliding_window)), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:  # signature is transformers' mask functions'
+    """The pieces bring their own masks."""
+
+
+def register() -> None:
+    """Make `outrider_slots` known to transformers; harmless when repeated."""
+    AttentionInterface.register(IMPLEMENTATION, _outrider_slots)
+    AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)

@@ -1,0 +1,70 @@
+"""One session's rows in a flat batch: where they stand, and what they may look at. Knows no layers and no models."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider_proto.tree import DraftTree
+from outrider_server.kv.slot import Slot
+
+
+class Call:
+    """How a layer wants its scores: scaled, perhaps soft-capped, perhaps within a sliding window."""
+
+    __slots__ = ("scaling", "softcap", "window")
+
+    def __init__(self, scaling: float, softcap: float | None, window: int | None) -> None:
+        self.scaling = scaling
+        self.softcap = softcap
+        self.window = window
+
+
+class Piece:
+    """One session's rows in a flat batch, for the length of one pass."""
+
+    def __init__(self, slot: Slot, num_chain: int, tree: DraftTree, max_position: int) -> None:
+        self.slot = slot
+        self.num_chain = num_chain
+        self.num_rows = num_chain + len(tree)
+        self._tree = tree
+        slot.reserve(self.num_rows)
+        held = slot.length
+        root = held + num_chain - 1
+        # Nodes beyond the context are never accepted; they only must not crash a table of positions.
+        self.positions = [*range(held, root + 1), *(min(root + depth, max_position) for depth in tree.depths())]
+        self._furthest = max(self.positions)  # the deepest node need not be the last one
+        self._masks: dict[tuple[int | None, int], Tensor | None] = {}
+
+    def mask(self, window: int | None, repeats: int) -> Tensor | None:
+        """Additive mask [1, 1, repeats * rows, length + rows], or None where everything is visible."""
+        window = self.narrowed(window)
+        key = (window, repeats)
+        if key not in self._masks:
+            self._masks[key] = self._build_mask(window, repeats)
+        return self._masks[key]
+
+    def narrowed(self, window: int | None) -> int | None:
+        """None where all its rows see to the beginning anyway."""
+        return None if window is None or self._furthest < window else window
+
+    def _build_mask(self, window: int | None, repeats: int) -> Tensor | None:
+        if window is None and self.num_rows == 1:
+            return None
+        shape, held = self.slot.shape, self.slot.length
+        # On the device: for a chunk of a long context this is large.
+        bias = torch.zeros(self.num_rows, held + self.num_rows, dtype=shape.dtype, device=shape.device)
+        bias[:, held:].masked_fill_(torch.from_numpy(~self.visible()).to(shape.device), float("-inf"))
+        if window is not None:
+            rows = torch.tensor(self.positions, device=shape.device)
+            columns = torch.cat([torch.arange(held, device=shape.device), rows])
+            bias.masked_fill_(rows[:, None] - columns[None, :] >= window, float("-inf"))
+        return bias.repeat(repeats, 1)[None, None]
+
+    def visible(self) -> NDArray[np.bool_]:
+        """[rows, rows] bool: entry (i, j) says that row i may look at row j of this pass."""
+        visible = np.tri(self.num_rows, dtype=np.bool_)
+        visible[self.num_chain :, self.num_chain :] = self._tree.ancestors()
+        return visible

@@ -1,0 +1,142 @@
+"""Whether a model can run on slots: found out once, at load, by looking and by trying. One that cannot is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import DraftTree
+from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch
+from outrider_server.engine.batch_segment import Call, Piece
+from outrider_server.kv.shape import KVShape
+from outrider_server.kv.slot import Slot
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}  # one flat batch holds sessions of many lengths
+_PROBE_TOKENS = 12
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}  # mean, in logit standard deviations
+
+
+class _Recorder:
+    """Stands in for the slots and notes what every layer asks for."""
+
+    def __init__(self) -> None:
+        self.windows: dict[int, int | None] = {}
+        self.shapes: set[tuple[int, int, int]] = set()
+        self.dtype = torch.float32
+        self.calls = 0
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        self.calls += 1
+        self.windows[layer] = call.window
+        self.shapes.add((key.shape[1], key.shape[3], value.shape[3]))
+        self.dtype = key.dtype
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+@torch.inference_mode()
+def probe(model: PreTrainedModel, max_context: int) -> KVShape:
+    """The shape of the target's K/V. Raises UsageError for a model that slots cannot serve."""
+    kind, config = model.config.model_type, model.config.get_text_config()
+    _check_config(kind, config, max_context)
+    recorder = _Recorder()
+    try:
+        model.set_attn_implementation(IMPLEMENTATION)
+        model(**_inputs([0, 0], [0, 1], model), slots=recorder)
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise UsageError(
+            f"{kind}: its attention does not run on slots (AttentionInterface, layer_idx): {error}"
+        ) from error
+    layers = config.num_hidden_layers
+    if sorted(recorder.windows) != list(range(layers)) or recorder.calls != layers:
+        raise UsageError(f"{kind}: {len(recorder.windows)} of {layers} layers go through AttentionInterface; need all")
+    if len(recorder.shapes) != 1:
+        raise UsageError(f"{kind}: layers differ in their K/V shapes {sorted(recorder.shapes)}; need one shape")
+    _check_windows(kind, config, recorder)
+    kv_heads, key_dim, value_dim = recorder.shapes.pop()
+    return KVShape(layers, kv_heads, key_dim, value_dim, recorder.dtype, model.device)
+
+
+@torch.inference_mode()
+def check_against_eager(model: PreTrainedModel, kv: KVShape, max_context: int) -> None:
+    """Run a few tokens through slots in three passes and through the model's own attention in one; both must agree."""
+    count = min(_PROBE_TOKENS, max_context)
+    vocab = model.config.get_text_config().vocab_size
+    tokens = [(7919 * i + 13) % vocab for i in range(count)]
+    logits = _through_slots(model, kv, tokens)
+    model.set_attn_implementation("eager")
+    try:
+        reference = model(**_inputs(tokens, list(range(count)), model)).logits[0].float()
+    finally:
+        model.set_attn_implementation(IMPLEMENTATION)
+    difference = float((logits - reference).abs().mean() / reference.std().clamp_min(1e-6))
+    if not difference <= _TOLERANCE.get(kv.dtype, 0.05):
+        raise UsageError(
+            f"{model.config.model_type}: slots do not reproduce the model's own attention (logits differ by"
+            f" {difference:.2g} standard deviations); this architecture cannot be a target"
+        )
+
+
+def _through_slots(model: PreTrainedModel, kv: KVShape, tokens: list[int]) -> Tensor:
+    """[tokens, vocab] float32: a chain, then a tree that is a chain, with a wrong branch in between."""
+    slot = Slot(kv)
+    vocab = model.config.get_text_config().vocab_size
+    half = len(tokens) // 2
+    answers = []
+    for part, tree in ((tokens[:half], DraftTree()), (tokens[half : half + 1], _forked(tokens[half + 1 :], vocab))):
+        piece = Piece(slot, len(part), tree, max_position=slot.length + len(tokens))
+        out = model(**_inputs([*part, *tree.tokens], piece.positions, model), slots=FlatBatch([piece]))
+        path = range(1, len(tree)) if len(tree) else range(0)
+        slot.commit(len(part), path)
+        answers.append(out.logits[0, : len(part)])
+        answers.append(out.logits[0, [len(part) + node for node in path]])
+    return torch.cat(answers).float()
+
+
+def _forked(tokens: list[int], vocab_size: int) -> DraftTree:
+    """Node 0 is a dead end below the root; the chain `tokens` follows as nodes 1, 2, ..."""
+    if not tokens:
+        return DraftTree()
+    wrong = (tokens[0] + 1) % vocab_size
+    return DraftTree((wrong, *tokens), (-1, -1, *range(1, len(tokens))))
+
+
+def _check_config(kind: str, config: Any, max_context: int) -> None:  # a model's config has whatever fields it likes
+    types = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if types:
+        raise UsageError(f"{kind}: layers of type {', '.join(sorted(types))}; need {' or '.join(sorted(_LAYER_TYPES))}")
+    if getattr(config, "is_encoder_decoder", False):
+        raise UsageError(f"{kind}: an encoder-decoder; a target is a causal language model")
+    if max_context > _rope_limit(config):
+        raise UsageError(
+            f"{kind}: its position embedding changes with the length of the text; limit it with"
+            f" --max-context {_rope_limit(config)}"
+        )
+
+
+def _rope_limit(config: Any) -> float:
+    """Longest context in which position embeddings do not depend on the length."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    ropes = [each for each in (rope, *rope.values()) if isinstance(each, dict)]  # some configs have one a layer type
+    limits = [
+        int(each.get("original_max_position_embeddings") or config.max_position_embeddings)
+        for each in ropes
+        if each.get("rope_type") in _LENGTH_DEPENDENT_ROPE
+    ]
+    return min(limits, default=float("inf"))
+
+
+def _check_windows(kind: str, config: Any, recorder: _Recorder) -> None:
+    """A layer that its config calls sliding must say so to its attention function."""
+    for layer, layer_type in enumerate(getattr(config, "layer_types", None) or ()):
+        if layer_type == "sliding_attention" and recorder.windows.get(layer) is None:
+            raise UsageError(f"{kind}: layer {layer} is a sliding-window layer but passes no window to its attention")
+
+
+def _inputs(tokens: list[int], positions: list[int], model: PreTrainedModel) -> dict[str, Any]:
+    rows = torch.tensor([tokens, positions], device=model.device)
+    return {"input_ids": rows[:1], "position_ids": rows[1:], "use_cache": False}

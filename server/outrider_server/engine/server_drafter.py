@@ -1,0 +1,79 @@
+"""Drafting on the server, for sessions that ask for it: the drafters' client halves, run beside the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from outrider_drafters.checkpoints.target_weights import FrozenTarget, resolve_dir, target_sizes
+from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.load import load_drafter
+from outrider_drafters.trees.grow import grow_tree
+from outrider_proto.tree import DraftTree
+from outrider_server.engine.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a session's drafter may read: the tokens up to and including the root, and the feature rows of positions
+    from a first one on, with where they begin; None where there are no features."""
+
+    tokens: Sequence[int]
+    features: Callable[[int], tuple[int, NDArray[np.float32]]] | None
+
+
+class SessionDrafter:
+    """One session's draft state, brought up to date before each draft."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._state = drafter.new_state()
+        self._tokens: list[int] = []  # what the state holds
+
+    @torch.inference_mode()
+    def grow(self, known: Known, shape: TreeShape, cancelled: Callable[[], bool]) -> DraftTree:
+        """A draft below the root; `cancelled` ends it between levels."""
+        tokens = list(known.tokens)
+        common = _common_length(self._tokens, tokens)
+        if common < len(self._tokens):
+            self._state.rollback(common)
+        self._state.append(tokens[common:])
+        self._tokens = tokens
+        if known.features is not None:
+            first, rows = known.features(self._state.num_features)
+            if len(rows):
+                self._state.add_features(first, torch.from_numpy(rows))
+        return grow_tree(self._state, shape, cancelled)
+
+
+def load_drafters(target: Target, target_dir: str | Path, sources: Sequence[str | Path]) -> list[Drafter]:
+    """Client halves on the target's own embedding and lm_head. Raises UsageError."""
+    frozen = _frozen(target, resolve_dir(target_dir))
+    return [load_drafter(source, frozen) for source in sources]
+
+
+def _frozen(target: Target, directory: Path) -> FrozenTarget:
+    """What drafters borrow of a target, out of the one that is loaded; from its files where this process has a part."""
+    if target.ranks is not None:
+        borrowed = FrozenTarget.load(directory, target.kv.dtype)
+        embed_rows = borrowed.embed.to(target.kv.device)
+        head_rows = embed_rows if borrowed.lm_head is borrowed.embed else borrowed.lm_head.to(target.kv.device)
+        return replace(borrowed, embed=embed_rows, lm_head=head_rows)
+    embed: nn.Parameter = target.model.get_input_embeddings().weight  # type: ignore[assignment] # nn.Module's
+    lm_head: nn.Parameter = target.model.get_output_embeddings().weight  # type: ignore[no-untyped-call] # transformers
+    rows = embed.detach()
+    head = rows if lm_head is embed else lm_head.detach()
+    return FrozenTarget(rows, head, target_sizes(directory), target.eos_token_ids, directory)
+
+
+def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    for i, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return i
+    return min(len(first), len(second))

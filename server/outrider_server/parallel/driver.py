@@ -1,0 +1,93 @@
+"""Rank 0's model: a pass through it is a pass through all ranks. Nobody who calls it need know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
+from outrider_drafters.checkpoints.target_weights import resolve_dir
+from outrider_proto.errors import Reason, Refusal
+from outrider_server.config.config import ServerConfig
+from outrider_server.engine.attention import SlotAttention
+from outrider_server.engine.target import Target, check_dtype, public_name
+from outrider_server.parallel.divisible import check_divisible
+from outrider_server.parallel.gathered_attention import GatheringDoor
+from outrider_server.parallel.pass_message import Order
+from outrider_server.parallel.ranks import Ranks
+from outrider_server.parallel.shard import Shard, load_shard
+
+
+def load_divided(config: ServerConfig) -> Target:
+    """Start the other ranks and load with them. Raises UsageError."""
+    path = resolve_dir(config.target)
+    check_dtype(config.dtype)
+    check_divisible(path, config.tensor_parallel, config.device)
+    shard = Shard(str(path), config.dtype, config.device, 0, config.tensor_parallel, "", config.threads)
+    ranks, shard = Ranks.start(shard)
+    try:
+        model = load_shard(shard)
+        ranks.await_loaded()
+        _Leader(model, ranks).install()
+        target = Target.of(
+            model,
+            name=public_name(config.target),
+            fingerprint=target_fingerprint(path),
+            tokenizer_fingerprint=tokenizer_fingerprint(path),
+            max_context=config.max_context,
+            ranks=ranks,
+        )
+    except BaseException:
+        ranks.close()
+        raise
+    ranks.watch()
+    return target
+
+
+class _Leader:
+    def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
+        self._model = model
+        self._ranks = ranks
+        self._forward = model.forward
+
+    def install(self) -> None:
+        """As transformers does it to each divided layer."""
+        self._model.forward = self.forward
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        *,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        slots: SlotAttention | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool = False,
+        use_cache: bool = False,
+    ) -> Any:  # Any: transformers' own output types
+        """Raises Refusal once a rank is gone."""
+        assert not use_cache
+        if self._ranks.broken.done():
+            raise self._refusal()
+        door = None if slots is None else GatheringDoor(slots)
+        keep = logits_to_keep if isinstance(logits_to_keep, Tensor) else None
+        order = Order(input_ids, position_ids, keep, on_slots=door is not None)
+        try:
+            self._ranks.tell(order)
+            more = {} if door is None else {"slots": door}
+            output = self._forward(**order.arguments(), **more, output_hidden_states=output_hidden_states)
+        except Exception as error:
+            if not self._ranks.watched:
+                raise  # while it loads: the others fail alike, and whoever asked says what it means
+            # Some ranks are within a pass that this one has left: they never meet again.
+            self._ranks.fail_pass(error)
+            raise self._refusal() from error
+        if door is not None and door.failure is not None:
+            raise door.failure
+        return output
+
+    def _refusal(self) -> Refusal:
+        return Refusal(Reason.SHUTTING_DOWN, "the server is about to restart: part of its target is gone")

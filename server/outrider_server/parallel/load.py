@@ -1,0 +1,15 @@
+"""The target that a configuration asks for: whole in this process, or divided among several."""
+
+from __future__ import annotations
+
+from outrider_server.config.config import ServerConfig
+from outrider_server.engine.target import Target
+
+
+def load_target(config: ServerConfig) -> Target:
+    """Raises UsageError."""
+    if config.tensor_parallel == 1:
+        return Target.load(config.target, config.dtype, config.device, config.max_context)
+    from outrider_server.parallel.driver import load_divided  # torch.distributed: only who needs it
+
+    return load_divided(config)

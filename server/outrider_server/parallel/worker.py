@@ -1,0 +1,67 @@
+"""A process that holds a share of the target and runs every pass that rank 0 tells it of. Started by ranks.py with the
+number of a socket; ends when that closes, wherever it stands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+
+_Inbox = SimpleQueue[bytes]
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # rank 0 gets them too, and still needs us to drain
+        signal.signal(number, signal.SIG_IGN)
+    leader: Connection = Connection(int(sys.argv[1]))
+    inbox: _Inbox = SimpleQueue()
+    threading.Thread(target=_listen, args=(leader, inbox), name="outrider orders", daemon=True).start()
+    try:
+        _follow(leader, inbox)
+    except Exception as error:
+        with suppress(OSError):
+            leader.send_bytes(f"{type(error).__name__}: {error}".encode())
+        os._exit(1)  # a collective of another thread of torch's may never end
+
+
+def _listen(leader: Connection, inbox: _Inbox) -> None:
+    try:
+        while message := leader.recv_bytes():
+            inbox.put(message)
+    except (EOFError, OSError):
+        os._exit(1)  # rank 0 is gone
+    inbox.put(b"")
+
+
+def _follow(leader: Connection, inbox: _Inbox) -> None:
+    import torch
+
+    import outrider_drafters  # noqa: F401 - before transformers, so that torchao says nothing
+    from outrider_server.engine.attention import IMPLEMENTATION
+    from outrider_server.parallel.gathered_attention import FollowingDoor
+    from outrider_server.parallel.pass_message import Order
+    from outrider_server.parallel.ranks import LOADED, READY
+    from outrider_server.parallel.shard import Shard, leave, load_shard
+
+    leader.send_bytes(READY)
+    shard = Shard.unpacked(inbox.get())
+    model = load_shard(shard)
+    leader.send_bytes(LOADED)
+    door, attention = FollowingDoor(), IMPLEMENTATION
+    with torch.inference_mode():
+        while message := inbox.get():
+            order = Order.unpacked(message, shard.own_device)
+            wanted = IMPLEMENTATION if order.on_slots else "eager"
+            if wanted != attention:
+                model.set_attn_implementation(wanted)
+                attention = wanted
+            model(**order.arguments(), **({"slots": door} if order.on_slots else {}))
+    leave()
+
+
+if __name__ == "__main__":
+    main()

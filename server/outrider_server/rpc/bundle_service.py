@@ -1,0 +1,95 @@
+"""The gRPC shell around the edge bundles."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto.bundles import manifest_to_proto
+from outrider_proto.errors import Reason, Refusal
+from outrider_server.bundles.catalogue import EdgeBundles
+from outrider_server.rpc.service import abort, caller_of
+from outrider_server.security.authenticator import Gatekeeper
+from outrider_server.security.principal import Principal, Scope
+from outrider_server.telemetry.observer import Observer
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[pb.FetchRequest, pb.Chunk]
+
+_log = logging.getLogger(__name__)
+_STALL_S = 60.0  # a client that takes no byte for so long gives its place to others
+_LEAST_RATE = 4096  # bytes a second on average, after so long a time
+BUNDLES = pb.DESCRIPTOR.services_by_name["Bundles"].full_name
+
+
+class BundlesService:
+    """The methods of outrider.v1.Bundles; without bundles each is refused."""
+
+    def __init__(self, bundles: EdgeBundles | None, gatekeeper: Gatekeeper, observer: Observer) -> None:
+        self._bundles = bundles
+        self._gatekeeper = gatekeeper
+        self._observer = observer
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {  # Any: each method has its own types
+            "Manifest": grpc.unary_unary_rpc_method_handler(
+                self.manifest, pb.ManifestRequest.FromString, pb.BundleManifest.SerializeToString
+            ),
+            "Fetch": grpc.unary_stream_rpc_method_handler(
+                self.fetch, pb.FetchRequest.FromString, pb.Chunk.SerializeToString
+            ),
+        }
+        return grpc.method_handlers_generic_handler(BUNDLES, methods)
+
+    async def manifest(self, request: pb.ManifestRequest, context: Context) -> pb.BundleManifest:
+        try:
+            self._gatekeeper.admit(caller_of(context), Scope.BUNDLE)
+            return manifest_to_proto(await self._offered().manifest(request.drafter, request.weights))
+        except Refusal as refusal:
+            self._observer.refused(refusal.reason)
+            await abort(context, refusal)
+
+    async def fetch(self, request: pb.FetchRequest, context: Context) -> None:
+        """One file, as fast as the client takes it: each write waits until HTTP/2 lets it go."""
+        try:
+            caller = caller_of(context)
+            principal = self._gatekeeper.admit(caller, Scope.BUNDLE)
+            asked = request.bundle_id, request.name, request.offset
+            async with aclosing(self._offered().chunks(*asked, principal.payer or caller.address.name)) as chunks:
+                await _write(self._while_admitted(chunks, principal), context)
+        except Refusal as refusal:
+            self._observer.refused(refusal.reason)
+            await abort(context, refusal)
+        except TimeoutError:
+            await abort(context, Refusal(Reason.SERVER_FULL, "too little was taken for too long: fetch the rest"))
+
+    async def _while_admitted(self, chunks: AsyncGenerator[bytes], principal: Principal) -> AsyncGenerator[bytes]:
+        """Raises Refusal once the key is good no longer."""
+        async for data in chunks:
+            if not self._gatekeeper.still_admits(principal):
+                raise Refusal(Reason.NO_KEY, "this key has been revoked, or has expired")
+            yield data
+
+    def _offered(self) -> EdgeBundles:
+        if self._bundles is None:
+            raise Refusal(Reason.NO_BUNDLE, "this server hands out no edge bundles (--no-edge-bundle)")
+        return self._bundles
+
+
+async def _write(chunks: AsyncGenerator[bytes], context: Context) -> None:
+    """Raises TimeoutError for a client that takes too little."""
+    clock = asyncio.get_running_loop().time
+    started, num_bytes = clock(), 0
+    async for data in chunks:
+        async with asyncio.timeout(_STALL_S):
+            await context.write(pb.Chunk(data=data))
+        num_bytes += len(data)
+        seconds = clock() - started
+        if seconds > _STALL_S and num_bytes < _LEAST_RATE * seconds:
+            raise TimeoutError

@@ -1,0 +1,158 @@
+"""A server's life: build, start, serve, drain with a deadline, stop. Stop is safe to call twice."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider_proto.errors import UsageError
+from outrider_proto.wire import MAX_FRAME_BYTES
+from outrider_server.bundles.catalogue import EdgeBundles
+from outrider_server.config.config import ServerConfig
+from outrider_server.config.telemetry import Telemetry
+from outrider_server.rpc.build import build_verifier
+from outrider_server.rpc.bundle_service import BUNDLES, BundlesService
+from outrider_server.rpc.health import Health
+from outrider_server.rpc.service import SERVICE, VerifierService
+from outrider_server.security.address import host_and_port
+from outrider_server.security.authenticator import Gatekeeper
+from outrider_server.security.exposure import check_exposure
+from outrider_server.security.inspection import add_inspection
+from outrider_server.security.tls import server_credentials
+from outrider_server.sessions.verifier import Verifier
+from outrider_server.telemetry.reporter import Reporter
+
+_LAST_WORDS_S = 1.0  # what the last statuses, and downloads of bundles, get to leave
+SERVER_OPTIONS = [
+    # Room above our own limit, so that a frame somewhat too large gets our status and not the transport's.
+    ("grpc.max_receive_message_length", 4 * MAX_FRAME_BYTES),
+    ("grpc.max_send_message_length", 4 * MAX_FRAME_BYTES),
+    ("grpc.so_reuseport", 0),  # else a second server on the port would silently share it
+    # A peer that vanished must free its session: TCP alone would take a quarter of an hour. The first timeout becomes
+    # TCP_USER_TIMEOUT and ends at a proxy; behind one only the second counts, whose default is a minute (measured).
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    # Clients may ping as often as their link needs: by default the third ping without data ends in too_many_pings.
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Headers hold a key of some 60 bytes and what proxies add. One limit, not gRPC's two with chance between them.
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.absolute_max_metadata_size", 16 * 1024),
+    ("grpc.max_connection_idle_ms", 300_000),  # of a connection without a call
+    ("grpc.max_concurrent_streams", 1024),  # of a connection; a client has one, a proxy opens more connections
+]
+
+
+class Server:
+    """One verifier behind one port. Use as an async context manager, or start() and stop()."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        bundles: EdgeBundles | None = None,
+        gatekeeper: Gatekeeper | None = None,
+        reporter: Reporter | None = None,
+    ) -> None:
+        self.verifier = verifier
+        self.reporter = reporter or Reporter(Telemetry())
+        self.bundles = bundles
+        self.gatekeeper = gatekeeper or Gatekeeper()
+        self._watching: asyncio.Task[None] | None = None
+        self.host = host
+        self.port = port  # the real one once started
+        self._grpc: grpc.aio.Server | None = None
+        self._health = Health()
+
+    @classmethod
+    def build(cls, config: ServerConfig) -> Server:
+        """Load everything. Raises UsageError."""
+        check_exposure(config.host, config.security)
+        gatekeeper = Gatekeeper(config.security)
+        reporter = Reporter(config.telemetry)
+        verifier = build_verifier(config, reporter.observer)
+        bundles = None
+        if config.edge_bundle:
+            bundles = EdgeBundles(config.target, config.drafters, config.edge_weights, config.edge_cache)
+        return cls(verifier, config.host, config.port, bundles, gatekeeper, reporter)
+
+    @property
+    def address(self) -> str:
+        return host_and_port(self.host, self.port)
+
+    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        """The methods of our services; Ray Serve calls them too (rayserve/)."""
+        gatekeeper = self.gatekeeper
+        bundles = BundlesService(self.bundles, gatekeeper, self.verifier.observer)
+        return VerifierService(self.verifier, gatekeeper).handler(), bundles.handler()
+
+    async def start_verifier(self) -> None:
+        """All but the port: for who has a port of its own."""
+        await self.verifier.start()
+        self._watching = asyncio.create_task(self.gatekeeper.watch(self.verifier.end_unless), name="outrider keys")
+
+    async def start(self) -> None:
+        """Listen. Raises UsageError when the address is taken or not ours."""
+        security = self.gatekeeper.security
+        credentials = server_credentials(security)
+        handshake = ("grpc.server_handshake_timeout_ms", round(security.handshake_s * 1000))
+        server = grpc.aio.server(options=[*SERVER_OPTIONS, handshake])
+        server.add_generic_rpc_handlers(self.handlers())
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        add_inspection(server, (SERVICE, BUNDLES, "grpc.health.v1.Health"), self.gatekeeper)
+        try:
+            if credentials is None:
+                self.port = server.add_insecure_port(self.address)
+            else:
+                self.port = server.add_secure_port(self.address, credentials)
+        except RuntimeError as error:
+            raise UsageError(f"cannot listen on {self.address}: the port is in use or the address not ours") from error
+        self.reporter.start(self.verifier.census)
+        await self.start_verifier()
+        await server.start()
+        self._grpc = server
+        await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Say so, take nothing new, and let streams finish what is under way. Their sessions, and after `deadline_s`
+        also what is still under way, are the clients' to take elsewhere: they have all it takes."""
+        if self._grpc is None:
+            return
+        await self._health.enter_graceful_shutdown()
+        self.verifier.drain()
+        if self.bundles is not None:
+            self.bundles.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await self.verifier.drained()  # listening still: who comes is told why, and health says "not serving"
+        self.verifier.abandon()
+        self._health.end_watches()
+        await self._grpc.stop(_LAST_WORDS_S)
+
+    async def stop(self) -> None:
+        """End at once whatever is left. Safe twice."""
+        server, self._grpc = self._grpc, None
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        if server is not None:
+            await self.verifier.stop()
+            await self.verifier.close()
+            if self.bundles is not None:
+                await self.bundles.stop()
+            await server.stop(_LAST_WORDS_S if self._health.end_watches() else None)
+        await self.reporter.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        await self.stop()

@@ -1,0 +1,148 @@
+"""The gRPC shell around the verifier: bytes to frames, refusals to statuses. Knows nothing of what frames mean."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, suppress
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto.description import description_to_proto
+from outrider_proto.errors import Reason, Refusal, Violation
+from outrider_proto.frames import ClientFrame, Codec, Open, ServerFrame
+from outrider_proto.status import refusal_status
+from outrider_proto.wire import MAX_FRAME_BYTES, client_frame_from_proto, server_frame_to_proto
+from outrider_server.security.address import PeerAddress
+from outrider_server.security.authenticator import Caller, Gatekeeper
+from outrider_server.security.principal import Principal, Scope
+from outrider_server.sessions.verifier import Verifier
+from outrider_server.telemetry.observer import Observer
+
+_log = logging.getLogger(__name__)
+_MAX_UNREAD = 128  # streams that have ended and whose client does not read it, of one address
+_UNREAD_IN_ALL = 8  # times that
+SERVICE = pb.DESCRIPTOR.services_by_name["Verifier"].full_name
+
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+
+
+class VerifierService:
+    """The methods of outrider.v1.Verifier."""
+
+    def __init__(self, verifier: Verifier, gatekeeper: Gatekeeper) -> None:
+        self._verifier = verifier
+        self._gatekeeper = gatekeeper
+        self._unread = Counter[str]()  # by address
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Session takes raw bytes, so that garbage gets a status of ours and not the transport's."""
+        methods = {
+            "Describe": grpc.unary_unary_rpc_method_handler(
+                self.describe, pb.DescribeRequest.FromString, pb.Description.SerializeToString
+            ),
+            "Session": grpc.stream_stream_rpc_method_handler(self.session),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
+        try:
+            self._gatekeeper.admit(caller_of(context), Scope.DESCRIBE)
+        except Refusal as refusal:
+            self._verifier.observer.refused(refusal.reason)
+            await abort(context, refusal)
+        return description_to_proto(self._verifier.describe())
+
+    async def session(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """One stream, to its end."""
+        observer, caller = self._verifier.observer, caller_of(context)
+        incoming: _Incoming | None = None
+        try:
+            if self._unread[caller.address.name] >= _MAX_UNREAD or self._unread.total() >= _UNREAD_IN_ALL * _MAX_UNREAD:
+                raise Refusal(Reason.SERVER_FULL, "too many streams have ended and are not read; try again later")
+            principal = self._gatekeeper.admit_stream(caller)
+            with self._gatekeeper.waits_for_open(caller) as opened:
+                incoming = _Incoming(requests, observer, opened)
+                await self._answer(incoming, principal, context)
+        except TimeoutError:
+            observer.refused(Reason.STALLED)
+            await self._end_unread(caller.address.name, context)
+        except Refusal as refusal:
+            if incoming is None:  # else the verifier has counted it
+                observer.refused(refusal.reason)
+            await abort(context, refusal)
+        except Exception as error:
+            _log.error("a stream failed", exc_info=error)
+            await abort(context, Refusal(Reason.INTERNAL, f"the server failed on this stream: {type(error).__name__}"))
+
+    async def _end_unread(self, address: str, context: Context) -> None:
+        """gRPC holds the stream, and the frame that was not taken, until its client reads or is gone."""
+        self._unread[address] += 1
+        try:
+            with suppress(grpc.aio.InternalError):  # it went
+                await abort(context, Refusal(Reason.STALLED, "nothing was read for too long: connect and resume"))
+        finally:
+            self._unread -= Counter([address])
+
+    async def _answer(self, incoming: _Incoming, principal: Principal, context: Context) -> None:
+        """Raises Refusal, and TimeoutError for a client that does not read."""
+        async with aclosing(self._verifier.session(incoming.frames(), principal)) as outgoing:
+            async for frame in outgoing:
+                for message in _messages(frame, incoming.codec):
+                    async with asyncio.timeout(self._verifier.stall_s):
+                        await context.write(message)
+                    self._verifier.observer.sent(len(message))
+
+
+class _Incoming:
+    """Frames from bytes; remembers which codec the stream was opened with, and tells `opened` that it was."""
+
+    def __init__(self, requests: AsyncIterator[bytes], observer: Observer, opened: Callable[[], None]) -> None:
+        self._opened = opened
+        self._requests = requests
+        self._observer = observer
+        self.codec: Codec = "int8"
+
+    async def frames(self) -> AsyncIterator[ClientFrame]:
+        """Raises Violation for anything that is not a frame."""
+        async for data in self._requests:
+            self._observer.received(len(data))
+            frame = _parse(data)
+            if isinstance(frame, Open):
+                self.codec = frame.codec
+                self._opened()
+            yield frame
+
+
+def _parse(data: bytes) -> ClientFrame:
+    if len(data) > MAX_FRAME_BYTES:
+        raise Violation(Reason.FRAME_TOO_LARGE, f"a frame of {len(data)} bytes: at most {MAX_FRAME_BYTES}")
+    try:
+        message = pb.ClientFrame.FromString(data)
+    except DecodeError as error:
+        raise Violation(Reason.MALFORMED_FRAME, "not a ClientFrame") from error
+    return client_frame_from_proto(message)
+
+
+def _messages(frame: ServerFrame, codec: Codec) -> Iterator[bytes]:
+    for message in server_frame_to_proto(frame, codec):
+        yield message.SerializeToString()
+
+
+def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Caller:  # Any: of any method
+    """What gRPC says of a call."""
+    names = context.auth_context().get("x509_common_name", ())
+    certificate = b"".join(names).decode(errors="replace")
+    return Caller(context.invocation_metadata() or (), PeerAddress.of(context.peer()), certificate)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], refusal: Refusal) -> NoReturn:  # Any: of any method
+    """End a call with a refusal's status."""
+    code, text, metadata = refusal_status(refusal)
+    await context.abort(code, text, metadata)
+    raise AssertionError("abort raises")

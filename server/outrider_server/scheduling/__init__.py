@@ -1,0 +1,1 @@
+"""The engine loop: which requests run in the next pass."""

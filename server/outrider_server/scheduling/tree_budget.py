@@ -1,0 +1,163 @@
+"""How large draft trees had better be while the server is busy. No clock: passes and their times are arguments.
+
+Who has the server to himself makes his trees as large as he likes; of those who share its passes each waits for the
+nodes of all. The server asks for the size with the best goodput (Liu et al. 2024, arXiv 2406.14066):
+
+                    tokens a draft       1 + gain * log2(1 + nodes)      gain: from the trees that were judged
+    goodput(nodes)  --------------   =   --------------------------
+                      their time         shared rows + 1 + nodes         shared: what a pass takes without its nodes,
+                                                                         divided among its drafts, in rows
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log2
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_proto.tree import MAX_NODES
+from outrider_server.scheduling.step_stats import TickReport
+
+NO_WISH = 0
+_ANY = MAX_NODES + 1
+Floats = NDArray[np.float64]
+_RUNGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_REVIEW_EVERY = 8  # passes
+_REMEMBERED = 128
+_BUSY, _AT_EASE = 0.8, 0.6  # shares of the time in which the model runs
+_SHARED = 2.0  # drafts there for a pass: below, nobody waits for another's nodes
+_FULL = 0.75  # of the budget: with more, drafts soon wait for a second pass
+_PATIENCE = 2  # reviews
+_GAIN = 0.6  # while no tree was judged
+_KEPT = 0.98  # of what is known of trees, by each pass
+_VARIED = 0.1  # of rows a draft: where they are always the same, nobody knows which of the two takes the time
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Of recent passes: the drafts there for each, the share of the time in which the model ran, what a draft takes
+    without its nodes in rows' time (None: not known), and what doubling a tree gains in tokens."""
+
+    drafts: float
+    busy: float
+    shared_rows: float | None
+    gain: float = _GAIN
+
+
+def best_nodes(load: Load, batch_tokens: int) -> int:
+    """Of a tree where everybody's is that large; at least 1."""
+    fits = int(_FULL * batch_tokens / max(load.drafts, 1.0)) - 1
+    rungs = [rung for rung in _RUNGS if rung <= fits] or [1]
+    if load.shared_rows is None:
+        return rungs[-1]
+    shared = load.shared_rows
+    return max(rungs, key=lambda nodes: (1 + load.gain * log2(1 + nodes)) / (shared + 1 + nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """What a pass takes in seconds: in any case, more for each draft, more for each row."""
+
+    fixed: float
+    of_draft: float
+    of_row: float
+
+    @classmethod
+    def fitted(cls, passes: Sequence[TickReport]) -> PassTime:
+        """Least squares."""
+        drafts, rows, seconds = _columns(passes)
+        terms = np.stack([np.ones_like(rows), drafts, rows], 1)
+        return cls(*(float(term) for term in np.linalg.lstsq(terms, seconds, rcond=None)[0]))
+
+    def shared_rows(self, drafts: float) -> float | None:
+        """As in Load."""
+        if self.of_row <= 0:
+            return None
+        return max((self.fixed / max(drafts, 1.0) + self.of_draft) / self.of_row, 0.0)
+
+
+class TreeBudget:
+    """`nodes` is what to ask for, NO_WISH for nothing. It falls by halves and rises by rungs."""
+
+    def __init__(self, batch_tokens: int) -> None:
+        self._most = _ANY
+        self._batch_tokens = batch_tokens
+        self._passes: deque[TickReport] = deque(maxlen=_REMEMBERED)
+        self._num_unseen = 0  # passes since the last review
+        self._reviewed_at: float | None = None
+        self._time: PassTime | None = None
+        self._doublings = self._accepted = 0.0
+        self._goals: deque[int] = deque([_ANY], maxlen=_PATIENCE)  # of the last reviews
+
+    @property
+    def nodes(self) -> int:
+        return NO_WISH if self._most == _ANY else self._most
+
+    def take(self, report: TickReport, now: float) -> None:
+        """A pass has ended, `now` in seconds."""
+        if self._reviewed_at is None:
+            self._reviewed_at = now - report.forward_s
+        self._passes.append(report)
+        self._learn_gain(report)
+        self._num_unseen += 1
+        if self._num_unseen >= _REVIEW_EVERY:
+            self._review(now)
+
+    def _learn_gain(self, report: TickReport) -> None:
+        self._doublings = _KEPT * self._doublings + sum(log2(1 + nodes) for nodes, _ in report.trees)
+        self._accepted = _KEPT * self._accepted + sum(accepted for _, accepted in report.trees)
+
+    def _review(self, now: float) -> None:
+        """A change takes reviews in a row that agree on it."""
+        self._goals.append(self._goal(self._load(now)))
+        self._num_unseen, self._reviewed_at = 0, now
+        if max(self._goals) < self._most:
+            self._most = max(self._goals)
+        elif min(self._goals) > self._most:
+            self._most = min(self._goals)
+
+    def _goal(self, load: Load) -> int:
+        if load.drafts < _SHARED:
+            return _ANY
+        if load.busy < _BUSY:
+            return self._larger if load.busy < _AT_EASE else self._most
+        best = best_nodes(load, self._batch_tokens)
+        now = min(self._most, max((size for seen in self._passes for size, _ in seen.trees), default=1))
+        if best >= now:
+            return min(best, self._larger) if self._most != _ANY else _ANY
+        return max(best, now // 2)  # smaller trees are what tells nodes and drafts apart
+
+    def _load(self, now: float) -> Load:
+        recent = list(self._passes)[-self._num_unseen :]
+        assert self._reviewed_at is not None
+        took_s = max(now - self._reviewed_at, 1e-9)
+        drafts = sum(seen.drafts + seen.waiting for seen in recent) / max(len(recent), 1)
+        judging = [seen for seen in self._passes if seen.drafts]
+        if len(judging) >= _REVIEW_EVERY and (self._time is None or _tells_apart(judging)):
+            self._time = PassTime.fitted(judging)
+        return Load(
+            drafts=drafts,
+            busy=1 - sum(seen.idle_s for seen in recent) / took_s,
+            shared_rows=None if self._time is None else self._time.shared_rows(drafts),
+            gain=self._accepted / self._doublings if self._doublings else _GAIN,
+        )
+
+    @property
+    def _larger(self) -> int:
+        """The next rung."""
+        return next((rung for rung in _RUNGS if rung > self._most), _ANY)
+
+
+def _tells_apart(passes: Sequence[TickReport]) -> bool:
+    drafts, rows, _ = _columns(passes)
+    sizes = rows / drafts
+    return bool(sizes.std() > _VARIED * sizes.mean())
+
+
+def _columns(passes: Sequence[TickReport]) -> tuple[Floats, Floats, Floats]:
+    drafts, rows, seconds = np.array([(seen.drafts, seen.rows, seen.forward_s) for seen in passes], np.float64).T
+    return drafts, rows, seconds

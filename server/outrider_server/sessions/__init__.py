@@ -1,0 +1,1 @@
+"""Sessions and the streams that clients attach to them."""

@@ -1,0 +1,114 @@
+"""The sessions a server knows: who owns each, and how long one without a stream is remembered. No clock, no I/O.
+
+(new) --add--> owned by a stream --release--> parked until now + ttl --expire--> forgotten
+                    ^    `--take (takeover)--.        |
+                    `------------- take -------------'
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider_proto.errors import Reason, Refusal
+from outrider_server.engine.sequence import Held
+from outrider_server.security.principal import ANYBODY, Principal
+
+_FULL_S = 5.0  # before it is worth asking again for one more
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One conversation and what is held of it. `owner` is the stream that may speak for it, None while parked."""
+
+    id: str
+    held: Held
+    tap: str  # fingerprint of the features it was opened with, empty for none
+    owner: object | None
+    expires_at: float = 0.0
+    principal: Principal = ANYBODY  # who opened it: to anybody else it is unknown
+
+
+class SessionTable:
+    """Sessions by id."""
+
+    def __init__(self, ttl_s: float, max_sessions: int, on_forget: Callable[[Session], None]) -> None:
+        self._ttl_s = ttl_s
+        self._max_sessions = max_sessions
+        self._on_forget = on_forget  # each once
+        self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def num_parked(self) -> int:
+        """Without a stream; from any thread."""
+        return sum(session.owner is None for session in list(self._sessions.values()))
+
+    def make_room(self, now: float) -> None:
+        """Make sure that one more fits, at the cost of the parked one nearest its end. Raises Refusal SERVER_FULL."""
+        self.expire(now)
+        if len(self._sessions) < self._max_sessions:
+            return
+        parked = [session for session in self._sessions.values() if session.owner is None]
+        if not parked:
+            raise Refusal(Reason.SERVER_FULL, f"{self._max_sessions} sessions are in use; try again later")
+        self.forget(min(parked, key=lambda session: session.expires_at))
+
+    def add(self, held: Held, tap: str, owner: object) -> Session:
+        """A new session; room must have been made."""
+        session = Session(secrets.token_hex(16), held, tap, owner)
+        self._sessions[session.id] = session
+        return session
+
+    def find(self, session_id: str, now: float, principal: Principal = ANYBODY) -> Session | None:
+        """A session that is still remembered, and the principal's own."""
+        self.expire(now)
+        session = self._sessions.get(session_id)
+        return session if session is not None and session.principal.payer == principal.payer else None
+
+    def make_room_for(self, principal: Principal, now: float) -> None:
+        """Make sure that the principal may have one more, at the cost of its parked one nearest its end. Raises Refusal
+        OVER_QUOTA."""
+        most = principal.quota.sessions
+        if most is None:
+            return
+        self.expire(now)
+        own = [session for session in self._sessions.values() if session.principal.payer == principal.payer]
+        if len(own) < most:
+            return
+        parked = [session for session in own if session.owner is None]
+        if not parked:
+            message = f"this key may have {most} sessions at once, and has them: end one, or try again later"
+            raise Refusal(Reason.OVER_QUOTA, message, retry_after_s=_FULL_S)
+        self.forget(min(parked, key=lambda session: session.expires_at))
+
+    def forget_those(self, which: Callable[[Principal], bool]) -> None:
+        """Drop the sessions of such principals."""
+        for session in [s for s in self._sessions.values() if which(s.principal)]:
+            self.forget(session)
+
+    def take(self, session: Session, owner: object) -> object | None:
+        """Make `owner` the one that speaks for it; answers the former one."""
+        former, session.owner = session.owner, owner
+        session.held.parked = False
+        return former
+
+    def release(self, session: Session, owner: object, now: float) -> None:
+        """Park it, unless another stream has taken it over."""
+        if session.owner is owner:
+            session.owner = None
+            session.held.parked = True
+            session.expires_at = now + self._ttl_s
+
+    def forget(self, session: Session) -> None:
+        """Drop it; harmless when it is gone already."""
+        if self._sessions.pop(session.id, None) is not None:
+            self._on_forget(session)
+
+    def expire(self, now: float) -> None:
+        """Forget parked sessions whose time has come."""
+        for session in [s for s in self._sessions.values() if s.owner is None and s.expires_at <= now]:
+            self.forget(session)

@@ -1,0 +1,240 @@
+"""The listening half of one client's stream: takes its frames in order, finds or makes its session, and has the model
+thread run what it asks for. Lives on the event loop; answers leave by the Stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import assert_never
+
+from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.contracts.tap import Tap
+from outrider_proto.errors import Reason, Refusal, Violation
+from outrider_proto.frames import (
+    Cancel,
+    ClientFrame,
+    Close,
+    Decode,
+    Draft,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    ServerDescription,
+)
+from outrider_server.engine.sampler import Chooser
+from outrider_server.engine.sequence import Held
+from outrider_server.kv.memory import Memory
+from outrider_server.scheduling.callback_queue import Mailbox
+from outrider_server.scheduling.engine_loop import Inquiry, Kept
+from outrider_server.scheduling.request import Answer, Job
+from outrider_server.security.principal import Principal, Scope
+from outrider_server.security.quotas import Allowance
+from outrider_server.security.rate_limit import Toll
+from outrider_server.sessions.frame_checks import check_drafting, check_open, check_tokens
+from outrider_server.sessions.session_table import Session, SessionTable
+from outrider_server.sessions.stream_writer import ROOM_BYTES, Stream
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class House:
+    """What all conversations of a server share. `drafters` by the fingerprint of the features they eat, `taps` by their
+    own; `submit` hands to the model thread, whose answers come by the `mailbox`."""
+
+    description: ServerDescription
+    taps: Mapping[str, Tap]
+    drafters: Mapping[str, Drafter]
+    memory: Memory
+    sessions: SessionTable
+    submit: Callable[[Job | Inquiry], None]
+    mailbox: Mailbox
+    clock: Callable[[], float]
+    padded_width: int = 0  # of features, where a larger target is emulated
+
+
+class Conversation:
+    """One stream's, from its first frame to its end: listen(), then hang_up(), then part()."""
+
+    def __init__(self, house: House, stream: Stream, allowance: Allowance | None) -> None:
+        self._house = house
+        self._stream = stream
+        self._toll = Toll(allowance, house.submit)
+        self._about = _as_seen_by(stream.principal, house.description)
+
+    async def listen(self, incoming: AsyncIterator[ClientFrame]) -> None:
+        """Take frames until there are no more, or the stream is to end; what goes wrong ends the stream."""
+        stream = self._stream
+        try:
+            async for frame in incoming:
+                await stream.room()
+                if stream.is_ending:  # what is under way is still answered
+                    return
+                await self._handle(frame)
+            stream.wind_down()
+        except Refusal as refusal:
+            stream.fail(refusal)
+        except Exception as error:
+            _log.error("a stream failed", exc_info=error)
+            stream.fail(Refusal(Reason.INTERNAL, f"the server failed on this stream: {type(error).__name__}"))
+
+    def end_if_silent(self, waited_s: float) -> None:
+        """It has had so long to open a session."""
+        if self._stream.session is None:
+            self._stream.fail(Refusal(Reason.STALLED, f"no Open within {waited_s:g} s"))
+
+    def hang_up(self) -> None:
+        """Nobody waits for an answer any more."""
+        self._stream.close()
+        self._toll.close()
+
+    def part(self) -> None:
+        """Park the session, or forget it where it cannot be trusted."""
+        stream, sessions = self._stream, self._house.sessions
+        if stream.session is None:
+            return
+        if stream.faulty:
+            sessions.forget(stream.session)
+        else:
+            sessions.release(stream.session, stream, self._house.clock())
+
+    async def _handle(self, frame: ClientFrame) -> None:
+        match frame:
+            case Open():
+                await self._open(frame)
+            case Draft() | Decode():
+                self._submit(frame)
+            case Cancel():
+                self._stream.cancel(frame.seq)
+                self._toll.hurry()
+            case Ping():
+                self._own_session()
+                self._stream.send(Pong(frame.nonce))
+            case Close():
+                self._house.sessions.forget(self._own_session())
+                self._stream.abandon()
+                self._stream.wind_down()
+            case _:
+                assert_never(frame)
+
+    async def _open(self, frame: Open) -> None:
+        stream, about = self._stream, self._about
+        if stream.session is not None:
+            raise Violation(Reason.MALFORMED_FRAME, "a second Open on one stream")
+        check_open(frame, about)
+        stream.chooser = Chooser(frame.sampling)
+        session = self._resumed(frame)
+        resumed = session is not None
+        stream.session = session = session or self._new_session(frame)
+        stream.watch.opened(session.id, stream.principal.payer, resumed=resumed)
+        stream.max_waiting_bytes = ROOM_BYTES + 2 * self._row_bytes(session)
+        kept = await self._ask_kept(session, frame.committed_len if resumed else 0)
+        stream.send(
+            Opened(
+                session_id=session.id,
+                resumed=resumed,
+                kept_len=kept.length,
+                kept_hash=kept.hash,
+                max_context=about.max_context,
+                max_nodes=about.max_nodes,
+                eos_token_ids=about.eos_token_ids,
+                server_draft=session.held.drafting is not None and stream.principal.may(Scope.SERVER_DRAFT),
+            )
+        )
+
+    def _resumed(self, frame: Open) -> Session | None:
+        """The session asked for, fenced against any older stream; None when unknown or of other features."""
+        house, stream = self._house, self._stream
+        session = None
+        if frame.session_id:
+            session = house.sessions.find(frame.session_id, house.clock(), stream.principal)
+        if session is None:
+            return None
+        session.principal = stream.principal
+        former = house.sessions.take(session, stream)
+        if isinstance(former, Stream):
+            former.fail(_taken_over())
+        if session.tap != frame.tap or (isinstance(former, Stream) and former.faulty):
+            house.sessions.forget(session)
+            return None
+        return session
+
+    def _new_session(self, frame: Open) -> Session:
+        house, principal = self._house, self._stream.principal
+        house.sessions.make_room_for(principal, house.clock())
+        house.sessions.make_room(house.clock())
+        tap = house.taps[frame.tap] if frame.tap else None
+        drafter = house.drafters.get(frame.tap) if principal.may(Scope.SERVER_DRAFT) else None
+        held = Held(house.memory, tap, drafter, principal.payer)
+        session = house.sessions.add(held, frame.tap, self._stream)
+        session.principal = principal
+        return session
+
+    async def _ask_kept(self, session: Session, limit: int) -> Kept:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Kept] = loop.create_future()
+
+        def settle(kept: Kept) -> None:
+            if not answer.done():  # the stream may have ended while it waited
+                answer.set_result(kept)
+
+        def post(kept: Kept) -> None:
+            loop.call_soon_threadsafe(settle, kept)
+
+        self._house.submit(Inquiry(session.held, limit, post))
+        return await answer
+
+    def _submit(self, frame: Draft | Decode) -> None:
+        house, stream, about = self._house, self._stream, self._about
+        session = self._own_session()
+        stream.check_seq(frame.seq)
+        check_tokens(frame, about)
+        room = about.max_context - frame.base_len - len(frame.context) - 1
+        if isinstance(frame, Decode):
+            check_drafting(frame, stream.principal, is_offered=session.held.drafting is not None)
+            if about is not house.description:  # else the engine itself stops at the target's context
+                frame = replace(frame, max_tokens=min(frame.max_tokens, room))
+        assert stream.chooser is not None
+
+        def post(answer: Answer) -> None:
+            house.mailbox.put(partial(self._deliver, frame.seq, answer))
+
+        now, width = time.monotonic(), house.padded_width
+        job = Job(session.held, frame, stream.chooser, post, now, width, lambda: stream.is_unread)
+        stream.start(frame.seq, job)
+        stream.watch.asked(frame)
+        self._toll.pass_through(job, frame, room)
+
+    def _deliver(self, seq: int, answer: Answer) -> None:
+        self._toll.saw(seq, answer)
+        self._stream.deliver(seq, answer)
+
+    def _own_session(self) -> Session:
+        session = self._stream.session
+        if session is None:
+            raise Violation(Reason.MALFORMED_FRAME, "the first frame of a stream must be Open")
+        if session.owner is not self._stream:
+            raise _taken_over()
+        return session
+
+    def _row_bytes(self, session: Session) -> int:
+        """Of the features of as many tokens as there may be: a client may ask for them and go on before they came."""
+        width = session.held.tap.info.width if session.held.tap else 0
+        return 4 * width * self._house.description.max_context
+
+
+def _as_seen_by(principal: Principal, description: ServerDescription) -> ServerDescription:
+    """What the server is to a principal."""
+    most = principal.quota.max_context
+    if most is None or most >= description.max_context:
+        return description
+    return replace(description, max_context=most)
+
+
+def _taken_over() -> Refusal:
+    return Refusal(Reason.TAKEN_OVER, "another stream has taken this session over")

@@ -1,0 +1,190 @@
+"""The answering half of one client's stream: frames waiting to be sent, jobs under way, and how it will end. Lives on
+the event loop; knows neither gRPC nor the model.
+
+Features wait apart and leave in small pieces when nothing else is waiting: no verdict stands behind a prompt's. What
+waits for a client that does not read is bounded: first it is not listened to and its jobs rest, then the stream
+ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import assert_never
+
+from outrider_proto.errors import Reason, Refusal, Violation
+from outrider_proto.frames import Features, ServerFrame, Verdict
+from outrider_server.engine.sampler import Chooser
+from outrider_server.scheduling.request import Answer, Done, Job
+from outrider_server.security.principal import ANYBODY, Principal
+from outrider_server.sessions.session_table import Session
+from outrider_server.telemetry.observer import StreamWatch
+
+_MAX_WAITING_FRAMES = 256  # beyond any of these the client is not listened to, and HTTP/2 slows it down
+_MAX_UNREAD_BYTES = 16 * 1024 * 1024
+_MAX_JOBS = 32
+_FRAME_BYTES = 256  # what a frame takes beside its rows, about
+ROOM_BYTES = 2 * _MAX_UNREAD_BYTES  # what may wait at least: answers to what was asked before it was not listened to
+_PIECE_VALUES = 16 * 1024  # of features; 16 KiB at a byte each
+
+
+class Stream:
+    """Frames out, in order but for features; ends normally, or with a Refusal after the frames before it."""
+
+    def __init__(self, watch: StreamWatch | None = None, principal: Principal = ANYBODY) -> None:
+        self.principal = principal
+        self.watch = watch or StreamWatch()
+        self.max_waiting_bytes = ROOM_BYTES
+        self.session: Session | None = None
+        self.chooser: Chooser | None = None
+        self.faulty = False  # what the session holds can no longer be trusted
+        self._frames: deque[ServerFrame] = deque()
+        self._features: deque[Features] = deque()
+        self._row_bytes = 0  # of the features that wait
+        self._jobs: dict[int, Job] = {}
+        self._last_seq = -1
+        self._refusal: Refusal | None = None
+        self._ending = False
+        self._changed = asyncio.Event()
+        self._has_room = asyncio.Event()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What waits to be read, about."""
+        return self._row_bytes + _FRAME_BYTES * (len(self._frames) + len(self._features))
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """What it ends with, as far as is known."""
+        return self._refusal
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether nothing new should be taken from its client."""
+        return self._ending
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether so many verdicts wait that nobody can be reading. Features do not count: they wait for the link, and
+        no verdict waits for them. From any thread."""
+        return len(self._frames) >= _MAX_WAITING_FRAMES
+
+    def send(self, frame: ServerFrame) -> None:
+        """Let it wait for its turn. Ends the stream when more waits than would for a client that reads."""
+        if isinstance(frame, Features):
+            self._features.append(frame)
+            self._row_bytes += frame.rows.nbytes
+        else:
+            self._frames.append(frame)
+        if self.waiting_bytes > self.max_waiting_bytes:
+            self._drop()
+            self.fail(Refusal(Reason.STALLED, "too much waited to be read: connect again and resume"))
+        self._changed.set()
+
+    def check_seq(self, seq: int) -> None:
+        """Raise Violation unless `seq` is larger than all before it."""
+        if seq <= self._last_seq:
+            raise Violation(Reason.BAD_SEQUENCE, f"seq={seq} after {self._last_seq}: it must grow within a stream")
+        self._last_seq = seq
+
+    def start(self, seq: int, job: Job) -> None:
+        self._jobs[seq] = job
+
+    def cancel(self, seq: int) -> None:
+        """Cancel the job, if it is still under way."""
+        if seq in self._jobs:
+            self._jobs[seq].cancelled = True
+
+    def deliver(self, seq: int, answer: Answer) -> None:
+        """Take what the model thread says of job `seq`; nothing after the stream was abandoned."""
+        if seq not in self._jobs:
+            return
+        self.watch.answered(seq, answer)
+        match answer:
+            case Verdict() | Features():
+                self.send(answer)
+            case Refusal():
+                self.faulty = answer.reason is Reason.INTERNAL
+                self.fail(answer)
+            case Done():
+                del self._jobs[seq]
+                self._changed.set()
+                self._has_room.set()
+            case _:
+                assert_never(answer)
+
+    def fail(self, refusal: Refusal) -> None:
+        """End with `refusal`, and let nothing that is under way be answered any more."""
+        self.abandon()
+        self.wind_down(refusal)
+
+    def wind_down(self, refusal: Refusal | None = None) -> None:
+        """End, with `refusal` or normally, once everything under way has been answered."""
+        self._refusal = self._refusal or refusal
+        self._ending = True
+        self._changed.set()
+
+    def abandon(self) -> None:
+        """Nobody waits for the jobs under way."""
+        for job in self._jobs.values():
+            job.abandoned = True
+        self._jobs.clear()
+        self._changed.set()
+        self._has_room.set()
+
+    def close(self) -> None:
+        """Nobody reads any more: let go of what waits, for the session may keep its last job, which keeps this."""
+        self.abandon()
+        self._drop()
+
+    async def room(self) -> None:
+        """Wait until the client has taken enough of what it was sent."""
+        while self._is_behind:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    async def frames(self) -> AsyncGenerator[ServerFrame]:
+        """What to send, until the stream ends. Raises the Refusal it ends with."""
+        while True:
+            while (frame := self._next()) is not None:
+                self._has_room.set()
+                yield frame
+            if self._ending and not self._jobs:
+                break
+            self._changed.clear()
+            await self._changed.wait()
+        if self._refusal is not None:
+            raise self._refusal
+
+    @property
+    def _is_behind(self) -> bool:
+        return (
+            len(self._frames) + len(self._features) >= _MAX_WAITING_FRAMES
+            or self.waiting_bytes >= _MAX_UNREAD_BYTES
+            or len(self._jobs) >= _MAX_JOBS
+        )
+
+    def _drop(self) -> None:
+        self._frames.clear()
+        self._features.clear()
+        self._row_bytes = 0
+
+    def _next(self) -> ServerFrame | None:
+        if self._frames:
+            return self._frames.popleft()
+        if not self._features:
+            return None
+        piece = self._piece()
+        self._row_bytes -= piece.rows.nbytes
+        return piece
+
+    def _piece(self) -> Features:
+        """The first rows of the features that wait longest."""
+        waiting = self._features.popleft()
+        count = max(1, _PIECE_VALUES // max(waiting.rows.shape[1], waiting.padded_width, 1))
+        if len(waiting.rows) <= count:
+            return waiting
+        waiting = replace(waiting, of_rows=max(waiting.of_rows, len(waiting.rows)))
+        self._features.appendleft(replace(waiting, first=waiting.first + count, rows=waiting.rows[count:]))
+        return replace(waiting, rows=waiting.rows[:count], last=False, tap_us=0)

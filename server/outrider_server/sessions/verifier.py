@@ -1,0 +1,228 @@
+"""The verifier: everything the server does, as frames in and frames out, without gRPC. One instance per process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+
+from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.contracts.tap import Tap
+from outrider_drafters.emulation.pace import Pace
+from outrider_drafters.emulation.paced_drafter import PacedDrafter
+from outrider_proto.errors import Reason, Refusal
+from outrider_proto.frames import ClientFrame, ServerDescription, ServerFrame
+from outrider_server.config.config import Limits
+from outrider_server.config.security import Security
+from outrider_server.engine.engine import Engine
+from outrider_server.engine.target import Target
+from outrider_server.kv.available import budget_bytes
+from outrider_server.kv.memory import Memory
+from outrider_server.scheduling.callback_queue import Mailbox
+from outrider_server.scheduling.engine_loop import Inquiry, ModelThread
+from outrider_server.security.principal import ANYBODY, Principal
+from outrider_server.security.quotas import Allowances
+from outrider_server.sessions.description import description
+from outrider_server.sessions.session_table import Session, SessionTable
+from outrider_server.sessions.stream_reader import Conversation, House
+from outrider_server.sessions.stream_writer import Stream
+from outrider_server.telemetry.gauges import Census
+from outrider_server.telemetry.observer import Observer
+
+_SWEEP_S = 5.0  # how often parked sessions are looked at when nobody opens one
+_STREAMS_A_SESSION = 4  # one speaks for it; others are about to take it over, to be refused, or to end
+
+
+class Verifier:
+    """Serves sessions on one target. start() before the first session, stop() after the last.
+
+    `drafters`: whose sessions may ask the server to draft; of several that eat the same features the first one does.
+    `observer` is told of every stream and pass. `longest_wait_s`: what a payer over its rate is made to wait at most.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        taps: Sequence[Tap] = (),
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        pace: Pace | None = None,
+        drafters: Sequence[Drafter] = (),
+        observer: Observer | None = None,
+        longest_wait_s: float = Security().longest_wait_s,
+    ) -> None:
+        self.observer = observer or Observer()
+        self._limits = limits or Limits()
+        self.pace = pace
+        self._drafters: dict[str, Drafter] = {}
+        for drafter in drafters:
+            self._drafters.setdefault(drafter.tap.fingerprint, _paced(drafter, pace))
+        self._target = target
+        self._taps: Mapping[str, Tap] = {tap.info.fingerprint: tap for tap in taps}
+        self._clock = clock
+        self._description = description(target, self._taps.values(), self._limits.max_nodes)
+        self._sessions = SessionTable(self._limits.session_ttl_s, self._limits.max_sessions, self._forgotten)
+        self.memory = Memory(target.kv, budget_bytes(self._limits.kv_memory, target.kv), self._limits.shared_prefixes)
+        self._thread = ModelThread(Engine(target, pace), self._limits, self.observer.ticked)
+        self._streams: set[Stream] = set()
+        self._allowances = Allowances(longest_wait_s, clock)
+        self._idle = asyncio.Event()  # no stream is open
+        self._idle.set()
+        self._draining = False
+        self._house: House | None = None  # from start() on
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def describe(self) -> ServerDescription:
+        return self._description
+
+    @property
+    def stall_s(self) -> float:
+        """How long a client may take to read a frame."""
+        return self._limits.stall_s
+
+    @property
+    def drafts_with(self) -> tuple[str, ...]:
+        """Families of the drafters that the server itself can run."""
+        return tuple(drafter.family for drafter in self._drafters.values())
+
+    def census(self) -> Census:
+        """What is held now; from any thread."""
+        parked, memory = self._sessions.num_parked, self.memory
+        return Census(
+            active=len(self._sessions) - parked,
+            parked=parked,
+            kv_bytes=memory.used_bytes - memory.spare_bytes,
+            kv_limit_bytes=memory.budget_bytes,
+            evictions=memory.evictions,
+            prefix_queries=memory.prefix_asked_tokens,
+            prefix_hits=memory.prefix_hits_tokens,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the model still runs."""
+        ranks = self._target.ranks
+        return self._thread.alive and (ranks is None or not ranks.broken.done())
+
+    async def broken(self) -> str:
+        """Wait until the target cannot run any more, which befalls only one that is divided among processes: why."""
+        ranks = self._target.ranks
+        return await (
+            asyncio.get_running_loop().create_future() if ranks is None else asyncio.wrap_future(ranks.broken)
+        )
+
+    async def start(self) -> None:
+        self._house = self._new_house(Mailbox(asyncio.get_running_loop()))
+        self._thread.start()
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    def drain(self) -> None:
+        """Finish what is under way, take nothing new; every stream then ends with SHUTTING_DOWN. Safe twice."""
+        self._draining = True
+        for stream in self._streams:
+            stream.wind_down(_shutting_down())
+
+    def end_unless(self, admits: Callable[[Principal], bool]) -> None:
+        """End the streams of those who are not admitted any more, and forget their sessions."""
+        for stream in self._streams:
+            if not admits(stream.principal):
+                stream.fail(Refusal(Reason.NO_KEY, "this key has been revoked, or has expired"))
+        self._sessions.forget_those(lambda principal: not admits(principal))
+
+    async def drained(self) -> None:
+        """Wait until no stream is left; drain() first, or they go on coming."""
+        await self._idle.wait()
+
+    def abandon(self) -> None:
+        """End all streams with SHUTTING_DOWN, whatever is under way."""
+        self.drain()
+        for stream in self._streams:
+            stream.abandon()
+
+    async def stop(self) -> None:
+        """End all streams and the model thread. Safe twice."""
+        self.abandon()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sweeper
+        await asyncio.to_thread(self._thread.stop)
+
+    async def close(self) -> None:
+        """Let go of the target, after stop(). Safe twice."""
+        await asyncio.to_thread(self._target.close)
+
+    async def session(
+        self, incoming: AsyncIterator[ClientFrame], principal: Principal = ANYBODY
+    ) -> AsyncGenerator[ServerFrame]:
+        """One client's stream. Raises Refusal when it ends by a refusal."""
+        self._admit()
+        stream = Stream(self.observer.stream(), principal)
+        assert self._house is not None
+        conversation = Conversation(self._house, stream, self._allowances.of(principal))
+        self._streams.add(stream)
+        self._idle.clear()
+        reader = asyncio.create_task(conversation.listen(incoming))
+        silence = asyncio.get_running_loop().call_later(self.stall_s, conversation.end_if_silent, self.stall_s)
+        try:
+            async with aclosing(stream.frames()) as frames:
+                async for frame in frames:
+                    yield frame
+        finally:
+            silence.cancel()
+            self._leave(stream)
+            conversation.hang_up()
+            reader.cancel()
+            try:
+                await asyncio.wait([reader])
+            finally:  # also where this call is cancelled once more
+                conversation.part()
+                stream.watch.ended(stream.refusal)
+
+    def _leave(self, stream: Stream) -> None:
+        self._streams.discard(stream)
+        if not self._streams:
+            self._idle.set()
+
+    def _admit(self) -> None:
+        """Raises Refusal when no further stream can be taken."""
+        refusal = None
+        if self._draining:
+            refusal = _shutting_down()
+        elif len(self._streams) >= _STREAMS_A_SESSION * self._limits.max_sessions:
+            refusal = Refusal(Reason.SERVER_FULL, f"{len(self._streams)} streams are open; try again later")
+        if refusal is not None:
+            self.observer.refused(refusal.reason)
+            raise refusal
+
+    def _new_house(self, mailbox: Mailbox) -> House:
+        return House(
+            description=self._description,
+            taps=self._taps,
+            drafters=self._drafters,
+            memory=self.memory,
+            sessions=self._sessions,
+            submit=self._thread.submit,
+            mailbox=mailbox,
+            clock=self._clock,
+            padded_width=self.pace.feature_width if self.pace else 0,
+        )
+
+    def _forgotten(self, session: Session) -> None:
+        """What it holds goes back when the jobs before this have ended."""
+        held = session.held
+        self._thread.submit(Inquiry(held, 0, lambda _: held.release()))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self._sessions.expire(self._clock())
+
+
+def _paced(drafter: Drafter, pace: Pace | None) -> Drafter:
+    return drafter if pace is None else PacedDrafter(drafter, pace.server_level_ms, pace.level_factor)
+
+
+def _shutting_down() -> Refusal:
+    return Refusal(Reason.SHUTTING_DOWN, "the server is shutting down")

@@ -1,0 +1,23 @@
+"""Reports are whole, say how they were made, and fail in words."""
+
+import json
+
+import pytest
+
+from outrider_bench.core.report import write_report
+from outrider_proto.errors import UsageError
+
+
+def test_a_report_says_how_it_was_made(tmp_path):
+    path = tmp_path / "new" / "report.json"
+    write_report(path, {"tokens": (1, 2)})
+    report = json.loads(path.read_text())
+    assert report["tokens"] == [1, 2]
+    assert {"command", "versions", "processor", "cores", "load_average"} <= set(report["made_by"])
+    assert [p.name for p in path.parent.iterdir()] == ["report.json"]
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write"):
+        write_report(tmp_path / "file" / "report.json", {})

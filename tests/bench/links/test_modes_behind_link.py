@@ -1,0 +1,119 @@
+"""The embedded pair in every mode, behind every engine that this machine allows, with links that are changed and cut at
+random moments: the answer is the target's own. Sampled, it is what `stream` gives for the same seed."""
+
+import contextlib
+import dataclasses
+import functools
+import random
+from typing import get_args
+
+import pytest
+
+from outrider_bench.core.prompts import questions
+from outrider_bench.core.server_process import ServerProcess
+from outrider_client import AsyncClient, ClientConfig
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.config import Mode, Timeouts
+from outrider_client.core.events import Committed, LinkChanged, RolledBack, Unverified
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_netsim import Link, profile_named
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+NEW = 80
+MODES = [mode for mode in get_args(Mode) if mode != "offline"]
+TIMEOUTS = Timeouts(verdict_s=20.0)  # rather than two minutes
+PROFILES = ["paper-5g", "paper-4g", "lte-edge"]
+SAMPLINGS = [{"temperature": 1.5, "seed": 3}, {"temperature": 1.6, "top_k": 40, "top_p": 0.98, "seed": 11}]
+
+
+@pytest.fixture(scope="module")
+def server():
+    options = ["--target", str(target_dir()), "--drafter", str(drafter_dir("moa")), "--server-draft"]
+    with ServerProcess(options) as process:
+        yield process
+
+
+@functools.cache
+def models() -> LocalModels:
+    return LocalModels.load(ClientConfig())
+
+
+@functools.cache
+def asked() -> tuple[int, ...]:
+    """A prompt of the family whose answers are long."""
+    return next(question.prompt for question in questions(models(), 1) if question.sample.family == "code")
+
+
+@functools.cache
+def plain() -> tuple[int, ...]:
+    """The target alone, with neither drafter nor link."""
+    return tuple(plain_greedy(Target.load(str(target_dir())), asked(), NEW))
+
+
+def choices(draw: random.Random, mode: str) -> dict:
+    return {
+        "mode": mode,
+        "shape": TreeShape(draw.randint(1, 4), draw.randint(2, 6), draw.randint(4, 16)),
+        "in_flight": draw.randint(2, 3),
+        "outcomes": draw.choice([None, 1, 4]),
+        "wait_for_features": draw.choice([None, True, False]),
+    }
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_whatever_happens_to_the_link(server, engine, mode):
+    draw = random.Random(f"{mode}/{engine}")
+    moments = sorted(draw.sample(range(5, NEW - 5), 2))
+    config = ClientConfig(max_new_tokens=NEW, wait_for_link_s=60, timeouts=TIMEOUTS)
+    async with contextlib.AsyncExitStack() as stack:
+        link = await stack.enter_async_context(
+            Link(profile_named(draw.choice(PROFILES)), server.address, engine, seed=draw.randint(0, 99))
+        )
+        client = await stack.enter_async_context(AsyncClient(at(config, link.address), models=models()))
+        events = await stack.enter_async_context(contextlib.aclosing(client.generate(asked(), **choices(draw, mode))))
+        tokens, states = [], []
+        async for event in events:
+            match event:
+                case Committed() | Unverified():
+                    tokens[event.first :] = event.tokens
+                case RolledBack():
+                    del tokens[event.first :]
+                case LinkChanged():
+                    assert "no verdict" not in event.detail
+                    states.append(event.state)
+            if moments and len(tokens) > moments[0] and not link.is_cut and is_online(states):
+                link.cut()
+                link.set(profile_named(draw.choice(PROFILES)))
+                del moments[0]
+            if link.is_cut and not is_online(states):
+                link.restore()
+    assert tuple(tokens) == plain()
+    assert states[-1] is LinkState.ONLINE
+    assert states.count(LinkState.OFFLINE) >= 1
+
+
+def is_online(states: list[LinkState]) -> bool:
+    return bool(states) and states[-1] is LinkState.ONLINE
+
+
+def at(config: ClientConfig, address: str) -> ClientConfig:
+    return dataclasses.replace(config, server=address)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["plain", "narrowed"])
+async def test_sampled_tokens_depend_on_seed_and_position_alone(server, sampling):
+    config = ClientConfig(server=server.address, max_new_tokens=NEW, timeouts=TIMEOUTS)
+    draw = random.Random(repr(sampling))
+    async with AsyncClient(config, models=models()) as client:
+        streamed = await client.complete(asked(), mode="stream", **sampling)
+        for mode in MODES:
+            completion = await client.complete(asked(), **choices(draw, mode), **sampling)
+            assert completion.token_ids == streamed.token_ids, mode
+            assert completion.statistics.outages == 0
+        greedy = await client.complete(asked(), mode="stream")
+    assert streamed.token_ids != greedy.token_ids

@@ -1,0 +1,313 @@
+"""Load: the cores without processes, and one small run with all of them."""
+
+import asyncio
+import json
+import random
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_bench.cli.app import app
+from outrider_bench.load.clients.client import Window, _Reading
+from outrider_bench.load.clients.drafting import ReplayDrafter, ReplayDrafting, probability_for
+from outrider_bench.load.clients.texts import LoadText, Mix, _is_long
+from outrider_bench.load.clients.watched_transport import WatchedConnection
+from outrider_bench.load.figures import Fairness, jain_index
+from outrider_bench.load.measures.growth import LEAST_SAMPLES, Sample, growths
+from outrider_bench.load.measures.histogram import Histogram
+from outrider_bench.load.measures.passes import Passes, parse, share_of
+from outrider_bench.load.measures.tally import Tally
+from outrider_bench.load.plan import client_counts, mix_of, options_of
+from outrider_bench.load.soak import Soaked, SoakPlan
+from outrider_client.core.events import Committed, Finished, RolledBack, Unverified, Verified
+from outrider_client.core.statistics import Statistics
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.families.lookup.family import LookupDrafter
+from outrider_models.corpus import FAMILIES
+from outrider_proto.errors import UsageError
+from outrider_proto.frames import Draft, Finish, Verdict
+from outrider_proto.tree import DraftTree
+from outrider_server.engine.acceptance import walk
+
+VOCABULARY = 50
+TEXT = LoadText("text", tuple(range(5)), tuple(random.Random(7).choices(range(VOCABULARY), k=1500)))
+runner = CliRunner()
+
+
+def replaying(tau: float, shape: TreeShape, seed: int = 1) -> ReplayDrafting:
+    drafter = ReplayDrafter(LookupDrafter(VOCABULARY))
+    drafting = ReplayDrafting(drafter, probability_for(tau, shape.levels), random.Random(seed))
+    drafting.text = TEXT
+    return drafting
+
+
+def mean_acceptance(tau: float, shape: TreeShape) -> float:
+    """Over a text, the target's answers being the text's."""
+
+    async def ride() -> float:
+        drafting, known, cycles = replaying(tau, shape), len(TEXT.prompt) + 1, 0
+        start, last = known, len(TEXT.whole) - shape.levels - 1
+        while known < last:
+            tree = (await drafting.grow(TEXT.whole[:known], shape)).drafted.tree
+            path = walk(tree, lambda node, at=known, tree=tree: _truth(at, node, tree), frozenset(), 99).path
+            known, cycles = known + len(path) + 1, cycles + 1
+        return (known - start) / cycles
+
+    return asyncio.run(ride())
+
+
+def _truth(known: int, node: int, tree: DraftTree) -> int:
+    return TEXT.whole[known + (0 if node < 0 else tree.depths()[node])]
+
+
+@pytest.mark.parametrize("shape", [TreeShape(), TreeShape.chain(4), TreeShape(budget=3)])
+@pytest.mark.parametrize("tau", [1.0, 2.2, 3.0])
+def test_replayed_drafts_have_the_acceptance_length_asked_for(tau, shape):
+    if shape.budget < shape.levels:  # so many levels are all that the nodes allow
+        shape = TreeShape(shape.breadth, shape.budget, shape.budget)
+    # 500 verdicts or more of a standard deviation below 1.8: 0.4 is over four standard errors
+    assert mean_acceptance(tau, shape) == pytest.approx(tau, abs=0.4)
+
+
+def test_replayed_trees_have_the_size_asked_for():
+    async def grown() -> DraftTree:
+        return (await replaying(3.0, TreeShape()).grow(TEXT.prompt, TreeShape(4, 5, 16))).drafted.tree
+
+    tree = asyncio.run(grown())
+    assert len(tree) == 16
+    assert max(tree.depths()) == 5
+
+
+def test_a_text_that_went_astray_gets_wrong_drafts_and_words():
+    async def astray() -> tuple[DraftTree, int | None]:
+        drafting = replaying(6.0, TreeShape())
+        tokens = (*TEXT.prompt, (TEXT.answer[0] + 1) % VOCABULARY)
+        return (await drafting.grow(tokens, TreeShape())).drafted.tree, await drafting.write(tokens, None)
+
+    tree, word = asyncio.run(astray())
+    assert len(tree) == 16
+    assert word is not None
+
+
+@pytest.mark.parametrize(("tau", "levels"), [(0.9, 5), (6.1, 5)])
+def test_an_acceptance_length_that_no_tree_has(tau, levels):
+    with pytest.raises(UsageError, match=f"tau={tau}"):
+        probability_for(tau, levels)
+
+
+def test_percentiles_are_right_to_a_hundredth():
+    histogram = Histogram()
+    for ms in range(1, 1001):
+        histogram.add(ms / 1e3)
+    back = Histogram.from_json(json.loads(json.dumps(histogram.to_json())))
+    for percent in (50, 95, 99):
+        assert back.percentile_ms(percent) == pytest.approx(percent * 10, rel=0.011)
+    assert Histogram.merged([back, back]).count == 2000
+    assert Histogram().percentile_ms(99) == 0
+
+
+def test_a_tally_survives_its_journey():
+    tally = Tally(3, tokens=7)
+    tally.verdict_s.add(0.01)
+    tally.errors["LINK"] += 2
+    tally.differs("text", (1, 2), (1, 3))
+    back = Tally.from_json(json.loads(json.dumps(tally.to_json())))
+    assert back.to_json() == tally.to_json()
+    assert back.examples == ["client 3, text: differs at token 1, [1, 2] for [1, 3]"]
+
+
+def test_fairness_compares_clients_with_enough_verdicts():
+    tallies = [Tally(number, tokens=10) for number in range(3)]
+    for tally, ms in zip(tallies[:2], (10, 20), strict=True):
+        for _ in range(100):
+            tally.verdict_s.add(ms / 1e3)
+    fairness = Fairness.of(tallies)
+    assert fairness.p99_ratio == pytest.approx(2, rel=0.03)
+    assert (fairness.num_judged, fairness.jain) == (2, 1.0)
+    assert jain_index([1, 0, 0, 0]) == 0.25
+
+
+def memory(who: str, sizes: list[int]) -> list[Sample]:
+    return [Sample(10.0 * number, who, size) for number, size in enumerate(sizes)]
+
+
+def test_growth_leaves_out_the_warm_up_and_short_lives():
+    steady = [50, 90] + [100, 101, 99] * 3
+    growing = [50, 90] + [100 + number for number in range(9)]
+    samples = memory("steady", steady) + memory("growing", growing) + memory("short", [1] * LEAST_SAMPLES)
+    found = {growth.who: growth for growth in growths(samples, warm_up_s=20.0)}
+    assert set(found) == {"steady", "growing"}
+    assert found["steady"].share == pytest.approx(0, abs=0.001)
+    assert found["growing"].share == pytest.approx(107 / 101 - 1)
+    assert found["growing"].bytes_per_hour == pytest.approx(360)
+
+
+def test_deviations_are_told_in_words():
+    soaked = Soaked(tallies=[Tally(0, wrong=1, strays=2)], growths=growths(memory("server 1", [*range(100, 130)]), 0))
+    assert soaked.deviations[:2] == ["1 answers with a wrong token", "2 verdicts twice or unasked"]
+    assert soaked.deviations[2].startswith("server 1 grew by")
+    assert not Soaked(tallies=[Tally(0)]).deviations
+
+
+def test_faults_are_spread_over_the_time():
+    plan = SoakPlan(100.0, cuts=5, outages=3, kills=2)
+    faults = plan.faults(random.Random(1))
+    assert sorted(kind for _, kind in faults) == ["cut"] * 5 + ["kill"] * 2 + ["outage"] * 3
+    assert [moment for moment, _ in faults] == sorted(moment for moment, _ in faults)
+    assert faults[0][0] > 0
+    assert faults[-1][0] < 100
+    assert plan.faults(random.Random(1)) == faults
+
+
+def test_an_answer_is_compared_whole_or_as_far_as_it_came():
+    reading = _Reading(tally := Tally(0), Window())
+    reading.take(Committed(0, (1, 2), "accepted", ""), 0.0)
+    reading.take(Unverified(2, (3, 9), ""), 0.0)
+    assert reading.verified == (1, 2)
+    assert reading.fits((1, 2, 3, 4))
+    reading.take(Verified(2, 1), 0.0)
+    reading.take(RolledBack(3, 1, ""), 0.0)
+    assert reading.verified == (1, 2, 3)
+    reading.take(Finished("limit", Statistics()), 0.0)
+    assert not reading.fits((1, 2, 3, 4))
+    assert reading.fits((1, 2, 3))
+    assert (tally.tokens, tally.unverified, tally.rolled_back) == (3, 2, 1)
+
+
+class Wire:
+    """A connection that answers what it is given."""
+
+    bytes_up = bytes_down = 0
+
+    def __init__(self, *answers: Verdict) -> None:
+        self._answers = list(answers)
+
+    def send(self, frame: object) -> None:
+        pass
+
+    async def receive(self) -> Verdict:
+        return self._answers.pop(0)
+
+    async def close(self) -> None:
+        pass
+
+
+class Noted:
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.num_strays = 0
+
+    def judged(self, verdict: Verdict, seconds: float, *, on_prompt: bool) -> None:
+        self.times.append(seconds)
+
+    def stray(self) -> None:
+        self.num_strays += 1
+
+
+def test_verdicts_are_timed_and_a_second_one_is_noticed():
+    async def ride() -> tuple[Noted, int]:
+        verdict, noted, ticks = Verdict(1, (), 5, Finish.NOT_YET), Noted(), iter(range(10))
+        connection = WatchedConnection(Wire(verdict, verdict), noted, lambda: float(next(ticks)))
+        connection.send(Draft(1, 0, (1,), 2, DraftTree()))
+        connection.send(Draft(2, 0, (1,), 2, DraftTree()))
+        for _ in range(2):
+            await connection.receive()
+        return noted, connection.num_owed
+
+    noted, owed = asyncio.run(ride())
+    assert (noted.times, noted.num_strays, owed) == ([2.0], 1, 1)
+
+
+def test_metrics_are_read_and_subtracted():
+    text = '# HELP x\nrows_bucket{le="4.0"} 3.0\nrows_created 1.0\nother 5.0\n'
+    found = Passes(parse(text, ("rows",)))
+    assert found.as_dict() == {'rows_bucket{le="4.0"}': 3.0}
+    assert found.since(found).as_dict() == {'rows_bucket{le="4.0"}': 0.0}
+    assert Passes().as_dict() is None
+    assert share_of({"hits": 3.0, "asked": 4.0}, "hits", "asked") == 0.75
+    assert share_of({}, "hits", "asked") == 0.0
+
+
+def test_prompts_are_mixed_as_asked():
+    mix = mix_of("short:3,long:1", FAMILIES, 8, 300, 64)
+    assert mix == Mix(FAMILIES, 8, 0.25, 300, 64)
+    assert sum(_is_long(number, mix.long_share) for number in range(40)) == 10
+    assert mix_of("long:1", FAMILIES, 8, 300, 64).long_share == 1
+
+
+@pytest.mark.parametrize("text", ["short", "short:x", "tall:1", "short:-1,long:2", "short:0"])
+def test_a_mix_that_is_none(text):
+    with pytest.raises(UsageError, match="prompt_mix"):
+        mix_of(text, FAMILIES, 8, 300, 64)
+
+
+def test_counts_of_clients():
+    assert client_counts("1,4,16") == (1, 4, 16)
+    assert options_of("--threads 2 --pace 'a b'") == ("--threads", "2", "--pace", "a b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--clients", "0"], "need 1 client or more"),
+        (["--clients", "a"], "need numbers"),
+        (["--tau", "9"], "tau=9"),
+        (["--clients-kind", "fake"], "need one of replay, real"),
+        (["--mode", "pipelined"], "replayed drafters ride"),
+        (["--rate", "0"], "more than 0"),
+        (["--profile", "5g-ish"], "5g-ish"),
+        (["--soak", "--seconds", "5"], "one number of clients"),
+        (["--soak", "--clients", "2"], "how long"),
+        (["--soak", "--clients", "2", "--outages", "1"], "no link to fall silent"),
+        (["--soak", "--clients", "2", "--kills", "1", "--server", "127.0.0.1:1"], "leave --server out"),
+        (["--soak", "--clients", "2", "--seconds", "5", "--warm-up", "6"], "warm_up=6"),
+        (["--server-options", "'"], "server_options"),
+        (["--dtype", "int3"], "dtype=int3"),
+    ],
+)
+def test_bad_input_is_told_before_anything_starts(arguments, message):
+    result = runner.invoke(app, ["load", *arguments])
+    assert isinstance(result.exception, UsageError)
+    assert message in str(result.exception)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+SMALL = ["--families", "chat", "--per-family", "4", "--max-new-tokens", "12", "--prompt-mix", "short:1", "--any-cores"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
+def test_two_clients_of_a_real_server(tmp_path):
+    report = tmp_path / "load.json"
+    counted = ["--clients", "2", "--requests", "2", "--no-control", "--no-limit", "--json", str(report)]
+    result = runner.invoke(app, ["load", *SMALL, *counted], catch_exceptions=False)
+    assert result.exit_code == 0
+    found = json.loads(report.read_text())
+    (run,) = found["runs"]
+    assert (run["num_clients"], run["answers"], run["checked"]) == (2, 4, 4)
+    assert (run["wrong"], run["strays"], run["lost"], run["errors"]) == (0, 0, 0, {})
+    assert run["tokens_per_s"] > 0
+    assert run["server"]["rss_after_bytes"] > 0
+    assert found["plan"]["kind"] == "replay"
+    assert run["batches"]["outrider_prefix_cache_queries_total"] > 0
+    assert run["batches"]["outrider_prefix_cache_hits_total"] == 0  # each prompt is as new as a user's
+    assert "command" in found["made_by"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
+def test_a_soak_of_cuts_outages_and_a_kill(tmp_path):
+    report = tmp_path / "soak.json"
+    faults = ["--cuts", "1", "--outages", "1", "--kills", "1", "--profile", "lan", "--think", "0.1"]
+    faults += ["--warm-up", "3600"]  # too short to tell whether anything grows, however slow the machine
+    result = runner.invoke(
+        app, ["load", *SMALL, "--soak", "--clients", "2", *faults, "--json", str(report)], catch_exceptions=False
+    )
+    soaked = json.loads(report.read_text())["soak"]
+    assert soaked["deviations"] == []
+    assert soaked["faults"]["kill"] == 1
+    assert result.exit_code == 0

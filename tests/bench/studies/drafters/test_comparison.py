@@ -1,0 +1,92 @@
+"""Drafters against the controls on the embedded pair, and the pure counting below it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_bench.cli.app import app
+from outrider_bench.core.accepted_by_position import by_position
+from outrider_bench.studies.drafters.comparison import PLAIN, Controls, _speed
+from outrider_client.core.events import Cycle
+from outrider_models.core.embedded import target_dir
+from outrider_proto.errors import UsageError
+from outrider_proto.frames import Draft, Verdict
+from outrider_proto.tree import DraftTree
+
+CHAIN = DraftTree.chain([5, 6, 7])
+
+
+def verdict_on(tree: DraftTree, accepted: int) -> Cycle:
+    return Cycle(Draft(1, 0, (), 3, tree), Verdict(1, tuple(range(accepted)), 9))
+
+
+def test_positions_are_counted_against_all_and_against_the_one_before():
+    positions = by_position([verdict_on(CHAIN, accepted) for accepted in (0, 1, 3, 3)])
+    assert positions.reached == (0.75, 0.5, 0.5)
+    assert positions.kept == (0.75, 2 / 3, 1.0)
+    assert positions.rate == 7 / 12
+
+
+def test_a_position_that_no_draft_was_accepted_before_keeps_none():
+    assert by_position([verdict_on(CHAIN, 0)]).kept == (0.0, 0.0, 0.0)
+    assert by_position([]).reached == ()
+
+
+def test_speed_is_the_median_of_ratios_not_the_ratio_of_medians():
+    speed = _speed(seconds=[1.0, 1.0, 10.0], plain=[2.0, 3.0, 10.0], lengths=[10, 20, 10])
+    assert speed.speedup == 2.0
+    assert speed.tokens_per_s == 10.0
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> dict:
+    directory = tmp_path_factory.mktemp("comparison")
+    command = [
+        "drafters",
+        "--drafter",
+        "moa",
+        "--drafter",
+        "eagle2",
+        "--per-family",
+        "1",
+        "--max-new-tokens",
+        "12",
+        "--levels",
+        "3",
+    ]
+    command += ["--json", str(directory / "report.json"), "--plot", str(directory / "report.png")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert (directory / "report.png").stat().st_size > 10_000
+    return json.loads((directory / "report.json").read_text())
+
+
+def test_every_drafter_and_control_is_measured_in_one_run(report):
+    assert {PLAIN, "generate", "generate, prompt lookup", "moa", "eagle2"} <= report["speeds"].keys()
+    assert report["speeds"][PLAIN]["speedup"] == 1.0
+    assert "versions" in report["made_by"]
+
+
+def test_a_drafter_is_exact_and_its_costs_are_counted(report):
+    for drafted in (report["drafters"][name] for name in ("moa", "eagle2")):
+        assert drafted["mismatches"] == 0
+        assert 1 < drafted["overall"] <= 4
+        assert len(drafted["positions"]["reached"]) == 3
+        assert drafted["draft_ms_per_level"] > 0
+        assert drafted["bytes_down_per_token"] > drafted["bytes_up_per_token"] > 3
+
+
+def test_the_sweep_goes_deeper_and_stays_exact(tmp_path):
+    out = tmp_path / "sweep.json"
+    command = ["depth-sweep", "--drafter", "eagle2", "--levels", "3", "--per-family", "1", "--max-new-tokens", "12"]
+    result = CliRunner().invoke(app, [*command, "--json", str(out), "--plot", str(tmp_path / "sweep.png")])
+    assert result.exit_code == 0, result.output
+    sweep = json.loads(out.read_text())
+    assert [len(drafted["positions"]["reached"]) for drafted in sweep["drafters"].values()] == [1, 2, 3]
+    assert sweep["drafters"]["3"]["overall"] > sweep["drafters"]["1"]["overall"]
+
+
+def test_an_assistant_that_is_no_model_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="not a causal language model"):
+        Controls.load(target_dir(), {"empty": tmp_path}, limit=4)

@@ -1,0 +1,40 @@
+"""Routing measured on the embedded pair."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_bench.cli.app import app
+from outrider_bench.studies.drafters.routing import ways
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> dict:
+    path = tmp_path_factory.mktemp("routing") / "report.json"
+    command = ["routing", "--per-family", "1", "--max-new-tokens", "12", "--gate", "0.5", "--json", str(path)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    return json.loads(path.read_text())
+
+
+def test_every_way_is_exact(report):
+    assert list(report["ways"]) == list(ways(("a/eagle2_math", "b/eagle2_chat"), 0.5))
+    assert all(way["mismatches"] == 0 and way["overall"] > 1 for way in report["ways"].values())
+
+
+def test_what_the_second_head_costs(report):
+    alone, apart, batch, _, gated, gated_batch = (way for name, way in report["ways"].items() if "head 2" not in name)
+    assert alone["extra_drafts"] == 0.0
+    assert apart["extra_drafts"] == batch["extra_drafts"] == 1.0  # the routing report's +100 %
+    assert apart["passes_per_1000_tokens"] == pytest.approx(2 * batch["passes_per_1000_tokens"])
+    assert apart["tau"] == batch["tau"]
+    assert 0 < gated["skipped"] == pytest.approx(1 - gated["extra_drafts"])
+    assert gated_batch["extra_drafts"] == gated["extra_drafts"]
+    assert alone["confidence"]["accepted"] > alone["confidence"]["rejected"]
+
+
+def test_heads_that_are_not_there():
+    result = CliRunner().invoke(app, ["routing", "--heads", "/nowhere", "/neither"])
+    assert result.exit_code != 0
+    assert "/nowhere" in str(result.exception)

@@ -1,0 +1,182 @@
+"""The service on a real local Ray cluster, with TLS and keys: the same answers and refusals, and nothing is lost when
+replicas are killed or replaced amid the load."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from outrider_bench.core.prompts import questions
+from outrider_bench.studies.pair.exact import generated
+from outrider_bench.studies.serving.ray_command import disasters
+from outrider_bench.studies.serving.ray_load import RayLoad
+from outrider_bench.studies.serving.ray_process import RayProcess
+from outrider_client import AsyncClient, ClientConfig
+from outrider_client.connection.access import Access
+from outrider_client.connection.grpc_transport import GrpcTransport, translated
+from outrider_client.connection.heartbeat import Patience
+from outrider_client.models.local_models import LocalModels
+from outrider_models.core.embedded import target_dir
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto.errors import Reason, Refusal
+from outrider_proto.frames import Open, Opened
+from outrider_server.cli.app import app
+
+pytest.importorskip("ray", reason='Ray is not installed: pip install -c constraints.txt ".[deploy]"')
+# Six processes begin with torch: on a busy machine that takes minutes.
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+
+NEW = 24
+HEALTH = "/grpc.health.v1.Health/Check"
+SESSION = "/outrider.v1.Verifier/Session"
+MANIFEST = "/outrider.v1.Bundles/Manifest"
+FETCH = "/outrider.v1.Bundles/Fetch"
+
+
+def server_command(*options: str) -> str:
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    return result.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def access(tmp_path_factory) -> Access:
+    folder = tmp_path_factory.mktemp("access")
+    server_command("certs", "--out", str(folder), "--host", "127.0.0.1")
+    key = server_command("keys", "add", "tests", "--keys", str(folder / "keys.toml"))
+    return Access(ca=folder / "ca.pem", key=key)
+
+
+@pytest.fixture(scope="module")
+def ray(access):
+    folder = access.ca.parent
+    tls = ["--tls-cert", str(folder / "server.pem"), "--tls-key", str(folder / "server.key")]
+    scale = ["--replicas", "2", "--cpus", "0.5", "--drain", "1", "--no-edge-bundle"]
+    with RayProcess([*scale, *tls, "--keys", str(folder / "keys.toml")]) as ray:
+        yield ray
+
+
+@pytest.fixture
+def config(ray, access) -> ClientConfig:
+    return ClientConfig(
+        server=ray.address, access=access, wait_for_link_s=600, patience=Patience(floor_s=2.0), mode="stop-and-wait"
+    )
+
+
+@pytest.fixture
+def transport(ray, access) -> GrpcTransport:
+    return GrpcTransport(ray.address, access)
+
+
+@pytest.fixture(scope="module")
+def models() -> LocalModels:
+    return LocalModels.load(ClientConfig())
+
+
+@pytest.fixture(scope="module")
+def work(models):
+    asked = questions(models, 1)
+    return asked, generated(target_dir(), asked, NEW)
+
+
+@pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
+async def test_the_targets_own_answers(config, models, work, mode):
+    async with AsyncClient(replace(config, mode=mode), models=models) as client:
+        for question, expected in zip(*work, strict=True):
+            assert (await client.complete(question.prompt, max_new_tokens=NEW)).token_ids == expected
+
+
+async def opened(transport: GrpcTransport, **changes) -> Opened:
+    """The answer to Open; the connection is cut then, without a goodbye."""
+    about = await transport.describe()
+    fields = {
+        "protocol_version": about.protocol_version,
+        "target_fingerprint": about.target_fingerprint,
+        "tokenizer_fingerprint": about.tokenizer_fingerprint,
+    }
+    connection = await transport.connect()
+    try:
+        connection.send(Open(**(fields | changes)))
+        return await connection.receive()
+    finally:
+        await connection.close()
+
+
+async def test_a_session_resumes_where_it_was(ray, access):
+    for _ in range(5):  # by chance one in two would
+        transport = GrpcTransport(ray.address, access)
+        first = await opened(transport)
+        again = await opened(transport, session_id=first.session_id)
+        assert (again.session_id, again.resumed) == (first.session_id, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"protocol_version": 999}, Reason.VERSION_MISMATCH), ({"tap": "none such"}, Reason.UNKNOWN_TAP)],
+)
+async def test_refused_in_the_servers_words(transport, changes, reason):
+    with pytest.raises(Refusal) as refused:
+        await opened(transport, **changes)
+    assert refused.value.reason is reason
+    assert refused.value.message
+
+
+async def test_refused_without_a_key(ray, access):
+    stranger = GrpcTransport(ray.address, replace(access, key=None))
+    for attempt in (stranger.describe, lambda: opened_blindly(stranger)):
+        with pytest.raises(Refusal) as refused:
+            await attempt()
+        assert refused.value.reason is Reason.NO_KEY
+
+
+async def opened_blindly(transport: GrpcTransport) -> None:
+    connection = await transport.connect()
+    try:
+        await connection.receive()
+    finally:
+        await connection.close()
+
+
+async def test_garbage_is_refused(transport):
+    async with transport.channel() as channel:
+        call = channel.stream_stream(SESSION)(metadata=transport.metadata())
+        await call.write(b"\xff\xff")
+        with pytest.raises(Refusal) as refused, translated("Ray"):
+            await call.read()
+        assert refused.value.reason is Reason.MALFORMED_FRAME
+
+
+async def test_bundles_are_refused(transport):
+    async with transport.channel() as channel:
+        with pytest.raises(Refusal) as refused, translated("Ray"):
+            await channel.unary_unary(MANIFEST, pb.ManifestRequest.SerializeToString)(
+                pb.ManifestRequest(), metadata=transport.metadata()
+            )
+        assert refused.value.reason is Reason.NO_BUNDLE
+        fetch = channel.unary_stream(FETCH, pb.FetchRequest.SerializeToString)
+        with pytest.raises(Refusal) as refused, translated("Ray"):
+            await fetch(pb.FetchRequest(), metadata=transport.metadata()).read()
+        assert refused.value.reason is Reason.NO_BUNDLE
+
+
+async def test_health(transport):
+    async with transport.channel() as channel:
+        assert await channel.unary_unary(HEALTH)(b"") == b"\x08\x01"  # status: SERVING
+
+
+async def test_plain_text_is_not_answered(ray):
+    async with grpc.aio.insecure_channel(ray.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await channel.unary_unary(HEALTH)(b"", timeout=10)
+
+
+async def test_nothing_is_lost_when_replicas_are_killed_and_replaced(ray, config, models, work):
+    load = RayLoad(config, models, *work)
+    before = set(ray.replicas())
+    tally = await load.run(4, lambda: disasters(ray, 2, kill=True, update=True))
+    assert tally.differing == 0
+    assert tally.lost_links >= 4  # every stream was on a replica that is gone
+    assert not before & set(ray.replicas())

@@ -1,0 +1,123 @@
+"""`outrider-bench virtual` and `sweep` on a tape made by hand; a replay held against a report of the real stack."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+from virtual_tapes import CYCLE, LEVELS, RIGHT, SECOND, recording_of, tape_of
+
+from outrider_bench.cli.app import app
+from outrider_bench.virtual.sweep import Grid
+from outrider_proto.errors import UsageError
+
+NEW = 1 + 4 * CYCLE
+PACE = "source = 'made up'\nverify_ms = 30\ndraft_level_ms = 6\nserver_level_ms = 4\n"
+TREES = ("--breadth", 1, "--levels", LEVELS, "--budget", LEVELS)
+
+
+@pytest.fixture
+def tape(tmp_path):
+    tape_of(recording_of(NEW, lambda number: SECOND if number % 7 == 0 else RIGHT)).save(tmp_path / "tape.json")
+    (tmp_path / "hand.toml").write_text(PACE)
+    return tmp_path / "tape.json"
+
+
+def run(tape, command, *options):
+    report = tape.with_name("report.json")
+    where = ["--tape", tape, "--pace", tape.with_name("hand.toml"), "--json", report]
+    result = CliRunner().invoke(app, [command, *map(str, (*where, *options))])
+    return result, json.loads(report.read_text()) if report.exists() else {}
+
+
+def test_a_replay_has_the_keys_of_the_network_bench(tape):
+    result, report = run(tape, "virtual", "--profile", "paper-4g", "--profile", "none", *TREES, "--runs", 2)
+    assert result.exit_code == 0, result.output
+    for key in ("tokens_per_second", "mean_acceptance_length", "eta", "rtt_ms", "verify_ms", "ttft_ms", "hit_rate"):
+        assert key in report
+    assert report["engine"] == "virtual"
+    assert "congestion" in report["note"]
+    assert set(report["controls"]) == {"stream", "server_draft"}
+    assert [case["profile"] for case in report["cases"]] == ["paper-4g", "none"]
+    assert report["cases"][1]["controls"]["stream"]["tokens_per_second"] == pytest.approx(1e3 / 30)
+    assert report["mismatches"] == 0
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.05, 0), (1.3, 1)])
+def test_a_replay_that_is_off_the_real_figures_fails(tape, factor, code):
+    options = ("virtual", "--profile", "paper-4g", "--mode", "stop-and-wait", *TREES, "--runs", 1)
+    _, real = run(tape, *options)
+    for case in real["cases"]:
+        for figures in case["ways"].values():
+            figures["tokens_per_second"] *= factor
+    tape.with_name("real.json").write_text(json.dumps(real))
+    result, report = run(tape, *options, "--against", tape.with_name("real.json"))
+    assert result.exit_code == code, result.output
+    assert {one["way"] for one in report["against"]} == {"stream", "server-draft", "stop-and-wait"}
+    assert report["against"][0]["deviation"] == pytest.approx(1 / factor - 1)
+
+
+def test_a_report_of_other_conditions_is_refused(tape):
+    options = ("virtual", "--profile", "paper-4g", "--mode", "stop-and-wait", *TREES, "--runs", 1)
+    _, real = run(tape, *options)
+    real["cases"][0]["max_new_tokens"] += 1
+    tape.with_name("real.json").write_text(json.dumps(real))
+    result, _ = run(tape, *options, "--against", tape.with_name("real.json"))
+    assert isinstance(result.exception, UsageError)
+    assert "make them the same" in str(result.exception)
+
+
+WAYS = ("--mode", "stop-and-wait", "--mode", "proactive")
+
+
+def test_overhead_is_read_off_a_report(tape):
+    options = ("virtual", "--profile", "paper-4g", *WAYS, *TREES, "--runs", 1)
+    _, bare = run(tape, *options)
+    ways = bare["cases"][0]["ways"]
+    ways["stop-and-wait"]["exchange_ms"] += 6.0
+    ways["stop-and-wait"]["level_ms"] += 0.5
+    ways["proactive"]["ahead_level_ms"] += 1.5
+    ways["stream"]["queue_ms"] += 2.0
+    tape.with_name("real.json").write_text(json.dumps(bare))
+    result, slower = run(tape, *options, "--overhead", tape.with_name("real.json"))
+    assert result.exit_code == 0, result.output
+    told = {"exchange_ms": 6.0, "level_ms": 0.5, "ahead_level_ms": 1.5, "between_passes_ms": 2.0}
+    assert slower["overhead"] == pytest.approx(told)
+    again = slower["cases"][0]["ways"]
+    assert again["stop-and-wait"]["level_ms"] == pytest.approx(ways["stop-and-wait"]["level_ms"])
+    assert again["stream"]["tokens_per_second"] < ways["stream"]["tokens_per_second"]
+
+
+def test_overhead_of_another_pace_is_refused(tape):
+    options = ("virtual", "--profile", "paper-4g", *WAYS, *TREES, "--runs", 1)
+    _, real = run(tape, *options)
+    real["cases"][0]["pace"] = "paper"
+    tape.with_name("real.json").write_text(json.dumps(real))
+    result, _ = run(tape, *options, "--overhead", tape.with_name("real.json"))
+    assert isinstance(result.exception, UsageError)
+    assert "pace=paper, here hand" in str(result.exception)
+
+
+def test_a_sweep_says_who_wins_where_and_draws_it(tape):
+    picture = tape.with_name("map.png")
+    grid = ("--rtt", "0,200", "--verify", "6,60", "--thin", "0,0.5", "--max-new-tokens", NEW)
+    result, report = run(tape, "sweep", *grid, *TREES, "--mode", "stop-and-wait", "--plot", picture)
+    assert result.exit_code == 0, result.output
+    points = report["points"]
+    assert len(points) == 8
+    near = next(p for p in points if (p["rtt_ms"], p["verify_ms"], p["share"]) == (0, 60, 0))
+    far = next(p for p in points if (p["rtt_ms"], p["verify_ms"], p["share"]) == (200, 6, 0.5))
+    assert near["best"] != "stream"
+    assert far["best"] == "stream"
+    assert near["tau"] > far["tau"]
+    assert near["ratio_to_stream"] > 1 == far["ratio_to_stream"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("option", "value"), [("--rtt", "5,x"), ("--verify", "60,6"), ("--thin", "0,2")])
+def test_a_grid_is_numbers_in_order(tape, option, value):
+    result, _ = run(tape, "sweep", option, value, "--max-new-tokens", NEW)
+    assert isinstance(result.exception, UsageError)
+
+
+def test_a_grid_counts_its_points():
+    assert len(list(Grid((0.0, 5.0), (6.0,), (0.0, 0.1)))) == len(Grid((0.0, 5.0), (6.0,), (0.0, 0.1))) == 4

@@ -1,0 +1,23 @@
+"""How a user names a server."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider_client.cli.address import with_port
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("edge.example.org", "edge.example.org:50051"),
+        ("127.0.0.1", "127.0.0.1:50051"),
+        ("127.0.0.1:7", "127.0.0.1:7"),
+        ("[::1]", "[::1]:50051"),
+        ("[::1]:7", "[::1]:7"),
+        ("host:", "host:"),
+        ("", ""),
+    ],
+)
+def test_a_host_alone_has_the_usual_port(said, meant):
+    assert with_port(said) == meant

@@ -1,0 +1,296 @@
+"""The command line against a server in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
+
+from outrider_client.cli import app as cli
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+
+STARTS_IN_S = 120
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}a:"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> tuple[Path, Path]:
+    """The tiny golden pair, with a tokenizer of one token a byte."""
+    golden = Path(__file__).parents[2] / "data" / "golden"
+    target = tmp_path_factory.mktemp("target")
+    shutil.copytree(golden / "target_tiny", target, dirs_exist_ok=True)
+    alphabet = {char: n for n, char in enumerate(sorted(ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(BPE(alphabet, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(target)
+    return target, golden / "moa_tli0" / "drafter"
+
+
+class ServerProcess:
+    """`outrider-server serve` on a port that stays the same over restarts."""
+
+    def __init__(self, models: tuple[Path, Path], folder: Path) -> None:
+        self._command = [sys.executable, "-c", "from outrider_server.cli.app import main; main()", "serve"]
+        self._command += ["--target", str(models[0]), "--drafter", str(models[1])]
+        self._folder = folder
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            self.port = unused.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        ready = self._folder / "ready"
+        ready.unlink(missing_ok=True)
+        with open(self._folder / "log", "ab") as log:
+            options = ["--port", str(self.port), "--ready-file", str(ready)]
+            self._process = subprocess.Popen([*self._command, *options], stdout=log, stderr=log)
+        deadline = time.monotonic() + STARTS_IN_S
+        while not ready.exists():
+            assert self._process.poll() is None, (self._folder / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(models, tmp_path_factory):
+    process = ServerProcess(models, tmp_path_factory.mktemp("server"))
+    process.start()
+    yield process
+    process.kill()
+
+
+@pytest.fixture
+def outrider(models, server, monkeypatch, capsys):
+    """Run the command with these arguments; returns exit code, standard output and standard error."""
+
+    def run(*arguments: str, options: bool = True, address: str = server.address, said: str = ""):
+        pair = ["--target", str(models[0]), "--drafter", str(models[1])] if options else []
+        patience = [] if arguments[0] == "describe" else ["--link-floor-ms", "5000"]  # this machine may be busy
+        monkeypatch.setattr(sys, "argv", ["outrider", *arguments, "--server", address, *pair, *patience])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+        code = 0
+        with contextlib.suppress(SystemExit):
+            try:
+                cli.main()
+            except SystemExit as stop:
+                code = stop.code
+        heard = capsys.readouterr()
+        return code or 0, heard.out, heard.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain(models):
+    """Text and tokens of the target alone."""
+    target = Target.load(str(models[0]))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(models[0])
+
+    def answer(prompt: str | list[int], num_tokens: int) -> tuple[str, list[int]]:
+        ids = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+        tokens = plain_greedy(target, ids, num_tokens)
+        return tokenizer.decode(tokens, skip_special_tokens=True), tokens
+
+    return answer
+
+
+def test_text_on_a_pipe(outrider, plain):
+    code, out, err = outrider("generate", "hello", "--max-new-tokens", "30")
+    assert (code, err) == (0, "")
+    assert out.removesuffix("\n") == plain("u:hello;a:", 30)[0].removesuffix("\n")
+
+
+def test_raw_text_from_standard_input(outrider, plain):
+    code, out, _ = outrider("generate", "-", "--raw", "--max-new-tokens", "30", said="hello")
+    assert code == 0
+    assert out.removesuffix("\n") == plain("hello", 30)[0].removesuffix("\n")
+
+
+@pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
+def test_json(outrider, plain, mode):
+    code, out, _ = outrider("generate", "--prompt-ids", "1,2,3", "--json", "--max-new-tokens", "20", "--mode", mode)
+    assert code == 0
+    objects = [json.loads(line) for line in out.splitlines()]
+    assert {"committed", "link_changed", "stats", "finished"} <= {o["event"] for o in objects}
+    answer = objects[-1]
+    assert answer["event"] == "answer"
+    assert answer["token_ids"] == plain([1, 2, 3], 20)[1]
+    assert set(answer["origins"]) <= {"accepted", "bonus"}
+
+
+def test_offline_mode_needs_no_server(outrider):
+    arguments = ("--prompt-ids", "1,2,3", "--json", "--max-new-tokens", "8", "--mode", "offline")
+    code, out, _ = outrider("generate", *arguments, address="127.0.0.1:1")
+    assert code == 0
+    assert json.loads(out.splitlines()[-1])["origins"] == ["unverified"] * 8
+
+
+def test_offline_without_a_drafter_copies_or_says_that_it_cannot(outrider, models):
+    bare = ("--target", str(models[0]), "--drafter", "none", "--mode", "offline", "--max-new-tokens", "3")
+    code, out, _ = outrider("generate", "--raw", "one two one ", *bare, options=False, address="127.0.0.1:1")
+    assert (code, out) == (0, "two\n")
+    code, out, err = outrider("generate", "--raw", "abcd", *bare, options=False, address="127.0.0.1:1")
+    assert (code, out) == (4, "")
+    assert "neither the drafter nor the last resort" in err
+
+
+def test_heads_share_the_drafting(outrider, models, plain):
+    """Two copies of one head: the text is the target's, and the first is never bettered."""
+    heads = ("--target", str(models[0]), "--drafter", str(models[1]), "--drafter", f"{models[1]},tli=0")
+    arguments = (
+        "--prompt-ids",
+        "1,2,3",
+        "--json",
+        "--max-new-tokens",
+        "20",
+        "--route",
+        "entropy",
+        "--mode",
+        "stop-and-wait",
+    )
+    code, out, _ = outrider("generate", *arguments, *heads, options=False)
+    assert code == 0
+    answer = json.loads(out.splitlines()[-1])
+    assert answer["token_ids"] == plain([1, 2, 3], 20)[1]
+    use = answer["statistics"]["heads"]
+    assert use["extra_drafts"] == 1.0
+    assert list(use["shares"].values()) == [1.0, 0.0]
+
+
+def test_chat_reuses_the_session(outrider, plain):
+    code, out, _ = outrider("chat", "--json", "--mode", "stop-and-wait", "--max-new-tokens", "12", said="hi\n\nyou\n")
+    assert code == 0
+    objects = [json.loads(line) for line in out.splitlines()]
+    first, second = [o for o in objects if o["event"] == "answer"]
+    assert first["text"] == plain("u:hi;a:", 12)[0]
+    assert second["text"] == plain(f"u:hi;a:{first['text']};u:you;a:", 12)[0]
+    turns = [o["request"] for o in objects if o["event"] == "cycle" and not o["request"]["tree"]["tokens"]]
+    assert turns[0]["base_len"] == 0
+    assert turns[1]["base_len"] >= len("u:hi;a:")
+    assert len([o for o in objects if o["event"] == "link_changed"]) == 2
+
+
+def test_describe(outrider):
+    code, out, _ = outrider("describe", "--json", options=False)
+    assert code == 0
+    assert json.loads(out)["vocab_size"] == 256
+    code, out, _ = outrider("describe", options=False)
+    assert code == 0
+    assert "moa" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["generate"], 2, "PROMPT or --prompt-ids"),
+        (["generate", " "], 2, "prompt is empty"),
+        (["generate", "--prompt-ids", "1,x"], 2, "prompt-ids='1,x'"),
+        (["generate", "--prompt-ids", "1,9999"], 2, "vocabulary has 256"),
+        (["generate", "hi", "--breadth", "0"], 2, "breadth=0"),
+        (["generate", "hi", "--temperature", "-1"], 2, "temperature=-1"),
+        (["generate", "hi", "--mode", "warp"], 2, "warp"),
+        (["generate", "hi", "--drafter", "/nowhere"], 2, "/nowhere"),
+        (["generate", "hi", "--route", "entropy"], 2, "route=entropy: there is only one head"),
+        (["generate", "hi", "--gate", "0.5"], 2, "there is only one head"),
+        (["generate", "hi", "--drafter", "a", "--drafter", "b", "--gate", "2"], 2, "gate=2"),
+        (["generate", "hi", "--drafter", "a", "--drafter", "b", "--route", "keywords"], 2, "give both or neither"),
+        (["generate", "hi", "--drafter", "a", "--drafter", "none"], 2, "none cannot be one of several"),
+        (["generate", "hi", "--drafter", "a", "--drafter", "b", "--keywords", "words.txt"], 2, ".toml or .json"),
+        (["generate", "--prompt-ids", ",".join(["1"] * 5000)], 3, "context is"),
+    ],
+)
+def test_mistakes_are_one_clear_line(outrider, arguments, code, message):
+    options = "--drafter" not in arguments
+    got, out, err = outrider(*arguments, options=options)
+    assert got == code
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_unreachable_server(outrider):
+    code, _, err = outrider("generate", "hi", address="127.0.0.1:1")
+    assert code == 4
+    assert err.count("\n") == 1
+    assert "cannot reach 127.0.0.1:1" in err
+    assert outrider("describe", options=False, address="127.0.0.1:1")[0] == 4
+
+
+def test_tokens_without_text_are_not_passed_over(outrider, golden):
+    """The golden target's directory has no tokenizer."""
+    pair = ("--target", str(golden / "target_tiny"), "--drafter", "none", "--mode", "offline")
+    arguments = ("--prompt-ids", "1,2,3,1,2", "--max-new-tokens", "4", *pair)
+    code, out, err = outrider("generate", *arguments, options=False)
+    assert (code, out) == (0, "")
+    assert "--json shows their ids" in err
+    code, out, err = outrider("generate", *arguments, "--json", options=False)
+    assert json.loads(out.splitlines()[-1])["token_ids"][0] == 3
+    assert err == ""
+
+
+def test_server_without_our_drafter(outrider, models, golden):
+    """The other target's server refuses us by name."""
+    wrong = ("--target", str(golden / "target_l4"), "--drafter", "none")
+    code, _, err = outrider("generate", "--prompt-ids", "1,2", *wrong, options=False)
+    assert code == 3
+    assert "must be the same" in err
+
+
+def started(models, server, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "outrider_client.cli.app", *arguments, "--json", "--max-new-tokens", "400"]
+    command += ["--server", server.address, "--target", str(models[0]), "--drafter", str(models[1])]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1)
+
+
+def until(process: subprocess.Popen[str], event: str) -> dict:
+    while (heard := json.loads(process.stdout.readline()))["event"] != event:
+        pass
+    return heard
+
+
+def test_ctrl_c_ends_generate(models, server):
+    with started(models, server, "generate", "--prompt-ids", "1,2,3") as process:
+        until(process, "committed")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == ""
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_chat(models, server):
+    with started(models, server, "chat", "--mode", "stop-and-wait") as process:
+        process.stdin.write("hi\n")
+        until(process, "committed")
+        process.send_signal(signal.SIGINT)
+        process.stdin.write("you\n")
+        requests = iter(lambda: until(process, "cycle")["request"], None)
+        prompt = next(request for request in requests if not request["tree"]["tokens"])
+        assert prompt["base_len"] > 0  # the session goes on
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert err == "outrider: stopped\n" * 2

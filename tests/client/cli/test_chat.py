@@ -1,0 +1,230 @@
+"""The chat: what its lines ask, what its turns are, and how it looks on a real terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from outrider_client.cli.chat.commands import COMMANDS, Slash, parse_slash
+from outrider_client.cli.chat.conversation import Conversation
+from outrider_client.cli.chat.figures import figures
+from outrider_client.cli.chat.input import without_private
+from outrider_client.cli.chat.link import ChatLink
+from outrider_client.cli.chat.repl import Talk
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.config import ClientConfig
+from outrider_client.core.events import Committed, Finished
+from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.statistics import Statistics
+from outrider_proto.errors import LinkError, UsageError
+
+
+def test_lines_with_a_slash_are_orders():
+    assert parse_slash("/mode stream") == Slash("mode", "stream")
+    assert parse_slash("/stats") == Slash("stats")
+    assert parse_slash("//etc is a folder") is None
+    assert parse_slash("3 / 4") is None
+
+
+@pytest.mark.parametrize(("line", "message"), [("/nonsense", "/nonsense: no such"), ("/stats now", "takes nothing")])
+def test_orders_that_nobody_knows(line, message):
+    with pytest.raises(UsageError, match=message):
+        parse_slash(line)
+
+
+def test_an_answer_to_something_private_is_private():
+    conversation = Conversation("the enclosed")
+    conversation.asks("Greet <<Ann>>.")
+    assert conversation.messages[0]["content"] == (
+        Segment("Greet "),
+        Segment("Ann", private=True),
+        Segment("."),
+        Segment("\n"),
+        Segment("the enclosed", private=True),
+    )
+    conversation.answered("Hello Ann", private=conversation.is_private)
+    assert conversation.messages[1]["content"] == (Segment("Hello Ann", private=True),)
+    assert conversation.text() == "user: Greet <<Ann>>.\n<<the enclosed>>\n\nassistant: <<Hello Ann>>"
+    conversation.clear()
+    conversation.asks("Hello")
+    assert conversation.messages == [{"role": "user", "content": "Hello"}]
+    assert not conversation.is_private
+
+
+@pytest.mark.parametrize(
+    "line", ["a <<b>> c", "a <<b> c", "<<EMAIL: a@b.c>> <<x\ny>>", "<<", "a <<b>> <<c", "a <<c <<x>> b>>"]
+)
+def test_a_history_keeps_nothing_private(line):
+    kept = without_private(line)
+    assert "<<" in kept
+    assert not set("bxy@") & set(kept)
+
+
+def test_a_history_keeps_what_is_not_private_as_it_was_typed():
+    assert without_private(r"1 \<< 4 >> 2, <<b>>") == r"1 \<< 4 >> 2, <<>>"
+
+
+class Scripted:
+    """A client that says what it is told to, and remembers what it was asked."""
+
+    link_state = LinkState.ONLINE
+
+    def __init__(self, *answers):
+        self._answers = list(answers)
+        self.asked = []
+
+    def begin_conversation(self):
+        pass
+
+    def generate(self, prompt, **overrides):
+        self.asked.append(([dict(message) for message in prompt], overrides))
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        yield Committed(0, (1,), "bonus", answer)
+        yield Finished("eos", Statistics(new_tokens=1, target_calls=2, tokens_per_second=4.0, rtt_ms=12.0))
+
+
+def talk(client, *lines, config=None):
+    Talk(client, config or ClientConfig(), Conversation()).run(lines)
+
+
+def test_turns_add_up_and_orders_hold(capsys, tmp_path):
+    secret, saved = tmp_path / "secret", tmp_path / "saved"
+    secret.write_text("4711")
+    client = Scripted("one", "two", "three")
+    talk(
+        client,
+        "/help",
+        "/stats",
+        "hi",
+        "/mode stream",
+        "/privacy placeholder",
+        f"/private {secret}",
+        "//usr?",
+        "/stats",
+        "/link",
+        f"/save {saved}",
+        "/clear",
+        "again",
+        "/history",
+        "/quit",
+        "never asked",
+    )
+    (_, before), (second, after), (third, _) = client.asked
+    assert (before["mode"], before["privacy"]) == ("auto", "local")
+    assert (after["mode"], after["privacy"]) == ("stream", "placeholder")
+    assert [message["role"] for message in second] == ["user", "assistant", "user"]
+    assert second[2]["content"] == (Segment("/usr?"), Segment("\n"), Segment("4711", private=True))
+    assert third == [{"role": "user", "content": "again"}]
+    assert saved.read_text() == "user: hi\n\nassistant: one\n\nuser: /usr?\n<<4711>>\n\nassistant: two\n"
+    out = capsys.readouterr().out
+    assert all(f"/{name}" in out for name in COMMANDS)
+    assert "no answer yet" in out
+    assert "all 2" in out
+    assert "online, R 12 ms" in out
+    assert out.endswith("user: again\n\nassistant: three\n")
+
+
+def test_what_goes_wrong_later_does_not_end_the_chat(capsys):
+    client = Scripted("one", LinkError("gone"), "three")
+    talk(client, "hi", "lost", "/mode warp", "/nonsense", "/link cut", "/private /nowhere", "a <<b", "/save", "again")
+    assert [message["content"] for message in client.asked[-1][0]] == ["hi", "one", "again"]
+    said = capsys.readouterr().err.splitlines()
+    wanted = ["gone", "/mode warp: choose one of auto", "/nonsense", "--profile", "/nowhere", "does not close", "/save"]
+    assert len(said) == len(wanted)
+    assert all(part in line for part, line in zip(wanted, said, strict=True))
+
+
+def test_what_goes_wrong_first_ends_it():
+    with pytest.raises(LinkError):
+        talk(Scripted(LinkError("nobody there")), "/mode", "hi")
+
+
+def test_figures_are_summed():
+    table = figures(
+        [Statistics(new_tokens=10, tokens_per_second=5.0), Statistics(new_tokens=30, tokens_per_second=30.0)]
+    )
+    names, last, together = (list(column.cells) for column in table.columns)
+    assert (last[names.index("tokens")], together[names.index("tokens")]) == ("30", "40")
+    assert together[names.index("tokens/s")] == "13.3"  # 40 in 3 s
+
+
+def test_an_emulated_link_obeys():
+    with ChatLink("lan", "127.0.0.1:1") as link:
+        assert link.said.startswith("emulated: lan (")
+        link.obey("cut")
+        assert link.said.endswith(", cut")
+        link.obey("restore")
+        link.obey("paper-4g")
+        assert link.said.startswith("emulated: paper-4g (")
+        assert not link.said.endswith("cut")
+        with pytest.raises(UsageError, match="nosuch"):
+            link.obey("nosuch")
+    with pytest.raises(UsageError, match="nosuch"), ChatLink("nosuch", "127.0.0.1:1"):
+        pass
+
+
+_ESCAPES = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]")
+
+
+class Terminal:
+    """A program on a pseudo-terminal."""
+
+    def __init__(self, command, environment):
+        self._ours, theirs = pty.openpty()
+        self._process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        self._heard = ""
+        self._more = threading.Condition()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self):
+        while True:
+            try:
+                data = os.read(self._ours, 65536).decode(errors="replace")
+            except OSError:
+                return
+            if "\x1b[6n" in data:
+                os.write(self._ours, b"\x1b[1;1R")  # where the cursor is: prompt_toolkit asks
+            with self._more:
+                self._heard += data
+                self._more.notify_all()
+
+    def type(self, text):
+        os.write(self._ours, text.encode())
+
+    def until(self, text, since=0):
+        with self._more:
+            assert self._more.wait_for(lambda: text in self._text()[since:], timeout=60), self._text()[since:]
+            return len(self._text())
+
+    def _text(self):
+        return _ESCAPES.sub("", self._heard)
+
+    def ended(self):
+        return self._process.wait(timeout=60)
+
+
+@pytest.mark.slow
+def test_a_conversation_on_a_real_terminal(tmp_path):
+    """The embedded drafter alone, since what is looked at is the terminal."""
+    command = [sys.executable, "-m", "outrider_client.cli.app", "chat", "--mode", "offline", "--max-new-tokens", "12"]
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "100"}
+    terminal = Terminal([*command, "--offline-start"], environment)
+    seen = terminal.until(">")
+    for line, wanted in (("Who am I?", "●"), ("/stats", "last answer"), ("Greet <<Ann>>.", "●")):
+        terminal.type(f"{line}\r")
+        seen = terminal.until(">", terminal.until(wanted, seen))
+    terminal.type("\x04")
+    assert terminal.ended() == 0
+    history = (Path(tmp_path) / "outrider" / "chat_history").read_text()
+    assert "Who am I?" in history
+    assert "Ann" not in history

@@ -1,0 +1,190 @@
+"""Round trips, heartbeats, backoff and the table of link states: time is a number here."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from outrider_client.connection.backoff import Backoff
+from outrider_client.connection.heartbeat import Heartbeat, Patience
+from outrider_client.connection.link_state import Happening, IllegalChange, LinkState, next_state
+from outrider_client.connection.rtt import RttEstimator
+from outrider_proto.errors import UsageError
+
+R = 0.1
+
+
+def steady(floor_s: float = 0.0, factor: float = 1.0, rate_bps: float = 8e6) -> Heartbeat:
+    """After many round trips of R."""
+    rtt = RttEstimator()
+    for _ in range(100):
+        rtt.add(R)
+    heartbeat = Heartbeat(rtt, Patience(floor_s, rate_bps), factor)
+    heartbeat.proved()
+    return heartbeat
+
+
+def test_estimator_follows_rfc_6298():
+    rtt = RttEstimator()
+    assert rtt.mean_s is None
+    rtt.add(0.1)
+    assert (rtt.mean_s, rtt.spread_s) == (0.1, 0.05)
+    rtt.add(0.2)
+    assert rtt.mean_s == pytest.approx(0.1125)
+    assert rtt.spread_s == pytest.approx(0.0625)
+
+
+def test_first_sample_replaces_a_guess():
+    rtt = RttEstimator()
+    rtt.guess(5.0)
+    assert rtt.mean_s == 5.0
+    rtt.add(0.1)
+    rtt.guess(9.0)
+    assert rtt.mean_s == 0.1
+
+
+def test_pong_measures_the_round_trip():
+    rtt = RttEstimator()
+    heartbeat = Heartbeat(rtt, Patience())
+    heartbeat.pong(heartbeat.ping(10.0), 10.25)
+    assert rtt.mean_s == pytest.approx(0.25)
+    heartbeat.pong(12345, 11.0)  # answers nothing
+    assert rtt.mean_s == pytest.approx(0.25)
+
+
+def test_pings_come_every_half_round_trip():
+    heartbeat = steady()
+    heartbeat.begin(1.0, 0)
+    assert not heartbeat.should_ping(1.0 + R / 2 - 0.001)
+    assert heartbeat.should_ping(1.0 + R / 2)
+    heartbeat.ping(1.05)
+    assert heartbeat.due_at == pytest.approx(1.05 + R / 2)
+
+
+def lost_after(heartbeat: Heartbeat, cut: float, start: float = 0.0) -> float:
+    """How long after the cut the loss is noticed, when pongs come back R after pings sent before cut - R / 2."""
+    now, pongs = start, []
+    heartbeat.begin(now, 0)
+    while not heartbeat.is_lost(now):
+        if heartbeat.should_ping(now):
+            nonce = heartbeat.ping(now)
+            if now + R <= cut:
+                pongs.append((now + R, nonce))
+        now = min([heartbeat.due_at, *(at for at, _ in pongs)])
+        while pongs and pongs[0][0] <= now:
+            at, nonce = pongs.pop(0)
+            heartbeat.heard(at)
+            heartbeat.pong(nonce, at)
+    return now - cut
+
+
+@pytest.mark.parametrize("cut", [0.0, 0.01, 0.07, 0.33, 1.0, 1.234])
+def test_loss_is_noticed_within_about_two_round_trips(cut):
+    assert lost_after(steady(), cut) <= 2.1 * R
+
+
+def test_no_loss_while_pongs_come():
+    assert lost_after(steady(), cut=50.0) > 0
+
+
+def test_verdicts_alone_are_signs_of_life():
+    heartbeat = steady()
+    heartbeat.begin(0.0, 0)
+    heartbeat.ping(0.05)
+    for step in range(100):
+        now = 0.1 * step
+        assert not heartbeat.is_lost(now)
+        heartbeat.heard(now)
+
+
+def test_nothing_is_lost_before_it_was_asked():
+    heartbeat = steady()
+    heartbeat.begin(0.0, 0)
+    assert not heartbeat.is_lost(100.0)
+
+
+def test_idle_time_does_not_count():
+    heartbeat = steady()
+    heartbeat.begin(0.0, 0)
+    heartbeat.ping(0.05)
+    heartbeat.begin(100.0, 0)
+    assert not heartbeat.is_lost(100.0 + R)
+
+
+def test_patience_is_stretched_by_floor_bytes_and_false_alarms():
+    assert steady().deadline_s == pytest.approx(1.5 * R, rel=0.01)
+    assert steady(floor_s=0.5).deadline_s == 0.5
+    assert steady(floor_s=0.5, factor=4).deadline_s == 2.0
+    loaded = steady(floor_s=0.5)
+    loaded.begin(0.0, 1_000_000)
+    assert loaded.deadline_s == pytest.approx(1.5)
+    loaded.begin(1.0, 0)
+    assert loaded.deadline_s == 0.5
+
+
+def test_new_connection_is_given_twice_the_time():
+    rtt = RttEstimator()
+    rtt.add(0.001)
+    heartbeat = Heartbeat(rtt, Patience(floor_s=0.5))
+    assert heartbeat.deadline_s == 1.0
+    heartbeat.proved()
+    assert heartbeat.deadline_s == 0.5
+
+
+def test_standing_still_ourselves_is_forgiven():
+    heartbeat = steady()
+    heartbeat.begin(0.0, 0)
+    heartbeat.ping(0.05)
+    heartbeat.heard(0.1)
+    heartbeat.forgive(3.0)
+    assert not heartbeat.is_lost(3.1)
+    assert heartbeat.is_lost(3.5)
+
+
+@pytest.mark.parametrize("wrong", [{"floor_s": -0.005}, {"assumed_rate_bps": 0.0}])
+def test_patience_is_not_negative(wrong):
+    with pytest.raises(UsageError, match=f"{next(iter(wrong))}=.*: need"):
+        Patience(**wrong)
+
+
+def test_backoff_is_capped_and_jittered():
+    backoff = Backoff(first_s=0.1, factor=2.0, cap_s=1.0)
+    generator = random.Random(1)
+    assert backoff.delay_s(0, generator) == 0.0
+    for attempt in range(1, 100):
+        longest = min(1.0, 0.1 * 2 ** (attempt - 1))
+        assert longest / 2 <= backoff.delay_s(attempt, generator) <= longest
+    assert len({backoff.delay_s(9, generator) for _ in range(10)}) == 10
+
+
+def test_after_silence_backoff_is_capped_sooner():
+    backoff = Backoff(first_s=0.1, factor=2.0, cap_s=2.0, silence_cap_s=0.5)
+    delays = {cap: [backoff.delay_s(n, random.Random(n), after_silence=cap < 2) for n in range(20)] for cap in (0.5, 2)}
+    assert max(delays[0.5]) <= 0.5 < 1 < max(delays[2]) <= 2
+    assert delays[0.5][:3] == delays[2][:3]
+    impatient = Backoff(first_s=0.1, cap_s=0.2)
+    assert impatient.delay_s(9, random.Random(1), after_silence=True) <= 0.2
+
+
+def test_link_goes_round():
+    state = LinkState.CONNECTING
+    happenings = [Happening.OPENED, Happening.LOST, Happening.CONNECTED, Happening.LOST, Happening.CONNECTED]
+    for happening in [*happenings, Happening.CAUGHT_UP]:
+        state = next_state(state, happening)
+    assert state is LinkState.ONLINE
+    assert next_state(state, Happening.CLOSED) is LinkState.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("state", "happening"),
+    [
+        (LinkState.ONLINE, Happening.CAUGHT_UP),
+        (LinkState.OFFLINE, Happening.OPENED),
+        (LinkState.CLOSED, Happening.CONNECTED),
+        (LinkState.CLOSED, Happening.CLOSED),
+    ],
+)
+def test_what_the_table_does_not_list(state, happening):
+    with pytest.raises(IllegalChange):
+        next_state(state, happening)

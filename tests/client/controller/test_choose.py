@@ -1,0 +1,247 @@
+"""The decision as tables and properties: measurements in, a mode out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider_client.controller.choose import choose, deliberate
+from outrider_client.controller.decision import HARBOURS, SPLIT, Choice, Variant
+from outrider_client.controller.measured import Limits, Measured
+from outrider_client.controller.predict import predict
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_proto.errors import UsageError
+
+PLAIN = frozenset(("stream", *SPLIT))
+OFFERED = PLAIN | {"server-draft"}
+ONE_AT_A_TIME = frozenset(("stream", "stop-and-wait", "proactive"))
+
+
+def measured(rtt_ms=30.7, verify_ms=33.0, level_ms=7.0, acceptance=0.83, hit=0.57, modes=PLAIN, **other):
+    limits = other.pop("limits", Limits(modes, fixed=True))
+    return Measured(
+        limits=replace(limits, modes=modes),
+        rtt_ms=rtt_ms,
+        verify_ms=verify_ms,
+        stream_ms=other.pop("stream_ms", 0.92 * verify_ms),
+        draft_level_ms=level_ms,
+        server_level_ms=other.pop("server_level_ms", 7.0),
+        acceptance=(acceptance,) * 5,
+        hit_rates={1: 0.6 * hit, 8: hit},
+        batch_factors=other.pop("batch_factors", {8: 1.0}),
+        **other,
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "what"),
+    [
+        ("pipelined", {"rtt_ms": 30.7}),
+        ("pipelined", {"rtt_ms": 53.6}),
+        ("stream", {"rtt_ms": 150.0}),  # R > (tau - 1) T_v, by far
+        ("stream", {"verify_ms": 6.0}),  # a fast target leaves nothing to win
+        ("pipelined", {"verify_ms": 70.0, "rtt_ms": 150.0}),  # a slow one does
+        ("stream", {"acceptance": 0.4, "hit": 0.2}),
+        ("stream", {"level_ms": 40.0}),
+        ("proactive", {"modes": ONE_AT_A_TIME}),
+        ("stop-and-wait", {"modes": frozenset(("stream", "stop-and-wait"))}),
+        ("stop-and-wait", {"rtt_ms": 2.0, "hit": 0.02, "batch_factors": {2: 2.0, 8: 8.0}}),
+        ("proactive", {"rtt_ms": 1.0}),  # a second draft is not there before the verdict
+        ("server-draft", {"modes": OFFERED, "rtt_ms": 150.0}),
+        ("server-draft", {"modes": OFFERED, "rtt_ms": 53.6}),
+        ("pipelined", {"modes": OFFERED, "rtt_ms": 10.0, "level_ms": 3.0, "hit": 0.8}),
+        ("pipelined", {"modes": OFFERED, "server_level_ms": 25.0}),
+        ("stream", {"modes": OFFERED, "rtt_ms": 150.0, "server_level_ms": 25.0, "acceptance": 0.6}),
+        ("stream", {"modes": frozenset(("stream",)), "rtt_ms": 1.0}),
+        ("stream", {"down_bps": 50e3, "limits": Limits(variants=(Variant(bytes_per_token=2051),))}),
+    ],
+)
+def test_modes(mode, what):
+    assert choose(measured(**what), None).mode == mode
+
+
+def test_cold_start_probes_the_target_alone():
+    probe = choose(Measured(limits=Limits(OFFERED), rtt_ms=30.0), None)
+    assert (probe.mode, probe.probe) == ("stream", 4)
+    assert choose(Measured(limits=Limits(PLAIN), rtt_ms=30.0, stream_ms=33.0), probe).mode in SPLIT
+    assert choose(Measured(limits=Limits(PLAIN), rtt_ms=300.0, stream_ms=33.0), probe).mode == "stream"
+    assert choose(Measured(limits=Limits(OFFERED), rtt_ms=300.0, stream_ms=33.0), probe).mode == "server-draft"
+
+
+def test_leaves_and_comes_back_with_the_round_trip():
+    near, far = measured(), measured(rtt_ms=200.0)
+    split = choose(near, None)
+    assert choose(far, split).mode == "stream"
+    assert choose(near, choose(far, split)).mode == split.mode
+
+
+def where_both_are_equal():
+    """A round trip at which the split is as fast as the stream."""
+    low, high = 30.0, 300.0
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (middle, high) if choose(measured(middle), None).mode in SPLIT else (low, middle)
+    return low
+
+
+def test_hysteresis():
+    middle = where_both_are_equal()
+    split, stream = choose(measured(middle - 5), None), choose(measured(middle + 5), None)
+    for rtt_ms in (middle - 0.5, middle, middle + 0.5):
+        assert choose(measured(rtt_ms), split) == split
+        assert choose(measured(rtt_ms), stream) == stream
+    # A harbour is left for 4 % only, and taken for 1 %.
+    assert choose(measured(middle - 2), stream) == stream
+    assert choose(measured(middle + 2), split).mode == "stream"
+
+
+def test_a_measured_speed_outweighs_its_prediction():
+    split = choose(measured(), None)
+    ratio = predict(measured(), split).tokens_per_second / predict(measured(), Choice("stream")).tokens_per_second
+    slow = dict.fromkeys(SPLIT, 0.97 / ratio)
+    decision = deliberate(measured(), split, slow)
+    assert decision.choice.mode == "stream"
+    assert decision.gain == pytest.approx(1 / 0.97, rel=0.01)
+    assert choose(measured(), split, {split.mode: 0.5}).mode in set(SPLIT) - {split.mode}
+
+
+def test_why_is_one_short_line_with_the_grounds():
+    split = choose(measured(), None)
+    why = choose(measured(rtt_ms=200.0), split).why
+    assert why.startswith("stream 32.9 tokens/s against ")
+    assert " of pipelined: R 200 ms, T_v 33 ms, t_d 7.0 ms, tau 4.0" in why
+    assert why.endswith("; R > (tau - 1) T_v")
+    assert "hits 0.57; R < (tau - 1) T_v" in split.why
+    assert "\n" not in why
+    assert len(why) < 140
+
+
+def test_levels_follow_acceptance_and_the_cost_of_a_level():
+    free = Limits(PLAIN)
+    alone = frozenset(("stream", "stop-and-wait"))
+    sure = choose(measured(acceptance=0.95, modes=alone, limits=free), None)
+    unsure = choose(measured(acceptance=0.7, level_ms=2.0, rtt_ms=5.0, modes=alone, limits=free), None)
+    assert sure.levels > unsure.levels
+    dear = choose(measured(acceptance=0.95, level_ms=40.0, verify_ms=100.0, modes=alone, limits=free), None)
+    assert dear.levels < sure.levels
+    assert sure.budget > 16  # nodes grow with levels
+    assert choose(measured(limits=replace(free, max_nodes=9)), None).budget == 9
+
+
+def test_of_what_is_nearly_as_fast_the_shallowest_is_drafted():
+    alone = frozenset(("stream", "stop-and-wait"))
+    what = measured(acceptance=0.95, modes=alone, limits=Limits())
+    speeds = {levels: predict(what, Choice("stop-and-wait", levels=levels)).tokens_per_second for levels in (8, 10)}
+    assert 0.99 * speeds[10] < speeds[8] < speeds[10]
+    assert choose(what, None).levels == 8
+
+
+def test_hidden_time_pays_for_deeper_trees():
+    choice = choose(measured(rtt_ms=60.0, acceptance=0.9, modes=ONE_AT_A_TIME, limits=Limits()), None)
+    assert choice.mode == "proactive"
+    assert choice.ahead_levels > choice.levels
+    assert choice.ahead_shape.levels == choice.ahead_levels
+
+
+def test_the_users_shape_stands():
+    limits = Limits(shape=TreeShape(2, 7, 20), fixed=True, outcomes=2)
+    choice = choose(measured(limits=limits), Choice("pipelined", levels=3, outcomes=8))
+    assert (choice.shape, choice.ahead_shape, choice.outcomes) == (limits.shape, limits.shape, 2)
+
+
+def test_outcomes_follow_the_batch_cost():
+    cheap = choose(measured(modes=ONE_AT_A_TIME), None)
+    dear = choose(measured(modes=ONE_AT_A_TIME, rtt_ms=10.0, batch_factors={8: 4.0}), None)
+    assert (cheap.mode, cheap.outcomes) == ("proactive", 8)
+    assert (dear.mode, dear.outcomes) == ("proactive", 1)
+
+
+def test_narrower_trees_where_rows_are_dear_and_ranks_steep():
+    what = {"modes": frozenset(("stream", "stop-and-wait")), "level_ms": 30.0, "verify_ms": 80.0}
+    steep = measured(limits=Limits(), batch_factors={8: 7.5}, ranks=(0.98, 0.01, 0.01), **what)
+    assert choose(steep, None).breadth == 1
+    assert choose(replace(steep, ranks=(0.4, 0.3, 0.3)), None).breadth == 4
+    assert choose(replace(steep, batch_factors={8: 1.0}), None).breadth == 4
+
+
+def test_more_in_flight_only_where_it_keeps_someone_busy():
+    many = Limits(in_flight=4, fixed=True)
+    far = choose(measured(rtt_ms=250.0, acceptance=0.97, hit=0.95, limits=many, level_ms=3.0), None)
+    near = choose(measured(rtt_ms=20.0, acceptance=0.97, hit=0.95, limits=many, level_ms=3.0), None)
+    assert (far.mode, far.in_flight) == ("pipelined", 4)
+    assert (near.mode, near.in_flight) == ("pipelined", 2)
+
+
+def test_a_family_that_suffers_waits_for_features_that_come_soon():
+    def waits(features_ms, **how):
+        what = measured(modes=frozenset(("stream", "stop-and-wait")), staleness_factor=0.9, **how)
+        return choose(replace(what, features_ms=features_ms), None).wait_for_features
+
+    assert waits(2.0)
+    assert not waits(60.0)
+    assert waits(60.0, limits=Limits(wait_for_features=True), verify_ms=90.0)
+
+
+def test_feature_width_and_tli_are_hints_among_those_on_offer():
+    wide, narrow = Variant(bytes_per_token=2051), Variant(bytes_per_token=1100, tau_factor=0.99)
+    tli = Variant(tli=1, bytes_per_token=4102, tau_factor=1.15, level_factor=1.1)
+    limits = Limits(fixed=True, variants=(wide, narrow, tli))
+    assert choose(measured(limits=limits), None).variant == tli
+    assert choose(measured(limits=limits, down_bps=0.8e6), None).variant == narrow
+    assert choose(measured(limits=replace(limits, variants=(wide, narrow))), None).variant == wide
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("modes", {"modes": frozenset(SPLIT)}), ("variants", {"variants": ()}), ("in_flight", {"in_flight": 0})],
+)
+def test_limits_are_checked(name, what):
+    with pytest.raises(UsageError, match=f"{name}=.*: need"):
+        Limits(**what)
+
+
+WORLDS = st.builds(
+    measured,
+    rtt_ms=st.floats(0.0, 400.0),
+    verify_ms=st.floats(2.0, 200.0),
+    level_ms=st.floats(0.5, 40.0),
+    acceptance=st.floats(0.05, 0.99),
+    hit=st.floats(0.02, 0.98),
+    modes=st.sampled_from([PLAIN, OFFERED, ONE_AT_A_TIME]),
+    jitter_ms=st.floats(0.0, 40.0),
+    staleness_factor=st.floats(0.7, 1.0),
+    batch_factors=st.sampled_from([{}, {8: 1.0}, {8: 2.2}]),
+    limits=st.sampled_from([Limits(), Limits(fixed=True), Limits(in_flight=4), Limits(max_levels=3)]),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(WORLDS, st.floats(0.0, 300.0), st.sampled_from(["", "stream", "pipelined"]))
+def test_a_longer_round_trip_never_leads_back_to_the_split(world, more_ms, current):
+    current = Choice(current) if current in world.limits.modes else None
+    farther = replace(world, rtt_ms=world.rtt_ms + more_ms)
+    if choose(world, current).mode in HARBOURS:
+        assert choose(farther, current).mode in HARBOURS
+
+
+@settings(max_examples=40, deadline=None)
+@given(WORLDS, st.sampled_from(["stream", "stop-and-wait", "proactive"]))
+def test_equal_measurements_never_oscillate(world, start):
+    choices = [Choice(start)]
+    while len(choices) < 8:
+        choices.append(choose(world, choices[-1]))
+    assert choices[-1] == choices[-2]
+    modes = [choice.mode for before, choice in pairwise(choices) if choice.mode != before.mode]
+    assert len(modes) == len(set(modes))
+    assert start not in modes
+
+
+@settings(max_examples=40, deadline=None)
+@given(WORLDS)
+def test_never_slower_than_the_stream_by_more_than_its_margin(world):
+    choice = choose(world, Choice("stop-and-wait"))
+    assert predict(world, choice).tokens_per_second >= predict(world, Choice("stream")).tokens_per_second / 1.011

@@ -1,0 +1,306 @@
+"""What the observer makes of verdicts, drafts and pings, and when the controller acts on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider_client.controller.acceptance import Acceptance, path_of
+from outrider_client.controller.decision import SPLIT, Choice
+from outrider_client.controller.experience import Ridden
+from outrider_client.controller.hysteresis import Controller
+from outrider_client.controller.measured import Limits
+from outrider_client.controller.observer import Declared, Observer
+from outrider_client.controller.smoothing import Mean, Median
+from outrider_proto.frames import Verdict
+from outrider_proto.tree import ROOT, DraftTree
+
+ALL = Limits(frozenset(("stream", "server-draft", *SPLIT)))
+CHAIN = DraftTree.chain((1, 2, 3, 4))
+TREE = DraftTree((4, 5, 6, 7), (ROOT, ROOT, 1, 1))
+
+
+def observer(mode="stop-and-wait", **declared):
+    made = Observer(ALL, Declared(**declared))
+    made.began(mode, 0.0)
+    return made
+
+
+def verdict(num_accepted=0, bonus=7, **more):
+    return Verdict(1, tuple(range(num_accepted)), bonus, queue_us=2000, verify_us=30_000, **more)
+
+
+def test_nothing_is_known_at_first():
+    measured = observer(draft_level_ms=7.0, batch_factors={8: 1.3}).measured()
+    assert measured.is_cold
+    assert (measured.draft_level_ms, measured.batch_factors) == (7.0, {8: 1.3})
+    assert (measured.rtt_ms, measured.acceptance, measured.hit_rates) == (None, (), {})
+
+
+def test_times():
+    watched = observer(draft_level_ms=7.0)
+    watched.took_rtt(0.05, 0.01)
+    watched.took_drafting(0.020, levels=5)
+    watched.took_drafting(0.040, levels=5, outcomes=8)
+    watched.took_drafting(0.0, levels=0)
+    watched.took_features(0.012)
+    watched.took_transfer(250_000, 0.1)
+    watched.took_verdict(1.0, verdict(2), CHAIN)
+    measured = watched.measured()
+    assert (measured.rtt_ms, measured.jitter_ms) == (50, 10)
+    assert measured.verify_ms == 32
+    assert measured.draft_level_ms == pytest.approx(4)
+    assert measured.batch_factors == pytest.approx({8: 2.0})
+    assert measured.features_ms == pytest.approx(12)
+    assert measured.down_bps == pytest.approx(20e6)
+
+
+def test_one_hiccup_moves_no_time():
+    watched = observer()
+    for duration_us in [30_000] * 7 + [900_000] * 3:
+        watched.took_verdict(1.0, Verdict(1, (), 7, verify_us=duration_us), CHAIN)
+    assert watched.measured().verify_ms == 30
+
+
+def test_in_a_pipeline_waiting_for_the_draft_before_is_no_part_of_a_pass():
+    watched = observer("pipelined")
+    watched.took_verdict(1.0, verdict(), CHAIN)
+    assert watched.measured().verify_ms == 30
+
+
+def test_stream():
+    watched = observer("stream")
+    for now in (0.5, 0.53, 0.56, 9.0, 9.03):  # a prompt first, an outage in between
+        watched.took_verdict(now, verdict())
+    measured = watched.measured()
+    assert measured.stream_ms == pytest.approx(30)
+    assert measured.verify_ms is None
+    assert watched.active_s == pytest.approx(0.09)
+
+
+def test_the_stream_is_taken_to_slow_down_as_passes_do():
+    watched = observer("stop-and-wait")
+    watched.took_verdict(1.0, Verdict(1, (), 7, verify_us=33_000), CHAIN)
+    watched.began("stream", 1.0)
+    for now in (2.0, 2.03, 2.06):
+        watched.took_verdict(now, verdict())
+    watched.began("stop-and-wait", 3.0)
+    assert watched.measured().stream_ms == pytest.approx(30)
+    for _ in range(20):
+        watched.took_verdict(4.0, Verdict(1, (), 7, verify_us=66_000), CHAIN)
+    assert watched.measured().stream_ms == pytest.approx(60)
+
+
+def test_server_draft():
+    watched = observer("server-draft")
+    for _ in range(200):
+        watched.took_verdict(1.0, verdict(tokens=(4, 4, 4), draft_us=20_000), levels=5)
+    measured = watched.measured()
+    assert measured.server_level_ms == 4
+    assert measured.acceptance[:4] == pytest.approx((1, 1, 1, 0), abs=0.1)
+
+
+def test_what_was_ridden_counts_from_verdict_to_verdict_in_one_mode():
+    watched = observer()
+    for number in range(9):
+        watched.took_verdict(0.1 * number, verdict(3), CHAIN)
+    watched.began("stop-and-wait", 90.0)  # another answer
+    watched.took_verdict(95.0, verdict(), CHAIN)
+    ridden = watched.ridden()
+    assert (ridden.mode, ridden.cycles, ridden.tokens) == ("stop-and-wait", 8, 32)
+    assert ridden.seconds == pytest.approx(0.8)
+    assert watched.ridden() == Ridden("stop-and-wait")
+    watched.took_verdict(95.1, verdict(), CHAIN)
+    watched.began("stream", 96.0)
+    assert watched.ridden() == Ridden("stream")
+
+
+def test_the_first_verdict_of_the_servers_drafts_is_on_none():
+    """Below the first root of an answer the server has nothing to draft from: no token of it was rejected."""
+    watched = observer("server-draft")
+    for _ in range(50):
+        watched.took_verdict(1.0, verdict(tokens=(), draft_us=0), levels=3)
+        watched.took_verdict(1.1, verdict(tokens=(4, 4, 4), draft_us=12_000), levels=3)
+    measured = watched.measured()
+    assert measured.acceptance[0] > 0.95
+    assert measured.server_level_ms == 4
+
+
+def test_no_draft_brings_tokens_beyond_the_end_of_an_answer():
+    """Drafts are cut to what the answer may still have; a deeper one would not have brought more."""
+    endless, short = observer(), observer()
+    for _ in range(60):
+        endless.took_verdict(1.0, verdict(4), CHAIN)
+        short.took_verdict(1.0, verdict(4), CHAIN, levels=6)
+    assert len(endless.measured().acceptance) == 4
+    assert short.measured().acceptance[3] > 0.9 > 0.2 > short.measured().acceptance[4]
+
+
+def test_stale_verdicts_are_none():
+    watched = observer("pipelined")
+    watched.took_verdict(1.0, Verdict(1, (), None, stale=True), CHAIN)
+    assert watched.num_tokens == 0
+    assert watched.measured().is_cold
+
+
+def test_hits():
+    watched = observer("proactive")
+    for number in range(16):
+        assert watched.measured().hit_rates == {}
+        watched.took_outcome((0, 3, None, 0)[number % 4], outcomes=8)
+    assert watched.measured().hit_rates == {1: 0.5, 8: 0.75}
+
+
+def test_of_a_forecast_that_was_cut_short_only_the_hit_is_known():
+    watched = observer("proactive")
+    for number in range(16):
+        watched.took_outcome((0, None)[number % 2], outcomes=8, is_whole=False)
+    assert watched.measured().hit_rates == {8: 0.5}
+    for _ in range(16):
+        watched.took_outcome(0, outcomes=1, is_whole=False)
+    assert watched.measured().hit_rates == {1: 1.0, 8: 0.5}
+
+
+def test_stale_drafts_are_counted():
+    watched = observer(staleness_factor=0.9)
+    for number in range(10):
+        watched.took_verdict(1.0, verdict(), CHAIN, stale=number < 5)
+    measured = watched.measured()
+    assert measured.stale_share == pytest.approx(0.5)
+    assert measured.staleness_factor == 0.9
+
+
+def test_acceptance_by_position():
+    acceptance = Acceptance()
+    for number in range(300):
+        acceptance.judged(3, (3, 1)[number % 2])
+    first, second, third = acceptance.by_position
+    assert first == pytest.approx(1.0, abs=0.03)
+    assert second == pytest.approx(0.5, abs=0.05)
+    assert third > 0.85
+
+
+def test_a_position_not_tried_any_more_takes_after_the_one_before():
+    acceptance = Acceptance()
+    for _ in range(30):
+        acceptance.judged(2, 1)
+    assert acceptance.by_position[1] < 0.2
+    for _ in range(900):
+        acceptance.judged(1, 1)
+    assert acceptance.by_position[1] > 0.9
+
+
+def test_a_bad_reputation_fades_while_no_one_drafts():
+    watched = observer("stop-and-wait")
+    for number in range(100):
+        watched.took_verdict(0.1 * number, verdict(0), CHAIN)
+    assert watched.measured().acceptance[0] < 0.1
+    watched.began("stream", 10.0)
+    for number in range(6000):
+        watched.took_verdict(10 + 0.03 * number, verdict())
+    assert watched.measured().acceptance[0] > 0.5
+
+
+def test_ranks_among_siblings():
+    acceptance = Acceptance()
+    for _ in range(20):
+        acceptance.ranked(TREE, (1, 2))
+    assert acceptance.ranks == (0.5, 0.5)
+    assert Acceptance().ranks == ()
+
+
+def test_paths_of_drafts_on_the_side():
+    assert path_of(TREE, (5, 7, 9)) == (1, 3)
+    assert path_of(TREE, (5,)) == (1,)
+    assert path_of(TREE, (9, 5)) == ()
+
+
+def test_smoothing():
+    mean, middle = Mean(2), Median(3)
+    assert middle.value is None
+    for sample in (1.0, 3.0, 9.0, 9.0):
+        mean.add(sample)
+        middle.add(sample)
+    assert mean.value == pytest.approx(7.25)
+    assert middle.value == 9
+
+
+def watch(watched, num_verdicts, cycle_s, num_accepted=3, start=0.0):
+    for number in range(num_verdicts):
+        watched.took_verdict(start + cycle_s * number, verdict(num_accepted), CHAIN)
+
+
+def test_controller_probes_then_splits():
+    watched = Observer(ALL, Declared(draft_level_ms=2.0, server_level_ms=20.0))
+    watched.took_rtt(0.02, 0.0)
+    controller = Controller(watched)
+    probe = controller.decide()
+    assert (probe.mode, probe.probe) == ("stream", 4)
+    watched.began("stream", 0.0)
+    for number in range(4):
+        assert controller.decide() is probe
+        watched.took_verdict(0.033 * number, verdict())
+    assert controller.decide().mode in SPLIT
+
+
+def split_of(watched):
+    controller = Controller(watched)
+    watched.took_rtt(0.02, 0.0)
+    watched.took_verdict(0.0, verdict(3), CHAIN)
+    choice = controller.decide()
+    watched.began(choice.mode, 0.0)
+    return controller, choice
+
+
+def test_controller_is_patient_with_small_differences_and_not_with_large_ones():
+    watched = Observer(Limits(frozenset(("stream", "stop-and-wait"))), Declared(draft_level_ms=5.0))
+    controller, choice = split_of(watched)
+    assert choice.mode == "stop-and-wait"
+    num_reviews = 0
+    while controller.decide().mode == "stop-and-wait":
+        watch(watched, 4, 0.14, start=0.56 * num_reviews)  # 29 tokens/s; the stream would bring 31
+        num_reviews += 1
+        assert num_reviews < 20
+    assert num_reviews >= 3
+
+    controller, _ = split_of(watched)
+    watched.took_rtt(0.5, 0.0)
+    watch(watched, 4, 0.6)
+    assert controller.decide().mode == "stream"
+
+
+def test_controller_reviews_no_sooner_than_after_16_tokens():
+    watched = Observer(Limits(frozenset(("stream", "stop-and-wait"))), Declared(draft_level_ms=5.0))
+    controller, choice = split_of(watched)
+    watched.took_rtt(0.5, 0.0)
+    watch(watched, 3, 0.6)
+    assert controller.decide() is choice
+    watch(watched, 1, 0.6)
+    assert controller.decide() is not choice
+
+
+def test_controller_leaves_a_mode_that_is_no_longer_offered_at_once():
+    watched = Observer(ALL, Declared(draft_level_ms=20.0, server_level_ms=1.0))
+    controller, choice = split_of(watched)
+    assert choice.mode == "server-draft"
+    watched.limits = Limits(frozenset(("stream",)))
+    assert controller.decide() == Choice("stream")
+
+
+def test_the_links_rate_is_seen_in_replies_until_a_prompt_shows_it():
+    watched = Observer(Limits())
+    for lag_s in (0.1, 0.4, 0.1, 0.4, 0.4, 0.001):  # now others delay them, now the client looked late
+        watched.took_features(lag_s, 1000)
+    assert watched.down_bps is None  # too few
+    for lag_s in (0.1, 0.1, 0.4, 0.4, 0.1):
+        watched.took_features(lag_s, 1000)
+    assert watched.down_bps == watched.measured().down_bps == pytest.approx(80e3)
+    watched.took_transfer(100_000, 4.0)
+    assert watched.down_bps == pytest.approx(200e3)
+
+
+def test_the_speed_is_that_of_the_last_verdicts():
+    watched = Observer(Limits())
+    assert watched.tokens_per_second is None
+    for number in range(200):
+        watched.took_verdict(0.1 * number, Verdict(1, (), 5, tokens=(4, 4)))
+    assert watched.tokens_per_second == pytest.approx(30.0)

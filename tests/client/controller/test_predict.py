@@ -1,0 +1,134 @@
+"""The closed forms, on the figures of the paper's setting: T_v 33 ms, t_d 7 ms, tau 4.3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outrider_client.controller.decision import Choice, Variant
+from outrider_client.controller.measured import Limits, Measured
+from outrider_client.controller.predict import predict
+
+ACCEPTANCE = (0.85, 0.84, 0.83, 0.82, 0.81)
+TAU = 1 + 0.85 * (1 + 0.84 * (1 + 0.83 * (1 + 0.82 * (1 + 0.81))))
+HITS = {1: 0.34, 8: 0.57}
+MEASURED = Measured(
+    limits=Limits(fixed=True),
+    rtt_ms=30.7,
+    verify_ms=33.0,
+    stream_ms=30.3,
+    draft_level_ms=7.0,
+    server_level_ms=5.0,
+    acceptance=ACCEPTANCE,
+    hit_rates=HITS,
+    batch_factors={8: 1.0},
+)
+FLIGHT = 30.7 + 33.0
+AHEAD = {"outcomes": 8, "levels": 5, "ahead_levels": 5}
+
+
+def speed(mode, measured=MEASURED, **how):
+    return predict(measured, Choice(mode, **how)).tokens_per_second
+
+
+def test_closed_forms():
+    assert speed("stream") == pytest.approx(1e3 / 30.3)
+    assert speed("server-draft") == pytest.approx(1e3 * TAU / (33 + 5 * 5))
+    assert speed("stop-and-wait") == pytest.approx(1e3 * TAU / (5 * 7 + FLIGHT))
+    assert speed("proactive", **AHEAD) == pytest.approx(1e3 * TAU / (FLIGHT + 0.43 * 5.5 * 7))
+    pipelined = 0.34 * 42 + 0.23 * FLIGHT + 0.43 * (FLIGHT + 5.5 * 7)
+    assert speed("pipelined", in_flight=2, **AHEAD) == pytest.approx(1e3 * TAU / pipelined)
+
+
+def test_drafting_ahead_is_hidden_only_while_it_is_shorter_than_the_flight():
+    near = replace(MEASURED, rtt_ms=1.0)
+    cycle_ms = 0.57 * 6 * 7 + 0.43 * (34 + 5.5 * 7)
+    assert predict(near, Choice("proactive", **AHEAD)).cycle_ms == pytest.approx(cycle_ms)
+    assert predict(near, Choice("pipelined", in_flight=2, **AHEAD)).cycle_ms == pytest.approx(cycle_ms)
+
+
+def test_a_batch_of_outcomes_costs_what_was_measured():
+    dear = replace(MEASURED, batch_factors={8: 2.0})
+    cycle_ms = predict(dear, Choice("proactive", **AHEAD)).cycle_ms
+    assert cycle_ms == pytest.approx(0.57 * 2 * 6 * 7 + 0.43 * (FLIGHT + 5.5 * 7))
+    halfway = predict(dear, Choice("proactive", **{**AHEAD, "outcomes": 4}))
+    assert halfway.cycle_ms < cycle_ms
+
+
+def test_hit_rates_are_carried_over_to_other_numbers_and_levels():
+    def hits(outcomes, levels, measured=MEASURED):
+        return predict(measured, Choice("proactive", outcomes=outcomes, levels=levels, ahead_levels=levels)).hit_rate
+
+    assert hits(1, 5) == pytest.approx(0.34)
+    assert hits(8, 5) == pytest.approx(0.57)
+    assert 0.34 < hits(2, 5) < hits(4, 5) < 0.57
+    assert hits(8, 10) < hits(8, 5) < hits(8, 2)
+    guessed = replace(MEASURED, hit_rates={})
+    assert hits(1, 5, guessed) < hits(8, 5, guessed) < 1
+
+
+@pytest.mark.parametrize(
+    ("share", "outcomes", "measured_rate"),
+    [(0.66, 1, 0.34), (0.66, 8, 0.57), (0.758, 1, 0.53), (0.758, 8, 0.73), (0.94, 8, 0.985), (0.46, 1, 0.11)],
+)
+def test_the_prior_of_hit_rates_is_near_what_was_measured(share, outcomes, measured_rate):
+    """Shares of drafts that were accepted, and hit rates, of MoA and EAGLE trees on a small pair."""
+    flat = Measured(limits=Limits(fixed=True), rtt_ms=30.0, verify_ms=33.0, acceptance=acceptance_of(share))
+    how = {"levels": 5, "ahead_levels": 5, "outcomes": outcomes}
+    assert predict(flat, Choice("proactive", **how)).hit_rate == pytest.approx(measured_rate, abs=0.08)
+
+
+def acceptance_of(share):
+    """Flat over 5 positions."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle**i for i in range(1, 6)) / 5 < share else (low, middle)
+    return (low,) * 5
+
+
+def test_a_tree_deeper_than_any_measured_is_guessed():
+    tau = predict(replace(MEASURED, limits=Limits()), Choice("stop-and-wait", levels=8)).tau
+    assert TAU < tau < TAU + 3 * 0.85 * 0.84 * 0.83 * 0.82 * 0.81
+
+
+def test_stale_features_cost_tau_unless_they_are_waited_for():
+    eagle = replace(MEASURED, staleness_factor=0.9, features_ms=25.0)
+    fresh = predict(eagle, Choice("stop-and-wait", wait_for_features=True))
+    stale = predict(eagle, Choice("stop-and-wait"))
+    assert (fresh.tau, fresh.cycle_ms) == pytest.approx((TAU, 5 * 7 + FLIGHT + 25))
+    assert (stale.tau, stale.cycle_ms) == pytest.approx((0.9 * TAU, 5 * 7 + FLIGHT))
+    two, three = (predict(eagle, Choice("pipelined", in_flight=number, **AHEAD)).tau for number in (2, 3))
+    assert three < two < 0.9 * TAU
+
+
+def test_acceptance_of_stale_drafts_is_put_right():
+    mixed = replace(MEASURED, staleness_factor=0.9, stale_share=0.5)
+    assert predict(mixed, Choice("server-draft")).tau == pytest.approx(TAU / 0.95)
+
+
+def test_features_fill_a_narrow_way():
+    narrow = replace(MEASURED, down_bps=250e3)
+    heavy = Variant(bytes_per_token=2051)
+    assert speed("proactive", narrow, variant=heavy, **AHEAD) == pytest.approx(250e3 / 8 / 2051)
+    assert speed("proactive", narrow, **AHEAD) == speed("proactive", **AHEAD)
+    assert speed("stream", narrow, variant=heavy) == speed("stream")
+
+
+def test_jitter_holds_up_replies_of_several_packets_that_are_waited_for():
+    shaky = replace(MEASURED, jitter_ms=20.0)
+    waits = Choice("stop-and-wait", wait_for_features=True, variant=Variant(bytes_per_token=2051))
+    assert predict(shaky, waits).cycle_ms == pytest.approx(predict(MEASURED, waits).cycle_ms + 20)
+    assert predict(shaky, Choice("stop-and-wait")) == predict(MEASURED, Choice("stop-and-wait"))
+
+
+def test_narrow_upward_ways_count_nodes():
+    slow = replace(MEASURED, up_bps=100e3)
+    more = predict(slow, Choice("stop-and-wait", budget=66)).cycle_ms
+    assert more - predict(slow, Choice("stop-and-wait", budget=16)).cycle_ms == pytest.approx(50 * 4 * 8 / 100)
+
+
+def test_nothing_measured_is_no_fault():
+    for mode in ("stream", "server-draft", "stop-and-wait", "proactive", "pipelined"):
+        assert speed(mode, Measured()) >= 0

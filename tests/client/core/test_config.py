@@ -1,0 +1,72 @@
+"""What a caller can choose, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider_client.connection.grpc_transport import GrpcTransport
+from outrider_client.core.config import ClientConfig
+from outrider_drafters.routing.keywords import Keywords
+from outrider_drafters.routing.rules import Routing
+from outrider_proto.errors import UsageError
+
+WORDS = Keywords({"a": ("word",)})
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"mode": "warp"}, "mode='warp'"),
+        ({"on_reconnect": "panic"}, "keep, verify"),
+        ({"codec": "int1"}, "need one of int8, "),
+        ({"threads": 0}, "threads=0"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"offline_limit": -1}, "offline_limit=-1"),
+        ({"wait_for_link_s": float("nan")}, "wait_for_link_s=nan"),
+        ({"last_resort": "hope"}, "lookup, none"),
+        ({"drafter": "none", "last_resort": "none", "mode": "offline"}, "nothing can be written offline"),
+        ({"drafter": "none", "last_resort": "none", "offline_start": True}, "nothing can be written offline"),
+        ({"drafter": "a", "other_heads": ("none",)}, "none cannot be one of several"),
+        ({"drafter": "none", "other_heads": ("a",)}, "none cannot be one of several"),
+        ({"drafter": "a", "routing": Routing("entropy")}, "only one head"),
+        ({"drafter": "a", "keywords": WORDS}, "only one head"),
+        ({"drafter": "a", "other_heads": ("b",), "routing": Routing("keywords")}, "go together"),
+        ({"drafter": "a", "other_heads": ("b",), "keywords": WORDS}, "go together"),
+    ],
+)
+def test_refused(choices, message):
+    with pytest.raises(UsageError, match=message):
+        ClientConfig(**choices)
+
+
+def test_an_answer_can_choose_for_itself():
+    config = ClientConfig().for_answer(max_new_tokens=5, temperature=0.5, seed=3)
+    assert config.max_new_tokens == 5
+    assert (config.sampling.temperature, config.sampling.seed, config.sampling.top_p) == (0.5, 3, 1.0)
+    assert ClientConfig().for_answer() == ClientConfig()
+    typical = ClientConfig().for_answer(acceptance="typical", temperature=0.7, epsilon=0.2).sampling
+    assert (typical.acceptance, typical.epsilon, typical.alpha, typical.draws) == ("typical", 0.2, 0.3, False)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"server": "x:1"},
+        {"colour": "red"},
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"temperature": 0.0, "acceptance": "typical"},
+        {"acceptance": "loose"},
+        {"epsilon": 1.5},
+        {"alpha": float("inf")},
+    ],
+)
+def test_an_answer_cannot_choose(choices):
+    with pytest.raises(UsageError, match=next(iter(choices))):
+        ClientConfig().for_answer(**choices)
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":50051", "host:0", "host:65536", "host:http"])
+def test_bad_addresses(address):
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        GrpcTransport(address)

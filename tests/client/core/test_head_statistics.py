@@ -1,0 +1,55 @@
+"""Accounts of the heads in one answer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from outrider_client.core.head_statistics import HeadMeter, HeadUse, Split
+from outrider_drafters.routing.confidence import confidence_of
+from outrider_drafters.routing.heads import Routed
+from outrider_drafters.trees.grow import Drafted
+from outrider_proto.tree import ROOT, DraftTree
+
+TREE = DraftTree((4, 5, 6), (ROOT, ROOT, 0))
+DRAFTED = Drafted(TREE, tuple(map(math.log, (0.5, 0.3, 0.4))), (1.0, 1.0, 2.5))
+
+
+def routed(head: int, num_drafts: int, num_passes: int, skipped: bool = False, drafted: Drafted = DRAFTED) -> Routed:
+    return Routed(drafted, head, confidence_of(drafted), num_drafts, num_passes, skipped)
+
+
+def test_overhead():
+    meter = HeadMeter(["math", "chat"])
+    for made in [routed(0, 2, 10), routed(1, 2, 10), routed(1, 1, 5, skipped=True), routed(1, 1, 5, skipped=True)]:
+        meter.drafted(made)
+    use = meter.snapshot(num_tokens=12)
+    assert (use.drafts, use.passes, use.gate_skips) == (6, 30, 2)
+    assert use.drafts_per_1000_tokens == pytest.approx(500)
+    assert use.passes_per_1000_tokens == pytest.approx(2500)
+    assert use.extra_drafts == pytest.approx(0.5)
+    assert use.cycles == {"math": 1, "chat": 3}
+    assert use.shares == {"math": 0.25, "chat": 0.75}
+
+
+def test_a_cycle_without_a_draft_is_nobodys():
+    meter = HeadMeter(["one"])
+    meter.drafted(routed(0, 0, 0, drafted=Drafted()))
+    use = meter.snapshot(3)
+    assert (use.cycles, use.shares, use.extra_drafts) == ({"one": 0}, {"one": 0.0}, 0.0)
+
+
+def test_confidence_is_split_by_the_verdict():
+    meter = HeadMeter(["one"])
+    meter.judged(DRAFTED, (0, 2))
+    meter.judged(Drafted(TREE, DRAFTED.scores), ())  # one that measured no entropy
+    use = meter.snapshot(5)
+    assert (use.accepted_tokens, use.rejected_tokens) == (2, 4)
+    assert use.confidence.accepted == pytest.approx((0.5 + 0.4) / 2)
+    assert use.confidence.rejected == pytest.approx((0.3 + 0.5 + 0.3 + 0.4) / 4)
+    assert use.entropy == Split(accepted=1.75, rejected=1.0)
+
+
+def test_nothing_happened():
+    assert HeadMeter().snapshot(0) == HeadUse()

@@ -1,0 +1,92 @@
+"""Measures of an answer from what happened in it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from outrider_client.core.statistics import Meter, Statistics
+from outrider_drafters.routing.confidence import confidence_of
+from outrider_drafters.routing.heads import Routed
+from outrider_drafters.trees.grow import Drafted
+from outrider_proto.frames import Verdict
+from outrider_proto.tree import DraftTree
+
+
+def snapshot(meter: Meter, now: float = 2.0, new_tokens: int = 10, unverified: int = 0) -> Statistics:
+    return meter.snapshot(now, new_tokens=new_tokens, unverified=unverified, bytes_up=1, bytes_down=2, rtt_s=0.05)
+
+
+def test_acceptance():
+    meter = Meter(0.0)
+    for num_nodes, num_accepted in [(10, 3), (10, 0), (10, 3), (5, 1)]:
+        meter.judged(num_nodes, num_accepted)
+    statistics = snapshot(meter)
+    assert statistics.mean_acceptance_length == pytest.approx(1 + 7 / 4)
+    assert statistics.draft_acceptance_rate == pytest.approx(7 / 35)
+    assert statistics.acceptance_histogram == (1, 1, 0, 2)
+
+
+def test_acceptance_of_a_drafted_tree_goes_to_its_head():
+    meter = Meter(0.0, ["moa"])
+    drafted = Drafted(DraftTree.chain((4, 5)), (-0.1, -0.7))
+    meter.routed(Routed(drafted, 0, confidence_of(drafted), 1, 2, skipped=False))
+    meter.judged_draft(drafted, (0,))
+    meter.copied()
+    statistics = snapshot(meter, new_tokens=12, unverified=2)
+    assert statistics.acceptance_histogram == (0, 1)
+    assert statistics.copied == 1
+    assert statistics.heads.cycles == {"moa": 1}
+    assert statistics.heads.drafts_per_1000_tokens == pytest.approx(100)  # of tokens with the target's word
+    assert statistics.heads.confidence.accepted == pytest.approx(math.exp(-0.1))
+
+
+def test_times():
+    meter = Meter(10.0)
+    for now in (10.5, 11.0, 12.5):
+        meter.tokens_came(now)
+    statistics = snapshot(meter, now=13.0, new_tokens=5)
+    assert statistics.time_to_first_token_ms == 500
+    assert statistics.mean_itl_ms == 500
+    assert statistics.tokens_per_second == 2
+
+
+def test_split_is_per_verified_token():
+    meter = Meter(0.0)
+    meter.drafted(0.02)
+    meter.waited(0.01)
+    meter.verdict(Verdict(1, (), 1, queue_us=2000, verify_us=8000), 0.05)
+    split = snapshot(meter, new_tokens=12, unverified=2).split_ms
+    parts = (split.draft, split.wire, split.queue, split.verify, split.wait)
+    assert parts == pytest.approx((2.0, 4.0, 0.2, 0.8, 1.0))
+
+
+def test_levels_and_ways_there_and_back_are_means():
+    meter = Meter(0.0)
+    meter.levels_took(0.03, 4)
+    meter.levels_took(0.01, 1)
+    meter.levels_took(0.02, 2, ahead=True)
+    meter.verdict(Verdict(1, (), 1, queue_us=2000, verify_us=8000), 0.05, on_draft=True)
+    meter.verdict(Verdict(2, (), 1, verify_us=8000), 0.058)
+    found = snapshot(meter)
+    assert (found.level_ms, found.ahead_level_ms, found.exchange_ms) == pytest.approx((8.0, 10.0, 40.0))
+
+
+def test_outages_count_once_each():
+    meter = Meter(0.0)
+    meter.went_offline(1.0)
+    meter.went_offline(1.5)
+    meter.came_back(3.0)
+    meter.came_back(4.0)
+    meter.went_offline(5.0)
+    statistics = snapshot(meter, now=5.5)
+    assert statistics.outages == 2
+    assert statistics.offline_ms == 2500
+
+
+def test_nothing_happened():
+    statistics = snapshot(Meter(0.0), new_tokens=0)
+    assert statistics.mean_acceptance_length == 0
+    assert statistics.draft_acceptance_rate == 0
+    assert statistics.tokens_per_second == 0

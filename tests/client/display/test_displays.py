@@ -1,0 +1,209 @@
+"""How an answer looks: on a pipe, on a terminal, to a machine."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.answer_text import Span, Written
+from outrider_client.core.events import (
+    Committed,
+    Cycle,
+    Finished,
+    LinkChanged,
+    RolledBack,
+    Stats,
+    Unverified,
+    Verified,
+    Warned,
+)
+from outrider_client.core.head_statistics import HeadUse
+from outrider_client.core.statistics import Statistics
+from outrider_client.display.display import say, show_answer
+from outrider_client.display.json import JsonDisplay
+from outrider_client.display.live import LiveDisplay
+from outrider_client.display.markdown import MarkdownDisplay
+from outrider_client.display.origin_styles import coloured, marked
+from outrider_client.display.plain import PlainDisplay
+from outrider_proto.frames import Draft, Verdict
+from outrider_proto.tree import DraftTree
+
+STATISTICS = Statistics(new_tokens=6, mean_acceptance_length=2.5, target_calls=3, bytes_up=1500, rolled_back=1)
+ANSWER = [
+    LinkChanged(LinkState.ONLINE),
+    Cycle(Draft(1, 0, (1,), 2, DraftTree.chain((3,))), Verdict(1, (0,), 7)),
+    Committed(0, (1,), "accepted", "one\n"),
+    Committed(1, (2,), "bonus", "two"),
+    LinkChanged(LinkState.OFFLINE, "cut"),
+    Unverified(2, (3,), " three"),
+    Unverified(3, (4,), " for"),
+    Unverified(4, (5,), " fife"),
+    LinkChanged(LinkState.RESUMING),
+    Verified(2, 1),
+    RolledBack(3, 2, " for fife"),
+    Committed(3, (6,), "corrected", " four"),
+    Stats(STATISTICS),
+    Finished("limit", STATISTICS, "!"),
+]
+TEXT = "one\ntwo three four!"
+
+
+def test_plain_text_never_takes_anything_back():
+    out = io.StringIO()
+    display = PlainDisplay(out)
+    seen = []
+    for event in ANSWER:
+        display.show(event)
+        seen.append(out.getvalue())
+    display.close()
+    assert out.getvalue() == TEXT + "\n"
+    assert seen[7] == seen[5] == "one\ntwo"  # unverified text waits
+    assert seen[9] == "one\ntwo three"
+    assert all(after.startswith(before) for before, after in itertools.pairwise(seen))
+
+
+def test_plain_text_that_is_built_on_stands():
+    out = io.StringIO()
+    display = PlainDisplay(out)
+    for event in (Unverified(0, (1,), "a"), Committed(1, (2,), "bonus", "b"), Unverified(2, (3,), "c")):
+        display.show(event)
+    assert out.getvalue() == "ab"
+    display.show(Finished("unverified", STATISTICS))
+    assert out.getvalue() == "abc"
+
+
+def test_one_json_object_an_event_and_one_for_the_answer():
+    out = io.StringIO()
+    display = JsonDisplay(out)
+    for event in ANSWER:
+        display.show(event)
+    display.close()
+    objects = [json.loads(line) for line in out.getvalue().splitlines()]
+    names = [o["event"] for o in objects]
+    assert names[:3] == ["link_changed", "cycle", "committed"]
+    assert names[-2:] == ["finished", "answer"]
+    assert objects[0]["state"] == "online"
+    assert objects[1]["request"]["tree"] == {"tokens": [3], "parents": [-1]}
+    answer = objects[-1]
+    assert answer["text"] == TEXT
+    assert answer["token_ids"] == [1, 2, 3, 6]
+    assert answer["origins"] == ["accepted", "bonus", "accepted", "corrected"]
+    assert answer["statistics"]["mean_acceptance_length"] == 2.5
+
+
+def shown(events, display_class=LiveDisplay, **size) -> str:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, **size)
+    display = display_class(console)
+    for event in events:
+        display.show(event)
+    display.close()
+    return console.file.getvalue()
+
+
+def test_terminal_ends_with_the_text_and_a_line_of_figures():
+    screen = shown(ANSWER, width=100, height=20)
+    final = screen[screen.rindex("two three{= four=}!") :]
+    assert "τ 2.50" in final
+    assert "3 calls" in final
+    assert "↑ 1.5 kB" in final
+    assert "1 rolled back" in final
+
+
+def test_terminal_says_whose_drafts_were_sent():
+    use = HeadUse(drafts_per_1000_tokens=251.7, cycles={"math": 3, "chat": 1}, shares={"math": 0.75, "chat": 0.25})
+    screen = shown([Finished("limit", Statistics(heads=use))], width=140, height=20)
+    assert "math 75%, chat 25% of drafts, 252 trees/1000 tokens" in screen
+    one = HeadUse(drafts_per_1000_tokens=251.7, cycles={"moa": 3}, shares={"moa": 1.0})
+    assert "trees" not in shown([Finished("limit", Statistics(heads=one))], width=140, height=20)
+
+
+def test_a_warning_waits_for_the_end_of_the_answer(capsys):
+    class Client:
+        def generate(self, prompt):
+            yield Warned("odd drafter")
+            yield from ANSWER
+
+    show_answer(Client(), [1], PlainDisplay(sys.stdout))
+    heard = capsys.readouterr()
+    assert heard.out == TEXT + "\n"
+    assert heard.err == "outrider: warning: odd drafter\n"
+
+
+@pytest.mark.parametrize("display_class", [LiveDisplay, MarkdownDisplay])
+def test_a_terminal_is_told_nothing_by_the_text(display_class):
+    said = "a\x1b]0;b\x07c\x9b31md\x7f\te\n\n"
+    events = [Committed(0, (0,), "accepted", said), Unverified(1, (1,), said), Finished("unverified", STATISTICS)]
+    screen = shown(events, display_class, width=80, height=20)
+    assert "a\ufffd]0;b\ufffdc\ufffd31md\ufffd" in screen
+    assert not any(control in screen for control in ("\x1b]", "\x07", "\x9b", "\x7f"))
+    assert "\ufffd" not in coloured([Span(0, (0,), "a\tb\n", "accepted")]).plain
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_plain_text_is_left_as_it_is_but_on_a_terminal(is_terminal):
+    out = io.StringIO()
+    out.isatty = lambda: is_terminal
+    display = PlainDisplay(out)
+    display.show(Committed(0, (0,), "accepted", "a\x1bb"))
+    assert out.getvalue() == ("a\ufffdb" if is_terminal else "a\x1bb")
+
+
+def test_messages_hold_no_orders_to_a_terminal(capsys):
+    say("the server says \x1b[2J")
+    assert capsys.readouterr().err == "outrider: the server says \ufffd[2J\n"
+
+
+def test_terminal_scrolls_what_can_no_longer_change():
+    lines = [Committed(n, (n,), "accepted", f"line {n}\n") for n in range(50)]
+    screen = shown([*lines, Finished("eos", STATISTICS)], width=40, height=8)
+    for n in range(50):
+        assert f"line {n}" in screen
+    assert screen.count("line 7\n") == 1
+
+
+def test_colours_tell_the_origin():
+    written = Written()
+    for event in ANSWER[:8]:
+        written.take(event)
+    styles = [str(span.style) for span in coloured(written.spans).spans]
+    assert styles == ["green", "cyan", "yellow italic", "yellow italic", "yellow italic"]
+
+
+def test_without_colours_marks_tell_what_is_not_approved():
+    written = Written()
+    for event in ANSWER[:8]:
+        written.take(event)
+    assert marked(written.spans).plain == "one\ntwo{~ three for fife~}"
+    for event in ANSWER[8:]:
+        written.take(event)
+    assert marked(written.spans).plain == "one\ntwo three{= four=}!"
+
+
+def test_markdown_is_rendered_and_the_unverified_end_left_as_it_is():
+    events = [Committed(0, (1,), "bonus", "# Boxes\n\n- **one**\n"), Unverified(1, (2,), "- **two**")]
+    screen = shown(events, MarkdownDisplay, width=40, height=20)
+    assert "• one" in screen
+    assert "{~- **two**~}" in screen
+    screen = shown([*events, Verified(1, 1)], MarkdownDisplay, width=40, height=20)
+    assert "• two" in screen[screen.rindex("• one") :]
+
+
+def test_markdown_longer_than_the_terminal_is_whole_at_the_end():
+    lines = [Committed(n, (n,), "accepted", f"line {n}\n\n") for n in range(50)]
+    screen = shown([*lines, Finished("eos", STATISTICS)], MarkdownDisplay, width=40, height=8)
+    final = screen[screen.rindex("line 0") :]
+    assert all(f"line {n}" in final for n in range(50))
+
+
+def test_written_text_is_the_events_sum():
+    written = Written()
+    for event in ANSWER:
+        written.take(event)
+    assert written.text == TEXT
+    assert written.token_ids == (1, 2, 3, 6)

@@ -1,0 +1,196 @@
+"""Several heads on one client, a head that does not fit, and what writes when no head can."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.config import ClientConfig
+from outrider_client.core.events import LinkChanged, Unverified, Warned
+from outrider_client.models.local_models import LocalModels, head_names
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.routing.heads import Heads
+from outrider_drafters.routing.keywords import Keywords
+from outrider_drafters.routing.rules import Routing
+from outrider_proto.errors import UsageError
+
+from ..conftest import VOCAB, FakeDrafter, FakeDraftState, Language, fake_models
+
+PROMPT = [5, 9, 12, 3]
+LOOP = [20, 21, 22, 23]  # a text that repeats
+
+
+class Wrong(Language):
+    """Never right."""
+
+    def following(self, tokens):
+        return 1 + super().following(tokens) % (VOCAB - 1)
+
+
+class HeadsEndHere(FakeDraftState):
+    """As Medusa: a few tokens past the newest feature, and then nothing."""
+
+    def __init__(self, language, num_heads):
+        super().__init__(language)
+        self._num_heads = num_heads
+
+    @property
+    def reach(self):
+        return max(0, self._num_heads - (len(self.tokens) - self.num_features))
+
+    @reach.setter
+    def reach(self, value):
+        pass
+
+
+@dataclasses.dataclass
+class ShortDrafter(FakeDrafter):
+    num_heads: int = 3
+
+    def new_state(self):
+        return HeadsEndHere(self.language, self.num_heads)
+
+
+@dataclasses.dataclass
+class Looping(Language):
+    """Says the same over and over."""
+
+    def following(self, tokens):
+        return LOOP[len(tokens) % len(LOOP)]
+
+
+def two_heads(language, routing: Routing, keywords: Keywords | None = None) -> LocalModels:
+    """One that knows the language and one that does not."""
+    names = ("good", "bad")
+    heads = Heads([FakeDrafter(language), FakeDrafter(Wrong())], names, routing)
+    models = fake_models(language, heads)
+    return dataclasses.replace(models, keywords=None if keywords is None else keywords.for_heads(names))
+
+
+@pytest.mark.parametrize(
+    "routing", [Routing(), Routing("entropy"), Routing(gate=0.9), Routing("entropy", gate=0.5, batched=False)]
+)
+@pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
+async def test_routing_does_not_change_the_text(connect, verifier, language, routing, mode):
+    verifier.cut_before = {3, 9}
+    client = connect(models=two_heads(language, routing))
+    for prompt in (PROMPT, [*PROMPT, 7, 8]):
+        assert (await client.complete(prompt, mode=mode)).token_ids == language.answer(prompt, 40)
+
+
+async def test_who_was_sent_and_what_it_took(connect, language):
+    statistics = (await connect(models=two_heads(language, Routing())).complete(PROMPT)).statistics
+    use = statistics.heads
+    assert sum(use.cycles.values()) == sum(statistics.acceptance_histogram) == use.drafts / 2
+    assert use.extra_drafts == 1.0
+    assert use.drafts_per_1000_tokens == use.drafts * 25
+    assert use.passes > use.drafts
+    assert use.confidence.accepted > use.confidence.rejected > 0
+    assert use.entropy.accepted > 0
+    gated = (await connect(models=two_heads(language, Routing(gate=0.5))).complete(PROMPT)).statistics.heads
+    assert gated.gate_skips > 0
+    assert gated.drafts == 2 * sum(gated.cycles.values()) - gated.gate_skips
+
+
+async def test_words_choose_the_head(connect, language):
+    keywords = Keywords({"good": ("hello",), "bad": ("goodbye",)})
+    client = connect(models=two_heads(language, Routing("keywords"), keywords))
+    for text, share in [("say goodbye", {"good": 0, "bad": 1}), ("say hello", {"good": 1, "bad": 0})]:
+        completion = await client.complete(text.replace(" ", "_"), raw=True)  # letters are all this language has
+        assert completion.statistics.heads.shares == share
+        assert completion.statistics.heads.extra_drafts == 0
+
+
+async def test_a_head_that_does_not_fit_is_named_once(connect, language):
+    client = connect(models=fake_models(language, FakeDrafter(Wrong(), family="odd")))
+    said = []
+    for first in range(4):
+        async with contextlib.aclosing(client.generate([first, *PROMPT])) as events:
+            said += [event.message async for event in events if isinstance(event, Warned)]
+    assert len(said) == 1
+    assert said[0].startswith("drafter odd: ")
+
+
+async def test_a_head_that_fits_is_not(connect):
+    client = connect()
+    for first in range(8):
+        async with contextlib.aclosing(client.generate([first, *PROMPT])) as events:
+            assert not [event async for event in events if isinstance(event, Warned)]
+
+
+@pytest.mark.parametrize(("last_resort", "num_written", "num_copied"), [("lookup", 36, 33), ("none", 3, 0)])
+async def test_copying_goes_on_where_heads_end(connect, verifier, last_resort, num_written, num_copied):
+    """Without features a drafter of three heads writes three tokens."""
+    language = verifier.language = Looping()
+    prompt = [20, 21, 22, 23, 20, 21]
+    config = {"mode": "offline", "last_resort": last_resort, "max_new_tokens": 36}
+    models = fake_models(language, ShortDrafter(language, num_heads=len(prompt) + 3))
+    completion = await connect(models=models).complete(prompt, **config)
+    assert len(completion.token_ids) == num_written
+    assert completion.statistics.copied == num_copied
+    assert completion.token_ids[num_written - num_copied :] == language.answer(
+        [*prompt, *completion.token_ids[: num_written - num_copied]], num_copied
+    )
+
+
+async def test_copying_needs_two_tokens_that_match(connect, bare_models):
+    client = connect(models=bare_models)
+    assert (await client.complete([1, 2, 3, 4, 2], mode="offline")).token_ids == ()
+    assert (await client.complete([1, 2, 3, 4, 2, 3], mode="offline", max_new_tokens=3)).token_ids == (4, 2, 3)
+
+
+async def test_copying_bridges_an_outage_without_a_drafter(connect, verifier, bare_models):
+    verifier.language = Looping()
+    verifier.cut_before = {20}
+    client = connect(models=bare_models)
+    events = []
+    async with contextlib.aclosing(client.generate([20, 21, 22, 23])) as stream:
+        async for event in stream:
+            if isinstance(event, LinkChanged) and event.state is LinkState.OFFLINE:
+                verifier.down_for = 20
+            events.append(event)
+    assert any(isinstance(event, Unverified) for event in events)
+    assert events[-1].statistics.copied > 0
+    assert events[-1].statistics.rolled_back == 0
+    assert events[-1].statistics.new_tokens == 40
+
+
+@pytest.mark.parametrize(
+    ("sources", "names"),
+    [
+        ([None], ("moa",)),
+        (["a/math", Path("b/chat")], ("math", "chat")),
+        (["a/head", "b/head", "c/other,tli=1"], ("a/head", "b/head", "other")),
+        ([DrafterSource("hub/x"), "lookup,ngram=2"], ("x", "lookup")),
+    ],
+)
+def test_heads_are_called_by_their_directories(sources, names):
+    assert head_names(sources) == names
+
+
+def test_words_need_text(golden):
+    heads = golden / "eagle2_llama" / "drafter"
+    config = ClientConfig(
+        target=golden / "target_l4",
+        drafter=heads,
+        other_heads=(heads,),
+        routing=Routing("keywords"),
+        keywords=Keywords({"drafter": ("word",)}),
+    )
+    with pytest.raises(UsageError, match="route=keywords needs the text"):
+        LocalModels.load(config)
+
+
+def test_heads_are_loaded_together(golden):
+    head = golden / "eagle2_llama" / "drafter"
+    config = ClientConfig(target=golden / "target_l4", drafter=head, other_heads=(str(head), "lookup"))
+    models = LocalModels.load(config)
+    assert isinstance(models.drafter, Heads)
+    assert models.drafter.tap.fingerprint == models.introduction().tap
+    assert models.drafter.names == (str(head), f"{head}#2", "lookup")
+    assert not models.drafter.batched
+    assert LocalModels.load(dataclasses.replace(config, other_heads=())).drafter.family == "eagle2"

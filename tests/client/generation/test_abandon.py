@@ -1,0 +1,171 @@
+"""Answers that nobody wants any more, left at any moment: nothing goes on behind the caller's back, and the session
+serves the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import get_args
+
+import pytest
+
+from outrider_client.async_client import AsyncClient
+from outrider_client.connection.link_state import LinkState
+from outrider_client.connection.local_transport import LocalTransport
+from outrider_client.core.config import Mode
+from outrider_client.core.events import Cycle, LinkChanged
+from outrider_client.drafting.drafting_thread import DraftingThread
+
+PROMPT = [5, 9, 12, 3]
+NEXT = [*PROMPT, 8]
+NEW = 40
+MODES = [mode for mode in get_args(Mode) if mode != "offline"]
+AHEAD = ["proactive", "pipelined"]
+MOMENTS = range(1, 30, 2)  # after so many events
+THE_LINKS = {"outrider link reader", "fake server reader"}  # tasks that live as long as the session
+
+
+class Watched(DraftingThread):
+    """Notes its lookouts, and how many jobs it has been given and has done."""
+
+    def __init__(self, drafter):
+        super().__init__(drafter)
+        self.lookouts = []
+        self.given = self.done = 0
+        run = self._worker.run
+
+        async def counted(work):
+            self.given += 1
+            return await run(lambda: self._counted(work))
+
+        self._worker.run = counted
+
+    def _counted(self, work):
+        try:
+            return work()
+        finally:
+            self.done += 1
+
+    def look_out(self, tokens, tree, wanted, ready=None):
+        self.lookouts.append(super().look_out(tokens, tree, wanted, ready))
+        return self.lookouts[-1]
+
+    async def is_idle(self):
+        """Whether there was nothing to do after the job that may still have been under way."""
+        given = self.given
+        await self._worker.run(lambda: None)
+        return self.given == given + 1 and self.done == self.given
+
+
+@pytest.fixture
+async def client_and_drafting(verifier, models, fast):
+    drafting = Watched(models.drafter)
+    transport = LocalTransport(verifier.describe, verifier.session)
+    async with AsyncClient(fast, models=models, transport=transport, drafting=drafting) as client:
+        yield client, drafting
+
+
+def tasks() -> list[asyncio.Task]:
+    """What is pending beside the test itself and the session's own."""
+    return [task for task in asyncio.all_tasks() - {asyncio.current_task()} if task.get_name() not in THE_LINKS]
+
+
+async def leave(client, after, **choices):
+    """Close the generator after so many events."""
+    async with contextlib.aclosing(client.generate(PROMPT, **choices)) as events:
+        async for _ in events:
+            after -= 1
+            if after == 0:
+                return
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_nothing_goes_on(client_and_drafting, verifier, language, mode, moment):
+    client, drafting = client_and_drafting
+    await leave(client, moment, mode=mode, in_flight=3)
+    await asyncio.sleep(0)
+    assert not tasks()
+    assert all(lookout.task.done() for lookout in drafting.lookouts)
+    assert await drafting.is_idle()
+    completion = await client.complete(NEXT, mode=mode, in_flight=3)
+    assert completion.token_ids == language.answer(NEXT, NEW)
+    assert completion.statistics.outages == 0
+    assert len(verifier.opens) == 1
+
+
+@pytest.mark.parametrize("mode", AHEAD)
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13, 21, 34])
+async def test_nor_between_two_events(client_and_drafting, language, mode, steps):
+    """Left after so many steps of the loop, with drafts under way."""
+    client, drafting = client_and_drafting
+    events = client.generate(PROMPT, mode=mode, in_flight=3)
+    for _ in range(10):
+        await anext(events)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await events.aclose()
+    await asyncio.sleep(0)
+    assert not tasks()
+    assert all(lookout.task.done() for lookout in drafting.lookouts)
+    assert await drafting.is_idle()
+    assert (await client.complete(NEXT, mode=mode)).token_ids == language.answer(NEXT, NEW)
+
+
+@pytest.mark.parametrize("mode", AHEAD)
+async def test_nor_while_the_server_is_silent(client_and_drafting, verifier, language, mode):
+    client, drafting = client_and_drafting
+    events = client.generate(PROMPT, mode=mode, in_flight=3)
+    for _ in range(6):
+        await anext(events)
+    verifier.flowing.clear()
+    waiting = asyncio.create_task(drain(events))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await events.aclose()
+    await asyncio.sleep(0)
+    verifier.flowing.set()
+    assert not tasks()
+    assert all(lookout.task.done() for lookout in drafting.lookouts)
+    assert (await client.complete(NEXT, mode=mode)).token_ids == language.answer(NEXT, NEW)
+
+
+async def drain(events):
+    async for _ in events:
+        pass
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_nor_after_an_answer_s_end(client_and_drafting, mode):
+    client, drafting = client_and_drafting
+    for max_new_tokens in (1, 2, 7, NEW):
+        await client.complete(PROMPT, mode=mode, max_new_tokens=max_new_tokens, in_flight=3)
+        assert not tasks()
+        assert all(lookout.task.done() for lookout in drafting.lookouts)
+        assert await drafting.is_idle()
+
+
+@pytest.mark.parametrize("mode", ["stream", "server-draft", "stop-and-wait"])
+@pytest.mark.parametrize("length", range(3, 13))
+async def test_nothing_is_asked_once_the_answer_is_over(client_and_drafting, verifier, language, mode, length):
+    """After an outage the verdict on what the drafter wrote may end the answer."""
+    client, _ = client_and_drafting
+    await client.complete(PROMPT, mode=mode, max_new_tokens=1)
+    language.eos_at = len(PROMPT) + length
+    verifier.cut_before = {verifier.num_verdicts + 2}
+    seen, was_online = [], True
+    async with contextlib.aclosing(client.generate(PROMPT, mode=mode)) as events:
+        async for event in events:
+            if was_online and isinstance(event, LinkChanged) and event.state is LinkState.OFFLINE:
+                verifier.down_for, was_online = 40, False  # until the drafter has gone beyond the end
+            seen.append(event)
+    assert seen[-1].reason == "eos"
+    for _ in range(20):  # whatever else has been asked reaches the server
+        await asyncio.sleep(0)
+    last = verifier.requests[-1]
+    assert last.seq == max(event.request.seq for event in seen if isinstance(event, Cycle))
+    prompt = [*PROMPT, 9]
+    language.eos_at = -1
+    assert (await client.complete(prompt, mode=mode)).token_ids == language.answer(prompt, NEW)

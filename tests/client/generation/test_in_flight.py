@@ -1,0 +1,378 @@
+"""Drafting ahead, step by step, on a script: which drafts leave when, and what is counted of them.
+
+The drafter is sure of itself, and wrong where the script says so. Verdicts are held until all that can be drafted
+meanwhile has been, so that nothing depends on how fast anything is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from outrider_client.async_client import AsyncClient
+from outrider_client.connection.local_transport import LocalConnection, LocalTransport
+from outrider_client.drafting.drafting_thread import DraftingThread
+from outrider_drafters.contracts.drafter import ENDLESS, level_by_level
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_proto.frames import Draft, Features, TapInfo, Verdict
+from outrider_proto.tree import ROOT
+
+PROMPT = (5, 9, 12, 3)
+VOCAB = 64
+LEVELS = 3
+CYCLE = LEVELS + 1  # tokens a verdict, where all is right
+OUTCOMES = 2
+CYCLES = 5
+NEW = 1 + CYCLES * CYCLE
+SECOND, NEVER = "second", "never"  # what the drafter makes of the token where it is wrong
+FIRST_ROOT = len(PROMPT)  # position of the first draft's root
+
+
+class SureState:
+    """After every text it is sure of the language's next token, but at the positions of `wrong` of another one."""
+
+    def __init__(self, drafter) -> None:
+        self._drafter = drafter
+        self.tokens: list[int] = []
+        self.num_features = 0
+        self.reach = drafter.reach
+        self._paths: list[tuple[int, ...]] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    def append(self, tokens):
+        self.tokens += tokens
+
+    def add_features(self, first, rows):
+        assert first <= self.num_features
+        self.num_features = max(self.num_features, first + len(rows))
+
+    def rollback(self, num_tokens):
+        del self.tokens[num_tokens:]
+        self.num_features = min(self.num_features, num_tokens)
+
+    def root_logits(self):
+        self._paths = []
+        return self._logits(())
+
+    def expand(self, tokens, parents):
+        known = list(self._paths)
+        for token, parent in zip(tokens, parents, strict=True):
+            self._paths.append((*(() if parent == ROOT else known[parent]), token))
+        return torch.stack([self._logits(path) for path in self._paths[len(known) :]])
+
+    def tree_logits(self, tree):
+        return level_by_level(tree, self.root_logits(), self.expand)
+
+    def _logits(self, path):
+        text = [*self.tokens, *path]
+        right = self._drafter.language.following(text)
+        logits = torch.full((VOCAB,), -30.0)
+        logits[right] = 30.0
+        if (how := self._drafter.wrong.get(len(text))) is not None:
+            logits[1 + right % (VOCAB - 1)] = 31.0
+            logits[right] = 30.0 if how == SECOND else -torch.inf
+        return logits
+
+
+class SureDrafter:
+    family, tap, vocab_size, plan, tree_in_one = "sure", TapInfo("fake-tap", "fake", 3), VOCAB, None, False
+
+    def __init__(self, language, wrong, reach=ENDLESS):
+        self.language = language
+        self.wrong = wrong
+        self.reach = reach
+        self.stale_tolerant = False
+
+    def new_state(self):
+        return SureState(self)
+
+
+class CountingThread(DraftingThread):
+    """Notes what was asked of it."""
+
+    def __init__(self, drafter):
+        super().__init__(drafter)
+        self.num_grown = 0
+        self.lookouts = []
+
+    async def grow(self, tokens, plan, head=None):
+        self.num_grown += 1
+        return await super().grow(tokens, plan, head)
+
+    def look_out(self, tokens, tree, wanted, ready=None):
+        self.lookouts.append(super().look_out(tokens, tree, wanted, ready))
+        return self.lookouts[-1]
+
+    async def at_rest(self):
+        """All that can be drafted has been, and whoever waited for it has done something about it."""
+        for _ in range(20):
+            if under_way := [lookout.task for lookout in self.lookouts if not lookout.task.done()]:
+                await asyncio.wait(under_way)
+            await asyncio.sleep(0)
+
+
+class WatchedConnection(LocalConnection):
+    """Logs drafts as they leave and verdicts as they arrive, which they do when all is at rest; a stale one not before
+    a draft on what stands has left."""
+
+    def __init__(self, session, log, drafting):
+        super().__init__(session)
+        self._log = log
+        self._drafting = drafting
+
+    def send(self, frame):
+        if isinstance(frame, Draft):
+            self._log.append(frame)
+        super().send(frame)
+
+    async def receive(self):
+        frame = await super().receive()
+        if isinstance(frame, Verdict):
+            await self._drafting.at_rest()
+            while frame.stale and not self._has_set_out_after(frame.seq):  # noqa: ASYNC110  # no time passes
+                await asyncio.sleep(0)
+            self._log.append(frame)
+        return frame
+
+    def _has_set_out_after(self, seq):
+        return any(isinstance(sent, Draft) and sent.seq > seq and not sent.assumes for sent in self._log)
+
+
+class WatchedTransport(LocalTransport):
+    def __init__(self, verifier, log, drafting):
+        super().__init__(verifier.describe, verifier.session)
+        self._verifier, self._log, self._drafting = verifier, log, drafting
+
+    async def connect(self):
+        return WatchedConnection(self._verifier.session, self._log, self._drafting)
+
+
+class Ride:
+    """One answer, and what was seen of it."""
+
+    def __init__(self, log, drafting, completion):
+        self.log = log
+        self.drafts = [frame for frame in log if isinstance(frame, Draft)]
+        self.verdicts = [frame for frame in log if isinstance(frame, Verdict)]
+        self.num_grown = drafting.num_grown
+        self.lookouts = drafting.lookouts
+        self.tokens = completion.token_ids
+        self.statistics = completion.statistics
+
+    def sent_before(self, draft, verdict_number):
+        """Whether a draft left before that verdict came."""
+        return self.log.index(draft) < self.log.index(self.verdicts[verdict_number])
+
+
+@pytest.fixture
+async def ride(fast, models, verifier, language):
+    """Rides a mode on a script, with the chain of LEVELS as every draft."""
+    clients = []
+
+    async def ridden(mode, wrong=(), reach=ENDLESS, max_new_tokens=NEW, **choices):
+        log, drafting = [], CountingThread(SureDrafter(language, dict(wrong), reach))
+        transport = WatchedTransport(verifier, log, drafting)
+        clients.append(AsyncClient(fast, models=models, transport=transport, drafting=drafting))
+        asked = {"shape": TreeShape.chain(LEVELS), "outcomes": OUTCOMES, "max_new_tokens": max_new_tokens}
+        completion = await clients[-1].complete(PROMPT, mode=mode, **(asked | choices))
+        assert completion.token_ids == language.answer(PROMPT, max_new_tokens)
+        assert completion.statistics.outages == 0
+        return Ride(log, drafting, completion)
+
+    yield ridden
+    for client in clients:
+        await client.close()
+
+
+# -- always right -----------------------------------------------------------------------------------------------------
+
+
+async def test_stop_and_wait_grows_every_draft(ride):
+    seen = await ride("stop-and-wait")
+    assert seen.num_grown == CYCLES
+    assert not seen.lookouts
+    assert seen.statistics.target_calls == 1 + CYCLES
+    assert seen.statistics.forecasts == 0
+
+
+async def test_proactive_drafts_only_once_while_nothing_is_under_way(ride):
+    seen = await ride("proactive")
+    assert seen.num_grown == 1
+    assert seen.statistics.target_calls == 1 + CYCLES
+    assert not any(draft.assumes for draft in seen.drafts)
+    for number, draft in enumerate(seen.drafts[1:]):  # one at a time: each after the verdict before it
+        assert not seen.sent_before(draft, number)
+    assert seen.statistics.forecasts == CYCLES - 1  # the last verdict ends the answer
+    assert seen.statistics.hit_rate == 1.0
+
+
+async def test_pipelined_sends_before_the_verdict(ride):
+    seen = await ride("pipelined", in_flight=2)
+    assert seen.num_grown == 1
+    assert seen.statistics.hit_rate == 1.0
+    assert seen.statistics.stale_drafts == 0
+    prompt, first, *ahead = seen.drafts
+    assert not prompt.assumes
+    assert not first.assumes
+    assert all(draft.assumes for draft in ahead)
+    for number, draft in enumerate(ahead[: CYCLES - 1], start=1):
+        assert seen.sent_before(draft, number)
+        assert not seen.sent_before(draft, number - 1)  # never more than two
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+async def test_never_more_in_flight_than_allowed(ride, width):
+    seen = await ride("pipelined", in_flight=width)
+    most = under_way = 0
+    for frame in seen.log:
+        under_way += 1 if isinstance(frame, Draft) else -1
+        most = max(most, under_way)
+    assert most == min(width, CYCLES)
+
+
+@pytest.mark.parametrize("width", [2, 3])
+async def test_nothing_is_sent_for_what_the_limit_cuts_off(ride, verifier, width):
+    """A target call for a text that the answer will not reach is the server's time wasted."""
+    await ride("pipelined", in_flight=width)
+    assert all(request.base_len + 1 < len(PROMPT) + NEW for request in verifier.requests)
+
+
+async def test_a_drafter_that_cannot_look_ahead_stops_and_waits(ride):
+    for mode in ("proactive", "pipelined"):
+        seen = await ride(mode, reach=LEVELS)
+        assert seen.num_grown == CYCLES
+        assert seen.statistics.forecasts == 0
+
+
+@pytest.mark.parametrize("mode", ["proactive", "pipelined"])
+async def test_without_a_drafter(connect, bare_models, language, mode):
+    completion = await connect(models=bare_models).complete(PROMPT, mode=mode)
+    assert completion.token_ids == language.answer(PROMPT, 40)
+
+
+# -- wrong once: the second token of the second draft -----------------------------------------------------------------
+
+WRONG_AT = FIRST_ROOT + CYCLE + 2
+UP_TO_THERE = FIRST_ROOT + CYCLE + 2  # tokens that stand after its verdict, bonus not counted
+CALLS = 1 + 1 + 1 + 4  # the prompt, right, two tokens, and the fifteen that are left
+
+
+async def test_proactive_misses_and_drafts_anew(ride):
+    seen = await ride("proactive", {WRONG_AT: NEVER})
+    assert seen.num_grown == 2
+    assert seen.statistics.target_calls == CALLS
+    assert seen.statistics.forecasts == CALLS - 2
+    assert seen.statistics.hit_rate == (CALLS - 3) / (CALLS - 2)
+
+
+async def test_proactive_has_a_draft_for_the_second_likeliest(ride):
+    seen = await ride("proactive", {WRONG_AT: SECOND})
+    assert seen.num_grown == 1
+    assert seen.statistics.hit_rate == 1.0
+    assert seen.statistics.target_calls == CALLS
+
+
+async def test_one_outcome_is_no_second_one(ride):
+    seen = await ride("proactive", {WRONG_AT: SECOND}, outcomes=1)
+    assert seen.num_grown == 2
+
+
+@pytest.mark.parametrize("how", [SECOND, NEVER])
+@pytest.mark.parametrize("width", [2, 3, 4])
+async def test_a_miss_costs_no_extra_round_trip(ride, verifier, how, width):
+    """The draft for what came true leaves at once, before the server has passed over the others."""
+    seen = await ride("pipelined", {WRONG_AT: how}, in_flight=width)
+    truth = 2  # number of the verdict that says something else
+    stale = [number for number, verdict in enumerate(seen.verdicts) if verdict.stale]
+    assert stale == list(range(truth + 1, truth + width))
+    anew = next(draft for draft in seen.drafts[3:] if not draft.assumes)
+    assert seen.sent_before(anew, truth + 1)
+    assert seen.num_grown == (1 if how == SECOND else 2)
+    assert seen.statistics.stale_drafts == verifier.num_stale == width - 1
+    assert seen.statistics.target_calls == CALLS
+
+
+# -- what is counted --------------------------------------------------------------------------------------------------
+
+DRAFT = LEVELS  # nodes
+
+
+async def test_what_was_drafted_for_other_outcomes_is_wasted(ride):
+    """All right: of each forecast one draft is sent. The last one does not count, no verdict has passed on it."""
+    seen = await ride("proactive")
+    assert seen.statistics.wasted_nodes == (CYCLES - 1) * (OUTCOMES - 1) * DRAFT
+
+
+async def test_a_draft_sent_in_vain_is_wasted_once(ride):
+    """Neither the forecast that was missed nor the one below the draft that was sent for it is of any use; that draft
+    itself is a part of the former. Four other forecasts came true."""
+    seen = await ride("pipelined", {WRONG_AT: NEVER}, in_flight=2)
+    assert seen.statistics.forecasts == 5
+    assert seen.statistics.wasted_nodes == 2 * OUTCOMES * DRAFT + 4 * (OUTCOMES - 1) * DRAFT
+
+
+async def test_missing_features_are_counted_as_a_draft_is_begun(ride):
+    """Proactive: the rows of the last verdict come before the forecast begins. Pipelined: they cannot."""
+    assert (await ride("proactive", wait_for_features=True)).statistics.stale_tokens == 0
+    assert (await ride("pipelined", wait_for_features=True)).statistics.stale_tokens > 0
+
+
+@pytest.mark.parametrize("mode", ["proactive", "pipelined"])
+@pytest.mark.parametrize("wrong", [{}, {WRONG_AT: NEVER}, {WRONG_AT: SECOND}])
+async def test_features_are_sent_once(ride, verifier, mode, wrong):
+    """But for the root's, without which a draft would get no frame of them at all."""
+    await ride(mode, wrong)
+    known = 0
+    for request in verifier.requests:
+        assert min(known, request.base_len) <= request.features_from
+        known = max(known, request.base_len + len(request.context) + 1)
+
+
+@pytest.mark.parametrize("mode", ["proactive", "pipelined"])
+async def test_no_lookout_outlives_its_answer(ride, mode):
+    seen = await ride(mode)
+    assert all(lookout.task.done() for lookout in seen.lookouts)
+
+
+class LateRows(LocalConnection):
+    """Rows of all drafts but the first come after the verdict that follows them."""
+
+    def __init__(self, session):
+        super().__init__(session)
+        self._late = []
+        self._due = []
+
+    async def receive(self):
+        if self._due:
+            return self._due.pop(0)
+        frame = await super().receive()
+        while isinstance(frame, Features) and frame.seq > 1:
+            self._late.append(frame)
+            frame = await super().receive()
+        if isinstance(frame, Verdict):
+            self._due, self._late = self._late, []
+        return frame
+
+
+class LateTransport(LocalTransport):
+    async def connect(self):
+        return LateRows(self._session)
+
+
+@pytest.mark.parametrize("mode", ["proactive", "pipelined"])
+@pytest.mark.parametrize("wrong", [{}, {WRONG_AT: NEVER}])
+async def test_a_forecast_that_waits_for_rows_holds_up_no_verdict(fast, models, verifier, language, mode, wrong):
+    """It is then none: the next draft is grown as ever."""
+    drafting = CountingThread(SureDrafter(language, wrong))
+    transport = LateTransport(verifier.describe, verifier.session)
+    async with AsyncClient(fast, models=models, transport=transport, drafting=drafting) as client:
+        asked = {"shape": TreeShape.chain(LEVELS), "max_new_tokens": NEW, "wait_for_features": False}
+        async with asyncio.timeout(4.0):
+            completion = await client.complete(PROMPT, mode=mode, **asked)
+    assert completion.token_ids == language.answer(PROMPT, NEW)
+    assert completion.statistics.outages == 0

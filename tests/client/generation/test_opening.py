@@ -1,0 +1,156 @@
+"""How answers to long prompts begin: when the client takes over, and that the text is the target's own whatever befalls
+the link meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+
+import pytest
+
+from outrider_client import AsyncClient, ClientConfig
+from outrider_client.connection.heartbeat import Patience
+from outrider_client.controller.mode_controller import Pilot
+from outrider_client.core.events import Committed, Cycle, RolledBack, Unverified
+from outrider_client.generation.modes.opening import opening
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.load import load_tap
+from outrider_netsim import Direction, Link, Profile
+from outrider_proto.frames import Decode
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+from outrider_server.rpc.server import Server
+from outrider_server.sessions.verifier import Verifier
+
+NEW = 40
+PROMPTS = (tuple(range(10, 160)), tuple(range(20, 150)), tuple(range(5, 150)))
+SLOW = Profile.symmetric("slow", Direction(10, rate_bps=1e6))  # a prompt's features take several round trips
+DRAFTERS = {"moa": ("target_tiny", "moa_tli0"), "eagle2": ("target_l4", "eagle2_llama")}
+
+
+class Writing:
+    """An answer that the server writes, of which the rows come at their own pace."""
+
+    should_open = True
+    finished = False
+
+    def __init__(self, *, there_after: int) -> None:
+        self.said: list[str] = []
+        self._there_after = there_after
+
+    async def features_come_first(self) -> bool:
+        return self.said.count("commit") >= self._there_after
+
+    def ask_decode(self, *, features: bool) -> None:
+        assert features
+        self.said.append("ask")
+
+    async def next_verdict(self) -> None:
+        """Of no interest."""
+
+    def commit(self, verdict: None) -> None:
+        self.said.append("commit")
+
+    async def stop_decode(self) -> None:
+        self.said.append("stop")
+
+
+async def test_the_server_writes_until_the_client_can_take_over():
+    answer = Writing(there_after=3)
+    await opening(answer)
+    assert answer.said == ["ask", "commit", "commit", "commit", "stop"]
+
+
+async def test_an_answer_that_ends_meanwhile():
+    answer = Writing(there_after=3)
+    answer.finished = True
+    await opening(answer)
+    assert answer.said == ["ask", "stop"]
+
+
+@pytest.fixture(params=list(DRAFTERS))
+def config(golden, request) -> ClientConfig:
+    target, drafter = DRAFTERS[request.param]
+    return ClientConfig(
+        target=golden / target,
+        drafter=golden / drafter / "drafter",
+        codec="float32",
+        max_new_tokens=NEW,
+        shape=TreeShape(2, 3, 5),
+        wait_for_link_s=30,
+        patience=Patience(floor_s=1.0),  # this machine may be busy
+    )
+
+
+@contextlib.asynccontextmanager
+async def riding(config: ClientConfig):
+    """A client of the real server, and the slow link between them."""
+    verifier = Verifier(Target.load(str(config.target)), [load_tap(config.drafter, config.target)])
+    async with (
+        Server(verifier) as server,
+        Link(SLOW, server.address, "proxy", seed=1) as link,
+        AsyncClient(dataclasses.replace(config, server=link.address)) as client,
+    ):
+        yield client, link
+
+
+def plain(config: ClientConfig, prompt) -> tuple[int, ...]:
+    return tuple(plain_greedy(oracle(str(config.target)), prompt, NEW))
+
+
+@functools.cache
+def oracle(target: str) -> Target:
+    return Target.load(target)
+
+
+def let_features_come_soon(monkeypatch, *, after: int) -> None:
+    """As far as anybody can tell, once it was asked so often."""
+    asked = itertools.count()
+    monkeypatch.setattr(Pilot, "come_soon", lambda *_: next(asked) >= after)
+
+
+@pytest.mark.parametrize("mode", ["stop-and-wait", "proactive"])
+async def test_the_text_is_the_plain_loops(config, mode, monkeypatch):
+    """Whether the server is stopped before its first token, after a few, or once the features are there."""
+    async with riding(config) as (client, _):
+        for prompt, after in zip(PROMPTS, (1, 3, 999), strict=True):
+            let_features_come_soon(monkeypatch, after=after)
+            events = [event async for event in client.generate(prompt, mode=mode)]
+            assert tuple(replayed(events)) == plain(config, prompt)
+            assert isinstance(events_of(Cycle, events)[0].request, Decode)
+
+
+@pytest.mark.parametrize("after", [2, 999])
+async def test_an_outage_amid_a_prompts_features(config, after, monkeypatch):
+    """It finds the server writing, or about to be stopped."""
+    let_features_come_soon(monkeypatch, after=after)
+    async with riding(config) as (client, link):
+        events = []
+        async with contextlib.aclosing(client.generate(PROMPTS[0], mode="pipelined")) as stream:
+            async for event in stream:
+                if isinstance(event, Committed) and not events_of(Committed, events):
+                    link.cut()
+                events.append(event)
+                if link.is_cut and len(events_of(Unverified, events)) == 3:
+                    link.restore()
+        assert tuple(replayed(events)) == plain(config, PROMPTS[0])
+        assert events[-1].statistics.outages == 1
+        assert events_of(Unverified, events)
+
+
+def events_of(kind: type, events: list) -> list:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def replayed(events) -> list[int]:
+    tokens: list[int] = []
+    for event in events:
+        match event:
+            case Committed() | Unverified():
+                assert event.first == len(tokens)
+                tokens += event.tokens
+            case RolledBack():
+                del tokens[event.first :]
+    return tokens

@@ -1,0 +1,384 @@
+"""The client's loops against a verifier without models: the text is the plain loop's, whatever happens to the link."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import random
+
+import pytest
+
+from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.events import Committed, Finished, LinkChanged, RolledBack, Unverified, Verified
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
+
+PROMPT = [5, 9, 12, 3]
+MAX_PROMPT = 120  # of a context of 200
+MODES = ["auto", "stop-and-wait", "proactive", "pipelined", "server-draft", "stream"]
+
+
+async def collect(client, prompt=PROMPT, when_offline=lambda: None, **overrides):
+    """All events; `when_offline` is called as the link is first lost."""
+    events = []
+    async with contextlib.aclosing(client.generate(prompt, **overrides)) as stream:
+        async for event in stream:
+            if is_offline(event) and not any(is_offline(earlier) for earlier in events):
+                when_offline()
+            events.append(event)
+    return events
+
+
+def is_offline(event) -> bool:
+    return isinstance(event, LinkChanged) and event.state is LinkState.OFFLINE
+
+
+def replayed(events) -> list[int]:
+    """The answer as a listener of events builds it."""
+    tokens: list[int] = []
+    for event in events:
+        match event:
+            case Committed() | Unverified():
+                assert event.first == len(tokens)
+                tokens += event.tokens
+            case RolledBack():
+                assert len(tokens) - event.count == event.first
+                del tokens[event.first :]
+    return tokens
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_answer_is_that_of_the_plain_loop(connect, language, mode):
+    completion = await connect().complete(PROMPT, mode=mode)
+    assert completion.token_ids == language.answer(PROMPT, 40)
+    assert completion.reason == "limit"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_end_of_text_ends_the_answer(connect, language, mode):
+    language.eos_at = 23
+    completion = await connect().complete(PROMPT, mode=mode)
+    assert completion.token_ids == language.answer(PROMPT, 40)
+    assert completion.reason == "eos"
+    assert len(completion.token_ids) == 23 - len(PROMPT) + 1
+
+
+async def test_drafting_saves_target_calls(connect):
+    client = connect()
+    drafted = (await client.complete(PROMPT)).statistics
+    assert drafted.mean_acceptance_length > 2
+    assert drafted.target_calls < 20
+    assert sum(drafted.acceptance_histogram) == drafted.target_calls - 1  # the prompt's verdict has no draft
+    plain = (await client.complete([7, 7], mode="stream")).statistics
+    assert plain.target_calls == 40
+    assert plain.mean_acceptance_length == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("wait", [True, False])
+async def test_without_waiting_for_features(connect, language, mode, wait):
+    completion = await connect().complete(PROMPT, mode=mode, wait_for_features=wait)
+    assert completion.token_ids == language.answer(PROMPT, 40)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("when", ["cut_before", "cut_after"])
+@pytest.mark.parametrize("verdict", [0, 1, 3, 6])
+@pytest.mark.parametrize("forgets", [False, True])
+async def test_verified_answer_survives_a_cut(connect, verifier, language, mode, when, verdict, forgets):
+    setattr(verifier, when, {verdict})
+
+    def die():
+        verifier.down_for = 2
+        if forgets:
+            verifier.sessions.clear()
+
+    events = await collect(connect(), when_offline=die, mode=mode, on_reconnect="verify")
+    assert replayed(events) == list(language.answer(PROMPT, 40))
+    assert events[-1].reason == "limit"
+    assert events[-1].statistics.outages == 1
+    assert events[-1].statistics.unverified == 0
+    states = [event.state for event in events if isinstance(event, LinkChanged)]
+    assert states[:2] == [LinkState.CONNECTING, LinkState.ONLINE]
+    assert states[2] is LinkState.OFFLINE
+    assert states[-2:] == [LinkState.RESUMING, LinkState.ONLINE]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_many_outages(connect, verifier, language, mode):
+    verifier.cut_before = {2, 3, 8}
+    verifier.cut_after = {5, 6, 10}
+    completion = await connect().complete(PROMPT, mode=mode, offline_limit=3)
+    assert completion.token_ids == language.answer(PROMPT, 40)
+    assert completion.statistics.outages >= 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_kept_tokens_stand_and_stay_marked(connect, verifier, language, mode):
+    verifier.cut_before = {3}
+    go_down = functools.partial(setattr, verifier, "down_for", 5)
+    events = await collect(connect(), when_offline=go_down, mode=mode, on_reconnect="keep", offline_limit=9)
+    tokens = replayed(events)
+    unverified = [event for event in events if isinstance(event, Unverified)]
+    assert unverified
+    assert not any(isinstance(event, RolledBack | Verified) for event in events)
+    assert events[-1].statistics.unverified == len(unverified)
+    last = unverified[-1].first + 1
+    standing = [*PROMPT, *tokens[:last]]
+    assert tuple(tokens[last:]) == language.answer(standing, 40 - last)
+
+
+@pytest.mark.parametrize("on_reconnect", ["keep", "verify"])
+async def test_drafter_that_is_done_before_the_link_is_back(connect, verifier, language, on_reconnect):
+    verifier.cut_before = {2}
+    go_down = functools.partial(setattr, verifier, "down_for", 40)
+    events = await collect(connect(), when_offline=go_down, on_reconnect=on_reconnect)
+    assert isinstance(events[-1], Finished)
+    assert not any(isinstance(event, Finished) for event in events[:-1])
+    if on_reconnect == "keep":
+        assert events[-1].reason == "unverified"
+    else:
+        assert replayed(events) == list(language.answer(PROMPT, 40))
+        assert events[-1].reason == "limit"
+    *_, last_change = [event for event in events if isinstance(event, LinkChanged)]
+    assert last_change.state is LinkState.ONLINE
+
+
+async def test_only_an_end_of_text_is_right(connect, verifier, language):
+    """The answer ends with the very verdict that takes the tail back."""
+    first_call = await connect().complete(PROMPT)
+    calls = verifier.num_verdicts
+    language.eos_at = len(PROMPT) + 12
+    verifier.cut_before = set(range(calls, calls + 1))
+    go_down = functools.partial(setattr, verifier, "down_for", 40)
+    events = await collect(connect(), when_offline=go_down, offline_limit=30)
+    assert replayed(events) == list(language.answer(PROMPT, 40)) == [*first_call.token_ids[:12], 0]
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == "eos"
+
+
+async def test_wrong_guesses_are_rolled_back_and_corrected(connect, verifier, language):
+    verifier.cut_before = {2}
+    events = await collect(connect(), when_offline=functools.partial(setattr, verifier, "down_for", 8))
+    assert any(isinstance(event, RolledBack) for event in events)
+    corrected = [event for event in events if isinstance(event, Committed) and event.origin == "corrected"]
+    assert len(corrected) == 1
+    assert events[-1].statistics.rolled_back > 0
+    assert replayed(events) == list(language.answer(PROMPT, 40))
+
+
+async def test_silence_is_noticed(connect, verifier, language, fast):
+    events = []
+    client = connect(dataclasses.replace(fast, patience=Patience(floor_s=0.02)))
+    async with contextlib.aclosing(client.generate(PROMPT)) as stream:
+        async for event in stream:
+            if isinstance(event, Committed) and event.first > 10 and not any(map(is_offline, events)):
+                verifier.flowing.clear()
+            if is_offline(event):
+                assert "no sign of life" in event.detail
+                verifier.flowing.set()
+            events.append(event)
+    assert replayed(events) == list(language.answer(PROMPT, 40))
+    assert events[-1].statistics.outages >= 1
+
+
+async def test_answer_ends_unverified_when_the_link_stays_away(connect, verifier):
+    verifier.cut_before = {2}
+    go_down = functools.partial(setattr, verifier, "down_for", 10_000)
+    *_, last = await collect(connect(), when_offline=go_down, wait_for_link_s=0.0)
+    assert last.reason == "unverified"
+    assert last.statistics.unverified > 0
+    assert last.statistics.new_tokens == 40
+
+
+async def test_without_a_drafter(connect, verifier, language, bare_models):
+    client = connect(models=bare_models)
+    assert (await client.complete(PROMPT)).token_ids == language.answer(PROMPT, 40)
+    assert verifier.opens[0].tap == ""
+    verifier.cut_before = {verifier.num_verdicts + 3}
+    events = await collect(client, [1, 2, 3])
+    assert replayed(events) == list(language.answer([1, 2, 3], 40))
+    assert not any(isinstance(event, Unverified) for event in events)
+
+
+async def test_broken_off_without_a_drafter(connect, verifier, bare_models):
+    verifier.cut_before = {4}
+    go_down = functools.partial(setattr, verifier, "down_for", 10_000)
+    *_, last = await collect(connect(models=bare_models), when_offline=go_down, wait_for_link_s=0.0)
+    assert last.reason == "link"
+    assert last.statistics.new_tokens == 4
+
+
+async def test_unreachable_at_the_start(connect, verifier):
+    verifier.down_for = 1
+    client = connect()
+    with pytest.raises(LinkError):
+        await client.complete(PROMPT)
+    assert (await client.complete(PROMPT)).statistics.outages == 0
+
+
+async def test_offline_start(connect, verifier, language, fast):
+    verifier.down_for = 30
+    client = connect(dataclasses.replace(fast, offline_start=True))
+    events = await collect(client)
+    assert any(isinstance(event, Unverified) for event in events)
+    assert replayed(events) == list(language.answer(PROMPT, 40))
+
+
+async def test_offline_mode_needs_no_server(connect, verifier):
+    completion = await connect().complete(PROMPT, mode="offline", max_new_tokens=12)
+    assert completion.origins == ("unverified",) * 12
+    assert completion.reason == "unverified"
+    assert not verifier.opens
+
+
+async def test_cancelled_answer_leaves_the_session_usable(connect, verifier, language):
+    client = connect()
+    for mode in MODES:
+        async with contextlib.aclosing(client.generate(PROMPT, mode=mode)) as stream:
+            async for event in stream:
+                if isinstance(event, Committed) and event.first > 10:
+                    break
+        prompt = [*PROMPT, 8]
+        assert (await client.complete(prompt, mode=mode)).token_ids == language.answer(prompt, 40)
+    assert len(verifier.opens) == 1
+
+
+async def test_next_turn_sends_only_what_is_new(connect, verifier, language):
+    client = connect()
+    first = await client.complete(PROMPT, max_new_tokens=10)
+    prompt = [*PROMPT, *first.token_ids, 30, 31, 32]
+    second = await client.complete(prompt)
+    assert second.token_ids == language.answer(prompt, 40)
+    turn = verifier.requests[first.statistics.target_calls]
+    assert turn.base_len == len(PROMPT) + 9
+    assert turn.context == (first.token_ids[-1], 30, 31)
+    assert turn.features_from >= len(PROMPT)
+    assert len(verifier.opens) == 1
+
+
+async def test_turn_after_a_silent_death_of_the_link(connect, verifier, language):
+    client = connect()
+    calls = (await client.complete(PROMPT, max_new_tokens=10)).statistics.target_calls
+    verifier.cut_before = {calls}
+    prompt = [*PROMPT, 40]
+    assert (await client.complete(prompt)).token_ids == language.answer(prompt, 40)
+
+
+async def test_another_sampling_opens_another_stream(connect, verifier):
+    client = connect()
+    await client.complete(PROMPT, max_new_tokens=3)
+    await client.complete(PROMPT, max_new_tokens=3, temperature=0.5, seed=7)
+    assert [frame.sampling.temperature for frame in verifier.opens] == [0.0, 0.5]
+    assert verifier.opens[1].session_id == "s1"
+
+
+async def test_refusal_reaches_the_caller_and_ends_the_session(connect, verifier, language):
+    verifier.refusal = Refusal(Reason.CONTEXT_FULL, "too long")
+    client = connect()
+    with pytest.raises(Refusal, match="too long"):
+        await client.complete(PROMPT)
+    verifier.refusal = None
+    assert (await client.complete(PROMPT)).token_ids == language.answer(PROMPT, 40)
+    assert verifier.opens[1].session_id == ""
+
+
+async def test_server_that_shuts_down_is_an_outage(connect, verifier, language):
+    client = connect()
+    await client.complete(PROMPT, max_new_tokens=1)
+    verifier.refusal = Refusal(Reason.SHUTTING_DOWN, "bye")
+    events = await collect(client, when_offline=functools.partial(setattr, verifier, "refusal", None))
+    assert replayed(events) == list(language.answer(PROMPT, 40))
+
+
+async def test_same_prompt_again_waits_for_nothing(connect, language):
+    client = connect()
+    await client.complete(PROMPT, max_new_tokens=1)
+    again = await client.complete(PROMPT)
+    assert again.token_ids == language.answer(PROMPT, 40)
+    assert again.statistics.split_ms.wait < 10
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_context_fills_up(connect, language, mode):
+    prompt = [1] * 190
+    completion = await connect().complete(prompt, mode=mode)
+    assert completion.token_ids == language.answer(prompt, 10)
+    assert completion.reason == "context"
+
+
+async def test_prompt_beyond_the_context(connect):
+    with pytest.raises(Refusal, match="context is 200"):
+        await connect().complete([1] * 200)
+
+
+async def test_one_answer_at_a_time(connect):
+    client = connect()
+    async with contextlib.aclosing(client.generate(PROMPT)) as stream:
+        await anext(stream)
+        with pytest.raises(UsageError, match="one client"):
+            await client.complete(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"), [([], "empty"), ("", "empty"), ([999], "vocabulary"), ([1, {"role": "user"}], "mixes")]
+)
+async def test_bad_prompts(connect, prompt, message):
+    with pytest.raises(UsageError, match=message):
+        await connect().complete(prompt)
+
+
+async def test_text_follows_the_tokens(connect, verifier, models):
+    verifier.cut_before = {2}
+    completion = await connect().complete("hello", raw=True)
+    assert completion.text == models.decode(completion.token_ids)
+
+
+async def test_closing_says_goodbye(connect, verifier):
+    client = connect()
+    await client.complete(PROMPT)
+    await client.close()
+    await client.close()
+    assert not verifier.sessions
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_whatever_happens_the_verified_text_is_the_targets(connect, verifier, language, fast, seed):
+    """Turns of a chat, with links cut, sessions forgotten, servers away and answers abandoned at random."""
+    draw = random.Random(seed)
+    language.eos_at = draw.choice([-1, 20, 33])
+    client = connect()
+    prompt = list(PROMPT)
+    for _ in range(4):
+        upcoming = range(verifier.num_verdicts, verifier.num_verdicts + 12)
+        verifier.cut_before = {n for n in upcoming if draw.random() < 0.1}
+        verifier.cut_after = {n for n in upcoming if draw.random() < 0.1}
+        choices = {
+            "mode": draw.choice(MODES),
+            "wait_for_features": draw.random() < 0.5,
+            "offline_limit": draw.choice([None, 0, 2, 5]),
+            "shape": TreeShape(draw.randint(1, 3), draw.randint(1, 5), draw.randint(1, 9)),
+        }
+        if draw.random() < 0.3:
+            await abandon(client, prompt, after=draw.randint(1, 15), **choices)
+
+        def misfortune():
+            verifier.down_for = draw.choice([0, 1, 20])
+            if draw.random() < 0.5:
+                verifier.sessions.clear()
+
+        events = await collect(client, prompt, when_offline=misfortune, **choices)
+        answer = replayed(events)
+        assert answer == list(language.answer(prompt, 40))
+        assert sum(isinstance(event, Finished) for event in events) == 1
+        prompt = [*prompt, *answer[: draw.randint(1, 40)], draw.randint(1, 60)][:MAX_PROMPT]
+
+
+async def abandon(client, prompt, after: int, **choices) -> None:
+    async with contextlib.aclosing(client.generate(prompt, **choices)) as events:
+        async for _ in events:
+            after -= 1
+            if after == 0:
+                return

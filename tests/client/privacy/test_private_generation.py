@@ -1,0 +1,273 @@
+"""Answers to private prompts: who writes them, what the server is asked, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_client import Client
+from outrider_client.cli import app as cli
+from outrider_client.connection.local_transport import LocalTransport
+from outrider_client.core.answer_text import Written
+from outrider_client.core.events import Finished, LinkChanged, Private, Warned
+from outrider_client.core.prompt_segments import Segment
+from outrider_client.drafting.drafting_thread import DraftingThread
+from outrider_client.models.tokenizer import Message
+from outrider_client.privacy.detector import Detector
+from outrider_drafters.families.lookup.family import LookupDrafter
+from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
+from outrider_proto.frames import Draft, TapInfo
+
+from ..conftest import EOS, FAST, VOCAB, FakeDrafter, Language, Letters, fake_models
+
+SAFE, SECRET = "thesafepart", "quokka"
+PROMPT = (Segment(SAFE), Segment(SECRET, private=True), Segment("more"))
+SAFE_TOKENS = (EOS, *Letters().encode(SAFE))
+WHOLE_TOKENS = (*SAFE_TOKENS, *Letters().encode(SECRET + "more"))
+
+
+def alone(language: Language, limit: int = FAST.max_new_tokens) -> tuple[int, ...]:
+    """What the drafter writes on everything."""
+    state = FakeDrafter(language).new_state()
+    state.append(WHOLE_TOKENS)
+    while len(state.tokens) < len(WHOLE_TOKENS) + limit and state.tokens[len(WHOLE_TOKENS) :][-1:] != [EOS]:
+        state.append([int(state.root_logits().argmax())])
+    return tuple(state.tokens[len(WHOLE_TOKENS) :])
+
+
+async def events_of(client, prompt=PROMPT, **overrides):
+    return [event async for event in client.generate(prompt, **overrides)]
+
+
+@pytest.mark.parametrize("mode", ["auto", "stop-and-wait", "stream"])
+async def test_the_drafter_writes_alone_on_everything(connect, verifier, language, mode):
+    completion = await connect().complete(PROMPT, mode=mode)
+    assert completion.token_ids == alone(language)
+    assert set(completion.origins) == {"private"}
+    assert completion.reason == "private"
+    assert completion.statistics.unverified == completion.statistics.new_tokens == len(completion.token_ids)
+    assert completion.segments == (Segment(completion.text, private=True),)
+    [request] = verifier.requests
+    assert isinstance(request, Draft)
+    assert (*request.context, request.root) == SAFE_TOKENS
+    assert not request.tree.tokens
+
+
+async def test_it_has_the_targets_features_of_the_safe_prefix(connect, monkeypatch):
+    known = []
+    write = DraftingThread.write
+
+    async def watched(self, tokens, sampling):
+        token = await write(self, tokens, sampling)
+        known.append(self.num_features)
+        return token
+
+    monkeypatch.setattr(DraftingThread, "write", watched)
+    await connect().complete(PROMPT, max_new_tokens=3)
+    assert known == [len(SAFE_TOKENS)] * 3
+
+
+async def test_no_connection_while_it_writes(connect):
+    client = connect()
+    states = [client._equipment.session.is_connected async for event in client.generate(PROMPT)
+              if isinstance(event, Private)]  # fmt: skip
+    assert states
+    assert not any(states)
+
+
+async def test_nothing_is_left_behind(connect):
+    client = connect()
+    await client.complete(PROMPT)
+    equipment = client._equipment
+    assert tuple(equipment.transcript.tokens[: len(SAFE_TOKENS)]) == SAFE_TOKENS
+    assert len(equipment.transcript.tokens) == len(SAFE_TOKENS) + 1  # the target's own next token
+    assert equipment.drafting._tokens == equipment.last_resort._tokens == []
+
+
+async def test_stopped_half_way_its_drafter_is_gone_too(connect):
+    before = {thread.ident for thread in threading.enumerate()}
+    client = connect()
+    async with contextlib.aclosing(client.generate(PROMPT)) as events:
+        async for event in events:
+            if isinstance(event, Private) and event.first == 5:
+                break
+    names = [thread.name for thread in threading.enumerate() if thread.ident not in before]
+    assert names.count("outrider-draft") == 2  # the client's own, and the last resort's
+    assert (await client.complete(PROMPT)).reason == "private"
+
+
+async def test_of_the_same_safe_prefix_only_features_are_asked_again(connect, verifier, language):
+    client = connect()
+    await client.complete(PROMPT)
+    await client.complete((Segment(SAFE), Segment("other", private=True)))
+    again = verifier.requests[1]
+    assert (again.base_len, again.context, again.features_from) == (len(SAFE_TOKENS) - 1, (), 0)
+
+
+async def test_ordinary_turns_before_and_after(connect, verifier, language):
+    client = connect()
+    plain = [EOS, *Letters().encode("hello")]
+    for mode in ("stop-and-wait", "proactive", "stream"):
+        assert (await client.complete("hello", mode=mode)).token_ids == language.answer(plain, 40)
+        await client.complete(PROMPT)
+        assert (await client.complete(SAFE, mode=mode)).token_ids == language.answer(SAFE_TOKENS, 40)
+    assert not any(set(Letters().encode(SECRET)) <= set(getattr(request, "context", ())) - set(SAFE_TOKENS)
+                   for request in verifier.requests)  # fmt: skip
+
+
+async def test_the_next_turn_stays_here_too(connect, verifier):
+    client = connect()
+    first = await client.complete(PROMPT)
+    turns = [
+        Message(role="user", content=PROMPT),
+        Message(role="assistant", content=first.segments),
+        Message(role="user", content="go on"),
+    ]
+    second = await client.complete(turns)
+    assert second.reason == "private"
+    assert [request.root for request in verifier.requests] == [SAFE_TOKENS[-1]] * 2
+    assert verifier.requests[1].context == ()
+
+
+async def test_cut_before_the_verdict_it_asks_again(connect, verifier, language):
+    verifier.cut_before = {0}
+    verifier.down_for = 0
+    completion = await connect().complete(PROMPT)
+    assert completion.token_ids == alone(language)
+    first, again = verifier.requests
+    assert (*first.context, first.root) == SAFE_TOKENS
+    assert (again.base_len, again.context, again.root) == (len(SAFE_TOKENS) - 1, (), SAFE_TOKENS[-1])
+
+
+async def test_link_that_stays_away_leaves_it_without_features(connect, verifier, fast):
+    verifier.cut_before = {0}
+    client = connect(replace(fast, wait_for_link_s=0.05))
+    await client.complete("hello", mode="stream", max_new_tokens=1)
+    verifier.cut_before, verifier.down_for = set(range(1, 100)), 10**6
+    events = await events_of(client)
+    assert any(isinstance(event, Warned) and "without its features" in event.message for event in events)
+    assert events[-1].reason == "private"
+
+
+async def test_no_server_to_begin_with(connect, verifier, fast):
+    verifier.down_for = 10**6
+    with pytest.raises(LinkError):
+        await connect().complete(PROMPT)
+    completion = await connect(replace(fast, offline_start=True, wait_for_link_s=0.0)).complete(PROMPT)
+    assert completion.reason == "private"
+    assert not verifier.requests
+
+
+@pytest.mark.parametrize(
+    ("prompt", "overrides"), [(PROMPT, {"mode": "offline"}), ((Segment(SECRET, True),), {"raw": True})]
+)
+async def test_where_there_is_nothing_to_ask_nobody_is(connect, verifier, prompt, overrides):
+    events = await events_of(connect(), prompt, **overrides)
+    assert events[-1].reason == "private"
+    assert not verifier.opens
+    assert not any(isinstance(event, LinkChanged) and event.state.value == "online" for event in events)
+
+
+async def test_drafters_without_features_need_no_server(connect, verifier, language):
+    drafter = FakeDrafter(language, tap=TapInfo("", "fake", 0))
+    completion = await connect(models=fake_models(language, drafter)).complete(PROMPT)
+    assert completion.token_ids == alone(language)
+    assert not verifier.requests
+
+
+class MuteState:
+    """Reads private text only through the target."""
+
+    reach = 2
+
+    def __init__(self, state) -> None:
+        self._state = state
+
+    def __getattr__(self, name):
+        return getattr(self._state, name)
+
+
+class MuteDrafter(FakeDrafter):
+    def new_state(self):
+        return MuteState(super().new_state())
+
+
+async def test_who_cannot_write_says_what_would_help(connect, language, bare_models, verifier):
+    for models in (bare_models, fake_models(language, MuteDrafter(language))):
+        with pytest.raises(UsageError, match="privacy=placeholder") as refused:
+            await connect(models=models).complete(PROMPT)
+        assert SECRET not in str(refused.value)
+    assert not verifier.requests
+
+
+async def test_too_long_is_refused_before_anything_is_sent(connect, verifier):
+    with pytest.raises(Refusal) as refused:
+        await connect().complete((Segment(SAFE), Segment(SECRET * 100, private=True)))
+    assert refused.value.reason is Reason.CONTEXT_FULL
+    assert str(200) in refused.value.message
+    assert str(len(SECRET) * 100) not in refused.value.message
+    assert not verifier.opens
+
+
+@pytest.mark.parametrize("private", [SECRET, "abcabc", SECRET * 100])
+async def test_what_it_cannot_answer_leaves_the_session_as_it_is(connect, language, verifier, private):
+    """Whether the drafter finds words depends on the private text, so the server must not see it."""
+    client = connect(models=fake_models(language, LookupDrafter(VOCAB)))
+    await client.complete("hello", mode="stream")
+    with contextlib.suppress(UsageError, Refusal):
+        await client.complete((Segment(SAFE), Segment(private, private=True)))
+    await client.complete("hello again", mode="stream")
+    assert [opened.session_id for opened in verifier.opens][1:] == ["s1"] * (len(verifier.opens) - 1)
+    assert set(verifier.sessions) == {"s1"}
+
+
+async def test_refused_by_the_server_the_next_answer_starts_anew(connect, verifier):
+    client = connect()
+    await client.complete("hello", mode="stream")
+    await client._equipment.session.lose("idle")
+    verifier.refusal = Refusal(Reason.TARGET_MISMATCH, "another target")
+    with pytest.raises(Refusal):
+        await client.complete(PROMPT)
+    verifier.refusal = None
+    assert (await client.complete(PROMPT)).reason == "private"
+    assert verifier.opens[-1].session_id == ""
+
+
+async def test_ends_with_the_drafters_end_or_the_limit(connect, language):
+    assert alone(language)[-1] == EOS
+    assert (await connect().complete(PROMPT, max_new_tokens=5)).token_ids == alone(language, 5)
+
+
+def test_without_async(verifier, models):
+    transport = LocalTransport(verifier.describe, verifier.session)
+    with Client(FAST, models=models, transport=transport) as client:
+        written = Written()
+        for event in client.generate(PROMPT, max_new_tokens=4):
+            written.take(event)
+    assert written.num_settled_chars == len(written.text) == 4
+    assert isinstance(event, Finished)
+
+
+async def test_an_unknown_privacy_is_refused(connect):
+    with pytest.raises(UsageError, match="privacy='off'"):
+        await asyncio.wait_for(connect().complete(PROMPT, privacy="off"), 5)
+
+
+@pytest.mark.parametrize("options", [[], ["--no-fences"], ["--detect-pii"]])
+def test_the_command_says_what_stays_here(verifier, models, monkeypatch, capsys, options):
+    transport = LocalTransport(verifier.describe, verifier.session)
+    monkeypatch.setattr(
+        cli, "Client", lambda config: Client(replace(FAST, mode=config.mode), models=models, transport=transport)
+    )
+    monkeypatch.setattr(Detector, "__init__", lambda self: setattr(self, "_recognisers", {}))
+    runner = CliRunner()
+    done = runner.invoke(cli.app, ["generate", f"{SAFE}<<{SECRET}>>", *options])
+    assert done.exit_code == 0
+    sent = [token for request in verifier.requests for token in (*request.context, request.root)]
+    assert (done.stderr.count("the drafter wrote this answer alone") == 1) == (options != ["--no-fences"])
+    assert (tuple(sent) == SAFE_TOKENS) == (options != ["--no-fences"])

@@ -1,0 +1,147 @@
+"""Segments, fences and the cut between what may leave and what may not."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider_client.core.prompt_segments import Segment
+from outrider_client.models.local_models import LocalModels
+from outrider_client.models.private_tokens import split
+from outrider_client.models.tokenizer import Message
+from outrider_client.privacy.fences import parse_fences
+from outrider_client.privacy.prompt_input import asked_prompt, kinds_of
+from outrider_proto.errors import UsageError
+
+from ..conftest import EOS, Language, Letters, fake_models
+
+SECRET = "quokka"
+
+
+def private(text: str, kind: str | None = None) -> Segment:
+    return Segment(text, private=True, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "segments"),
+    [
+        ("plain", [Segment("plain")]),
+        ("", []),
+        ("call <<Ann>> now", [Segment("call "), private("Ann"), Segment(" now")]),
+        ("<<EMAIL: a@b.c >>", [private("a@b.c", "EMAIL")]),
+        ("<<two\nlines>><<Email: x>>", [private("two\nlines"), private("Email: x")]),
+        (r"cout \<< x; cin >> y", [Segment("cout << x; cin >> y")]),
+    ],
+)
+def test_fences(text, segments):
+    assert list(parse_fences(text)) == segments
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "what"),
+    [
+        (f"a <<{SECRET}", "line 1, column 3", "does not close"),
+        (f"a\nbc <<{SECRET} <<b>>>>", "line 2, column 13", "within another"),
+        (f"<<{SECRET}>> << >>", "line 1, column 12", "nothing"),
+    ],
+)
+def test_misplaced_fences_are_named_by_place_alone(text, place, what):
+    with pytest.raises(UsageError, match=what) as refused:
+        parse_fences(text)
+    assert str(refused.value).startswith(place)
+    assert SECRET not in str(refused.value)
+
+
+def test_kinds_are_checked():
+    with pytest.raises(UsageError, match="capital"):
+        Segment("x", private=True, kind="e-mail")
+
+
+def test_private_segments_do_not_show():
+    assert SECRET not in repr([private(SECRET), private(SECRET, "NAME")])
+    assert "shown" in repr(Segment("shown"))
+
+
+@given(st.lists(st.tuples(st.text(string.ascii_lowercase + " "), st.booleans())), st.booleans())
+def test_the_cut_depends_on_nothing_private(parts, raw):
+    parts = [*parts, (SECRET, True)]
+    segments = [Segment(text, secret) for text, secret in parts]
+    changed = [Segment(text[::-1] + "zz" if secret else text, secret) for text, secret in parts]
+    both = [split(prompt, Letters(), raw=raw) for prompt in (segments, changed)]
+    assert both[0].safe == both[1].safe
+    whole = "".join(text for text, _ in parts)
+    assert list(both[0].whole) == ([] if raw else [EOS]) + Letters().encode(whole)
+
+
+def test_blanks_before_the_cut_stay_here():
+    parts = split([Segment("ab  "), private("cd"), Segment("e")], Letters(), raw=True)
+    assert parts.safe == tuple(Letters().encode("ab"))
+    assert parts.rest == tuple(Letters().encode("  cde"))
+    assert repr(parts.safe) not in repr(parts)
+
+
+def test_turns_after_the_first_private_one_stay_here():
+    turns = [
+        Message(role="user", content="ab"),
+        Message(role="assistant", content=[Segment("cd"), private("ef")]),
+        Message(role="user", content="gh"),
+    ]
+    parts = split(turns, Letters(), raw=False)
+    assert parts.safe == (EOS, *Letters().encode("ab"), EOS, *Letters().encode("cd"))
+    assert parts.rest == (*Letters().encode("ef"), EOS, *Letters().encode("gh"))
+
+
+class Forgetful(Letters):
+    """Its template keeps the last turn alone."""
+
+    def render(self, messages) -> str:
+        return super().render(messages[-1:])
+
+
+def test_template_that_loses_private_text_is_refused():
+    turns = [Message(role="user", content=[private(SECRET)]), Message(role="user", content="b")]
+    with pytest.raises(UsageError, match="leaves out") as refused:
+        split(turns, Forgetful(), raw=False)
+    assert SECRET not in str(refused.value)
+
+
+def test_private_text_cannot_be_encoded_for_the_server():
+    models = fake_models(Language(), None)
+    with pytest.raises(AssertionError, match="private"):
+        models.encode([Segment("a"), private(SECRET)], raw=False)
+    assert models.encode([Segment("a"), Segment("b")], raw=True) == Letters().encode("ab")
+
+
+def test_tokens_beyond_the_vocabulary_are_not_told():
+    models = LocalModels(None, 5, 100, (), "t", "k", Letters)
+    with pytest.raises(UsageError, match="beyond the vocabulary of 5"):
+        models.split([private("z")], raw=True)
+
+
+def test_prompts_do_not_mix():
+    with pytest.raises(UsageError, match="mixes"):
+        fake_models(Language(), None).encode([Segment("a"), 3], raw=False)
+
+
+def test_commands_take_fences_and_files(tmp_path):
+    file = tmp_path / "notes"
+    file.write_text(SECRET)
+    asked = asked_prompt("call <<NAME: Ann>>", [file])
+    assert [segment.text for segment in asked] == ["call ", "Ann", "\n\n", SECRET]
+    assert kinds_of(asked) == ["NAME", "PRIVATE"]
+    assert asked_prompt("1 << 2", fences=False) == "1 << 2"
+    assert asked_prompt(r"1 \<< 2") == "1 << 2"
+    assert asked_prompt("", [file]) == (private(SECRET),)
+
+
+def test_unreadable_files_are_named(tmp_path):
+    file = tmp_path / "notes"
+    with pytest.raises(UsageError, match=r"notes: No such file"):
+        asked_prompt("x", [file])
+    file.write_bytes(SECRET.encode() + b"\xff")
+    with pytest.raises(UsageError, match=r"notes: not UTF-8") as refused:
+        asked_prompt("x", [file])
+    assert refused.value.__cause__ is None

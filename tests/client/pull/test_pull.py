@@ -1,0 +1,586 @@
+"""`outrider pull`: from a real server over real gRPC, over links that break anywhere, onto full disks, from liars."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import random
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from outrider_client import AsyncClient, ClientConfig
+from outrider_client.cli import app as cli
+from outrider_client.cli.options import client_config
+from outrider_client.connection.backoff import Backoff
+from outrider_client.models.pulled import pulled_dir
+from outrider_client.pull.pull import BytesPulled, FilePulled, PullOrder, PullStarted, PullWaiting, pull
+from outrider_drafters.checkpoints.bundle import find_bundle
+from outrider_drafters.load import load_tap
+from outrider_models.bundling import make_bundle
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto import verifier_pb2_grpc as stubs
+from outrider_proto.bundles import BundleFile, bundle_id, manifest_from_proto, manifest_to_proto
+from outrider_proto.errors import LinkError, Reason, Refusal, UsageError, Violation
+from outrider_server.bundles import catalogue as server_bundles
+from outrider_server.bundles.builder import Made, read_made
+from outrider_server.bundles.catalogue import EdgeBundles
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+from outrider_server.rpc.server import Server
+from outrider_server.sessions.verifier import Verifier
+
+QUICK = Backoff(first_s=0.001, cap_s=0.002)
+DRAFTERS = ("moa", "eagle2")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> dict[str, Path]:
+    """The embedded target's bundles with two drafters, by the drafter's name."""
+    folder = tmp_path_factory.mktemp("made")
+    for name in DRAFTERS:
+        make_bundle(target_dir(), drafter_dir(name), "float32", folder / name)
+    return {name: folder / name for name in DRAFTERS}
+
+
+@pytest.fixture(scope="module")
+def models():
+    """The embedded target and the taps of its drafters."""
+    return Target.load(str(target_dir())), [load_tap(drafter_dir(name), target_dir()) for name in DRAFTERS]
+
+
+@pytest.fixture
+def serve(models, made, monkeypatch):
+    """A server that hands out what was made; its making is tested with the server."""
+
+    async def ready_made(offer, cache) -> Made:
+        return read_made(offer, made[offer.drafter_name])
+
+    monkeypatch.setattr(server_bundles, "make", ready_made)
+
+    def server(port: int = 0, drafters: tuple[str, ...] = DRAFTERS) -> Server:
+        sources = [str(drafter_dir(name)) for name in drafters]
+        return Server(Verifier(*models), port=port, bundles=EdgeBundles(str(target_dir()), sources, ("float32",)))
+
+    return server
+
+
+def order(address: str, out: Path, **changes) -> PullOrder:
+    return PullOrder(address, out, **{"backoff": QUICK, "retry_s": 20.0} | changes)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+class Relay:
+    """TCP to a server. Every connection ends after so many bytes down; none comes through once they are used up."""
+
+    def __init__(self, address: str, limits) -> None:
+        host, _, port = address.rpartition(":")
+        self._target = host, int(port)
+        self._limits = iter(limits)
+        self._ended: list[asyncio.Task] = []
+        self.num_connections = 0
+
+    async def __aenter__(self) -> Relay:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1")
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self._server.close()
+        for task in self._ended:
+            task.cancel()
+        await asyncio.gather(*self._ended, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        self._ended.append(asyncio.current_task())
+        there, back = await asyncio.open_connection(*self._target)
+        up = asyncio.create_task(_copy(reader, back, None))
+        try:
+            await _copy(there, writer, next(self._limits, 0))
+        finally:
+            up.cancel()
+            for end in (back, writer):
+                end.transport.abort()
+                with contextlib.suppress(OSError):
+                    await end.wait_closed()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int | None) -> None:
+    with contextlib.suppress(OSError):
+        while limit != 0 and (data := await reader.read(65536 if limit is None else min(limit, 65536))):
+            limit = None if limit is None else limit - len(data)
+            writer.write(data)
+            await writer.drain()
+
+
+async def test_a_device_with_nothing_but_what_was_pulled(serve, made, models, tmp_path):
+    """Its directory is the bundle, byte for byte, and its answers are the target's."""
+    events = []
+    async with serve() as server:
+        pulled = await pull(order(server.address, tmp_path / "device"), events.append)
+        assert contents(tmp_path / "device") == contents(made["moa"])
+        assert [path.name for path in tmp_path.iterdir()] == ["device"]
+        started = next(e for e in events if isinstance(e, PullStarted))
+        assert sum(e.count for e in events if isinstance(e, BytesPulled)) == started.size_bytes == pulled.size_bytes
+        assert {e.name for e in events if isinstance(e, FilePulled)} == set(contents(made["moa"]))
+        assert (pulled.changed, pulled.drafter, started.kept_bytes) == (True, "moa", 0)
+        answers = []
+        for target in (tmp_path / "device", None):
+            config = ClientConfig(server.address, target, max_new_tokens=24, mode="stop-and-wait")
+            async with AsyncClient(config) as client:
+                answers.append(await client.complete("Who am I?"))
+                tokens = client._models.encode("Who am I?", raw=False)
+        assert answers[0].token_ids == answers[1].token_ids
+        assert answers[0].statistics.mean_acceptance_length > 1.5
+    assert list(answers[0].token_ids) == plain_greedy(models[0], tokens, 24)[: len(answers[0].token_ids)]
+
+
+async def test_again_there_is_nothing_to_do(serve, tmp_path):
+    out = tmp_path / "new/device"
+    async with serve() as server:
+        await pull(order(server.address, out))
+        before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+        events = []
+        again = await pull(order(server.address, out), events.append)
+    assert not again.changed
+    assert events == [again]
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+async def test_what_has_changed_is_replaced_and_the_rest_is_not_fetched(serve, made, tmp_path):
+    events = []
+    async with serve() as server:
+        await pull(order(server.address, tmp_path / "device"))
+        (tmp_path / "device/tokenizer.json").write_text("spoilt")
+        pulled = await pull(order(server.address, tmp_path / "device", drafter="eagle2"), events.append)
+    assert pulled.changed
+    assert contents(tmp_path / "device") == contents(made["eagle2"])
+    assert [path.name for path in tmp_path.iterdir()] == ["device"]
+    fetched = {event.name for event in events if isinstance(event, FilePulled)}
+    assert "model.safetensors" not in fetched
+    assert {"tokenizer.json", "drafter/model.safetensors"} <= fetched
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_interrupted_anywhere_it_goes_on(serve, made, tmp_path, seed):
+    """Each byte of the bundle is fetched about once, over some dozens of connections."""
+    generator = random.Random(seed)
+    limits = (generator.choice([0, generator.randrange(3000), generator.randrange(400_000)]) for _ in itertools.count())
+    events = []
+    async with serve() as server, Relay(server.address, itertools.chain([150_000], limits)) as relay:
+        await pull(order(relay.address, tmp_path / "device"), events.append)
+        assert relay.num_connections > 5
+    assert contents(tmp_path / "device") == contents(made["moa"])
+    total = sum(map(len, contents(made["moa"]).values()))
+    assert sum(event.count for event in events if isinstance(event, BytesPulled)) == total
+    assert any(isinstance(event, PullWaiting) for event in events)
+    assert any(isinstance(event, PullStarted) and event.kept_bytes for event in events)
+
+
+async def test_ended_and_begun_again(serve, made, tmp_path):
+    """The process ends amid a file; the next one fetches the rest."""
+    out = tmp_path / "device"
+    events = []
+    async with serve() as server:
+        async with Relay(server.address, [400_000]) as relay:
+            with pytest.raises(LinkError, match=r"bytes are kept in .*device\.part: pull again to go on"):
+                await pull(order(relay.address, out, retry_s=0.0))
+        assert not out.exists()
+        kept = sum(map(len, contents(tmp_path / "device.part").values()))
+        assert 0 < kept < 400_000
+        await pull(order(server.address, out), events.append)
+    assert next(event for event in events if isinstance(event, PullStarted)).kept_bytes == kept
+    assert contents(out) == contents(made["moa"])
+
+
+async def test_a_changed_bundle_takes_over_what_is_the_same(serve, made, tmp_path):
+    """Between two attempts the server's bundle becomes another one."""
+    out = tmp_path / "device"
+    async with serve() as server:
+        async with Relay(server.address, [2_500_000]) as relay:
+            with pytest.raises(LinkError):
+                await pull(order(relay.address, out, retry_s=0.0))
+        await pull(order(server.address, out, drafter="eagle2"))
+    assert contents(out) == contents(made["eagle2"])
+
+
+async def test_a_server_that_restarts(serve, made, tmp_path):
+    """It knows nothing of whom it served; the same port, the same bundle."""
+    first, starts = serve(), asyncio.Event()
+    await first.start()
+    second = serve(first.port)
+
+    def watch(event) -> None:
+        if isinstance(event, BytesPulled):
+            starts.set()
+
+    pulling = asyncio.create_task(pull(order(first.address, tmp_path / "device"), watch))
+    await starts.wait()
+    await first.stop()
+    async with second:
+        assert (await pulling).changed
+    assert contents(tmp_path / "device") == contents(made["moa"])
+
+
+async def test_pulls_side_by_side(serve, made, tmp_path):
+    async with serve() as server:
+        await asyncio.gather(*(pull(order(server.address, tmp_path / f"device{n}")) for n in range(12)))
+        for n in range(12):
+            assert contents(tmp_path / f"device{n}") == contents(made["moa"])
+        refused = []
+
+        async def into_one() -> None:
+            try:
+                await pull(order(server.address, tmp_path / "one"))
+            except UsageError as error:
+                refused.append(str(error))
+
+        await asyncio.gather(*(into_one() for _ in range(3)))
+        assert len(refused) == 2
+        assert all("another pull into it is under way" in message for message in refused)
+        assert contents(tmp_path / "one") == contents(made["moa"])
+
+
+class Liar(stubs.BundlesServicer, stubs.VerifierServicer):
+    """A server that says what it is told to."""
+
+    def __init__(self, description: pb.Description, manifest: pb.BundleManifest, directory: Path) -> None:
+        self.description = description
+        self.manifest = manifest
+        self.directory = directory
+        self.spoil = lambda name, data: data
+        self.num_fetches = 0
+
+    async def Describe(self, request, context) -> pb.Description:
+        return self.description
+
+    async def Manifest(self, request, context) -> pb.BundleManifest:
+        return self.manifest
+
+    async def Fetch(self, request, context):
+        self.num_fetches += 1
+        data = (self.directory / request.name).read_bytes()[request.offset :]
+        for start in range(0, len(data), 65536):
+            yield pb.Chunk(data=self.spoil(request.name, data[start : start + 65536]))
+
+
+@pytest.fixture
+async def liar(made, models):
+    """It and its address. Honest, until it is told otherwise."""
+    offer = server_bundles.Offer(str(target_dir()), str(drafter_dir("moa")), "float32")
+    manifest = manifest_to_proto(read_made(offer, made["moa"]).manifest)
+    async with Server(Verifier(*models)) as server, grpc.aio.insecure_channel(server.address) as channel:
+        description = await stubs.VerifierStub(channel).Describe(pb.DescribeRequest())
+    liar = Liar(description, manifest, made["moa"])
+    server = grpc.aio.server()
+    stubs.add_BundlesServicer_to_server(liar, server)
+    stubs.add_VerifierServicer_to_server(liar, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield liar, f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+async def test_a_corrupted_chunk_is_fetched_again(liar, made, tmp_path):
+    server, address = liar
+    spoilt = []
+
+    def spoil(name: str, data: bytes) -> bytes:
+        if name != "model.safetensors" or spoilt:
+            return data
+        spoilt.append(name)
+        return bytes([data[0] ^ 1]) + data[1:]
+
+    server.spoil = spoil
+    await pull(order(address, tmp_path / "device"))
+    assert contents(tmp_path / "device") == contents(made["moa"])
+    assert server.num_fetches == len(server.manifest.files) + 1
+
+
+async def test_corrupted_twice_is_refused_and_the_old_bundle_stays(liar, made, tmp_path):
+    server, address = liar
+    shutil.copytree(made["eagle2"], tmp_path / "device")
+    server.spoil = lambda name, data: data[:-1] + b"x" if name.startswith("drafter/m") else data
+    with pytest.raises(Violation, match=r"drafter/model\.safetensors: not the bytes its checksum promised, twice"):
+        await pull(order(address, tmp_path / "device"))
+    assert contents(tmp_path / "device") == contents(made["eagle2"])
+
+
+@pytest.mark.parametrize("times", [0, 1.1, 5])
+async def test_chunks_of_a_wrong_size(liar, tmp_path, times):
+    liar[0].spoil = lambda name, data: (data * 5)[: int(len(data) * times)]
+    with pytest.raises(Violation, match="more than it declared"):
+        await pull(order(liar[1], tmp_path / "device"))
+    assert not (tmp_path / "device").exists()
+
+
+async def test_a_file_that_ends_early(liar, tmp_path):
+    liar[0].spoil = lambda name, data: data[:100]
+    with pytest.raises(LinkError, match=r"ended .* too early"):
+        await pull(order(liar[1], tmp_path / "device", retry_s=0.0))
+
+
+@pytest.mark.parametrize(
+    ("of", "change", "message"),
+    [
+        ("manifest", {"target_fingerprint": "0"}, "has target_fingerprint 0, the server itself"),
+        ("manifest", {"tokenizer_fingerprint": "none"}, "has tokenizer_fingerprint none"),
+        ("manifest", {"tap": "moa:0"}, "wants features moa:0: not on offer"),
+        ("manifest", {"bundle_id": "0" * 64}, "says that it is"),
+        ("manifest", {"tap": ""}, "another one than its manifest told of"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+async def test_a_manifest_that_does_not_fit(liar, tmp_path, of, change, message):
+    server, address = liar
+    for name, value in change.items():
+        setattr(getattr(server, of), name, value)
+    with pytest.raises(Violation, match=message):
+        await pull(order(address, tmp_path / "device"))
+    assert not (tmp_path / "device").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"drafter": "/etc"}, "its drafter elsewhere: '/etc'"),
+        ({"drafter": "owner/model"}, "its drafter elsewhere"),
+        ({"options": {"unknown": 1}}, "cannot be used"),
+        ({"target_fingerprint": "0"}, "another one"),
+        ({"tap": {}}, "cannot be used"),
+        ({"drafter": ["drafter"]}, "cannot be used"),
+        ({"version": 9}, "not an edge bundle of version 1"),
+        ({"files": {}}, "another one"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+async def test_a_bundle_that_lies_of_itself(liar, made, tmp_path, change, message):
+    """Its files have the digests that the manifest names, and are no bundle that a client should load."""
+    server, address = liar
+    shutil.copytree(made["moa"], tmp_path / "served")
+    path = tmp_path / "served/bundle.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    told = manifest_from_proto(server.manifest)
+    marked = BundleFile("bundle.json", path.stat().st_size, hashlib.sha256(path.read_bytes()).digest())
+    files = tuple(marked if file.name == "bundle.json" else file for file in told.files)
+    server.manifest, server.directory = manifest_to_proto(dataclasses.replace(told, files=files)), tmp_path / "served"
+    with pytest.raises(Violation, match=message):
+        await pull(order(address, tmp_path / "device"))
+    assert not (tmp_path / "device").exists()
+
+
+HOSTILE = st.sampled_from([
+    "../x", "/tmp/x", "..", "drafter/../../x", ".x", "drafter", "C:\\x", "x\0", "tokenizer/../../x", "a" * 5000,
+    "bundle.json", "tokenizer.json.part",
+])  # fmt: skip
+
+
+@given(name=HOSTILE | st.text(max_size=30), size=st.integers(0, 2**64 - 1), data=st.binary(max_size=40))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_hostile_manifests_write_nothing(liar, tmp_path, name, size, data):
+    """One file more than there should be: refused before anything is fetched."""
+    server, address = liar
+    message = pb.BundleManifest.FromString(server.manifest.SerializeToString())
+    message.files.append(pb.BundleFile(name=name, size_bytes=size, sha256=data))
+    message.bundle_id = bundle_id(message.files)
+    honest, server.manifest = server.manifest, message
+    try:
+        with pytest.raises(Refusal):
+            await pull(order(address, tmp_path / "deep/device", retry_s=0.0))
+    finally:
+        server.manifest = honest
+    assert server.num_fetches == 0
+    assert contents(tmp_path) == {}
+
+
+async def test_a_file_size_limit_stands_for_a_full_disk(serve, made, tmp_path):
+    """A real one, of the operating system: what fits stays, the message says so, and the rest comes later."""
+    out = tmp_path / "device"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with serve() as server:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (700_000, hard))
+        try:
+            with pytest.raises(
+                UsageError, match=r"File too large; [\d,]+ bytes are kept in .*: pull again when there is room"
+            ):
+                await pull(order(server.address, out))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert len(contents(tmp_path / "device.part")["drafter/model.safetensors.part"]) == 700_000
+        await pull(order(server.address, out))
+    assert contents(out) == contents(made["moa"])
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of half a megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.root
+async def test_a_small_disk_is_noticed_beforehand(serve, small_disk):
+    async with serve() as server:
+        with pytest.raises(UsageError, match=r"more bytes are needed and [\d,]+ are free; make room, or name another"):
+            await pull(order(server.address, small_disk / "device"))
+    assert contents(small_disk) == {}
+
+
+@pytest.mark.root
+async def test_a_disk_that_fills_up_meanwhile(serve, made, small_disk, monkeypatch):
+    """Somebody else takes the room that was there at first."""
+    plenty = shutil.disk_usage("/")._replace(free=2**40)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: plenty)
+    async with serve() as server:
+        with pytest.raises(UsageError, match="No space left on device; "):
+            await pull(order(server.address, small_disk / "device"))
+        assert 300_000 < sum(map(len, contents(small_disk).values())) < 2**19
+        mounting = ["mount", "-o", "remount,size=32m", str(small_disk)]
+        await asyncio.to_thread(subprocess.run, mounting, check=True)
+        await pull(order(server.address, small_disk / "device"))
+    assert contents(small_disk / "device") == contents(made["moa"])
+
+
+@pytest.mark.parametrize("there", ["file", "directory"])
+async def test_what_is_no_bundle_is_never_replaced(tmp_path, there):
+    out = tmp_path / "mine"
+    if there == "file":
+        out.write_text("mine")
+    else:
+        out.mkdir()
+        (out / "letter").write_text("mine")
+    with pytest.raises(UsageError, match="mine: "):
+        await pull(order("127.0.0.1:1", out))
+    assert list(contents(tmp_path).values()) == [b"mine"]
+
+
+async def test_killed_between_the_renames(serve, made, tmp_path):
+    shutil.copytree(made["moa"], tmp_path / "device.part.old")
+    async with serve() as server:
+        assert not (await pull(order(server.address, tmp_path / "device"))).changed
+    assert [path.name for path in tmp_path.iterdir()] == ["device"]
+
+
+async def test_a_copy_that_somebody_put_beside_it_is_left_alone(serve, made, tmp_path):
+    (tmp_path / "device.old").mkdir()
+    (tmp_path / "device.old/letter").write_text("mine")
+    async with serve() as server:
+        await pull(order(server.address, tmp_path / "device"))
+    assert contents(tmp_path / "device.old") == {"letter": b"mine"}
+    assert contents(tmp_path / "device") == contents(made["moa"])
+
+
+def test_where_a_servers_bundle_lies(monkeypatch, tmp_path, made):
+    """And that the commands look there, unless they are told of a target or a drafter."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    places = [pulled_dir(a) for a in ("host:1", "host:2", "[::1]:1", "../..:1", "a/../b:1")]
+    assert len(set(places)) == 5
+    assert {place.parent for place in places} == {tmp_path / "outrider/bundles"}
+    options = {name: p.default for name, p in _shared().items()}
+    assert client_config(options | {"server": "host:1"}).target is None
+    shutil.copytree(made["moa"], places[0])
+    assert client_config(options | {"server": "host:1"}).target == places[0]
+    assert client_config(options | {"server": "host:2"}).target is None
+    assert client_config(options | {"server": "host:1", "drafter": ["eagle2"]}).target is None
+    assert client_config(options | {"server": "host:1", "target": "here"}).target == "here"
+
+
+def _shared():
+    import inspect
+
+    from outrider_client.cli import options
+
+    return inspect.signature(options._options).parameters
+
+
+def run(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["outrider", *arguments])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = stop.code or 0
+    heard = capsys.readouterr()
+    return code, heard.out, heard.err
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return lambda *arguments: asyncio.to_thread(run, monkeypatch, capsys, *arguments)
+
+
+async def test_the_command(serve, command, tmp_path, models):
+    """Pull, pull again, and ask: no target is named."""
+    async with serve() as server:
+        code, out, err = await command("pull", server.address)
+        assert (code, err) == (0, "")
+        assert "bytes, drafter moa, float32, for target target (" in out
+        assert f"use it with: outrider generate --server {server.address} PROMPT" in out
+        code, out, err = await command("pull", server.address)
+        assert (code, "nothing to fetch" in out) == (0, True)
+        code, out, _ = await command("pull", server.address, "--json", "--drafter", "eagle2")
+        events = [json.loads(line) for line in out.splitlines()]
+        assert code == 0
+        assert {event["event"] for event in events} == {"pull_started", "file_pulled", "pulled"}
+        assert (events[-1]["event"], events[-1]["changed"], events[-1]["drafter"]) == ("pulled", True, "eagle2")
+        generate = ("generate", "Who am I?", "--server", server.address, "--json", "--max-new-tokens", "12")
+        code, out, err = await command(*generate, "--mode", "stop-and-wait")
+        assert (code, err) == (0, "")
+        assert len(json.loads(out.splitlines()[-1])["token_ids"]) > 3
+        assert find_bundle(pulled_dir(server.address)).options["family"] == "eagle2"
+        code, _, err = await command("pull", server.address, "--weights", "int4")
+        assert (code, "drafter moa, eagle2 and weights float32" in err) == (3, True)
+        code, _, err = await command("pull", server.address, "--out", str(Path(__file__)))
+        assert (code, "a file; name a directory" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("pull", "127.0.0.1:1"), 4, "cannot reach 127.0.0.1:1"),
+        (("pull", "127.0.0.1:http"), 2, "need HOST:PORT"),
+        (("pull", "127.0.0.1:1", "--retry", "-1"), 2, "retry=-1.0"),
+    ],
+)
+async def test_mistakes_are_one_clear_line(command, arguments, code, message):
+    got, out, err = await command(*arguments)
+    assert (got, out, err.count("\n")) == (code, "", 1)
+    assert message in err
+
+
+async def test_a_server_of_another_target_names_the_remedy(models, golden):
+    config = {"target": golden / "target_tiny", "drafter": "none", "mode": "stop-and-wait"}
+    async with Server(Verifier(*models)) as server, AsyncClient(ClientConfig(server.address, **config)) as client:
+        with pytest.raises(Refusal, match="`outrider pull HOST:PORT` fetches what fits") as refused:
+            await client.complete([1, 2, 3])
+    assert refused.value.reason is Reason.TARGET_MISMATCH
+
+
+async def test_a_server_without_bundles(models, tmp_path):
+    async with Server(Verifier(*models)) as server:
+        with pytest.raises(Refusal, match="hands out no edge bundles") as refused:
+            await pull(order(server.address, tmp_path / "device"))
+    assert refused.value.reason is Reason.NO_BUNDLE
+    assert list(tmp_path.iterdir()) == []

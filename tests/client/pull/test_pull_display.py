@@ -1,0 +1,35 @@
+"""How a pull is shown: a bar on a terminal, lines elsewhere."""
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from outrider_client.cli.pull import TextPull
+from outrider_client.pull.pull import BytesPulled, FilePulled, Pulled, PullStarted, PullWaiting
+
+STARTED = PullStarted("0" * 64, "llama", "moa", "int8", 2_000_000, 500_000)
+PULLED = Pulled(Path("/there"), "0" * 64, "llama", "ab", "moa", "int8", 2_000_000, True)
+EVENTS = [PullWaiting("gone", 0.1), PullWaiting("gone", 0.2), STARTED, BytesPulled(1_500_000), FilePulled("x"), PULLED]
+
+
+def shown(*, terminal: bool) -> tuple[str, str]:
+    said, out = io.StringIO(), io.StringIO()
+    display = TextPull(Console(file=said, force_terminal=terminal, width=120, highlight=False), out)
+    for event in EVENTS:
+        display.show(event)
+    display.close()
+    return said.getvalue(), out.getvalue()
+
+
+def test_on_a_pipe():
+    said, out = shown(terminal=False)
+    assert said == "gone; trying again\n500,000 of 2,000,000 bytes are there already\n"
+    assert out == "/there: 2,000,000 bytes, drafter moa, int8, for target llama (ab)\n"
+
+
+def test_on_a_terminal():
+    said, _ = shown(terminal=True)
+    assert said.count("gone; trying again") == 1
+    assert "llama, moa, int8" in said
+    assert "2.0/2.0 MB" in said

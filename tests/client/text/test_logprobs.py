@@ -1,0 +1,278 @@
+"""Log probabilities as a caller gets them: the target's own log_softmax, token by token, in every mode and through
+outages; and what a server may not send."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+
+import pytest
+import torch
+
+from outrider_client import AsyncClient, ClientConfig
+from outrider_client.cli.options import client_config, with_client_options
+from outrider_client.connection.backoff import Backoff
+from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.local_transport import LocalTransport
+from outrider_client.core.answer_text import Written
+from outrider_client.core.events import Committed, Finished, RolledBack, Unverified, Verified
+from outrider_client.display.json import JsonDisplay
+from outrider_client.models.local_models import LocalModels
+from outrider_client.text.logprobs import TokenLogprobs
+from outrider_client.text.transcript import Transcript
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.load import load_tap
+from outrider_proto.errors import LinkError, UsageError, Violation
+from outrider_proto.frames import Likelihood, Verdict
+from outrider_proto.tree import DraftTree
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.server_drafter import load_drafters
+from outrider_server.engine.target import Target, eager_attention
+from outrider_server.rpc.server import Server
+from outrider_server.sessions.verifier import Verifier
+
+NEW = 40
+PROMPT = (3, 7, 11, 2, 9)
+TOLERANCE = 2e-5  # of float32 logits whose sums run in another order
+MODES = ["stream", "server-draft", "stop-and-wait", "proactive", "pipelined", "auto"]
+SAMPLED = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "seed": 5}
+
+
+@pytest.fixture
+def config(golden) -> ClientConfig:
+    return ClientConfig(
+        target=golden / "target_tiny",
+        drafter=golden / "moa_tli0" / "drafter",
+        max_new_tokens=NEW,
+        shape=TreeShape(4, 4, 14),
+        wait_for_link_s=30,
+        patience=Patience(floor_s=1.0),  # this machine may be busy
+        backoff=Backoff(first_s=0.001, cap_s=0.002),
+        logprobs=3,
+    )
+
+
+def verifier_for(config: ClientConfig) -> Verifier:
+    target, tap, drafters = served(str(config.target), str(config.drafter))
+    return Verifier(target, [tap], drafters=drafters)
+
+
+@functools.cache
+def served(target: str, drafter: str):
+    loaded = Target.load(target)
+    return loaded, load_tap(drafter, target), load_drafters(loaded, target, [drafter])
+
+
+@functools.cache
+def oracle(target: str) -> Target:
+    """Another one, since the plain loop cannot run on a target that serves."""
+    return Target.load(target)
+
+
+def plain_logprobs(config: ClientConfig, answer) -> torch.Tensor:
+    """[token of the answer, vocab] by one plain forward pass."""
+    model = oracle(str(config.target)).model
+    with torch.inference_mode(), eager_attention(model):
+        logits = model(torch.tensor([[*PROMPT, *answer]]), use_cache=False).logits[0]
+    return logits.double().log_softmax(-1)[len(PROMPT) - 1 : -1]
+
+
+def check(config: ClientConfig, tokens, logprobs, num_top: int) -> int:
+    """What is there is right; returns how many tokens have none."""
+    assert len(tokens) == len(logprobs)
+    for token, given, row in zip(tokens, logprobs, plain_logprobs(config, tokens), strict=True):
+        if given is not None:
+            assert given.token == token
+            assert given.logprob == pytest.approx(row[token].item(), abs=TOLERANCE)
+            best, ids = row.topk(num_top)
+            assert [one for one, _ in given.top] == ids.tolist()
+            assert [value for _, value in given.top] == pytest.approx(best.tolist(), abs=TOLERANCE)
+    return logprobs.count(None)
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+async def test_every_mode_over_grpc(config, sampling):
+    async with (
+        Server(verifier_for(config)) as server,
+        AsyncClient(dataclasses.replace(config, server=server.address)) as client,
+    ):
+        answers = [await client.complete(PROMPT, mode=mode, **sampling) for mode in MODES]
+    for answer in answers:
+        assert len(answer.token_ids) == NEW
+        assert answer.token_ids == answers[0].token_ids
+        assert check(config, answer.token_ids, answer.logprobs, 3) == 0
+    assert any("accepted" in answer.origins for answer in answers)
+    if not sampling:
+        assert answers[0].token_ids == tuple(plain_greedy(oracle(str(config.target)), PROMPT, NEW))
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_events_carry_those_of_their_tokens_and_only_if_asked(config, mode):
+    async with in_process(config) as (client, _):
+        for num_top in (None, 0):
+            written = Written()
+            async for event in client.generate(PROMPT, mode=mode, logprobs=num_top, max_new_tokens=12):
+                written.take(event)
+                if isinstance(event, Committed):
+                    tokens = tuple(one.token for one in event.logprobs)
+                    assert tokens == (() if num_top is None else event.tokens)
+            num_without = check(config, written.token_ids, written.logprobs, 0)
+            assert num_without == (12 if num_top is None else 0)
+
+
+class Severable(LocalTransport):
+    """A link that dies once instead of the verdict after `num_verdicts`, and stays dead until it is restored."""
+
+    num_verdicts = 10**9
+    is_cut = False
+
+    async def connect(self):
+        if self.is_cut:
+            raise LinkError("cut")
+        connection = await super().connect()
+        receive = connection.receive
+
+        async def receive_unless_cut():
+            frame = await receive()
+            self.num_verdicts -= isinstance(frame, Verdict)
+            if self.num_verdicts < 0:
+                self.num_verdicts, self.is_cut = 10**9, True
+                raise LinkError("cut")
+            return frame
+
+        connection.receive = receive_unless_cut
+        return connection
+
+
+@contextlib.asynccontextmanager
+async def in_process(config: ClientConfig):
+    verifier = verifier_for(config)
+    await verifier.start()
+    link = Severable(verifier.describe, verifier.session)
+    try:
+        async with AsyncClient(config, models=LocalModels.load(config), transport=link) as client:
+            yield client, link
+    finally:
+        await verifier.stop()
+
+
+async def through_an_outage(client: AsyncClient, link: Severable, num_alone: int, **overrides):
+    """Events of an answer whose link is cut after four verdicts, until the drafter has written `num_alone` tokens."""
+    link.num_verdicts = 4
+    events = []
+    async with contextlib.aclosing(client.generate(PROMPT, **overrides)) as stream:
+        async for event in stream:
+            events.append(event)
+            if sum(isinstance(one, Unverified) for one in events) >= num_alone:
+                link.is_cut = False
+    return events
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "auto"])
+async def test_tokens_that_are_verified_after_an_outage_get_theirs(config, mode):
+    async with in_process(config) as (client, link):
+        events = await through_an_outage(client, link, 5, mode=mode)
+    written = Written()
+    for event in events:
+        written.take(event)
+    assert events[-1].statistics.outages == 1
+    assert written.token_ids == tuple(plain_greedy(oracle(str(config.target)), PROMPT, NEW))
+    assert check(config, written.token_ids, written.logprobs, 3) == 0
+    assert any(isinstance(event, Verified) for event in events) or any(isinstance(e, RolledBack) for e in events)
+    for event in events:
+        if isinstance(event, Verified):
+            assert len(event.logprobs) == event.count
+
+
+async def test_tokens_that_nobody_verifies_have_none(config):
+    async with in_process(config) as (client, link):
+        events = await through_an_outage(client, link, 8, mode="stop-and-wait", on_reconnect="keep", offline_limit=8)
+    written = Written()
+    for event in events:
+        written.take(event)
+    kept = [one for one, origin in zip(written.logprobs, written.origins, strict=True) if origin == "unverified"]
+    assert kept == [None] * 8
+    assert check(config, written.token_ids, written.logprobs, 3) == 8
+
+
+async def test_in_json_and_as_an_option(config):
+    out = io.StringIO()
+    display = JsonDisplay(out)
+    async with in_process(config) as (client, _):
+        async for event in client.generate(PROMPT, max_new_tokens=6):
+            display.show(event)
+    assert isinstance(event, Finished)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    answer = lines[-1]
+    assert [one["token"] for one in answer["logprobs"]] == answer["token_ids"]
+    assert all(one["logprob"] <= 0 and len(one["top"]) == 3 for one in answer["logprobs"])
+    told = [one for line in lines if line["event"] == "committed" for one in line["logprobs"]]
+    assert told == answer["logprobs"]
+
+
+def test_the_option_of_the_command_line():
+    """`outrider generate --logprobs N`."""
+    defaults = {}
+
+    @with_client_options
+    def command(**options):
+        pass
+
+    for name, parameter in command.__signature__.parameters.items():
+        defaults[name] = parameter.default
+    assert client_config(defaults).logprobs is None
+    assert client_config(defaults | {"logprobs": 4}).logprobs == 4
+
+
+@pytest.mark.parametrize("wrong", [-1, 21])
+def test_numbers_out_of_range(wrong):
+    with pytest.raises(UsageError, match=f"logprobs={wrong}: need 0 to 20"):
+        ClientConfig().for_answer(logprobs=wrong)
+
+
+VOCAB = 64
+GOOD = tuple(Likelihood(-0.5, ((token, -0.5), (1, -2.0))) for token in (8, 9, 20))
+
+
+def judged(likelihoods, *, asked: int | None = 2, max_new_tokens: int = 9, vocab: int = VOCAB):
+    transcript = Transcript()
+    transcript.begin((5, 6), max_new_tokens, asked)
+    draft = transcript.next_draft(DraftTree.chain((8, 9)), 0)
+    return transcript.apply(Verdict(draft.seq, (0, 1), 20, likelihoods=likelihoods), vocab)
+
+
+def test_a_verdict_is_joined_with_its_tokens_as_far_as_there_is_room():
+    expected = tuple(TokenLogprobs(token, -0.5, ((token, -0.5), (1, -2.0))) for token in (8, 9, 20))
+    assert judged(GOOD).logprobs == expected
+    assert judged(GOOD, max_new_tokens=2).logprobs == expected[:2]
+    assert judged((), asked=None).logprobs == ()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"likelihoods": ()}, "log probabilities of 0 tokens in a verdict that should have 3"),
+        ({"likelihoods": GOOD[:2]}, "log probabilities of 2 tokens in a verdict that should have 3"),
+        ({"likelihoods": GOOD, "asked": None}, "log probabilities of 3 tokens in a verdict that should have 0"),
+        ({"likelihoods": GOOD, "asked": 1}, "2 likeliest tokens where 1"),
+        ({"likelihoods": GOOD, "asked": 3}, "2 likeliest tokens where 3"),
+        ({"likelihoods": (*GOOD[:2], Likelihood(-1.0, ((VOCAB, -1.0), (1, -2.0))))}, "token 64 among the likeliest"),
+    ],
+)
+def test_a_verdict_that_is_not_what_was_asked_for(wrong, message):
+    with pytest.raises(Violation, match=message):
+        judged(**wrong)
+
+
+def test_a_tail_that_is_confirmed_gets_those_of_its_tokens():
+    transcript = Transcript()
+    transcript.begin((5, 6), 9, 2)
+    for token in (8, 9, 10):
+        transcript.write_unverified(token)
+    draft = transcript.next_draft(transcript.tail_chain(255), 0)
+    change = transcript.apply(Verdict(draft.seq, (0, 1), 20, likelihoods=GOOD), VOCAB)
+    assert (change.confirmed, change.dropped, change.bonus) == (2, 1, (20,))
+    assert [one.token for one in change.logprobs] == [8, 9, 20]

@@ -1,0 +1,248 @@
+"""The session's tokens: what a verdict changes, what the server is sent, what a resume leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider_client.text.transcript import Transcript, common_length
+from outrider_proto.errors import Violation
+from outrider_proto.frames import Features, Finish, Opened, Verdict
+from outrider_proto.packing import prefix_hash
+from outrider_proto.tree import DraftTree
+
+VOCAB = 100
+PROMPT = (1, 2, 3, 4)
+NO_TREE = DraftTree()
+TREE = DraftTree((10, 11, 12, 13), (-1, -1, 0, 2))
+
+
+def begun(prompt=PROMPT, max_new_tokens=20) -> Transcript:
+    transcript = Transcript()
+    transcript.begin(prompt, max_new_tokens)
+    return transcript
+
+
+def answered(transcript: Transcript, tree=NO_TREE, path=(), bonus=20, finish=Finish.NOT_YET):
+    draft = transcript.next_draft(tree, 0)
+    return draft, transcript.apply(Verdict(draft.seq, path, bonus, finish), VOCAB)
+
+
+def test_prompt_goes_up_with_an_empty_tree():
+    transcript = begun()
+    draft, outcome = answered(transcript, bonus=9)
+    assert (draft.base_len, draft.context, draft.root, len(draft.tree)) == (0, (1, 2, 3), 4, 0)
+    assert outcome.first == 4
+    assert outcome.bonus == (9,)
+    assert transcript.new_tokens == (9,)
+    assert transcript.new_origins == ("bonus",)
+
+
+def test_path_and_bonus_are_committed():
+    transcript = begun()
+    answered(transcript, bonus=9)
+    draft, outcome = answered(transcript, TREE, (0, 2, 3), 30)
+    assert (draft.base_len, draft.context, draft.root) == (4, (), 9)
+    assert outcome.accepted == (10, 12, 13)
+    assert transcript.new_tokens == (9, 10, 12, 13, 30)
+    assert transcript.new_origins == ("bonus", "accepted", "accepted", "accepted", "bonus")
+    following = transcript.next_draft(DraftTree(), 0)
+    assert (following.base_len, following.root) == (8, 30)
+    assert following.seq > draft.seq
+
+
+def test_limit_cuts_the_last_verdict():
+    transcript = begun(max_new_tokens=3)
+    answered(transcript, bonus=9)
+    _, outcome = answered(transcript, TREE, (0, 2, 3), 30)
+    assert transcript.new_tokens == (9, 10, 12)
+    assert outcome.finish == "limit"
+
+
+def test_end_of_text_within_the_path():
+    transcript = begun()
+    _, outcome = answered(transcript, TREE, (0, 2), None, Finish.EOS)
+    assert outcome.finish == "eos"
+    assert transcript.new_tokens == (10, 12)
+
+
+def test_end_of_text_beyond_the_limit_does_not_count():
+    transcript = begun(max_new_tokens=1)
+    _, outcome = answered(transcript, TREE, (0, 2), None, Finish.EOS)
+    assert outcome.finish == "limit"
+    assert transcript.new_tokens == (10,)
+
+
+def test_decode_verdicts_follow_one_another():
+    transcript = begun(max_new_tokens=3)
+    decode = transcript.next_decode()
+    assert (decode.base_len, decode.context, decode.root, decode.max_tokens) == (0, (1, 2, 3), 4, 3)
+    finishes = [transcript.apply(Verdict(decode.seq, (), token), VOCAB).finish for token in (7, 8)]
+    assert finishes == [None, None]
+    assert transcript.awaits(decode.seq)
+    assert transcript.apply(Verdict(decode.seq, (), 9, Finish.LIMIT), VOCAB).finish == "limit"
+    assert not transcript.awaits(decode.seq)
+    assert transcript.new_tokens == (7, 8, 9)
+
+
+def test_a_decode_cancelled_before_it_began_leaves_the_server_what_it_had():
+    transcript = begun()
+    decode = transcript.next_decode(0)
+    transcript.apply(Verdict(decode.seq, (), None, Finish.CANCELLED), VOCAB)
+    draft = transcript.next_draft(DraftTree(), 0)
+    assert (draft.base_len, draft.context, draft.features_from) == (0, (1, 2, 3), 0)
+
+
+def with_tail(*tokens: int) -> Transcript:
+    transcript = begun()
+    answered(transcript, bonus=9)
+    for token in tokens:
+        transcript.write_unverified(token)
+    return transcript
+
+
+def test_tail_is_checked_as_a_chain():
+    transcript = with_tail(50, 51, 52)
+    draft = transcript.next_draft(transcript.tail_chain(2), 0)
+    assert (draft.root, draft.tree) == (9, DraftTree.chain((50, 51)))
+    outcome = transcript.apply(Verdict(draft.seq, (0, 1), 52), VOCAB)
+    assert (outcome.confirmed, outcome.dropped, outcome.bonus) == (3, 0, ())
+    assert transcript.tail_len == 0
+    assert transcript.new_origins == ("bonus", "accepted", "accepted", "accepted")
+    assert transcript.next_draft(DraftTree(), 0).base_len == 7
+
+
+def test_first_mismatch_takes_the_rest_of_the_tail_back():
+    transcript = with_tail(50, 51, 52)
+    _, outcome = answered(transcript, transcript.tail_chain(255), (0,), 60)
+    assert (outcome.confirmed, outcome.dropped, outcome.bonus, outcome.bonus_origin) == (1, 2, (60,), "corrected")
+    assert transcript.new_tokens == (9, 50, 60)
+    assert transcript.new_origins == ("bonus", "accepted", "corrected")
+
+
+def test_tail_beyond_the_end_of_text_is_dropped():
+    transcript = with_tail(50, 51, 52)
+    _, outcome = answered(transcript, transcript.tail_chain(2), (0, 1), None, Finish.EOS)
+    assert (outcome.confirmed, outcome.dropped, outcome.finish) == (2, 1, "eos")
+
+
+def test_whole_tail_right_and_one_more():
+    transcript = with_tail(50, 51)
+    _, outcome = answered(transcript, transcript.tail_chain(255), (0, 1), 60)
+    assert (outcome.confirmed, outcome.dropped, outcome.bonus, outcome.bonus_origin) == (2, 0, (60,), "bonus")
+
+
+def test_kept_tail_is_context_and_stays_marked():
+    transcript = with_tail(50, 51)
+    transcript.keep_tail()
+    draft, _ = answered(transcript, bonus=70)
+    assert (draft.base_len, draft.context, draft.root) == (4, (9, 50), 51)
+    assert transcript.new_origins == ("bonus", "unverified", "unverified", "bonus")
+
+
+def opened(kept: tuple[int, ...]) -> Opened:
+    return Opened("s", True, len(kept), prefix_hash(kept), 1000, 255, ())
+
+
+def test_resume_sends_what_the_server_lacks():
+    transcript = begun()
+    answered(transcript, bonus=9)
+    answered(transcript, TREE, (0,), 30)
+    transcript.resume(opened((1, 2, 3, 4, 9)))
+    draft = transcript.next_draft(TREE, 0)
+    assert (draft.base_len, draft.context, draft.root) == (5, (10,), 30)
+
+
+@pytest.mark.parametrize("kept", [(), (1, 2, 99), (1, 2, 3, 4, 9, 10, 30, 7)])
+def test_resume_of_other_tokens_sends_everything(kept):
+    transcript = begun()
+    answered(transcript, bonus=9)
+    answered(transcript, TREE, (0,), 30)
+    transcript.resume(opened(kept))
+    draft = transcript.next_draft(TREE, 0)
+    assert (draft.base_len, draft.context) == (0, (1, 2, 3, 4, 9, 10))
+
+
+def test_after_a_lost_verdict_only_the_base_is_sure():
+    transcript = begun()
+    answered(transcript, bonus=9)
+    lost = transcript.next_draft(TREE, 0)
+    transcript.begin((*PROMPT, 9, 5), 20)
+    draft = transcript.next_draft(DraftTree(), 0)
+    assert lost.base_len == draft.base_len == 4
+    assert draft.context == (9,)
+    assert not transcript.awaits(lost.seq)
+
+
+def test_next_turn_keeps_the_common_prefix():
+    transcript = begun()
+    answered(transcript, bonus=9)
+    answered(transcript, TREE, (0, 2), 30)
+    common = transcript.begin((*PROMPT, 9, 10, 77, 78), 20)
+    draft = transcript.next_draft(DraftTree(), 0)
+    assert common == 6
+    assert (draft.base_len, draft.context, draft.root) == (6, (77,), 78)
+
+
+def features(seq: int, first: int, num_rows: int) -> Features:
+    return Features(seq, first, np.zeros((num_rows, 2), dtype=np.float32), True)
+
+
+def test_features_of_tokens_that_are_gone_do_not_count():
+    transcript = begun()
+    draft, _ = answered(transcript, bonus=9)
+    assert transcript.num_usable_rows(features(draft.seq, 0, 4)) == 4
+    assert transcript.num_usable_rows(features(draft.seq, 2, 9)) == 2
+    transcript.begin((1, 2, 50, 51), 20)
+    assert transcript.num_usable_rows(features(draft.seq, 0, 4)) == 2
+    assert transcript.num_usable_rows(features(draft.seq, 3, 1)) == 0
+
+
+def test_root_s_features_are_always_asked_for():
+    transcript = begun()
+    assert transcript.next_draft(DraftTree(), 99).features_from == 3
+    assert transcript.next_draft(DraftTree(), 1).features_from == 1
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        Verdict(99, (), 1),  # answers nothing
+        Verdict(1, (1, 2), 1),  # no path of the tree
+        Verdict(1, (7,), 1),
+        Verdict(1, (0,), VOCAB),  # outside the vocabulary
+        Verdict(1, (0,), None),  # nothing follows, but the answer goes on
+    ],
+)
+def test_verdict_that_does_not_fit(verdict):
+    transcript = begun()
+    transcript.next_draft(TREE, 0)
+    with pytest.raises(Violation):
+        transcript.apply(verdict, VOCAB)
+
+
+@given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
+def test_common_length(one, other):
+    common = common_length(one, other)
+    assert one[:common] == other[:common]
+    assert common == min(len(one), len(other)) or one[common] != other[common]
+
+
+@given(st.data())
+def test_any_tail_ends_as_the_targets_text(data):
+    """Whatever the drafter wrote, checking it leaves a prefix of what the target writes."""
+    truth = data.draw(st.lists(st.integers(0, 3), min_size=30, max_size=30))
+    tail = data.draw(st.lists(st.integers(0, 3), max_size=12))
+    max_nodes = data.draw(st.integers(1, 5))
+    transcript = begun(max_new_tokens=25)
+    for token in tail:
+        transcript.write_unverified(token)
+    while transcript.tail_len:
+        done = transcript.committed_len - len(PROMPT)
+        chain = transcript.tail_chain(max_nodes)
+        num_right = common_length(chain.tokens, truth[done:])
+        answered(transcript, chain, tuple(range(num_right)), truth[done + num_right])
+    assert list(transcript.new_tokens) == truth[: len(transcript.new_tokens)]
+    assert len(transcript.new_tokens) > common_length(tail, truth) or not tail

@@ -1,0 +1,261 @@
+"""The client against the real server over gRPC: the text is the target's own, in every mode and through outages."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+
+import pytest
+
+from outrider_client import AsyncClient, ClientConfig
+from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.link_state import LinkState
+from outrider_client.controller.mode_controller import Pilot
+from outrider_client.core.events import Committed, Cycle, LinkChanged, RolledBack, Unverified
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.load import load_tap
+from outrider_netsim import Link, profile_named
+from outrider_proto.errors import LinkError, Reason, Refusal
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+from outrider_server.rpc.server import Server
+from outrider_server.sessions.verifier import Verifier
+
+NEW = 60
+PROMPTS = [(3, 7, 11, 2, 9), tuple(range(10, 50)), (200,)]
+DRAFTERS = {"moa": ("target_tiny", "moa_tli0"), "eagle2": ("target_l4", "eagle2_llama")}
+
+
+def config_of(golden, name: str, **changes) -> ClientConfig:
+    target, drafter = DRAFTERS[name]
+    return ClientConfig(
+        target=golden / target,
+        drafter=golden / drafter / "drafter",
+        max_new_tokens=NEW,
+        shape=TreeShape(4, 4, 14),
+        wait_for_link_s=30,
+        patience=Patience(floor_s=1.0),  # this machine may be busy
+        **changes,
+    )
+
+
+@pytest.fixture(params=list(DRAFTERS))
+def base_config(golden, request) -> ClientConfig:
+    return config_of(golden, request.param)
+
+
+@pytest.fixture
+def moa_config(golden) -> ClientConfig:
+    return config_of(golden, "moa")
+
+
+def server_for(config: ClientConfig) -> Server:
+    target, tap = served(str(config.target), str(config.drafter))
+    return Server(Verifier(target, [tap]))
+
+
+@functools.cache
+def served(target: str, drafter: str):
+    return Target.load(target), load_tap(drafter, target)
+
+
+@functools.cache
+def oracle(target: str) -> Target:
+    """Another one, since the plain loop cannot run on a target that serves."""
+    return Target.load(target)
+
+
+def plain(config: ClientConfig, prompt, num_tokens: int = NEW) -> tuple[int, ...]:
+    return plain_tokens(str(config.target), tuple(prompt), num_tokens)
+
+
+@functools.cache
+def plain_tokens(target: str, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+    return tuple(plain_greedy(oracle(target), prompt, num_tokens))
+
+
+def at(config: ClientConfig, address: str) -> ClientConfig:
+    return dataclasses.replace(config, server=address)
+
+
+@pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
+async def test_greedy_answers_are_the_plain_loops(base_config, mode):
+    async with server_for(base_config) as server, AsyncClient(at(base_config, server.address)) as client:
+        for prompt in PROMPTS:
+            completion = await client.complete(prompt, mode=mode)
+            assert completion.token_ids == plain(base_config, prompt)
+            statistics = completion.statistics
+            assert statistics.outages == 0
+            assert statistics.bytes_up > 0
+            assert statistics.rtt_ms > 0
+            assert (statistics.mean_acceptance_length > 1.2) == (mode == "stop-and-wait")
+            assert sum(dataclasses.astuple(statistics.split_ms)) > 0
+
+
+async def test_late_features_change_nothing(base_config):
+    async with server_for(base_config) as server, AsyncClient(at(base_config, server.address)) as client:
+        completion = await client.complete(PROMPTS[0], wait_for_features=False)
+        assert completion.token_ids == plain(base_config, PROMPTS[0])
+
+
+@pytest.mark.parametrize("mode", ["stop-and-wait", "pipelined"])
+async def test_features_may_change_their_codec_amid_an_answer(moa_config, mode, monkeypatch):
+    """Back and forth, every third time that somebody asks."""
+    asked = itertools.count()
+    changing = property(lambda pilot: None if next(asked) // 3 % 2 == 0 else "leaner")
+    monkeypatch.setattr(Pilot, "codec", changing)
+    config = dataclasses.replace(moa_config, codec="lean")
+    async with server_for(config) as server, AsyncClient(at(config, server.address)) as client:
+        for prompt in PROMPTS:
+            events = [event async for event in client.generate(prompt, mode=mode)]
+            assert tuple(replayed(events)) == plain(config, prompt)
+            assert {event.request.codec for event in events if isinstance(event, Cycle)} == {None, "leaner"}
+
+
+async def test_sampled_answers_do_not_depend_on_the_mode(base_config):
+    sampling = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "seed": 5}
+    async with server_for(base_config) as server, AsyncClient(at(base_config, server.address)) as client:
+        drafted = await client.complete(PROMPTS[0], **sampling)
+        streamed = await client.complete(PROMPTS[0], mode="stream", **sampling)
+        greedy = await client.complete(PROMPTS[0])
+    assert drafted.token_ids == streamed.token_ids
+    assert drafted.token_ids != greedy.token_ids
+
+
+@pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
+@pytest.mark.parametrize("cut_at", [1, 10, 30])  # what is on its way by then leaves the drafter enough to write
+async def test_verified_answer_survives_a_cut_link(moa_config, mode, cut_at, engine):
+    async with (
+        server_for(moa_config) as server,
+        Link(profile_named("paper-5g"), server.address, engine, seed=1) as link,
+        AsyncClient(at(moa_config, link.address)) as client,
+    ):
+        events, outage = await through_an_outage(client, link, cut_at, 5, mode=mode)
+        tokens = replayed(events)
+        assert tuple(tokens) == plain(moa_config, PROMPTS[0])
+        assert events[-1].reason == "limit"
+        assert events[-1].statistics.unverified == 0
+        assert outage == 1
+        assert any(isinstance(event, Unverified) for event in events)
+
+
+@pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
+async def test_kept_tokens_stand(moa_config, mode):
+    async with (
+        server_for(moa_config) as server,
+        Link(profile_named("paper-5g"), server.address, "proxy", seed=1) as link,
+        AsyncClient(at(moa_config, link.address)) as client,
+    ):
+        events, _ = await through_an_outage(client, link, 10, 10, mode=mode, on_reconnect="keep", offline_limit=12)
+        kept = [event.first for event in events if isinstance(event, Unverified)]
+        assert len(kept) == events[-1].statistics.unverified == 12
+        assert not any(isinstance(event, RolledBack) for event in events)
+        tokens = replayed(events)
+        standing = kept[-1] + 1
+        assert tuple(tokens[standing:]) == plain(moa_config, [*PROMPTS[0], *tokens[:standing]], NEW - standing)
+
+
+async def test_unreachable_server_is_named(moa_config):
+    async with AsyncClient(at(moa_config, "127.0.0.1:1")) as client:
+        with pytest.raises(LinkError, match=r"cannot reach 127\.0\.0\.1:1: .*refused"):
+            await client.complete(PROMPTS[0])
+
+
+async def test_cancelled_half_way_then_on_with_the_conversation(base_config):
+    async with server_for(base_config) as server, AsyncClient(at(base_config, server.address)) as client:
+        for mode in ("stop-and-wait", "stream"):
+            async with contextlib.aclosing(client.generate(PROMPTS[0], mode=mode)) as events:
+                async for event in events:
+                    if isinstance(event, Committed) and event.first > 20:
+                        break
+            for prompt in PROMPTS[:2]:
+                assert (await client.complete(prompt, mode=mode)).token_ids == plain(base_config, prompt)
+
+
+async def test_next_turn_sends_little(moa_config):
+    prompt = PROMPTS[1]
+    async with server_for(moa_config) as server, AsyncClient(at(moa_config, server.address)) as client:
+        first = await client.complete(prompt)
+        turn = (*prompt, *first.token_ids, 5, 6, 7)
+        events = [event async for event in client.generate(turn)]
+    asked = next(event.request for event in events if isinstance(event, Cycle))
+    assert asked.base_len >= len(turn) - len((5, 6, 7)) - 1  # all but the last bonus has been read
+    assert asked.base_len + len(asked.context) == len(turn) - 1
+    written = [event.tokens for event in events if isinstance(event, Committed)]
+    assert tuple(token for tokens in written for token in tokens) == plain(moa_config, turn)
+
+
+async def test_refusals_name_the_cause(golden, moa_config):
+    wrong_target = dataclasses.replace(config_of(golden, "eagle2"), drafter="none")
+    async with server_for(moa_config) as server:
+        async with AsyncClient(at(wrong_target, server.address)) as client:
+            with pytest.raises(Refusal) as refused:
+                await client.complete(PROMPTS[0])
+            assert refused.value.reason is Reason.TARGET_MISMATCH
+        async with AsyncClient(at(moa_config, server.address)) as client:
+            description = await client.describe()
+            with pytest.raises(Refusal) as refused:
+                await client.complete([1] * description.max_context)
+            assert refused.value.reason is Reason.CONTEXT_FULL
+            assert (await client.complete(PROMPTS[0])).token_ids == plain(moa_config, PROMPTS[0])
+
+
+async def test_silence_is_noticed_in_about_two_round_trips(moa_config, engine):
+    patient = dataclasses.replace(moa_config, patience=Patience(floor_s=0.05))
+    async with (
+        server_for(moa_config) as server,
+        Link(profile_named("paper-5g"), server.address, engine, seed=1) as link,
+        AsyncClient(at(patient, link.address)) as client,
+    ):
+        await client.complete(PROMPTS[0])  # measures the round trip
+        noticed: list[float] = []
+        cut = 0.0
+        async with contextlib.aclosing(client.generate(PROMPTS[0])) as events:
+            async for event in events:
+                if isinstance(event, Committed) and event.first > 10 and not cut:
+                    link.cut()
+                    cut = client._clock()
+                if is_offline(event) and cut and not noticed:
+                    noticed.append(client._clock() - cut)
+                    link.restore()
+        assert noticed[0] < 1.0  # R is 50 ms, but this machine may be busy
+
+
+def is_offline(event) -> bool:
+    return isinstance(event, LinkChanged) and event.state is LinkState.OFFLINE
+
+
+async def through_an_outage(client: AsyncClient, link: Link, cut_at: int, until: int, **overrides):
+    """All events of an answer whose link is cut after `cut_at` tokens, until the drafter has written `until`."""
+    events, num_outages = [], 0
+    async with contextlib.aclosing(client.generate(PROMPTS[0], **overrides)) as stream:
+        async for event in stream:
+            events.append(event)
+            if (
+                isinstance(event, Committed)
+                and event.first + len(event.tokens) >= cut_at
+                and not link.stats.connections > 1
+            ):
+                link.cut()
+            num_outages += is_offline(event)
+            if (
+                link.is_cut
+                and isinstance(event, Unverified)
+                and sum(isinstance(e, Unverified) for e in events) >= until
+            ):
+                link.restore()
+    return events, num_outages
+
+
+def replayed(events) -> list[int]:
+    tokens: list[int] = []
+    for event in events:
+        match event:
+            case Committed() | Unverified():
+                assert event.first == len(tokens)
+                tokens += event.tokens
+            case RolledBack():
+                del tokens[event.first :]
+    return tokens

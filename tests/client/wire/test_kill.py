@@ -1,0 +1,102 @@
+"""kill -9 amid an answer: the server that comes back knows nothing, and the answer is the undisturbed one's."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider_client import AsyncClient, ClientConfig
+from outrider_client.connection.heartbeat import Patience
+from outrider_client.core.events import Committed, RolledBack, Unverified
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+
+PROMPT = (1, 2, 3)
+NEW = 80
+NUM_KILLS = 20
+
+
+class MortalServer:
+    def __init__(self, target: Path, drafter: Path) -> None:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            port = unused.getsockname()[1]
+        self.address = f"127.0.0.1:{port}"
+        command = [sys.executable, str(Path(__file__).parents[1] / "mortal_server.py"), str(target), str(drafter)]
+        self._process = subprocess.Popen(
+            [*command, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        assert self._process.stdout.readline() == "loaded\n"
+
+    def tell(self, word: str) -> None:
+        self._process.stdin.write(word + "\n")
+        assert self._process.stdout.readline() == "done\n"
+
+    def close(self) -> None:
+        self._process.communicate(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Path, Path]:
+    golden = Path(__file__).parents[2] / "data" / "golden"
+    return golden / "target_tiny", golden / "moa_tli0" / "drafter"
+
+
+@pytest.fixture(scope="module")
+def server(pair):
+    server = MortalServer(*pair)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pair) -> list[int]:
+    return plain_greedy(Target.load(str(pair[0])), PROMPT, NEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
+async def test_killed_and_restarted(server, pair, undisturbed, mode):
+    generator = random.Random(mode)
+    target, drafter = pair
+    patience = Patience(floor_s=1.0)
+    config = ClientConfig(
+        server.address, target, drafter, max_new_tokens=NEW, mode=mode, wait_for_link_s=60, patience=patience
+    )
+    server.tell("start")
+    async with AsyncClient(config) as client:
+        for _ in range(NUM_KILLS):
+            tokens = await answer_with_a_kill(client, server, kill_at=generator.randrange(NEW - 1))
+            assert tokens == undisturbed
+    server.tell("kill")
+
+
+async def answer_with_a_kill(client: AsyncClient, server: MortalServer, kill_at: int) -> list[int]:
+    """The answer's tokens; the server is killed once there are `kill_at`, and back when the drafter has written three
+    or all that were left."""
+    tokens: list[int] = []
+    num_unverified = 0
+    killed = restarted = False
+    async with contextlib.aclosing(client.generate(PROMPT)) as events:
+        async for event in events:
+            match event:
+                case Committed() | Unverified():
+                    tokens += event.tokens
+                    num_unverified += isinstance(event, Unverified)
+                case RolledBack():
+                    del tokens[event.first :]
+            if not killed and len(tokens) >= kill_at:
+                server.tell("kill")
+                killed = True
+            if killed and not restarted and (num_unverified >= 3 or (num_unverified and len(tokens) == NEW)):
+                server.tell("start")
+                restarted = True
+    if not restarted:
+        server.tell("start")
+    return tokens

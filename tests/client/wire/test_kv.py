@@ -1,0 +1,82 @@
+"""Real clients on a server with too little memory for all of them, and on one that stores a common beginning once."""
+
+import asyncio
+import dataclasses
+from contextlib import AsyncExitStack
+
+import pytest
+
+from outrider_client import AsyncClient, ClientConfig
+from outrider_client.connection.heartbeat import Patience
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.load import load_tap
+from outrider_server.config.config import Limits
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+from outrider_server.rpc.server import Server
+from outrider_server.sessions.verifier import Verifier
+
+NEW = 24
+MODES = ["stop-and-wait", "stream", "proactive", "pipelined"]
+BEGINNING = tuple(range(20, 90))
+PROMPTS = [(*BEGINNING, 5, 100 + i) for i in range(len(MODES))]
+
+
+@pytest.fixture(scope="module")
+def config(golden) -> ClientConfig:
+    drafter = golden / "moa_tli0" / "drafter"
+    return ClientConfig(
+        target=golden / "target_tiny",
+        drafter=drafter,
+        max_new_tokens=NEW,
+        shape=TreeShape(4, 4, 14),
+        wait_for_link_s=60.0,
+        patience=Patience(floor_s=10.0),  # this machine may be busy
+    )
+
+
+@pytest.fixture(scope="module")
+def served(config):
+    return Target.load(str(config.target)), load_tap(config.drafter, config.target)
+
+
+@pytest.fixture(scope="module")
+def plain(config) -> list[tuple[int, ...]]:
+    oracle = Target.load(str(config.target))
+    return [tuple(plain_greedy(oracle, prompt, NEW)) for prompt in PROMPTS]
+
+
+async def answers(config: ClientConfig, server: Server, rounds: int) -> list[list[tuple[int, ...]]]:
+    """All clients at once, each in its mode; several answers a session."""
+    async with AsyncExitStack() as stack:
+        at = dataclasses.replace(config, server=server.address)
+        clients = [await stack.enter_async_context(AsyncClient(at)) for _ in MODES]
+        came = []
+        for _ in range(rounds):
+            asked = [
+                client.complete(prompt, mode=mode) for client, prompt, mode in zip(clients, PROMPTS, MODES, strict=True)
+            ]
+            done = await asyncio.gather(*asked)
+            assert not any(completion.statistics.outages for completion in done)
+            came.append([completion.token_ids for completion in done])
+        return came
+
+
+async def test_more_clients_than_there_is_room_for(config, served, plain):
+    target, tap = served
+    row = target.kv.bytes_per_token + 4 * tap.info.width
+    limits = Limits(kv_memory=str(250 * row), shared_prefixes="none", room_wait_s=60)
+    async with Server(Verifier(target, [tap], limits)) as server:
+        assert await answers(config, server, 2) == [plain, plain]
+        memory = server.verifier.memory
+        assert memory.evictions > 0
+        assert memory.used_bytes <= memory.budget_bytes
+
+
+@pytest.mark.parametrize(("sharing", "hits"), [("payer", True), ("none", False)])
+async def test_a_common_beginning_changes_no_text(config, served, plain, sharing, hits):
+    target, tap = served
+    async with Server(Verifier(target, [tap], Limits(shared_prefixes=sharing))) as server:
+        assert await answers(config, server, 2) == [plain, plain]
+        memory = server.verifier.memory
+        assert bool(memory.prefix_bytes) == hits

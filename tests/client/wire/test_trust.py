@@ -1,0 +1,247 @@
+"""The real client and the real server over TLS with keys; and whatever keeps them apart: said clearly, and at once."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from outrider_client import Access, AsyncClient, ClientConfig
+from outrider_client.connection.emulated import emulated_link
+from outrider_client.connection.grpc_transport import GrpcTransport
+from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.link_state import LinkState
+from outrider_client.connection.tls_diagnosis import TrustError
+from outrider_client.core.config import Timeouts
+from outrider_client.core.events import LinkChanged
+from outrider_client.models.local_models import LocalModels
+from outrider_client.pull.pull import PullOrder, pull
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.load import load_tap
+from outrider_proto.errors import LinkError, Reason, Refusal
+from outrider_server.config.config import Limits
+from outrider_server.config.security import Security
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+from outrider_server.rpc.server import Server
+from outrider_server.security import authenticator as gatekeeping
+from outrider_server.security import certs
+from outrider_server.security.authenticator import Gatekeeper
+from outrider_server.security.keys import Key, digest_of, new_secret, write_keys
+from outrider_server.security.principal import Principal, Quota
+from outrider_server.sessions.verifier import Verifier
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden"
+TARGET, DRAFTER = GOLDEN / "target_tiny", GOLDEN / "moa_tli0" / "drafter"
+PROMPT, NEW = (3, 7, 11, 2, 9), 24
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def models() -> LocalModels:
+    return LocalModels.load(ClientConfig("127.0.0.1:1", TARGET, DRAFTER))
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return Target.load(str(TARGET)), load_tap(str(DRAFTER), str(TARGET))
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[int, ...]:
+    return tuple(plain_greedy(Target.load(str(TARGET)), PROMPT, NEW))
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    """An authority, a second one, and what each has signed."""
+    folder = tmp_path_factory.mktemp("pki")
+    for name in ("ca", "other"):
+        authority = certs.make_authority(9)
+        put(folder, authority, name)
+        put(folder, certs.make_client(authority, "phone", 9), f"{name}-phone")
+        put(folder, certs.make_server(authority, ["127.0.0.1", "server.example"], 9), f"{name}-server")
+    authority = certs.read_issued(folder / "ca.pem", folder / "ca.key")
+    put(folder, certs.make_server(authority, ["server.example"], 9), "elsewhere")
+    put(folder, certs.make_server(authority, ["127.0.0.1"], -0.02), "expired")  # some minutes ago
+    return folder
+
+
+def put(folder, issued, name):
+    certs.write_issued(issued, folder / f"{name}.pem", folder / f"{name}.key", force=True)
+
+
+@asynccontextmanager
+async def serving(loaded, security: Security | None = None, port: int = 0, **more):
+    verifier = Verifier(loaded[0], [loaded[1]], Limits(), **more)
+    async with Server(verifier, port=port, gatekeeper=Gatekeeper(security)) as server:
+        yield server
+
+
+def client(models, address, access, **more) -> AsyncClient:
+    config = ClientConfig(
+        address,
+        TARGET,
+        DRAFTER,
+        mode="stop-and-wait",
+        max_new_tokens=NEW,
+        access=access,
+        patience=Patience(floor_s=10.0),  # this machine may be busy
+        timeouts=Timeouts(connect_s=WAIT_S),
+        **{"wait_for_link_s": 60.0} | more,
+    )
+    return AsyncClient(config, models=models)
+
+
+def tls(pki, name="ca-server", **more) -> Security:
+    return Security(pki / f"{name}.pem", pki / f"{name}.key", **more)
+
+
+async def answer(client) -> tuple[int, ...]:
+    async with asyncio.timeout(WAIT_S):
+        return (await client.complete(PROMPT)).token_ids
+
+
+async def test_an_answer_over_mutual_tls_with_a_key(loaded, models, pki, plain, tmp_path):
+    secret = new_secret("phone")
+    write_keys(tmp_path / "keys", [Key("phone", digest_of(secret))])
+    (tmp_path / "key").write_text(secret)
+    mine = {"client_cert": pki / "ca-phone.pem", "client_key": pki / "ca-phone.key", "key_file": tmp_path / "key"}
+    access = Access(ca=pki / "ca.pem", **mine)
+    security = tls(pki, client_ca=pki / "ca.pem", keys=tmp_path / "keys")
+    async with serving(loaded, security) as server, client(models, server.address, access) as remote:
+        assert await answer(remote) == plain
+        assert (await remote.describe()).target_name
+
+
+async def test_an_emulated_link_leaves_the_certificate_the_servers_own(loaded, models, pki, plain):
+    """The link begins at another address; the name to be checked is still the server's."""
+    access = Access(ca=pki / "ca.pem")
+    async with serving(loaded, tls(pki)) as server, emulated_link("lan", server.address, "proxy") as link:
+        async with client(models, link.address, access.through(server.address)) as remote:
+            assert await answer(remote) == plain
+        with pytest.raises(TrustError, match="another name"):
+            await GrpcTransport(link.address, access.through("x.example:1")).describe()
+
+
+CASES = {  # the server's certificate, whether it wants one of clients; the client's side; what it is told
+    "signed by somebody else": ("other-server", False, {"ca": "ca"}, "signed by nobody who is trusted here: give --ca"),
+    "no authority given": ("ca-server", False, {"tls": True}, "signed by nobody who is trusted here: give --ca"),
+    "for another name": ("elsewhere", False, {"ca": "ca"}, "for another name"),
+    "the wrong name asked for": ("ca-server", False, {"ca": "ca", "server_name": "x.example"}, "for another name"),
+    "expired": ("expired", False, {"ca": "ca"}, "has expired"),
+    "plaintext to TLS": ("ca-server", False, {}, "it speaks TLS: give --tls, or --ca"),
+    "plaintext to mutual TLS": ("ca-server", True, {}, "it speaks TLS: give --tls, or --ca"),
+    "TLS to plaintext": (None, False, {"ca": "ca"}, "does not speak TLS"),
+    "no client certificate": ("ca-server", True, {"ca": "ca"}, "may want --client-cert"),
+    "another's client certificate": (
+        "ca-server",
+        True,
+        {"ca": "ca", "client": "other-phone"},
+        "may not accept this client",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_what_keeps_them_apart_is_said_at_once_and_is_final(case, loaded, models, pki):
+    """With offline_start too: a client that could never connect must not go on alone for ever."""
+    certificate, wants, fields, complaint = CASES[case]
+    fields = dict(fields)
+    if (name := fields.pop("client", None)) is not None:
+        fields |= {"client_cert": pki / f"{name}.pem", "client_key": pki / f"{name}.key"}
+    if "ca" in fields:
+        fields["ca"] = pki / f"{fields['ca']}.pem"
+    access = Access(**fields)
+    security = None if certificate is None else tls(pki, certificate, client_ca=pki / "ca.pem" if wants else None)
+    async with serving(loaded, security) as server:
+        async with client(models, server.address, access, offline_start=True) as remote:
+            with pytest.raises(TrustError, match=complaint) as refused:
+                await answer(remote)
+            with pytest.raises(TrustError, match=complaint):
+                await remote.describe()
+        assert server.address in str(refused.value)
+        with pytest.raises(TrustError, match=complaint):
+            await pull(PullOrder(server.address, access=access, out=pki / "out"))
+
+
+async def test_a_server_that_is_not_there_is_the_links_fault(pki):
+    with pytest.raises(LinkError):
+        await GrpcTransport("127.0.0.1:1", Access(ca=pki / "ca.pem")).describe()
+
+
+async def test_a_stranger_in_the_place_of_a_server_that_was_reached_is_the_links_fault(loaded, pki):
+    """A captive portal goes away again."""
+    async with serving(loaded, tls(pki)) as server:
+        transport = GrpcTransport(server.address, Access(ca=pki / "ca.pem"))
+        await transport.describe()
+        port = server.port
+    async with serving(loaded, tls(pki, "other-server"), port):
+        with pytest.raises(LinkError, match="signed by nobody"):
+            await transport.connect()
+    async with serving(loaded, tls(pki), port):
+        await transport.describe()
+
+
+@pytest.mark.parametrize("offline_start", [False, True])
+async def test_a_wrong_key_is_final(loaded, models, tmp_path, offline_start):
+    write_keys(tmp_path / "keys", [Key("a", digest_of(new_secret("a")))])
+    async with serving(loaded, Security(keys=tmp_path / "keys")) as server:
+        for access in (Access(), Access(key=new_secret("a"))):
+            async with client(models, server.address, access, offline_start=offline_start) as remote:
+                with pytest.raises(Refusal) as refused:
+                    await answer(remote)
+                assert refused.value.reason is Reason.NO_KEY
+
+
+async def test_a_revoked_key_ends_the_answer(loaded, models, tmp_path, monkeypatch):
+    monkeypatch.setattr(gatekeeping, "_LOOK_S", 0.01)
+    secret, file = new_secret("a"), tmp_path / "keys"
+    write_keys(file, [Key("a", digest_of(secret))])
+
+    async def answers(remote):
+        while True:  # until the server has noticed
+            await answer(remote)
+            write_keys(file, [])
+
+    async with serving(loaded, Security(keys=file)) as server:
+        async with client(models, server.address, Access(key=secret)) as remote:
+            with pytest.raises(Refusal) as refused:
+                await asyncio.wait_for(answers(remote), WAIT_S)
+        assert refused.value.reason is Reason.NO_KEY
+
+
+async def test_a_key_over_its_rate_gets_the_same_answer_only_later(loaded, models, plain, tmp_path):
+    """The server's clock stands still until the client has been turned away: so it is, once, and comes back."""
+    now, seen = [0.0], []
+    secret, file = new_secret("a"), tmp_path / "keys"
+    key = Key("a", digest_of(secret), quota=Quota(tokens_per_minute=600))
+    write_keys(file, [key])
+    security = Security(keys=file)
+    async with (
+        serving(loaded, security, clock=lambda: now[0], longest_wait_s=0.0) as server,
+        client(models, server.address, Access(key=secret), shape=TreeShape(2, 2, 4)) as remote,
+        asyncio.timeout(WAIT_S),
+    ):
+        server.verifier._allowances.of(Principal("a", quota=key.quota)).pay(101)
+        async for event in remote.generate(PROMPT):
+            if isinstance(event, LinkChanged):
+                seen.append((event.state, event.detail))
+                now[0] += 1e6
+        assert tuple(remote.tokens[len(PROMPT) :][:NEW]) == plain
+    losses = [detail for state, detail in seen if state is LinkState.OFFLINE]
+    assert len(losses) == 1
+    assert "600 tokens a minute, all used" in losses[0]
+
+
+async def test_the_key_is_in_no_exception(loaded, tmp_path):
+    secret = new_secret("nobody")
+    write_keys(tmp_path / "keys", [])
+    async with serving(loaded, Security(keys=tmp_path / "keys")) as server:
+        with pytest.raises(Refusal) as refused:
+            await GrpcTransport(server.address, Access(key=secret)).describe()
+    chain, error = "", refused.value
+    while error is not None:
+        chain += repr(error) + str(error)
+        error = error.__cause__
+    assert secret.rpartition(".")[2] not in chain

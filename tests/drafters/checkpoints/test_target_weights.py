@@ -1,0 +1,181 @@
+"""A target's borrowed parts from every layout, and the fingerprints of targets and tokenizers."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider_drafters import FrozenTarget, resolve_dir, target_fingerprint, tokenizer_fingerprint
+from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_proto.errors import UsageError
+
+
+def tiny_target(**changes) -> LlamaForCausalLM:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "vocab_size": 40}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": [5, 6], "bos_token_id": 1}
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    tiny_target().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def edit(path: Path, **changes) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_single_file(golden: Path):
+    frozen = FrozenTarget.load(golden / "target_l4")
+    tensors = load_file(golden / "target_l4" / "model.safetensors")
+    assert torch.equal(frozen.embed, tensors["model.embed_tokens.weight"])
+    assert torch.equal(frozen.lm_head, tensors["lm_head.weight"])
+    assert (frozen.sizes.hidden, frozen.sizes.layers, frozen.sizes.vocab) == (64, 4, 256)
+    assert (frozen.sizes.rope_theta, frozen.sizes.eps, frozen.sizes.max_context) == (10000.0, 1e-5, 512)
+    assert frozen.eos_token_ids == (2,)
+
+
+def test_shards_give_the_same(saved: Path, tmp_path: Path):
+    sharded = tmp_path / "sharded"
+    tiny_target().save_pretrained(sharded, max_shard_size="6KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    one, many = FrozenTarget.load(saved), FrozenTarget.load(sharded)
+    assert torch.equal(one.embed, many.embed)
+    assert torch.equal(one.lm_head, many.lm_head)
+    assert one.sizes == many.sizes
+    assert target_fingerprint(saved) == target_fingerprint(sharded)
+
+
+def test_missing_shard_and_misplaced_tensor_are_named(tmp_path: Path):
+    tiny_target().save_pretrained(tmp_path, max_shard_size="6KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    holder = index["weight_map"]["lm_head.weight"]
+    other = next(shard for shard in index["weight_map"].values() if shard != holder)
+    index["weight_map"]["lm_head.weight"] = other
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UsageError, match=r"places lm_head\.weight in .*, which does not hold it"):
+        FrozenTarget.load(tmp_path)
+    (tmp_path / other).unlink()
+    with pytest.raises(UsageError, match=f"{other}: not a readable safetensors file"):
+        FrozenTarget.load(tmp_path)
+
+
+def test_index_without_a_map_is_refused(saved: Path):
+    (saved / "model.safetensors").unlink()
+    (saved / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(UsageError, match="has no weight_map"):
+        FrozenTarget.load(saved)
+
+
+def test_tied_target_shares_one_tensor(tmp_path: Path):
+    tiny_target(tie_word_embeddings=True).save_pretrained(tmp_path)
+    frozen = FrozenTarget.load(tmp_path)
+    assert frozen.lm_head is frozen.embed
+    assert frozen.sizes.vocab == 40
+
+
+def test_untied_target_without_head_is_refused(saved: Path):
+    tensors = load_file(saved / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, saved / "model.safetensors")
+    with pytest.raises(UsageError, match=r"has no tensor lm_head\.weight"):
+        FrozenTarget.load(saved)
+
+
+def test_target_without_embedding_is_refused(golden: Path):
+    with pytest.raises(UsageError, match=r"has no tensor model\.embed_tokens\.weight"):
+        FrozenTarget.load(golden / "moa_tli0" / "drafter")
+
+
+def test_type_asked_for(saved: Path, tmp_path: Path):
+    narrow = tmp_path / "narrow"
+    tiny_target().bfloat16().save_pretrained(narrow)
+    assert FrozenTarget.load(narrow).embed.dtype == torch.float32
+    assert FrozenTarget.load(saved, torch.bfloat16).lm_head.dtype == torch.bfloat16
+
+
+def test_width_that_contradicts_the_config_is_refused(saved: Path):
+    edit(saved / "config.json", hidden_size=32)
+    with pytest.raises(UsageError, match=r"lm_head\.weight has shape \[40, 16\]: config\.json says hidden_size=32"):
+        FrozenTarget.load(saved)
+
+
+def test_text_part_of_a_multimodal_target(saved: Path):
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({"model_type": "seeing", "text_config": config}))
+    tensors = load_file(saved / "model.safetensors")
+    save_file({f"language_model.{name}": tensor for name, tensor in tensors.items()}, saved / "model.safetensors")
+    assert FrozenTarget.load(saved).sizes.hidden == 16
+
+
+def test_ends_of_text(saved: Path):
+    assert FrozenTarget.load(saved).eos_token_ids == (5, 6)
+    edit(saved / "generation_config.json", eos_token_id=9)
+    assert FrozenTarget.load(saved).eos_token_ids == (9,)
+    edit(saved / "generation_config.json", eos_token_id=None)
+    edit(saved / "config.json", eos_token_id=None)
+    assert FrozenTarget.load(saved).eos_token_ids == ()
+
+
+def test_fingerprint_follows_values_and_sizes(saved: Path, tmp_path: Path):
+    before = target_fingerprint(saved)
+    edit(saved / "config.json", dtype="float16")
+    assert target_fingerprint(saved) == before
+    edit(saved / "config.json", rope_theta=3.0, rope_parameters=None)
+    assert target_fingerprint(saved) != before
+    other = tmp_path / "other"
+    model = tiny_target()
+    with torch.no_grad():
+        model.lm_head.weight[7, 3] += 0.01
+    model.save_pretrained(other)
+    assert target_fingerprint(other) != before
+
+
+def test_tokenizer_fingerprint_follows_what_makes_ids(tmp_path: Path):
+    assert tokenizer_fingerprint(tmp_path) == "none"
+    tokenizer = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [], "truncation": None}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    before = tokenizer_fingerprint(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer | {"truncation": {"max_length": 5}}, indent=1))
+    assert tokenizer_fingerprint(tmp_path) == before
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer | {"model": {"vocab": {"a": 1, "b": 0}}}))
+    assert tokenizer_fingerprint(tmp_path) != before
+
+
+def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert resolve_dir(tmp_path) == tmp_path
+    for name in ("./nowhere", "/no/where", "nowhere", "a/b/c"):
+        with pytest.raises(UsageError, match="no such directory"):
+            resolve_dir(name)
+    with pytest.raises(UsageError, match="owner/model: neither a directory nor a model the hub gives us"):
+        resolve_dir("owner/model")  # the tests are offline
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name: str(tmp_path / name))
+    assert resolve_dir("owner/model") == tmp_path / "owner" / "model"
+
+
+def test_only_the_last_layers_are_read(saved: Path, monkeypatch: pytest.MonkeyPatch):
+    read = []
+    original = Checkpoint.read
+    monkeypatch.setattr(Checkpoint, "read", lambda self, name: (read.append(name), original(self, name))[1])
+    frozen = FrozenTarget.load(saved, torch.bfloat16)
+    assert sorted(read) == ["lm_head.weight", "model.embed_tokens.weight"]
+    read.clear()
+    layers = frozen.last_layers(2)
+    assert {name.rpartition("layers.")[2][0] for name in read if "layers." in name} == {"1", "2"}
+    assert len(read) == 2 * 9 + 1
+    assert {parameter.dtype for parameter in layers.parameters()} == {torch.bfloat16}
+    expected = load_file(saved / "model.safetensors")["model.layers.1.mlp.up_proj.weight"].bfloat16()
+    assert torch.equal(layers.blocks[0].mlp.up_proj.weight, expected)
+
+
+def test_a_target_without_a_directory_has_no_layers(saved: Path):
+    frozen = replace(FrozenTarget.load(saved), directory=None)
+    with pytest.raises(UsageError, match="last 1 layers: this target was not read from a directory"):
+        frozen.last_layers(1)

@@ -1,0 +1,100 @@
+"""Sets of paths, and the static trees that are drafted along them."""
+
+import json
+
+import pytest
+import torch
+
+from outrider_drafters import grow_tree
+from outrider_drafters.contracts.drafter import ENDLESS
+from outrider_drafters.contracts.tree_choices import Choices
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT
+
+PATHS = [[1], [0], [0, 1], [0, 0], [1, 0], [0, 0, 2]]
+
+
+class Alphabet:
+    """A state whose logits fall from 0 on, turned by the node's own token: the r-th successor of t is t + r + 1."""
+
+    def __init__(self, vocab: int = 12, reach: int = ENDLESS) -> None:
+        self._vocab = vocab
+        self.reach = reach
+        self.levels = []
+
+    def root_logits(self):
+        return self._after(0)
+
+    def expand(self, tokens, parents):
+        self.levels.append((list(tokens), list(parents)))
+        return torch.stack([self._after(token) for token in tokens])
+
+    def _after(self, token):
+        return -torch.arange(self._vocab).float().roll(token + 1)
+
+
+def test_paths_are_sorted_by_length_and_then_by_rank():
+    assert Choices.of(PATHS).paths == ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 2))
+
+
+def test_a_static_tree_follows_the_ranks():
+    tree = grow_tree(Alphabet(), Choices.of(PATHS))
+    assert tree.tokens == (1, 2, 2, 3, 3, 5)
+    assert tree.parents == (ROOT, ROOT, 0, 0, 1, 2)
+
+
+def test_only_inner_nodes_are_expanded_a_level_at_a_time():
+    state = Alphabet()
+    grow_tree(state, Choices.of(PATHS))
+    assert state.levels == [([1, 2], [ROOT, ROOT]), ([2], [0])]
+
+
+def test_a_tree_ends_where_the_state_reaches_no_further():
+    assert grow_tree(Alphabet(reach=2), Choices.of(PATHS)).tokens == (1, 2, 2, 3, 3)
+    assert len(grow_tree(Alphabet(reach=0), Choices.of(PATHS))) == 0
+
+
+def test_ranks_beyond_the_vocabulary_make_no_nodes():
+    assert grow_tree(Alphabet(vocab=2), Choices.of([[0], [1], [2], [2, 0]])).tokens == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ([], "0 paths"),
+        ([[0], [0]], "twice"),
+        ([[0], [1, 0]], r"without its parent \[1\]"),
+        ([[0], []], "need one or more ranks"),
+        ([[-1]], "ranks from 0"),
+        ([[rank] for rank in range(64)] + [[0, rank] for rank in range(64)] * 4, "need 1 to 255"),
+    ],
+)
+def test_what_is_no_set_of_choices_is_refused(paths, message):
+    with pytest.raises(UsageError, match=message):
+        Choices.of(paths)
+
+
+def test_fitting_keeps_whole_paths():
+    choices = Choices.of(PATHS)
+    assert choices.fitted(2, 99) == Choices.of([[0], [1], [0, 0], [0, 1], [1, 0]])
+    assert choices.fitted(3, 3) == Choices.of([[0], [1], [0, 0]])
+    assert choices.fitted(0, 3) is None
+
+
+def test_a_file_of_paths_is_read(tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(PATHS))
+    assert Choices.load(file) == Choices.of(PATHS)
+
+
+@pytest.mark.parametrize(("text", "message"), [("[[0], 1]", "list of lists"), ("[", "JSON"), ('[["0"]]', "numbers")])
+def test_a_file_that_holds_something_else_is_named(tmp_path, text, message):
+    file = tmp_path / "mine.json"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        Choices.load(file)
+
+
+def test_an_unknown_set_is_refused():
+    with pytest.raises(UsageError, match="one of"):
+        Choices.load("nobody")

@@ -1,0 +1,346 @@
+"""DFlash against its formulas written out slowly, as a tap and a state, and what its layout refuses."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from outrider_drafters import (
+    Activations,
+    FrozenTarget,
+    TargetSizes,
+    TreeShape,
+    grow_tree,
+)
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.contracts.tap import LAST
+from outrider_drafters.families.dflash.family import FAMILY, DFlashDrafter, DFlashTap
+from outrider_drafters.families.dflash.layout import load_network, recognises
+from outrider_drafters.families.dflash.network import DFlash
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT
+
+VOCABULARY, WIDTH, HEADS, KV_HEADS, HEAD_DIM, MLP, BLOCK, MASK = 23, 16, 4, 2, 6, 20, 5, 22
+TARGET = TargetSizes(
+    hidden=WIDTH,
+    layers=6,
+    heads=4,
+    kv_heads=2,
+    head_dim=4,
+    vocab=VOCABULARY,
+    rope_theta=10000.0,
+    eps=1e-5,
+    max_context=128,
+    model_type="qwen3",
+)
+CONFIG = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "num_attention_heads": HEADS,
+    "rope_theta": 1000.0,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": VOCABULARY,
+    "num_target_layers": 6,
+    "block_size": BLOCK,
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 3, 5]},
+}
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "use_sliding_window": True}
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sliding and causal": SLIDING,
+    "sliding, not causal": SLIDING | {"is_causal": False},
+    "all causal": {"is_causal": True},
+    "scales": {"input_embedding_scale": 1.5, "output_multiplier": 0.5, "final_logit_softcapping": 2.0},
+    "llama3 rope": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }
+    },
+}
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    shapes = {"fc.weight": (WIDTH, 3 * WIDTH), "hidden_norm.weight": (WIDTH,), "norm.weight": (WIDTH,)}
+    for layer in ("layers.0.", "layers.1."):
+        attention = layer + "self_attn."
+        shapes |= {
+            layer + "input_layernorm.weight": (WIDTH,),
+            layer + "post_attention_layernorm.weight": (WIDTH,),
+            attention + "q_proj.weight": (HEADS * HEAD_DIM, WIDTH),
+            attention + "k_proj.weight": (KV_HEADS * HEAD_DIM, WIDTH),
+            attention + "v_proj.weight": (KV_HEADS * HEAD_DIM, WIDTH),
+            attention + "o_proj.weight": (WIDTH, HEADS * HEAD_DIM),
+            attention + "q_norm.weight": (HEAD_DIM,),
+            attention + "k_norm.weight": (HEAD_DIM,),
+            layer + "mlp.gate_proj.weight": (MLP, WIDTH),
+            layer + "mlp.up_proj.weight": (MLP, WIDTH),
+            layer + "mlp.down_proj.weight": (WIDTH, MLP),
+        }
+    made = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+    return {name: tensor + 1 if "norm" in name else tensor for name, tensor in made.items()}
+
+
+class Directory:
+    def __init__(self, path: Path) -> None:
+        path.mkdir()
+        self.path, self.config, self.tensors = path, json.loads(json.dumps(CONFIG)), tensors()
+
+    def files(self, options: str = "") -> DrafterFiles:
+        save_file(self.tensors, self.path / "model.safetensors")
+        (self.path / "config.json").write_text(json.dumps(self.config))
+        return DrafterFiles.open(DrafterSource.parse(f"{self.path}{options}"))
+
+    def network(self) -> DFlash:
+        return load_network(self.files(), TARGET)
+
+    def refused(self, message: str, options: str = "") -> None:
+        files = self.files(options)
+        assert recognises(files)
+        with pytest.raises(UsageError, match=message):
+            load_network(files, TARGET)
+
+
+@pytest.fixture
+def directory(tmp_path) -> Directory:
+    return Directory(tmp_path / "drafter")
+
+
+@pytest.fixture(scope="module")
+def frozen() -> FrozenTarget:
+    generator = torch.Generator().manual_seed(2)
+    embed, head = torch.randn(2, VOCABULARY, WIDTH, generator=generator)
+    return FrozenTarget(embed, head, TARGET, (0,))
+
+
+# -- the formulas, one row at a time, no cache --
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x / (x.pow(2).mean() + 1e-6).sqrt() * weight
+
+
+def frequency(pair: int, config: dict[str, Any]) -> float:
+    plain = 1000.0 ** (-2 * pair / HEAD_DIM)
+    if "rope_scaling" not in config:
+        return plain
+    turns = 16 * plain / (2 * math.pi)  # within the original context
+    part = min(max((turns - 1.0) / (4.0 - 1.0), 0.0), 1.0)
+    return plain * part + plain / 4.0 * (1 - part)
+
+
+def turned(x: torch.Tensor, position: int, config: dict[str, Any]) -> torch.Tensor:
+    half, out = HEAD_DIM // 2, x.clone()
+    for pair in range(half):
+        angle = position * frequency(pair, config)
+        a, b = x[pair], x[pair + half]
+        out[pair] = a * math.cos(angle) - b * math.sin(angle)
+        out[pair + half] = b * math.cos(angle) + a * math.sin(angle)
+    return out
+
+
+def sees(query: int, key: int, layer: int, config: dict[str, Any]) -> bool:
+    sliding = "layer_types" in config and layer == 0
+    causal = config.get("is_causal", sliding)
+    return not (causal and key > query) and not (sliding and abs(query - key) >= 4)
+
+
+def reference(
+    weights: dict[str, torch.Tensor],
+    config: dict[str, Any],
+    frozen: FrozenTarget,
+    hidden: list[torch.Tensor],
+    root: tuple[int, int],
+) -> torch.Tensor:
+    """Logits of the places after the root (token, position), hidden: per tapped layer [n, E]."""
+    w, (token, place) = weights, root
+    context = [norm(w["fc.weight"] @ torch.cat(row), w["hidden_norm.weight"]) for row in zip(*hidden, strict=True)]
+    scale = config.get("input_embedding_scale", 1.0)
+    x = [frozen.embed[each] * scale for each in [token] + [MASK] * (BLOCK - 1)]
+    places = [*range(len(context)), *range(place, place + BLOCK)]
+    for layer in range(2):
+        name = f"layers.{layer}."
+        attention = name + "self_attn."
+        normed = [norm(row, w[name + "input_layernorm.weight"]) for row in x]
+        inputs = context + normed
+        keys, values = (
+            [(w[attention + kind] @ row).view(KV_HEADS, HEAD_DIM) for row in inputs]
+            for kind in ("k_proj.weight", "v_proj.weight")
+        )
+        for i, row in enumerate(normed):
+            queries = (w[attention + "q_proj.weight"] @ row).view(HEADS, HEAD_DIM)
+            mixed = []
+            for head in range(HEADS):
+                query = turned(norm(queries[head], w[attention + "q_norm.weight"]), place + i, config)
+                seen = [j for j, at in enumerate(places) if sees(place + i, at, layer, config)]
+                group = head // (HEADS // KV_HEADS)
+                scores = torch.stack(
+                    [
+                        query @ turned(norm(keys[j][group], w[attention + "k_norm.weight"]), places[j], config)
+                        for j in seen
+                    ]
+                )
+                parts = (scores / math.sqrt(HEAD_DIM)).softmax(0)
+                mixed.append(sum(part * values[j][group] for part, j in zip(parts, seen, strict=True)))
+            x[i] = x[i] + w[attention + "o_proj.weight"] @ torch.cat(mixed)
+        for i, row in enumerate(x):
+            inner = norm(row, w[name + "post_attention_layernorm.weight"])
+            gate, up = w[name + "mlp.gate_proj.weight"] @ inner, w[name + "mlp.up_proj.weight"] @ inner
+            x[i] = row + w[name + "mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up)
+    logits = torch.stack([frozen.lm_head @ norm(row, w["norm.weight"]) for row in x[1:]])
+    logits = logits * config.get("output_multiplier", 1.0)
+    cap = config.get("final_logit_softcapping")
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def hidden_states(count: int) -> dict[int, torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return {tap: torch.randn(count, WIDTH, generator=generator) for tap in (2, 4, LAST)}
+
+
+def block_of(state) -> torch.Tensor:
+    """All logits of one drafting, along a chain."""
+    root = state.root_logits()
+    return torch.stack([root, *(state.expand([level], [level - 1])[0] for level in range(BLOCK - 2))])
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("lacking", [0, 3])
+def test_agrees_with_the_formulas(kind, lacking, directory, frozen):
+    """Through tap and state, from features that came bit by bit; with the newest ones lacking, too."""
+    directory.config |= KINDS[kind]
+    network = directory.network()
+    tap, drafter = DFlashTap(network), DFlashDrafter(network, frozen)
+    assert tap.hidden_layers == (2, 4, LAST)
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
+    num_rows = len(tokens) - 1 - lacking
+    hidden = hidden_states(num_rows)
+    rows = tap.rows(Activations(torch.empty(0), torch.empty(0), hidden))
+    state = drafter.new_state()
+    state.append(tokens[:5])
+    state.add_features(0, rows[:3])
+    state.root_logits()
+    state.append(tokens[5:])
+    state.add_features(2, rows[2:])
+    expected = reference(directory.tensors, directory.config, frozen, list(hidden.values()), (6, 7))
+    torch.testing.assert_close(block_of(state), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_every_path_gets_its_levels_logits(directory, frozen):
+    state = DFlashDrafter(directory.network(), frozen).new_state()
+    state.append([1, 2])
+    levels = block_of(state)
+    state.root_logits()
+    torch.testing.assert_close(state.expand([3, 4], [ROOT, ROOT]), levels[[1, 1]])
+    torch.testing.assert_close(state.expand([5, 6, 7], [0, 0, 1]), levels[[2, 2, 2]])
+    state.expand([5], [2])
+    with pytest.raises(UsageError, match="a level beyond the last of a block of 5"):
+        state.expand([5], [5])
+
+
+def test_drafts_a_chain_of_its_block(directory, frozen):
+    drafter = DFlashDrafter(directory.network(), frozen)
+    assert drafter.plan == TreeShape.chain(BLOCK - 1)
+    state = drafter.new_state()
+    assert state.reach == BLOCK - 1
+    state.append([1, 2])
+    tree = grow_tree(state, drafter.plan)
+    assert list(tree.tokens) == block_of(state).argmax(-1).tolist()
+    assert tree.parents == (-1, 0, 1, 2)
+    assert max(grow_tree(state, TreeShape(3, 9, 30)).depths()) == BLOCK - 1
+
+
+def test_both_halves_name_the_same_features(directory, frozen):
+    files = directory.files()
+    tap = FAMILY.tap(files, TARGET, torch.empty(0, dtype=torch.bfloat16))
+    drafter = FAMILY.drafter(files, frozen)
+    assert tap is not None
+    assert tap.info == drafter.tap
+    assert drafter.tap.width == WIDTH
+    rows = tap.rows(Activations(torch.empty(0), torch.empty(0), hidden_states(2)))
+    assert rows.dtype == torch.float32
+    directory.config["dflash_config"]["target_layer_ids"] = [1, 2, 5]
+    assert DFlashTap(directory.network()).info != tap.info
+
+
+def test_settings_may_lie_beside_dflash_config(directory):
+    directory.config |= directory.config.pop("dflash_config")
+    directory.config["architectures"] = ["Anything"]
+    sizes = directory.network().sizes
+    assert (sizes.mask_token, sizes.taps, sizes.block) == (MASK, (2, 4, LAST), BLOCK)
+    del directory.config["block_size"]
+    assert directory.network().sizes.block == 16
+
+
+def test_option_names_the_tapped_layers(directory):
+    del directory.config["dflash_config"]["target_layer_ids"]
+    directory.refused("target_layer_ids=None: need the target's layers; give target_layers=I-J-")
+    assert load_network(directory.files(",target_layers=0-1-6"), TARGET).sizes.taps == (0, 1, LAST)
+    directory.refused("width of fc is 48, the target's 32", ",target_layers=0-1")
+    directory.refused("taps hidden state 7, the target has 0 to 6", ",target_layers=0-1-7")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask_token_id": 23}, "mask_token_id=23: need a row of the target's embedding, 0 to 22"),
+        ({"mask_token_id": None}, "mask_token_id=None: need a row"),
+        ({"target_layer_ids": [1, 3, 6]}, "taps hidden state 7, the target has 0 to 6: made for another target"),
+        ({"target_layer_ids": [1, 3]}, "width of fc is 48, the target's 32: made for another target"),
+        ({"block_size": 1}, "block_size=1: need at least 2"),
+        ({"output_multiplier": "x"}, "output_multiplier=x: need a number"),
+    ],
+)
+def test_settings_are_checked(directory, changes, message):
+    directory.config["dflash_config"] |= changes
+    directory.refused(message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 30}, "vocab_size is 30, the target's 23"),
+        ({"num_target_layers": 8}, "num_target_layers is 8, the target's 6"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries: layer 1 has none"),
+        ({"num_attention_heads": 5}, "do not make 5 heads"),
+    ],
+)
+def test_config_is_checked(directory, changes, message):
+    directory.config |= changes
+    directory.refused(message)
+
+
+def test_other_versions_are_refused_by_name(directory):
+    extra = {
+        "layers.0.attention_conv.base_kernel": r"DFlash 2 \(attention_conv",
+        "candidate_selector.hidden_projection.weight": "only DFlash 1",
+        "lm_head.weight": r"DFlash with lm_head\.weight of its own \(speculators\)",
+        "layers.0.self_attn.o_proj.bias": r"holds unknown tensors layers\.0\.self_attn\.o_proj\.bias",
+    }
+    whole = directory.tensors
+    for name, message in extra.items():
+        directory.tensors = whole | {name: torch.zeros(2)}
+        directory.refused(message)
+
+
+def test_every_missing_tensor_is_named(directory):
+    whole = directory.tensors
+    for name in whole:
+        directory.tensors = {other: tensor for other, tensor in whole.items() if other != name}
+        directory.refused(f"lacks tensors .*{name}")
+
+
+def test_a_drafter_of_another_width_is_refused(directory, frozen):
+    files = directory.files()
+    with pytest.raises(UsageError, match="hidden size is 16, the target's 32"):
+        load_network(files, replace(TARGET, hidden=32))

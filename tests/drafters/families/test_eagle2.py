@@ -1,0 +1,189 @@
+"""EAGLE-2 against the published code's numbers, and its state against its own teacher-forced pass."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider_drafters import (
+    Eagle2,
+    Eagle2Sizes,
+    FrozenTarget,
+    TargetSizes,
+    TreeShape,
+    grow_tree,
+    load_drafter,
+)
+from outrider_drafters.families.eagle2.family import STEPS, TOLERANT_STEPS, Eagle2Drafter
+from outrider_drafters.families.eagle2.state import PairState
+from outrider_proto.tree import ROOT
+
+SETTINGS = [(24, 4, 6), (60, 7, 10), (5, 3, 1)]  # total_token, depth, top_k
+
+
+@pytest.fixture
+def state(eagle_case) -> PairState:
+    """The prompt and the first token after it, with the prompt's features."""
+    arrays = eagle_case.arrays
+    state = eagle_case.drafter.new_state()
+    state.append([*arrays["prompt_ids"][0].tolist(), *arrays["next_token"][0].tolist()])
+    state.add_features(0, arrays["target_features"][0])
+    return state
+
+
+@pytest.fixture(scope="module")
+def eagle(golden: Path) -> Eagle2:
+    eagle = Eagle2(Eagle2Sizes(64, 4, 2, 16, 128))
+    tensors = load_file(golden / "eagle2_llama" / "drafter" / "model.safetensors")
+    eagle.load_state_dict({name: tensor for name, tensor in tensors.items() if name != "embed_tokens.weight"})
+    return eagle.requires_grad_(False)
+
+
+def close(ours: torch.Tensor, golden: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, golden, atol=1e-4, rtol=0)
+
+
+def test_prefill_agrees(state, eagle_case):
+    arrays = eagle_case.arrays
+    close(state.root_logits(), arrays["drafter_logits"][0, -1])
+    close(state._cache.keys, arrays["drafter_k"])
+    close(state._cache.values, arrays["drafter_v"])
+
+
+def test_teacher_forced_pass_agrees(eagle, eagle_case):
+    arrays, drafter = eagle_case.arrays, eagle_case.drafter
+    embeds = drafter.embed[arrays["drafter_input_ids"]]
+    hidden = eagle.forward_train(embeds, arrays["target_features"])
+    close(hidden, arrays["drafter_hidden"])
+    close(hidden @ drafter.frozen.lm_head.T, arrays["drafter_logits"])
+
+
+def test_teacher_forced_mask_is_causal_unless_given(eagle, eagle_case):
+    arrays = eagle_case.arrays
+    embeds, features = eagle_case.drafter.embed[arrays["drafter_input_ids"]], arrays["target_features"]
+    causal = torch.ones(19, 19, dtype=torch.bool).tril()
+    close(eagle.forward_train(embeds, features, causal), eagle.forward_train(embeds, features))
+    own_only = eagle.forward_train(embeds, features, torch.eye(19, dtype=torch.bool))
+    close(own_only[:, :1], eagle.forward_train(embeds, features)[:, :1])
+    assert not torch.allclose(own_only[:, 1:], eagle.forward_train(embeds, features)[:, 1:])
+
+
+def test_incremental_state_equals_teacher_forced_pass(eagle, eagle_case):
+    arrays, drafter = eagle_case.arrays, eagle_case.drafter
+    tokens, features = arrays["vanilla_output_ids"][0].tolist()[:12], arrays["target_features"][0]
+    state = drafter.new_state()
+    state.append(tokens[:1])
+    for position in range(11):
+        state.append([tokens[position + 1]])
+        state.add_features(position, features[position : position + 1])
+        embeds = drafter.embed[torch.tensor([tokens[1 : position + 2]])]
+        hidden = eagle.forward_train(embeds, features[None, : position + 1])
+        close(state.root_logits(), hidden[0, -1] @ drafter.frozen.lm_head.T)
+
+
+@pytest.mark.parametrize(("case", "setting"), list(enumerate(SETTINGS)))
+def test_tree_is_identical(state, eagle_case, case, setting):
+    total, depth, top_k = setting
+    tree = grow_tree(state, TreeShape(top_k, depth + 1, total - 1))
+    arrays = {name: eagle_case.arrays[f"tree{case}_{name}"] for name in ("draft_tokens", "position_ids", "tree_mask")}
+    assert list(tree.tokens) == arrays["draft_tokens"][0, 1:].tolist()
+    assert list(tree.depths()) == arrays["position_ids"][1:].tolist()
+    assert tree.ancestors().tolist() == arrays["tree_mask"][1:, 1:].bool().tolist()
+
+
+def test_generation_is_identical(eagle_case, target_l4, generate):
+    arrays = eagle_case.arrays
+    rounds = json.loads((eagle_case.directory / "trace.json").read_text())["rounds"]
+    prompt = arrays["prompt_ids"][0].tolist()
+    made = generate(target_l4, eagle_case.drafter, eagle_case.tap, prompt, TreeShape(6, 5, 23), num_tokens=64)
+    assert made.accepted == arrays["accept_lengths"].tolist()
+    assert made.tokens == arrays["eagle_output_ids"][0].tolist() + arrays["final_pending_token"][0].tolist()
+    for number, (tree, expected) in enumerate(zip(made.trees, rounds, strict=True)):
+        assert list(tree.tokens) == expected["draft_tokens"][1:]
+        assert tree.ancestors().tolist() == arrays[f"round{number:02}_tree_mask"][1:, 1:].bool().tolist()
+    made.state.root_logits()
+    close(made.state._cache.keys, arrays["final_drafter_k"])
+    close(made.state._cache.values, arrays["final_drafter_v"])
+
+
+def test_stale_rows_run_on_the_drafters_own_output(state, eagle_case):
+    """A missing feature is replaced by the row before's output: the same as expanding that token as a draft."""
+    state.root_logits()
+    drafted = state.expand([5], [ROOT])
+    deeper = state.expand([9], [0])
+    state.append([5])
+    close(state.root_logits(), drafted[0])
+    state.append([9])
+    close(state.root_logits(), deeper[0])
+
+
+def test_drafts_without_any_feature(eagle_case):
+    state = eagle_case.drafter.new_state()
+    state.append([3])
+    assert state.root_logits().isfinite().all()
+    assert len(grow_tree(state, TreeShape())) == 16
+
+
+@pytest.mark.parametrize("fc_bias", [True, False])
+def test_export_loads_again(tmp_path: Path, golden: Path, fc_bias: bool):
+    sizes = Eagle2Sizes(64, 4, 2, 16, 40, rope_theta=12345.0, eps=3e-6, fc_bias=fc_bias)
+    frozen = FrozenTarget.load(golden / "target_l4")
+    eagle = Eagle2(sizes).requires_grad_(False)
+    eagle.export(tmp_path, frozen.sizes)
+    assert json.loads((tmp_path / "config.json").read_text())["bias"] is fc_bias
+    loaded = load_drafter(tmp_path, frozen)
+    assert isinstance(loaded, Eagle2Drafter)
+    assert loaded.block.shape == sizes.block
+    assert (loaded.fc.bias is not None) == fc_bias
+    assert loaded.embed is frozen.embed
+    features = torch.randn(3, 64)
+    state = loaded.new_state()
+    state.append([3, 4, 5, 6])
+    state.add_features(0, features)
+    hidden = eagle.forward_train(frozen.embed[None, 4:7], features[None])[0, -1]
+    close(state.root_logits(), hidden @ frozen.lm_head.T)
+
+
+def test_export_in_half_size(tmp_path: Path, golden: Path):
+    frozen = FrozenTarget.load(golden / "target_l4")
+    eagle = Eagle2(Eagle2Sizes(64, 4, 2, 16, 40))
+    eagle.export(tmp_path, frozen.sizes, torch.bfloat16)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
+    loaded = load_drafter(tmp_path, frozen)
+    assert isinstance(loaded, Eagle2Drafter)
+    weight = loaded.fc.weight
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, eagle.fc.weight.bfloat16().float())
+
+
+@pytest.mark.parametrize(("told", "tolerant"), [({}, False), ({STEPS: 3}, False), ({STEPS: TOLERANT_STEPS}, True)])
+def test_a_head_taught_over_many_steps_drafts_on_without_the_newest_features(tmp_path, golden, told, tolerant):
+    frozen = FrozenTarget.load(golden / "target_l4")
+    Eagle2(Eagle2Sizes(64, 4, 2, 16, 40)).export(tmp_path, frozen.sizes)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.pop(STEPS) == 1
+    (tmp_path / "config.json").write_text(json.dumps(config | told))
+    assert load_drafter(tmp_path, frozen).stale_tolerant is tolerant
+
+
+def test_steps_that_are_no_number_are_refused(tmp_path: Path, golden: Path):
+    frozen = FrozenTarget.load(golden / "target_l4")
+    Eagle2(Eagle2Sizes(64, 4, 2, 16, 40)).export(tmp_path, frozen.sizes, steps=0)
+    with pytest.raises(ValueError, match="outrider_steps=0"):
+        load_drafter(tmp_path, frozen)
+
+
+def test_trains(golden: Path):
+    eagle = Eagle2(Eagle2Sizes(8, 2, 1, 4, 12))
+    eagle.forward_train(torch.randn(2, 5, 8), torch.randn(2, 5, 8)).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in eagle.parameters())
+
+
+def test_sizes_of_another_target_are_refused(tmp_path: Path, golden: Path):
+    frozen = FrozenTarget.load(golden / "target_l4")
+    sizes = TargetSizes(32, 4, 4, 2, 8, 256, 10000.0, 1e-5, 512, "llama")
+    Eagle2(Eagle2Sizes(32, 4, 2, 8, 40)).export(tmp_path, sizes)
+    with pytest.raises(ValueError, match="hidden size is 32, the target's 64"):
+        load_drafter(tmp_path, frozen)

@@ -1,0 +1,161 @@
+"""EAGLE-3 against the published code's numbers, from safetensors and from GGUF."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from outrider_drafters import (
+    FrozenTarget,
+    TreeShape,
+    grow_tree,
+    load_drafter,
+    load_tap,
+)
+from outrider_drafters.contracts.tap import Activations
+from outrider_drafters.families.eagle2.state import PairState
+from outrider_drafters.families.eagle3.family import Eagle3Drafter, Eagle3Tap
+from outrider_proto.tree import ROOT
+
+SETTINGS = [(24, 4, 6), (60, 7, 10), (5, 3, 1)]  # total_token, depth, top_k
+
+
+class Case:
+    """The golden case, its head loaded from one of its layouts."""
+
+    def __init__(self, golden: Path, layout: str) -> None:
+        self.directory = golden / "eagle3_llama"
+        self.arrays = load_file(self.directory / "golden.safetensors")
+        drafter = load_drafter(self.directory / layout, FrozenTarget.load(golden / "target_l8"))
+        tap = load_tap(self.directory / layout, golden / "target_l8")
+        assert isinstance(drafter, Eagle3Drafter)
+        assert isinstance(tap, Eagle3Tap)
+        self.drafter, self.tap = drafter, tap
+
+    def features(self) -> Tensor:
+        """The prompt's, fused by the tap from the published hidden states."""
+        states = self.arrays["target_features"][0].chunk(3, dim=-1)
+        empty = torch.empty(0)
+        return self.tap.rows(Activations(empty, empty, dict(zip((2, 4, 5), states, strict=True))))
+
+    def prompted(self) -> PairState:
+        state = self.drafter.new_state()
+        state.append([*self.arrays["prompt_ids"][0].tolist(), *self.arrays["next_token"][0].tolist()])
+        state.add_features(0, self.features())
+        return state
+
+
+@pytest.fixture(scope="module", params=["drafter", "drafter_gguf", "drafter_gguf/eagle3-f32.gguf"])
+def case(request, golden) -> Case:
+    return Case(golden, request.param)
+
+
+def close(ours: Tensor, golden: Tensor) -> None:
+    torch.testing.assert_close(ours, golden, atol=1e-4, rtol=0)
+
+
+def over_draft_vocabulary(case: Case, logits: Tensor) -> Tensor:
+    d2t = load_file(case.directory / "drafter" / "model.safetensors")["d2t"]
+    ids = torch.arange(128) + d2t
+    assert logits.isfinite().nonzero().flatten().tolist() == ids.tolist()
+    return logits[ids]
+
+
+def test_tap_reads_three_layers_and_sends_one_width(case, golden):
+    assert case.tap.hidden_layers == (2, 4, 5)
+    assert not case.tap.needs_kv
+    assert case.tap.info == case.drafter.tap
+    assert case.tap.info.width == 64
+    fc = load_file(golden / "eagle3_llama" / "drafter" / "model.safetensors")["fc.weight"]
+    close(case.features(), case.arrays["target_features"][0] @ fc.T)
+
+
+def test_every_layout_is_the_same_head(golden):
+    taps = [Case(golden, layout).tap.info for layout in ("drafter", "drafter_gguf")]
+    assert taps[0] == taps[1]
+
+
+def test_prefill_agrees(case):
+    state = case.prompted()
+    close(over_draft_vocabulary(case, state.root_logits()), case.arrays["drafter_logits"][0, -1])
+    close(state._cache.keys, case.arrays["drafter_k"])
+    close(state._cache.values, case.arrays["drafter_v"])
+    close(state._output, case.arrays["drafter_hidden"][0, -1:])
+
+
+def test_every_prefix_agrees(case):
+    tokens, features = case.arrays["drafter_input_ids"][0].tolist(), case.features()
+    state = case.drafter.new_state()
+    state.append(case.arrays["prompt_ids"][0, :1].tolist())
+    for position, token in enumerate(tokens):
+        state.append([token])
+        state.add_features(position, features[position : position + 1])
+        logits = over_draft_vocabulary(case, state.root_logits())
+        close(logits, case.arrays["drafter_logits"][0, position])
+        close(state._output[0], case.arrays["drafter_hidden"][0, position])
+
+
+@pytest.mark.parametrize(("number", "setting"), list(enumerate(SETTINGS)))
+def test_tree_is_identical(case, number, setting):
+    total, depth, top_k = setting
+    tree = grow_tree(case.prompted(), TreeShape(top_k, depth + 1, total - 1))
+    names = ("draft_tokens", "position_ids", "tree_mask")
+    arrays = {name: case.arrays[f"tree{number}_{name}"] for name in names}
+    assert list(tree.tokens) == arrays["draft_tokens"][0, 1:].tolist()
+    assert list(tree.depths()) == arrays["position_ids"][1:].tolist()
+    assert tree.ancestors().tolist() == arrays["tree_mask"][1:, 1:].bool().tolist()
+
+
+def test_generation_is_identical(case, target_l8, generate):
+    arrays = case.arrays
+    rounds = json.loads((case.directory / "trace.json").read_text())["rounds"]
+    prompt = arrays["prompt_ids"][0].tolist()
+    made = generate(target_l8, case.drafter, case.tap, prompt, TreeShape(6, 5, 23), num_tokens=61)
+    assert made.accepted == arrays["accept_lengths"].tolist()
+    assert made.tokens == arrays["eagle_output_ids"][0].tolist() + arrays["final_pending_token"][0].tolist()
+    for number, (tree, expected) in enumerate(zip(made.trees, rounds, strict=True)):
+        assert list(tree.tokens) == expected["draft_tokens"][1:]
+        assert list(tree.depths()) == expected["tree_position_ids"][1:]
+        if number == 0:
+            assert tree.ancestors().tolist() == arrays["round00_tree_mask"][1:, 1:].bool().tolist()
+    made.state.root_logits()
+    close(made.state._cache.keys, arrays["final_drafter_k"])
+    close(made.state._cache.values, arrays["final_drafter_v"])
+
+
+def test_stale_rows_run_on_the_heads_own_output(case):
+    """A missing feature is replaced by the row before's output: the same as expanding that token as a draft."""
+    state = case.prompted()
+    state.root_logits()
+    drafted = state.expand([5], [ROOT])
+    deeper = state.expand([9], [0])
+    state.append([5])
+    torch.testing.assert_close(state.root_logits(), drafted[0])
+    state.append([9])
+    torch.testing.assert_close(state.root_logits(), deeper[0])
+
+
+def test_drafts_without_any_feature(case):
+    state = case.drafter.new_state()
+    state.append([3])
+    assert len(grow_tree(state, TreeShape())) == 16
+
+
+def test_never_drafts_outside_its_vocabulary(case):
+    """More asked for than it can name."""
+    tree = grow_tree(case.prompted(), TreeShape(breadth=64, levels=3, budget=255))
+    assert set(tree.tokens) <= set(case.drafter._draft_tokens.tolist())
+
+
+def test_half_precision_is_the_targets(golden):
+    frozen = FrozenTarget.load(golden / "target_l8", torch.bfloat16)
+    drafter = load_drafter(golden / "eagle3_llama" / "drafter", frozen)
+    assert drafter.block.new_cache().keys.dtype == torch.bfloat16
+    assert drafter.tap == Case(golden, "drafter").tap.info  # of the values as stored
+    state = drafter.new_state()
+    state.append([1, 2])
+    state.add_features(0, torch.ones(1, 64))
+    assert state.root_logits().dtype == torch.float32

@@ -1,0 +1,168 @@
+"""EAGLE-3's training-time test against drafting itself, and what is exported."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider_drafters import FrozenTarget, load_drafter
+from outrider_drafters.blocks.layers import BlockShape
+from outrider_drafters.blocks.rope import RopeScaling
+from outrider_drafters.families.eagle3.family import Eagle3Drafter
+from outrider_drafters.families.eagle3.network import Eagle3
+from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT
+
+BLOCK = BlockShape(64, 4, 2, 16, 40, rope_theta=12345.0, eps=3e-6)
+PLAIN = Eagle3Sizes(BLOCK, vocab=256, draft_vocab=90, target_hidden=64, target_layers=(2, 4, 5))
+SIZES = {
+    "plain": PLAIN,
+    "3.1": replace(PLAIN, fc_norm=True, norm_output=True),
+    "as far as it goes": Eagle3Sizes(
+        BlockShape(48, 4, 1, 10, 40, qkv_bias=True, qk_norm=True, rope_scaling=RopeScaling("linear", 2.0)),
+        vocab=256,
+        draft_vocab=256,
+        target_hidden=64,
+        target_layers=(1, 8),
+        fc_bias=True,
+        out_bias=True,
+        input_norm=True,
+        norm_before_residual=True,
+        own_embedding=True,
+    ),
+    "last hidden state": replace(PLAIN, target_layers=()),
+}
+
+
+@pytest.fixture(params=list(SIZES))
+def sizes(request) -> Eagle3Sizes:
+    return SIZES[request.param]
+
+
+@pytest.fixture(scope="module")
+def frozen(golden) -> FrozenTarget:
+    return FrozenTarget.load(golden / "target_l8")
+
+
+def network(sizes: Eagle3Sizes) -> Eagle3:
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        eagle = Eagle3(sizes)
+        for name, parameter in eagle.named_parameters():
+            torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.2)
+        if sizes.draft_vocab < sizes.vocab:
+            eagle.set_draft_tokens(torch.randperm(sizes.vocab)[: sizes.draft_vocab].sort().values)
+    return eagle.requires_grad_(False)
+
+
+def test_every_step_is_what_drafting_computes(sizes, frozen):
+    """Row t of step k: features up to t, and k drafted tokens, which are the true ones."""
+    eagle, length, steps = network(sizes), 9, 4
+    drafter = Eagle3Drafter(eagle, frozen)
+    tokens = torch.randint(256, (length + 1,), generator=torch.Generator().manual_seed(1))
+    fused = torch.randn(1, length, sizes.hidden, generator=torch.Generator().manual_seed(2))
+    made = eagle.forward_train(drafter.embed[tokens[None, 1:]], fused, steps)
+    assert len(made) == steps
+    ids = torch.arange(256) if eagle.draft_tokens is None else eagle.draft_tokens
+    for row in range(length):
+        state = drafter.new_state()
+        state.append(tokens[: row + 2].tolist())
+        state.add_features(0, fused[0, : row + 1])
+        drafted = state.root_logits()
+        for step in range(min(steps, length - row)):
+            torch.testing.assert_close(made[step].logits[0, row], drafted[ids], atol=1e-4, rtol=1e-4)
+            if row + step + 2 <= length:
+                drafted = state.expand([int(tokens[row + step + 2])], [step - 1 if step else ROOT])[0]
+
+
+def test_hidden_is_before_the_norm(sizes):
+    eagle = network(sizes)
+    for step in eagle.forward_train(torch.randn(2, 5, sizes.hidden), torch.randn(2, 5, sizes.hidden), 2):
+        torch.testing.assert_close(eagle.lm_head(eagle.norm(step.hidden)), step.logits)
+
+
+def test_rows_see_what_the_mask_shows():
+    """Two texts in one row do not see each other; one alone gives the same."""
+    eagle = network(PLAIN)
+    embeds, fused = torch.randn(1, 8, 64), torch.randn(1, 8, 64)
+    mask = torch.block_diag(torch.ones(4, 4), torch.ones(4, 4)).bool().tril()
+    packed = eagle.forward_train(embeds, fused, 2, mask)
+    first = eagle.forward_train(embeds[:, :4], fused[:, :4], 2)
+    torch.testing.assert_close(packed[0].logits[:, :4], first[0].logits)
+    torch.testing.assert_close(packed[1].logits[:, :3], first[1].logits[:, :3])
+
+
+def test_more_steps_than_rows():
+    made = network(PLAIN).forward_train(torch.randn(1, 2, 64), torch.randn(1, 2, 64), 4)
+    assert all(step.logits.isfinite().all() for step in made)
+
+
+def test_trains(sizes):
+    eagle = Eagle3(sizes)
+    states = torch.randn(2, 5, 64 * max(1, len(sizes.target_layers)))
+    made = eagle.forward_train(torch.randn(2, 5, sizes.hidden), eagle.fuse(states), 3)
+    sum(step.logits.square().mean() for step in made).backward()
+    idle = {name for name, parameter in eagle.named_parameters() if parameter.grad is None}
+    assert idle == ({"embed_tokens.weight"} if sizes.own_embedding else set())
+    assert all(p.grad.isfinite().all() and p.grad.any() for p in eagle.parameters() if p.grad is not None)
+
+
+def test_export_loads_again(tmp_path: Path, frozen, sizes):
+    eagle = network(sizes)
+    eagle.export(tmp_path, frozen.sizes)
+    loaded = load_drafter(f"{tmp_path},embedding={'own' if sizes.own_embedding else 'target'}", frozen)
+    assert isinstance(loaded, Eagle3Drafter)
+    made = Eagle3Drafter(eagle, frozen)
+    assert loaded.tap == made.tap
+    answers = []
+    for drafter in (loaded, made):
+        state = drafter.new_state()
+        state.append([3, 4, 5])
+        state.add_features(0, torch.ones(2, sizes.hidden))
+        answers.append(torch.stack((state.root_logits(), state.expand([7], [ROOT])[0])))
+    torch.testing.assert_close(*answers)
+
+
+def test_export_has_the_published_names(tmp_path: Path, frozen):
+    network(PLAIN).export(tmp_path, frozen.sizes, torch.bfloat16)
+    tensors = load_file(tmp_path / "model.safetensors")
+    published = load_file(Path(__file__).parents[2] / "data/golden/eagle3_llama/drafter/model.safetensors")
+    assert set(tensors) == set(published)
+    assert {name for name in tensors if tensors[name].dtype != torch.bfloat16} == {"d2t", "t2d"}
+    ids = torch.arange(90) + tensors["d2t"]
+    assert torch.equal(tensors["t2d"].nonzero().flatten(), ids)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["draft_vocab_size"], config["vocab_size"]) == (90, 256)
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (torch.arange(89), "89 draft tokens: need draft_vocab=90"),
+        (torch.arange(90).flip(0), "must rise"),
+        (torch.arange(200, 290), "d2t leads to token 200 to 289: need 0 to 255"),
+    ],
+)
+def test_draft_tokens_must_rise_within_the_vocabulary(tokens, message):
+    with pytest.raises(UsageError, match=message):
+        Eagle3(PLAIN).set_draft_tokens(tokens)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fc_norm": True, "input_norm": True}, "one or the other"),
+        ({"draft_vocab": 300}, "draft_vocab=300: need 1 to 256"),
+        ({"target_hidden": 32}, "the embedding must be the head's own"),
+        ({"target_hidden": 32, "target_layers": (), "own_embedding": True}, "there is no fc"),
+        ({"own_head": False}, "the target's fits only"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
+        replace(PLAIN, **changes)

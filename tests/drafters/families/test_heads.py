@@ -1,0 +1,180 @@
+"""How far heads reach from the newest feature, and what they answer from there."""
+
+import pytest
+import torch
+
+from outrider_drafters import TreeShape, grow_tree
+from outrider_drafters.contracts.tap import Activations, LastHiddenTap
+from outrider_drafters.contracts.tree_choices import Choices, shipped_choices
+from outrider_drafters.families.heads.newest import NewestHiddenTap, newest_hidden_info
+from outrider_drafters.families.heads.reading import default_choices
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT
+
+TOKENS = [4, 8, 15, 16, 2, 3]
+
+
+@pytest.fixture(params=["medusa", "hydra", "hydra++"])
+def drafter(request, tiny_drafters):
+    return tiny_drafters[request.param]
+
+
+@pytest.fixture
+def rows():
+    return torch.randn(6, 16, generator=torch.Generator().manual_seed(5))
+
+
+def told(drafter, rows, *positions):
+    """A state of all tokens, with features of these positions."""
+    state = drafter.new_state()
+    state.append(TOKENS)
+    for position in positions:
+        state.add_features(position, rows[position : position + 1])
+    return state
+
+
+@pytest.mark.parametrize(("position", "lost"), [(4, 0), (3, 1), (2, 2), (1, 3), (0, 4)])
+def test_every_token_since_the_feature_costs_a_head(drafter, rows, position, lost):
+    state = told(drafter, rows, position)
+    assert state.reach == max(0, drafter.num_heads - lost)
+    tree = grow_tree(state, TreeShape(breadth=2, levels=9, budget=40))
+    assert max(tree.depths(), default=0) == state.reach
+
+
+def test_without_a_feature_nothing_is_drafted(drafter, rows):
+    state = told(drafter, rows)
+    assert (state.reach, len(grow_tree(state, TreeShape()))) == (0, 0)
+    with pytest.raises(UsageError, match="the newest of 0 features is too old"):
+        state.root_logits()
+    with pytest.raises(UsageError, match="nothing to draft from"):
+        drafter.new_state().root_logits()
+
+
+def test_a_stale_feature_answers_by_a_later_head(drafter, rows):
+    """Drafted over or appended, the same tokens after the same feature have the same successors."""
+    state = told(drafter, rows, 4)
+    state.root_logits()
+    drafted = state.expand([7], [ROOT])
+    state.append([7])
+    torch.testing.assert_close(state.root_logits(), drafted[0])
+
+
+def test_the_roots_own_feature_gives_lm_heads_answer_first(tiny_drafters, rows):
+    for name in ("medusa", "hydra"):
+        drafter = tiny_drafters[name]
+        state = told(drafter, rows, 4, 5)
+        assert state.reach == drafter.num_heads + 1
+        torch.testing.assert_close(state.root_logits(), drafter.frozen.lm_head @ rows[5])
+        onward = state.expand([9], [ROOT])
+        state.append([9])
+        torch.testing.assert_close(state.root_logits(), onward[0])
+
+
+def test_behind_a_prefix_layer_the_roots_own_feature_waits(tiny_drafters, rows):
+    both, older = (told(tiny_drafters["hydra++"], rows, *positions) for positions in ((4, 5), (4,)))
+    assert both.num_features == 6
+    torch.testing.assert_close(both.root_logits(), older.root_logits())
+    for state in (both, older):
+        state.append([9])
+    assert both.reach == older.reach + 1
+
+
+def test_a_rollback_finds_the_feature_before(drafter, rows):
+    state, fresh = drafter.new_state(), drafter.new_state()
+    state.append([*TOKENS, 7, 7, 7])
+    for position in (3, 6):
+        state.add_features(position, rows[position % 6][None])
+    state.rollback(5)
+    assert state.num_features == 4
+    fresh.append(TOKENS[:5])
+    fresh.add_features(3, rows[3:4])
+    torch.testing.assert_close(state.root_logits(), fresh.root_logits())
+
+
+def test_what_is_older_than_the_newest_is_not_taken(drafter, rows):
+    state = told(drafter, rows, 4, 3)
+    before = state.root_logits()
+    state.add_features(2, torch.full((3, 16), 1e9))
+    torch.testing.assert_close(state.root_logits(), before)
+
+
+def test_features_that_come_while_drafting_wait_for_the_next_root(drafter, rows):
+    state, twin = told(drafter, rows, 3), told(drafter, rows, 3)
+    for each in (state, twin):
+        each.root_logits()
+    state.add_features(4, rows[4:5])
+    torch.testing.assert_close(state.expand([5], [ROOT]), twin.expand([5], [ROOT]))
+
+
+def test_hydra_reads_a_nodes_own_path_and_medusa_none(tiny_drafters, rows):
+    for name, reads_path in (("hydra", True), ("medusa", False)):
+        state = told(tiny_drafters[name], rows, 4)
+        state.root_logits()
+        state.expand([9, 11], [ROOT, ROOT])
+        among = state.expand([6, 6], [0, 1])
+        assert torch.equal(among[0], among[1]) != reads_path
+        state.root_logits()
+        state.expand([11], [ROOT])
+        torch.testing.assert_close(state.expand([6], [0])[0], among[1])
+
+
+def test_a_level_beyond_the_last_head_is_refused(drafter, rows):
+    state = told(drafter, rows, 4)
+    state.root_logits()
+    for level in range(1, drafter.num_heads):
+        state.expand([1], [level - 2])
+    with pytest.raises(UsageError, match=f"beyond the last of {drafter.num_heads} heads"):
+        state.expand([1], [drafter.num_heads - 2])
+
+
+def test_misuse_is_refused(drafter):
+    state = drafter.new_state()
+    state.append([1, 2, 3])
+    with pytest.raises(UsageError, match="features of positions 2 to 3: there are 3 tokens"):
+        state.add_features(2, torch.zeros(2, 16))
+    with pytest.raises(UsageError, match=r"features of shape \[2, 17\]: need \[n, 16\]"):
+        state.add_features(0, torch.zeros(2, 17))
+    with pytest.raises(UsageError, match="rollback to 4 tokens: there are 3"):
+        state.rollback(4)
+    assert (state.num_tokens, state.num_features) == (3, 0)
+
+
+def test_a_long_text_outgrows_the_buffer(drafter):
+    rows = torch.randn(300, 16, generator=torch.Generator().manual_seed(2))
+    state, fresh = drafter.new_state(), drafter.new_state()
+    state.append([index % 23 for index in range(301)])
+    for position in range(300):
+        state.add_features(position, rows[position : position + 1])
+    fresh.append([index % 23 for index in range(301)])
+    fresh.add_features(299, rows[299:])
+    torch.testing.assert_close(state.root_logits(), fresh.root_logits())
+
+
+@pytest.mark.parametrize(("num_heads", "num_paths"), [(1, 10), (2, 38), (3, 61), (4, 63), (5, 63)])
+def test_default_choices_end_with_the_heads(num_heads, num_paths):
+    choices = default_choices(num_heads)
+    assert (choices.levels, len(choices.paths)) == (min(num_heads, 4), num_paths)
+
+
+@pytest.mark.parametrize("name", shipped_choices())
+def test_shipped_choices_are_medusas(name):
+    """63 nodes of at most four levels, ranks below the ten that its code looks at."""
+    choices = Choices.load(name)
+    assert len(choices.paths) == 63
+    assert choices.levels == (3 if name == "vicuna_33b_stage1" else 4)
+    assert max(map(max, choices.paths)) == 9
+
+
+def test_the_tap_asks_for_the_newest_row_under_a_name_of_its_own():
+    tap, acts = (
+        NewestHiddenTap(16),
+        Activations(torch.empty(0), torch.empty(0), {-1: torch.ones(2, 16), -3: torch.zeros(2, 16)}),
+    )
+    assert tap.info.newest_only
+    assert not tap.needs_kv
+    assert torch.equal(tap.new_state().rows(acts), torch.ones(2, 16))
+    deeper = NewestHiddenTap(16, offset=2)
+    assert deeper.hidden_layers == (-3,)
+    assert torch.equal(deeper.rows(acts), torch.zeros(2, 16))
+    assert len({LastHiddenTap(16).info.fingerprint, tap.info.fingerprint, deeper.info.fingerprint}) == 3
+    assert tap.info == newest_hidden_info(16)

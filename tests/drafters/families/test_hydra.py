@@ -1,0 +1,227 @@
+"""Hydra against the published code's numbers, its layouts, and what its files may not hold. Hydra++'s prefix layer:
+test_hydra_tap.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from heads_place import Place, close, fed
+from safetensors.torch import load_file
+
+from outrider_drafters import (
+    FrozenTarget,
+    TreeShape,
+    grow_tree,
+    load_drafter,
+    load_tap,
+)
+from outrider_drafters.blocks.layers import BlockShape
+from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.families.hydra.network import Hydra, HydraSizes
+from outrider_proto.tree import ROOT
+
+
+@pytest.fixture(scope="module")
+def case(golden: Path) -> Path:
+    return golden / "hydra_mlp"
+
+
+@pytest.fixture(scope="module")
+def target(golden: Path) -> Path:
+    return golden / "target_vicuna_tiny"
+
+
+@pytest.fixture(scope="module")
+def frozen(target) -> FrozenTarget:
+    return FrozenTarget.load(target)
+
+
+@pytest.fixture
+def tensors(case) -> dict[str, torch.Tensor]:
+    return torch.load(case / "drafter" / "hydra_lm_head.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def arrays(case) -> dict[str, torch.Tensor]:
+    return load_file(case / "forward.safetensors")
+
+
+@pytest.fixture
+def place(tmp_path, target, frozen):
+    return Place(tmp_path / "drafter", target, frozen, "hydra_lm_head.safetensors")
+
+
+def along_the_text(drafter, arrays, position=10) -> torch.Tensor:
+    """Logits of every head, drafted along the text's own tokens: what the teacher-forced pass has at this row."""
+    tokens, state = arrays["input_ids"].flatten().tolist(), fed(drafter, arrays, position)
+    found = [state.root_logits()[None]]
+    found += [state.expand([tokens[position + 1 + level]], [level - 2]) for level in range(1, drafter.num_heads)]
+    return torch.cat(found)
+
+
+def test_heads_agree(case, frozen, arrays):
+    drafter = load_drafter(case / "drafter", frozen)
+    for position in (0, 7, 15):
+        close(along_the_text(drafter, arrays, position), arrays["hydra_logits"][:, position])
+
+
+def test_teacher_forced_pass_agrees(tensors, arrays, frozen):
+    hydra = Hydra(HydraSizes(64, 256, heads=3))
+    hydra.load_state_dict({name: tensor for name, tensor in tensors.items() if name != "input_embed_fn.weight"})
+    embeds = frozen.embed[arrays["input_ids"].flatten()][None]
+    for number, logits in enumerate(hydra.forward_train(arrays["hidden_post_norm"][None], embeds)):
+        rows = len(arrays["hidden_post_norm"]) - 1 - number  # the published roll wraps around beyond
+        assert logits.shape == (1, rows, 256)
+        close(logits[0], arrays["hydra_logits"][number, :rows])
+
+
+def test_the_tree_agrees_with_the_published_buffers(case, frozen, arrays):
+    buffers = load_file(case / "buffers.safetensors")
+    choices = Choices.of(json.loads((case / "meta.json").read_text())["choices"])
+    tree = grow_tree(fed(load_drafter(case / "drafter", frozen), arrays), choices)
+    assert list(tree.depths()) == buffers["position_ids"][1:].tolist()
+    assert tree.ancestors().tolist() == buffers["attn_mask"][1:, 1:].bool().tolist()
+
+
+def test_a_nodes_successors_follow_from_its_own_path(case, frozen, tensors, arrays):
+    """Each node against the formula, written out."""
+    state, hidden = fed(load_drafter(case / "drafter", frozen), arrays), arrays["hidden_post_norm"][10]
+    root = arrays["input_ids"].flatten()[11].item()
+    state.root_logits()
+    found = [*zip([[5], [6]], state.expand([5, 6], [ROOT, ROOT]), strict=True)]
+    found += zip([[6, 8], [5, 8], [5, 9]], state.expand([8, 8, 9], [1, 0, 0]), strict=True)
+    for path, logits in found:
+        close(logits, by_formula(tensors, hidden, frozen.embed[[root, *path]], len(path)))
+
+
+def by_formula(tensors, hidden, embeds, head, blocks=1):
+    z = torch.cat((hidden, embeds.flatten()))
+    for block in range(blocks):
+        name = f"hydra_mlp.{head}.{block}."
+        mixed = tensors[name + "linear.weight"] @ z + tensors[name + "linear.bias"]
+        if name + "res_connection.weight" in tensors:
+            z = tensors[name + "res_connection.weight"] @ z + tensors[name + "res_connection.bias"]
+        z = z + mixed * mixed.sigmoid()
+    return tensors[f"hydra_lm_head.{head}.weight"] @ z + tensors[f"hydra_lm_head.{head}.bias"]
+
+
+@pytest.mark.parametrize("grounded", [True, False])
+def test_several_blocks_grounded_or_not(place, arrays, frozen, grounded):
+    hydra = Hydra(HydraSizes(64, 256, heads=2, blocks=3, grounded=grounded, tied=False))
+    for parameter in hydra.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    tensors = hydra.state_dict()
+    drafter = place.write(tensors, {"hydra_head_arch": "mlp", "grounded_heads": grounded}).load()
+    state, hidden = fed(drafter, arrays), arrays["hidden_post_norm"][10]
+    root = arrays["input_ids"].flatten()[11].item()
+    close(state.root_logits(), by_formula(tensors, hidden, frozen.embed[[root][: 1 if grounded else 0]], 0, 3))
+    expanded = state.expand([5, 6], [ROOT, ROOT])
+    for token, logits in zip([5, 6], expanded, strict=True):
+        close(logits, by_formula(tensors, hidden, frozen.embed[[root, token][: 2 if grounded else 0]], 1, 3))
+    assert torch.equal(expanded[0], expanded[1]) != grounded
+
+
+def test_blocks_are_taken_in_order_however_they_are_numbered(place, tensors, arrays):
+    """Modules for dropout shift the numbers of newer files."""
+    renumbered = {}
+    for name, tensor in tensors.items():
+        kind, *rest = name.split(".")
+        if kind == "hydra_mlp":
+            name = ".".join((kind, rest[0], "1", *rest[2:]))
+        if kind == "hydra_lm_head":
+            name = ".".join((kind, rest[0], "1", rest[1]))
+        renumbered[name] = tensor
+    close(along_the_text(place.write(renumbered).load(), arrays), arrays["hydra_logits"][:, 10])
+
+
+def test_a_hidden_state_from_deeper_is_asked_for(place, tensors, target):
+    drafter = place.write(tensors, {"hydra_head_arch": "mlp", "hidden_state_offset": 2}).load()
+    assert load_tap(place.path, target).hidden_layers == (-3,)
+    state = drafter.new_state()
+    state.append([1, 2, 3])
+    state.add_features(2, torch.ones(1, 64))
+    assert state.reach == 0  # not what lm_head reads: the root's own feature waits
+
+
+@pytest.mark.parametrize("kind", ["cross-attn", "eagle-attn", "new"])
+def test_other_kinds_are_refused_by_name(place, kind):
+    place.write({"attn.q_proj.weight": torch.zeros(2), "fc.weight": torch.zeros(2, 4)}, {"hydra_head_arch": kind})
+    place.refused(f"hydra_head_arch={kind}: Hydra heads of this kind are not supported")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hydra_mlp.1.0.linear.bias": None}, "lacks tensors hydra_mlp.1.0.linear.bias"),
+        ({"hydra_mlp.2.0.res_connection.weight": None}, "lacks tensors hydra_mlp.2.0.res_connection.weight"),
+        ({"hydra_mlp.0.0.linear.weight": None}, "lacks tensors hydra_mlp.0.0.linear.weight"),
+        ({"hydra_lm_head.2.bias": None}, "lacks tensors hydra_lm_head.2.bias"),
+        (
+            {"hydra_lm_head.2.1.bias": torch.zeros(256)},
+            "hydra_lm_head.2.1.bias and hydra_lm_head.2.bias are the same one",
+        ),
+        ({"hydra_mlp.0.7.linear.weight": torch.zeros(64, 64)}, "lacks tensors hydra_mlp.0.1.linear.bias"),
+        ({"hydra_mlp.0.0.linear.weight": torch.zeros(64, 192)}, r"has shape \[64, 192\]: need \[64, 128\]"),
+        ({"hydra_mlp.extra": torch.zeros(1)}, "holds unknown tensors hydra_mlp.extra"),
+        ({"input_embed_fn.weight": torch.zeros(300, 64)}, "rows of input_embed_fn.weight is 300, the target's 256"),
+        ({"input_embed_fn.weight": torch.zeros(256, 32)}, "width of input_embed_fn.weight is 32, the target's 64"),
+        ({"hydra_lm_head.0.weight": torch.zeros(300, 64)}, "rows of hydra_lm_head.0.weight is 300, the target's 256"),
+        ({"hydra_lm_head.0.weight": torch.zeros(256, 32)}, "hidden size is 32, the target's 64"),
+        ({"prefix_embeding_layer.norm.weight": torch.zeros(64)}, "lacks tensors prefix_embeding_layer.layers.0"),
+    ],
+)
+def test_every_wrong_tensor_is_named(place, tensors, change, message):
+    place.write(tensors | change).refused(message)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hidden_state_offset": 9}, "hidden_state_offset=9: need 0 to"),
+        ({"hidden_state_offset": "1"}, "hidden_state_offset=1: need 0 to"),
+        ({"vocab_size": 300}, "vocab_size is 300, the target's 256"),
+        ({"hydra_head_arch": "prefix-mlp"}, "lacks tensors prefix_embeding_layer.layers.0"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(place, tensors, config, message):
+    place.write(tensors, config).refused(message)
+
+
+@pytest.mark.parametrize("prefix", [None, BlockShape(64, 4, 4, 16, 40, eps=1e-6)])
+@pytest.mark.parametrize("grounded", [True, False])
+def test_export_loads_again(tmp_path, frozen, arrays, prefix, grounded):
+    hydra = Hydra(HydraSizes(64, 256, heads=2, blocks=3, grounded=grounded, prefix=prefix)).requires_grad_(False)
+    for parameter in hydra.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    hydra.export(tmp_path, frozen.sizes, base="vicuna")
+    names = load_file(tmp_path / "hydra_lm_head.safetensors").keys()
+    assert ("hydra_mlp.1.5.linear.weight" if prefix else "hydra_mlp.1.2.linear.weight") in names
+    assert ("hydra_lm_head.1.1.bias" if prefix else "hydra_lm_head.1.bias") in names
+    drafter = load_drafter(tmp_path, frozen)
+    hidden, embeds = arrays["hidden_post_norm"][None], frozen.embed[arrays["input_ids"].flatten()][None]
+    features = hidden[0] if hydra.prefix is None else hydra.prefix(hidden)[0]
+    expected = torch.stack([logits[0, 10] for logits in hydra.forward_train(hidden, embeds)])
+    close(along_the_text(drafter, arrays | {"hidden_post_norm": features}), expected)
+
+
+@pytest.mark.parametrize("prefix", [None, BlockShape(8, 2, 2, 4, 12)])
+def test_trains_from_the_targets_output(prefix):
+    hydra, lm_head = Hydra(HydraSizes(8, 12, heads=2, blocks=2, prefix=prefix)), torch.randn(12, 8)
+    hydra.start_from(lm_head)
+    assert all(torch.equal(output.weight, lm_head) and not output.bias.any() for _, output in hydra.heads)
+    logits = hydra.forward_train(torch.randn(2, 6, 8), torch.randn(2, 6, 8), dropout=0.2)
+    assert [tuple(each.shape) for each in logits] == [(2, 5, 12), (2, 4, 12)]
+    sum(each.square().sum() for each in logits).backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in hydra.parameters())
+
+
+def test_generation_is_the_targets_own(case, target, generate):
+    from transformers import LlamaForCausalLM
+
+    meta = json.loads((case / "meta.json").read_text())["greedy"]
+    drafter, tap = load_drafter(case / "drafter", FrozenTarget.load(target)), load_tap(case / "drafter", target)
+    model = LlamaForCausalLM.from_pretrained(target).eval()
+    made = generate(model, drafter, tap, meta["prompt"], TreeShape(4, 3, 24), num_tokens=30)
+    assert made.tokens[:42] == meta["output"][:42]
+    assert sum(made.accepted) > 10

@@ -1,0 +1,161 @@
+"""Lookup against a plain search, against transformers' own, and as a drafter without files."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from outrider_drafters import TreeShape, grow_tree, load_drafter, load_tap
+from outrider_drafters.families.lookup.family import LookupDrafter
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT
+
+VOCABULARY = 5
+texts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=30)
+ngrams = st.integers(1, 4)
+edits = st.lists(st.one_of(texts, st.integers(0, 12)), max_size=8)  # append these, or drop so many
+
+
+def plain(tokens: list[int], ngram: int, count: int) -> list[int]:
+    """What follows the leftmost earlier occurrence of the longest suffix that has one."""
+    for n in range(min(ngram, len(tokens) - 1), 0, -1):
+        for end in range(n, len(tokens)):
+            if tokens[end - n : end] == tokens[-n:]:
+                return tokens[end : end + count]
+    return []
+
+
+def drafted(tokens: list[int], ngram: int, count: int = 10) -> list[int]:
+    state = LookupDrafter(VOCABULARY, ngram).new_state()
+    state.append(tokens)
+    return chain(state, count)
+
+
+def chain(state, count: int) -> list[int]:
+    tree = grow_tree(state, TreeShape.chain(count))
+    assert tree.parents == tuple(range(-1, len(tree) - 1))
+    return list(tree.tokens)
+
+
+@given(tokens=texts, ngram=ngrams, count=st.integers(1, 12))
+@example(tokens=[1, 2, 3, 1, 2], ngram=2, count=10)
+@example(tokens=[1, 1, 1], ngram=3, count=10)  # overlapping, and cut off where the text ends
+@example(tokens=[1, 2, 4, 2, 3, 1, 2], ngram=1, count=3)  # the leftmost of several
+def test_drafts_what_a_plain_search_finds(tokens, ngram, count):
+    assert drafted(tokens, ngram, count) == plain(tokens, ngram, count)
+
+
+@given(tokens=texts, ngram=ngrams)
+def test_drafts_what_transformers_drafts(tokens, ngram):
+    candidates = pytest.importorskip("transformers.generation.candidate_generator")
+    theirs = candidates.PromptLookupCandidateGenerator(max_matching_ngram_size=ngram, max_length=10_000)
+    sequence, _ = theirs.get_candidates(torch.tensor([tokens]))
+    assert drafted(tokens, ngram) == sequence[0, len(tokens) :].tolist()
+
+
+@given(tokens=texts, edits=edits, ngram=ngrams)
+def test_equals_a_fresh_state_after_any_edits(tokens, edits, ngram):
+    state, told = LookupDrafter(VOCABULARY, ngram).new_state(), list(tokens)
+    state.append(tokens)
+    for edit in edits:
+        if isinstance(edit, list):
+            state.append(edit)
+            told += edit
+        else:
+            keep = max(1, len(told) - edit)
+            state.rollback(keep)
+            del told[keep:]
+        assert chain(state, 10) == plain(told, ngram, 10)
+    assert state.reach == len(plain(told, ngram, 1000))
+
+
+def test_the_matched_token_is_certain_and_all_others_impossible():
+    state = LookupDrafter(VOCABULARY).new_state()
+    state.append([1, 2, 3, 4, 1, 2])
+    assert state.reach == 4
+    assert state.root_logits().tolist() == [-math.inf] * 3 + [0.0, -math.inf]
+    after = state.expand([3, 4], [ROOT, ROOT])
+    assert after[0].argmax() == 4
+    assert (after[1] == -math.inf).all()  # no token of the run
+    assert state.expand([4], [0])[0].argmax() == 1
+    assert (state.expand([4], [1])[0] == -math.inf).all()
+
+
+def test_without_a_match_it_reaches_nothing():
+    state = LookupDrafter(VOCABULARY).new_state()
+    state.append([1, 2, 3])
+    assert state.reach == 0
+    assert len(grow_tree(state, TreeShape())) == 0
+    with pytest.raises(UsageError, match="did not occur before"):
+        state.root_logits()
+
+
+def test_the_index_grows_with_the_text_and_shrinks_with_it():
+    """What an append adds is dropped again: a long session does not leak."""
+    state = LookupDrafter(VOCABULARY, 3).new_state()
+    state.append([1, 2, 3, 4])
+    size = len(state._ends)
+    for _ in range(5):
+        state.append([0, 0, 1, 2, 3, 0])
+        state.rollback(4)
+    assert len(state._ends) == size == 6
+    state.rollback(0)
+    assert not state._ends
+
+
+def test_a_refused_rollback_changes_nothing():
+    state = LookupDrafter(VOCABULARY).new_state()
+    state.append([1, 2, 1])
+    for wrong in (-1, 4):
+        with pytest.raises(UsageError, match="there are 3"):
+            state.rollback(wrong)
+    assert chain(state, 10) == [2, 1]
+
+
+def test_needs_no_files(golden, tiny_frozen):
+    drafter = load_drafter("lookup", tiny_frozen)
+    assert (drafter.family, drafter.vocab_size, drafter.ngram) == ("lookup", tiny_frozen.sizes.vocab, 3)
+    assert drafter.plan == TreeShape.chain(10)
+    assert not drafter.tap.fingerprint
+    assert load_drafter("lookup,ngram=2,family=lookup", tiny_frozen).ngram == 2
+    assert load_tap("lookup", golden / "target_tiny") is None
+
+
+def test_refusals(tmp_path, monkeypatch, tiny_frozen):
+    with pytest.raises(UsageError, match="ngram=0: need at least 1"):
+        load_drafter("lookup,ngram=0", tiny_frozen)
+    with pytest.raises(UsageError, match="lookup: a drafter of family lookup, not moa"):
+        load_drafter("lookup,family=moa", tiny_frozen)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lookup").mkdir()
+    with pytest.raises(UsageError, match=r"lookup: not a model directory"):
+        load_drafter("./lookup", tiny_frozen)
+
+
+@pytest.fixture(scope="module")
+def tiny_frozen():
+    from outrider_drafters import FrozenTarget, TargetSizes
+
+    sizes = TargetSizes(
+        hidden=8,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        head_dim=4,
+        vocab=VOCABULARY,
+        rope_theta=10000.0,
+        eps=1e-5,
+        max_context=64,
+        model_type="llama",
+    )
+    return FrozenTarget(torch.zeros(VOCABULARY, 8), torch.zeros(VOCABULARY, 8), sizes, (0,))
+
+
+def test_a_match_may_have_to_be_longer():
+    state = LookupDrafter(50, shortest=2).new_state()
+    state.append([1, 2, 3, 4, 2])
+    assert state.reach == 0
+    state.append([3])
+    assert int(state.root_logits().argmax()) == 4

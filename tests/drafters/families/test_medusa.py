@@ -1,0 +1,319 @@
+"""Medusa against the published code's numbers, in every layout, and what its files may not hold."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from heads_place import Place, close, fed
+from safetensors.torch import load_file
+
+from outrider_drafters import (
+    FrozenTarget,
+    TreeShape,
+    grow_tree,
+    load_drafter,
+    load_tap,
+)
+from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.families.medusa.family import Medusa, MedusaSizes
+
+VLLM_CONFIG = {"hidden_size": 64, "num_heads": 4, "num_hidden_layers": 1, "vocab_size": 256, "medusa_fc_bias": True}
+
+
+@pytest.fixture(scope="module")
+def case(golden: Path) -> Path:
+    return golden / "medusa_v01"
+
+
+@pytest.fixture(scope="module")
+def target(golden: Path) -> Path:
+    return golden / "target_vicuna_tiny"
+
+
+@pytest.fixture(scope="module")
+def frozen(target) -> FrozenTarget:
+    return FrozenTarget.load(target)
+
+
+@pytest.fixture
+def tensors(case) -> dict[str, torch.Tensor]:
+    return torch.load(case / "drafter" / "medusa_lm_head.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def arrays(case) -> dict[str, torch.Tensor]:
+    return load_file(case / "forward.safetensors")
+
+
+@pytest.fixture
+def place(tmp_path, target, frozen):
+    return Place(tmp_path / "drafter", target, frozen, "medusa_lm_head.safetensors")
+
+
+def levels(drafter, arrays) -> torch.Tensor:
+    """Logits of every head, drafted one below the other."""
+    state = fed(drafter, arrays)
+    found = [state.root_logits()[None]]
+    found += [state.expand([3], [level - 2]) for level in range(1, drafter.num_heads)]
+    return torch.cat(found)
+
+
+def vllm(tensors: dict[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
+    """The same heads under vLLM's names."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        head, layer, *rest = name.split(".")
+        where = f"blocks.{head}.layers.{layer}.{rest[1]}" if rest[0] == "linear" else f"lm_heads.{head}.weight"
+        renamed[prefix + where] = tensor
+    return renamed
+
+
+def test_heads_agree(case, frozen, arrays):
+    close(levels(load_drafter(case / "drafter", frozen), arrays), arrays["medusa_logits"][:, 10])
+
+
+def test_teacher_forced_pass_agrees(tensors, arrays):
+    medusa = Medusa(MedusaSizes(64, 256))
+    medusa.load_state_dict(tensors)
+    close(torch.stack(medusa.forward_train(arrays["hidden_post_norm"][None])), arrays["medusa_logits"][:, None])
+
+
+@pytest.mark.parametrize("name", ["mc_sim_7b_63", "vicuna_7b_stage2", "small"])
+def test_trees_agree_with_the_published_buffers(case, frozen, arrays, name):
+    buffers = load_file(case / f"buffers_{name}.safetensors")
+    choices = Choices.load(case / "choices_small.json" if name == "small" else name)
+    tree = grow_tree(fed(load_drafter(case / "drafter", frozen), arrays), choices)
+    assert list(tree.depths()) == buffers["position_ids"][1:].tolist()
+    assert tree.ancestors().tolist() == buffers["attn_mask"][1:, 1:].bool().tolist()
+    best = arrays["medusa_logits"][:, 10].topk(10).indices.flatten()  # after the root's token, as its code has them
+    assert list(tree.tokens) == best[buffers["tree_indices"][1:] - 1].tolist()
+    assert paths(tree) == rows(buffers["retrieve_indices"])
+
+
+def paths(tree) -> list[list[int]]:
+    """Nodes from root to leaf, the root being 0: leaves from the last one on, longer paths first by nature."""
+    found = []
+    for leaf in reversed(range(len(tree))):
+        if leaf not in tree.parents:
+            path, node = [], leaf
+            while node >= 0:
+                path.insert(0, node + 1)
+                node = tree.parents[node]
+            found.append([0, *path])
+    return found
+
+
+def rows(retrieve_indices: torch.Tensor) -> list[list[int]]:
+    return [[node for node in row if node >= 0] for row in retrieve_indices.tolist()]
+
+
+@pytest.mark.parametrize("file", ["medusa_lm_head.safetensors", "model.safetensors"])
+def test_text_generation_inferences_file(place, tensors, arrays, file):
+    config = {"medusa_num_heads": 2, "medusa_num_layers": 3}  # published configurations say less than files hold
+    drafter = place.write(tensors, config, file).load()
+    assert drafter.num_heads == 4
+    close(levels(drafter, arrays), arrays["medusa_logits"][:, 10])
+
+
+def test_a_whole_models_file(place, target, tensors, arrays):
+    """v1.0: heads beside the fine-tuned target, which the same directory is for."""
+    whole = load_file(target / "model.safetensors")
+    config = json.loads((target / "config.json").read_text())
+    place.write(
+        whole | {f"medusa_head.{name}": tensor for name, tensor in tensors.items()}, config, "model.safetensors"
+    )
+    close(levels(place.load(), arrays), arrays["medusa_logits"][:, 10])
+    assert torch.equal(FrozenTarget.load(place.path).lm_head, whole["lm_head.weight"])
+    assert load_drafter(place.path, FrozenTarget.load(place.path)).family == "medusa"
+
+
+def test_heads_without_an_output_use_the_targets(place, tensors, arrays, frozen):
+    blocks = {name: tensor for name, tensor in tensors.items() if "linear" in name}
+    drafter = place.write(blocks, {"medusa_num_heads": 4}).load()
+    hidden = arrays["hidden_post_norm"][10]
+    for head, logits in enumerate(levels(drafter, arrays)):
+        mixed = hidden @ tensors[f"{head}.0.linear.weight"].T + tensors[f"{head}.0.linear.bias"]
+        close(logits, frozen.lm_head @ (hidden + mixed * mixed.sigmoid()))
+
+
+@pytest.mark.parametrize("prefix", ["", "medusa_heads."])
+def test_vllms_layout(place, tensors, arrays, prefix):
+    close(levels(place.write(vllm(tensors, prefix), VLLM_CONFIG).load(), arrays), arrays["medusa_logits"][:, 10])
+
+
+def test_vllms_blocks_may_be_several_and_without_bias(place, tensors, arrays):
+    held = {name: tensor for name, tensor in vllm(tensors).items() if not name.endswith("bias")}
+    held |= {f"blocks.{head}.layers.1.weight": torch.randn(64, 64) for head in range(4)}
+    drafter = place.write(held, VLLM_CONFIG | {"num_hidden_layers": 2}).load()
+    for head, logits in enumerate(levels(drafter, arrays)):
+        hidden = arrays["hidden_post_norm"][10]
+        for layer in range(2):
+            mixed = hidden @ held[f"blocks.{head}.layers.{layer}.weight"].T
+            hidden = hidden + mixed * mixed.sigmoid()
+        close(logits, held[f"lm_heads.{head}.weight"] @ hidden)
+
+
+@pytest.mark.parametrize("own_name", [True, False])
+def test_vllms_heads_may_share_an_output(place, tensors, arrays, own_name):
+    held = {name: tensor for name, tensor in vllm(tensors).items() if not name.startswith("lm_heads")}
+    held["lm_head.weight" if own_name else "lm_heads.0.weight"] = shared = torch.randn(256, 64)
+    if not own_name:
+        held["lm_heads.1.weight"] = torch.zeros(256, 64)  # vLLM reads the first one alone
+    drafter = place.write(held, VLLM_CONFIG | {"original_lm_head": True}).load()
+    each = place.write(
+        {name: tensor for name, tensor in held.items() if "blocks" in name}
+        | {f"lm_heads.{head}.weight": shared for head in range(4)},
+        VLLM_CONFIG,
+    ).load()
+    close(levels(drafter, arrays), levels(each, arrays))
+
+
+def test_a_common_output_is_gone_through_once(place, tensors, arrays, monkeypatch):
+    """A tree of four levels costs one product with lm_head where the heads share it."""
+    products, linear = [], torch.nn.functional.linear
+
+    def counted(x, weight, *bias):
+        products.append(tuple(weight.shape))
+        return linear(x, weight, *bias)
+
+    blocks = {name: tensor for name, tensor in tensors.items() if "linear" in name}
+    shared, own = place.write(blocks).load(), place.write(tensors).load()
+    monkeypatch.setattr(torch.nn.functional, "linear", counted)
+    for drafter, count in ((shared, 1), (own, 4)):
+        products.clear()
+        levels(drafter, arrays)
+        assert products.count((256, 64)) == count
+
+
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("told", [{"truncated_vocab_size": 40}, {}])
+def test_vllms_truncated_vocabulary(place, tensors, arrays, cut, told):
+    """Rows of the chosen tokens alone, or of all of them: the others are never drafted."""
+    tokens = torch.randperm(256, generator=torch.Generator().manual_seed(1))[:40]
+    held = {
+        name: tensor[tokens] if cut and name.startswith("lm_heads") else tensor
+        for name, tensor in vllm(tensors).items()
+    }
+    logits = levels(place.write(held | {"token_map": tokens}, VLLM_CONFIG | told).load(), arrays)
+    close(logits[:, tokens], arrays["medusa_logits"][:, 10, tokens])
+    others = torch.ones(256, dtype=torch.bool).index_fill(0, tokens, False)
+    assert (logits[:, others] == -torch.inf).all()
+    tree = grow_tree(fed(place.load(), arrays), TreeShape(4, 3, 20))
+    assert set(tree.tokens) <= set(tokens.tolist())
+
+
+def test_a_token_map_that_is_switched_off(place, tensors, arrays):
+    held = vllm(tensors) | {"token_map": torch.arange(40)}
+    drafter = place.write(held, VLLM_CONFIG | {"truncated_vocab_size": 256}).load()
+    close(levels(drafter, arrays), arrays["medusa_logits"][:, 10])
+
+
+@pytest.mark.parametrize(
+    ("token_map", "config", "message"),
+    [
+        (torch.tensor([1, 2, 2]), {}, "token_map: need different tokens from 0 to 255"),
+        (torch.tensor([1, 256]), {}, "token_map: need different tokens from 0 to 255"),
+        (torch.tensor([-1, 3]), {}, "token_map: need different tokens from 0 to 255"),
+        (torch.ones(2, 2, dtype=torch.int64), {}, r"token_map of shape \[2, 2\]"),
+        (torch.ones(2), {}, "need a row of token ids"),
+        (torch.tensor([1, 2]), {"truncated_vocab_size": 3}, "has 2 tokens: config.json says truncated_vocab_size=3"),
+    ],
+)
+def test_what_is_no_token_map_is_refused(place, tensors, token_map, config, message):
+    place.write(vllm(tensors) | {"token_map": token_map}, VLLM_CONFIG | config).refused(message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"2.0.linear.weight": None}, "lacks tensors 2.0.linear.weight"),
+        ({"2.0.linear.bias": None}, "lacks tensors 2.0.linear.bias"),
+        ({"3.1.weight": None}, "lacks tensors 3.1.weight"),
+        ({"1.0.linear.weight": torch.zeros(64, 63)}, r"tensor 1.0.linear.weight has shape \[64, 63\]"),
+        ({"5.0.linear.weight": torch.zeros(64, 64)}, "lacks tensors 4."),
+        ({"0.1.bias": torch.zeros(256)}, "holds unknown tensors 0.1.bias"),
+        ({"medusa.extra": torch.zeros(1)}, "holds unknown tensors medusa.extra"),
+        ({"1.1.weight": torch.zeros(250, 64)}, r"tensor 1.1.weight has shape \[250, 64\]: need \[256, 64\]"),
+    ],
+)
+def test_every_wrong_tensor_is_named(place, tensors, change, message):
+    changed = {name: tensor for name, tensor in (tensors | change).items() if tensor is not None}
+    place.write(changed).refused(message)
+
+
+def test_heads_for_another_target_are_refused(place, tensors):
+    place.write({name: tensor[:32, :32] if tensor.ndim == 2 else tensor[:32] for name, tensor in tensors.items()})
+    place.refused("hidden size is 32, the target's 64")
+    grown = {n: torch.zeros(300, 64) if n.endswith(".1.weight") else tensor for n, tensor in tensors.items()}
+    place.write(grown).refused("rows of 0.1.weight is 300, the target's 256")
+    place.write(tensors, {"vocab_size": 300}).refused("vocab_size is 300, the target's 256")
+
+
+def test_a_pickle_with_code_is_refused(place, tensors, capsys):
+    class Bomb:
+        def __reduce__(self):
+            return print, ("code of a file must not run",)
+
+    place.write(tensors)
+    (place.path / "medusa_lm_head.safetensors").unlink()
+    torch.save(tensors | {"0.2.weight": Bomb()}, place.path / "medusa_lm_head.pt")
+    place.refused(r"medusa_lm_head\.pt: not a plain file of tensors: reading it would run code")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("rows", [256, 0])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_export_loads_again(tmp_path, frozen, arrays, rows, blocks):
+    medusa = Medusa(MedusaSizes(64, rows, heads=3, blocks=blocks)).requires_grad_(False)
+    for parameter in medusa.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    medusa.export(tmp_path, frozen.sizes, base="vicuna")
+    stored, config = (
+        load_file(tmp_path / "medusa_lm_head.safetensors"),
+        json.loads((tmp_path / "config.json").read_text()),
+    )
+    assert (config["base_model_name_or_path"], config["medusa_num_heads"], config["medusa_num_layers"]) == (
+        "vicuna",
+        3,
+        blocks,
+    )
+    if blocks == 2:
+        assert torch.equal(stored["0.0.linear.weight"], stored["0.1.linear.weight"])  # one block, twice
+    expected = medusa.forward_train(arrays["hidden_post_norm"][None, 10:11], None if rows else frozen.lm_head)
+    close(levels(load_drafter(tmp_path, frozen), arrays), torch.cat(expected)[:, 0])
+
+
+def test_half_precision_is_the_targets(case, target, arrays):
+    drafter = load_drafter(case / "drafter", FrozenTarget.load(target, torch.bfloat16))
+    logits = levels(drafter, arrays)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, arrays["medusa_logits"][:, 10], atol=0.3, rtol=0)
+
+
+def test_trains_from_the_targets_output():
+    medusa, lm_head, hidden = Medusa(MedusaSizes(8, 12, heads=2)), torch.randn(12, 8), torch.randn(2, 5, 8)
+    medusa.start_from(lm_head)
+    for logits in medusa.forward_train(hidden):
+        torch.testing.assert_close(logits, hidden @ lm_head.T)
+    sum(logits.square().sum() for logits in medusa.forward_train(hidden)).backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in medusa.parameters())
+
+
+def test_a_directory_of_both_gives_heads_to_the_drafter(place, target, tensors, frozen):
+    """A model and its heads side by side."""
+    place.write(tensors)
+    shutil.copyfile(target / "model.safetensors", place.path / "model.safetensors")
+    assert load_drafter(place.path, frozen).family == "medusa"
+
+
+def test_generation_is_the_targets_own(case, target, generate):
+    from transformers import LlamaForCausalLM
+
+    meta = json.loads((case / "meta.json").read_text())["greedy"]
+    drafter, tap = load_drafter(case / "drafter", FrozenTarget.load(target)), load_tap(case / "drafter", target)
+    model = LlamaForCausalLM.from_pretrained(target).eval()
+    made = generate(model, drafter, tap, meta["prompt"], TreeShape(4, 4, 24), num_tokens=20)
+    assert made.tokens[:32] == meta["output"][:32]
+    assert sum(made.accepted) > 0

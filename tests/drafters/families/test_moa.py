@@ -1,0 +1,343 @@
+"""MoA against the published code's numbers, and its state against its own teacher-forced pass."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider_drafters import (
+    Activations,
+    FrozenTarget,
+    MoA,
+    MoASizes,
+    TreeShape,
+    load_drafter,
+    load_tap,
+    pack_kv,
+)
+from outrider_drafters.blocks.rope import RopeScaling
+from outrider_drafters.contracts.tap import LastHiddenTap, last_hidden_info
+from outrider_drafters.families.moa.network import layer_mean, staircase_mask
+from outrider_drafters.families.moa.state import MoADrafter
+from outrider_proto.errors import UsageError
+
+RUNS = ["tree_d5_b4_t14", "tree_d7_b8_t62"]
+
+
+@pytest.fixture(scope="module")
+def moa(golden: Path) -> MoA:
+    moa = MoA(MoASizes(64, 8, 8, 32, 4, 40, 2, 72, 4, 56, rope_theta=500000.0))
+    moa.load_state_dict(load_file(golden / "moa_tli0" / "drafter" / "model.safetensors"))
+    return moa.requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def meta(golden: Path) -> dict:
+    return json.loads((golden / "moa_tli0" / "meta.json").read_text())
+
+
+def close(ours: torch.Tensor, golden: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, golden, atol=1e-4, rtol=0)
+
+
+def test_server_half_agrees(moa, moa_case):
+    arrays = moa_case.arrays
+    packed = pack_kv(arrays["past_keys"], arrays["past_values"])
+    close(packed, arrays["packed_kv"])
+    lsa = moa.layer_self_attention
+    close(lsa.self_attend(packed, lsa.shape.rope(torch.arange(4))), arrays["lsa_out"])
+    close(layer_mean(lsa, packed), arrays["lsa_mean"])
+    rows = moa_case.tap.rows(Activations(arrays["past_keys"], arrays["past_values"], {}))
+    close(rows, arrays["lsa_mean"])
+    close(moa.Ekv2E(rows), arrays["ekv2e_out"])
+
+
+def test_packing_keeps_leading_dimensions(moa_case):
+    arrays = moa_case.arrays
+    batch = pack_kv(arrays["past_keys"].expand(3, -1, -1, -1, -1), arrays["past_values"].expand(3, -1, -1, -1, -1))
+    assert torch.equal(batch[1], arrays["packed_kv"])
+
+
+def test_teacher_forced_pass_agrees(moa, moa_case, meta):
+    arrays = moa_case.arrays
+    sync = torch.arange(24).clamp(max=meta["s"])
+    hidden = moa.forward_train(arrays["input_embeds"][None], arrays["packed_kv"][None], sync[None])[0]
+    close(hidden, arrays["ca_out"])
+    close(hidden, arrays["draft_features"])
+    close(hidden @ moa_case.drafter.frozen.lm_head.T, arrays["draft_logits"])
+
+
+def test_self_attention_agrees(moa, moa_case):
+    embeds, sa = moa_case.arrays["input_embeds"][None], moa.self_attention
+    causal = torch.ones(24, 24, dtype=torch.bool).tril()
+    close(sa.self_attend(embeds, sa.shape.rope(torch.arange(24)), causal)[0], moa_case.arrays["sa_out"])
+
+
+def test_drafting_on_stale_features_agrees(moa_case, meta):
+    """Rows s + 1 .. of the teacher-forced pass are what drafting gives when features end at s."""
+    arrays, sync = moa_case.arrays, meta["s"]
+    tokens = arrays["input_ids"].tolist()
+    state = moa_case.drafter.new_state()
+    state.append(tokens[: sync + 1])
+    state.add_features(0, arrays["lsa_mean"][: sync + 1])
+    for position in range(sync + 1, len(tokens)):
+        state.append([tokens[position]])
+        close(state.root_logits(), arrays["draft_logits"][position])
+
+
+def test_state_equals_teacher_forced_pass_between_syncs(moa, moa_case):
+    """With the bounded mask, every query that is no sync point sees what a state would that was fed at sync points."""
+    arrays = moa_case.arrays
+    tokens, step = arrays["input_ids"].tolist(), 5
+    sync = torch.arange(24) // step * step
+    hidden = moa.forward_train(arrays["input_embeds"][None], arrays["packed_kv"][None], sync[None])[0]
+    state = moa_case.drafter.new_state()
+    for position, token in enumerate(tokens):
+        state.append([token])
+        if position % step == 0:
+            state.add_features(0, arrays["lsa_mean"][: position + 1])
+        else:
+            close(state.root_logits(), hidden[position] @ moa_case.drafter.frozen.lm_head.T)
+
+
+class Recorded:
+    """A state that notes the levels it was asked to expand and what it answered."""
+
+    def __init__(self, state):
+        self._state = state
+        self.levels = []
+
+    def __getattr__(self, name):
+        return getattr(self._state, name)
+
+    def root_logits(self):
+        logits = self._state.root_logits()
+        self.levels.append([(self._state._record.tokens[-1:], logits[None])])
+        return logits
+
+    def expand(self, tokens, parents):
+        logits = self._state.expand(tokens, parents)
+        self.levels[-1].append((tokens, logits))
+        return logits
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_generation_is_identical(moa_case, target_tiny, generate, meta, name, monkeypatch):
+    run = meta["runs"][name]
+    arrays = load_file(moa_case.directory / f"{name}.safetensors")
+    drafter, states = moa_case.drafter, []
+
+    def new_state(self):
+        states.append(Recorded(original(self)))
+        return states[-1]
+
+    original = MoADrafter.new_state
+    monkeypatch.setattr(MoADrafter, "new_state", new_state)
+    shape = TreeShape(run["breadth"], run["depth_param"] - 1, run["total_tokens"])
+    made = generate(target_tiny, drafter, moa_case.tap, meta["prompt"], shape, num_tokens=48)
+    assert made.tokens[: len(run["output"])] == run["output"] == meta["vanilla_greedy"]
+    assert [accepted + 1 for accepted in made.accepted] == run["tokens_per_cycle"]
+    for cycle in range(3):
+        check_tree(made.trees[cycle], arrays, f"c{cycle}_")
+        check_levels(states[0].levels[cycle], arrays, f"c{cycle}_")
+
+
+def check_tree(tree, arrays, prefix):
+    assert list(tree.tokens) == arrays[f"{prefix}draft_tokens"][1:].tolist()
+    positions = arrays[f"{prefix}position_ids"]
+    assert list(tree.depths()) == (positions[1:] - positions[0]).tolist()
+    if f"{prefix}tree_mask_allowed" in arrays:
+        among_nodes = arrays[f"{prefix}tree_mask_allowed"][1:, -len(tree) :]
+        assert tree.ancestors().tolist() == among_nodes.tolist()
+
+
+def check_levels(levels, arrays, prefix):
+    for step, (tokens, logits) in enumerate(levels, start=1):
+        if f"{prefix}step{step}_logits" not in arrays:
+            continue
+        assert tokens == arrays[f"{prefix}step{step}_input_ids"][-len(tokens) :].tolist()
+        close(logits, arrays[f"{prefix}step{step}_logits"])
+
+
+def test_vllm_format_config_gives_the_same_drafter(moa_case, golden: Path, tmp_path: Path):
+    tensors = (golden / "moa_tli0" / "drafter" / "model.safetensors").read_bytes()
+    config = (golden / "moa_tli0" / "drafter_vllm_format" / "config.json").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(tensors)
+    (tmp_path / "config.json").write_bytes(config)
+    drafter = load_drafter(tmp_path, FrozenTarget.load(golden / "target_tiny"))
+    assert drafter.tap == moa_case.drafter.tap
+    states = drafter.new_state(), moa_case.drafter.new_state()
+    for state in states:
+        state.append([1, 2, 3])
+        state.add_features(0, moa_case.arrays["lsa_mean"][:2])
+    assert torch.equal(*(state.root_logits() for state in states))
+
+
+def test_both_halves_name_the_same_tap(moa_case, golden: Path):
+    assert moa_case.tap.info == moa_case.drafter.tap
+    assert moa_case.tap.info.width == 32
+    narrow = load_tap(moa_case.directory / "drafter", golden / "target_tiny", dtype=torch.bfloat16)
+    assert narrow.info == moa_case.tap.info  # the file's values count, not the type they are computed in
+
+
+def test_tap_in_half_precision_answers_float32(moa_case, golden: Path):
+    arrays = moa_case.arrays
+    tap = load_tap(moa_case.directory / "drafter", golden / "target_tiny", dtype=torch.bfloat16)
+    rows = tap.rows(Activations(arrays["past_keys"], arrays["past_values"], {}))
+    assert rows.dtype == torch.float32
+    torch.testing.assert_close(rows, arrays["lsa_mean"], atol=0.1, rtol=0)
+
+
+def test_drafts_without_any_feature(moa_case):
+    state = moa_case.drafter.new_state()
+    state.append([3, 4])
+    assert state.root_logits().isfinite().all()
+
+
+SIZES = MoASizes(64, 8, 8, 32, 2, 24, 4, 40, 8, 48, rope_theta=500000.0)
+WITHOUT_LSA = replace(SIZES, packed_kv=0, lsa_kv_heads=0, lsa_mlp=0)
+LLAMA3 = RopeScaling("llama3", factor=8.0, original_context=64, slow=1.0, fast=4.0)
+
+
+def exported(directory: Path, golden: Path, sizes: MoASizes, **changes) -> FrozenTarget:
+    """A random drafter of these sizes, its config edited; answers its target."""
+    frozen = FrozenTarget.load(golden / "target_tiny")
+    MoA(sizes).export(directory, frozen.sizes)
+    config = json.loads((directory / "config.json").read_text()) | changes
+    (directory / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value != "gone"}))
+    return frozen
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_tensors"),
+    [
+        (SIZES, 29),
+        (replace(SIZES, qkv_bias=True), 35),  # a Qwen2 target's: SA and LSA have biases, CA has none
+        (replace(SIZES, tli=2), 29),
+        (replace(SIZES, rope_scaling=LLAMA3), 29),
+        (WITHOUT_LSA, 18),
+        (replace(WITHOUT_LSA, tli=1), 18),
+    ],
+)
+def test_export_loads_again(tmp_path: Path, golden: Path, sizes: MoASizes, num_tensors: int):
+    frozen = FrozenTarget.load(golden / "target_tiny")
+    moa = MoA(sizes)
+    moa.export(tmp_path, frozen.sizes, torch.bfloat16)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert len(stored) == num_tensors
+    assert ("layer_self_attention.self_attn.q_proj.bias" in stored) == sizes.qkv_bias
+    assert "cross_attention.self_attn.q_proj.bias" not in stored
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["MOASpec"]
+    drafter = load_drafter(tmp_path, frozen)
+    assert drafter.sa.shape == sizes.sa
+    assert drafter.ca.shape == sizes.ca
+    assert len(drafter.tail.blocks) == sizes.tli
+    if sizes.has_lsa:
+        assert torch.equal(drafter.ekv2e.weight, stored["Ekv2E.weight"].float())
+    assert load_tap(tmp_path, golden / "target_tiny").info == drafter.tap
+    assert drafter.tap.width == (32 if sizes.has_lsa else 64) + 32 * sizes.tli
+
+
+def test_only_self_attention_takes_scaled_rope(tmp_path: Path, golden: Path):
+    """As published training builds them; vLLM's configuration would scale all three."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 64
+    frozen = exported(tmp_path, golden, SIZES, rope_scaling=scaling)
+    drafter = load_drafter(tmp_path, frozen)
+    assert drafter.sa.shape.rope_scaling == LLAMA3
+    assert drafter.ca.shape.rope_scaling is None
+    exported(tmp_path, golden, SIZES, rope_scaling=None, rope_parameters=scaling | {"rope_theta": 500000.0})
+    assert load_drafter(tmp_path, frozen).sa.shape == drafter.sa.shape
+
+
+def test_without_lsa_the_last_hidden_state_is_all_it_wants(tmp_path: Path, golden: Path):
+    frozen = exported(tmp_path, golden, WITHOUT_LSA)
+    assert isinstance(load_tap(tmp_path, golden / "target_tiny"), LastHiddenTap)
+    told = load_drafter(tmp_path, frozen).tap
+    assert told == last_hidden_info(64)
+    exported(tmp_path, golden, WITHOUT_LSA, disable_LSA="gone")  # the tensors tell it as well
+    assert load_drafter(tmp_path, frozen).tap == told
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes", "message"),
+    [
+        (SIZES, {"disable_LSA": True}, "config.json says disable_LSA, but it holds Ekv2E.bias, Ekv2E.weight, layer"),
+        (WITHOUT_LSA, {"disable_LSA": False}, "lacks tensors Ekv2E.bias, Ekv2E.weight, layer_self_attention"),
+        (SIZES, {"kv_hidden_size": 16}, "config.json says kv_hidden_size=16, but its tensors make it 32"),
+        (SIZES, {"hidden_size": 32}, "says hidden_size=32, but its tensors make it 64"),
+        (SIZES, {"head_dim": 16}, "says head_dim=16, but its tensors make it 8"),
+        (
+            SIZES,
+            {"self_attention_num_key_value_heads": 2},
+            "self_attention_num_key_value_heads=2, but its tensors make",
+        ),
+        (SIZES, {"cross_attention_intermediate_size": 2}, "cross_attention_intermediate_size=2, but its tensors make"),
+        (SIZES, {"layer_self_attention_intermediate_size": 2}, "layer_self_attention_intermediate_size=2, but its"),
+        (SIZES, {"target_layer_inference": -1}, "target_layer_inference=-1: need 0 or more"),
+        (SIZES, {"target_layer_inference": 5}, "tli=5: the target has 4 layers"),
+        (SIZES, {"rope_scaling": {"type": "dynamic"}}, "rope_scaling of type dynamic: need one of"),
+    ],
+)
+def test_a_config_that_contradicts_is_refused(tmp_path: Path, golden: Path, sizes, changes, message):
+    frozen = exported(tmp_path, golden, sizes, **changes)
+    for load in (lambda: load_drafter(tmp_path, frozen), lambda: load_tap(tmp_path, golden / "target_tiny")):
+        with pytest.raises(UsageError, match=message):
+            load()
+
+
+def test_published_layouts_leave_tli_to_the_reader(tmp_path: Path, golden: Path):
+    frozen = exported(tmp_path, golden, replace(SIZES, tli=1), target_layer_inference="gone")
+    assert load_drafter(tmp_path, frozen).tap.width == 32
+    assert load_drafter(f"{tmp_path},tli=1", frozen).tap.width == 64
+
+
+@pytest.mark.parametrize("has_lsa", [True, False])
+def test_trains(has_lsa):
+    mixed = (8, 1, 12) if has_lsa else (0, 0, 0)
+    moa = MoA(MoASizes(8, 2, 4, *mixed, 1, 12, 2, 12))
+    sync = torch.zeros(2, 5, dtype=torch.int64)
+    activations = torch.randn(2, 5, 3, 8) if has_lsa else torch.randn(2, 5, 8)
+    moa.forward_train(torch.randn(2, 5, 8), activations, sync, torch.tensor([True, False])).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in moa.parameters())
+
+
+@torch.no_grad()
+def test_staircase_hides_what_the_features_tell():
+    """In the rows named, self-attention reaches back to the latest sync point, and no further."""
+    sync = torch.tensor([[0, 0, 2, 2, 2], [0, 0, 2, 2, 2]])
+    hidden = staircase_mask(sync, torch.tensor([True, False])) & torch.ones(5, 5, dtype=torch.bool).tril()
+    assert hidden[0].int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [0, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
+    moa = MoA(MoASizes(8, 2, 4, 8, 1, 12, 1, 12, 2, 12))
+    embeds, packed = torch.randn(1, 5, 8).expand(2, -1, -1), torch.randn(1, 5, 3, 8).expand(2, -1, -1, -1)
+    plain = moa.forward_train(embeds, packed, sync)
+    stairs = moa.forward_train(embeds, packed, sync, torch.tensor([True, False]))
+    close(stairs[1], plain[1])
+    close(stairs[0, 0], plain[0, 0])
+    assert not torch.allclose(stairs[0, 1:], plain[0, 1:], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"packed_kv": 36}, "packed_kv=36: must be a multiple of heads=8"),
+        ({"packed_kv": 24}, "head_dim=3: RoPE needs an even one"),
+        ({"sa_kv_heads": 3}, "kv_heads=3: must divide heads=8"),
+        ({"ca_mlp": 0}, "every size must be at least 1"),
+        ({"tli": -1}, "tli=-1: need 0 or more"),
+    ],
+)
+def test_impossible_sizes_are_refused(change, message):
+    sizes = {"hidden": 64, "heads": 8, "head_dim": 8, "packed_kv": 32, "lsa_kv_heads": 4, "lsa_mlp": 40}
+    sizes |= {"sa_kv_heads": 2, "sa_mlp": 72, "ca_kv_heads": 4, "ca_mlp": 56}
+    with pytest.raises(UsageError, match=message):
+        MoA(MoASizes(**(sizes | change)))

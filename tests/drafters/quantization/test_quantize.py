@@ -1,0 +1,280 @@
+"""int8 and int4 weights: how near they are, what they do in a tensor's place, how they are stored."""
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+
+from outrider_drafters import FrozenTarget, load_drafter
+from outrider_drafters.blocks.fused import FusedProjections
+from outrider_drafters.blocks.layers import Attention, BlockShape
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.load import open_source
+from outrider_drafters.quantization.codes import Int4Codes, Int8Codes
+from outrider_drafters.quantization.quantize import holds_codes, quantised, restored, stored
+from outrider_drafters.quantization.quantized_tensor import QuantisedWeight
+from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT
+
+CASES = [
+    ("moa_tli0", "target_tiny"),
+    ("eagle2_llama", "target_l4"),
+    ("eagle3_llama", "target_l8"),
+    ("hydra_mlp", "target_vicuna_tiny"),
+    ("medusa_v01", "target_vicuna_tiny"),
+]
+KINDS = ("int8", "int4")
+ERROR = {"int8": 0.02, "int4": 0.15}  # relative, on normal values
+
+
+def relative(made: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((made - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.fixture(params=KINDS)
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def plain() -> torch.Tensor:
+    return torch.randn(48, 64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def weight(plain, kind) -> QuantisedWeight:
+    return quantised(plain, kind)
+
+
+def test_values_are_near(plain, weight, kind):
+    assert relative(weight.values(), plain) < ERROR[kind]
+    assert weight.coded.num_bytes < {"int8": 0.3, "int4": 0.2}[kind] * plain.nbytes
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 4, 5, 16, 17, 40])
+def test_products_are_those_of_the_values(weight, rows):
+    x = torch.randn(rows, 64)
+    bias = torch.randn(48)
+    torch.testing.assert_close(F.linear(x, weight, bias), F.linear(x, weight.values(), bias), atol=0.15, rtol=0.03)
+    assert F.linear(x, weight).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 20), (16, 32), (17, 33), (63, 40), (48, 96), (3, 100)])
+def test_every_size_is_right(kind, n, k):
+    """Sizes that the kernels would read past are computed otherwise."""
+    weight = quantised(torch.randn(n, k), kind)
+    for rows in (1, 4, 9):
+        x = torch.randn(rows, k)
+        torch.testing.assert_close(F.linear(x, weight), x @ weight.values().T, atol=0.15, rtol=0.03)
+
+
+@pytest.mark.parametrize("offset", [1, 8, 40])
+def test_codes_and_rows_that_begin_anywhere(offset):
+    codes = torch.randint(-127, 128, (64 * 64 + offset,), dtype=torch.int8)[offset:].view(64, 64)
+    weight = QuantisedWeight(Int8Codes(codes, torch.ones(64).bfloat16()))
+    x = torch.randn(4 * 64 + offset).bfloat16()[offset:].view(4, 64)
+    assert relative(F.linear(x, weight).float(), x.float() @ codes.float().T) < 0.01
+
+
+def test_a_row_depends_on_no_other(weight):
+    x = torch.randn(8, 64)
+    together = F.linear(x, weight)
+    for i in range(8):
+        torch.testing.assert_close(F.linear(x[i : i + 1], weight)[0], together[i], atol=0, rtol=0)
+
+
+def test_leading_dimensions(weight):
+    x = torch.randn(2, 3, 64)
+    torch.testing.assert_close(F.linear(x, weight), F.linear(x.view(6, 64), weight).view(2, 3, 48), atol=0, rtol=0)
+    assert F.linear(x[0, 0], weight).shape == (48,)
+
+
+def test_rows_are_looked_up(weight):
+    ids = torch.tensor([[1, 47], [1, 0]])
+    assert torch.equal(F.embedding(ids, weight), weight.values()[ids])
+
+
+def test_rows_are_cut_and_joined_as_codes(weight):
+    part = weight[5:21]
+    assert isinstance(part, QuantisedWeight)
+    assert torch.equal(part.values(), weight.values()[5:21])
+    joined = torch.cat([weight, part])
+    assert isinstance(joined, QuantisedWeight)
+    assert torch.equal(joined.values(), torch.cat([weight.values(), part.values()]))
+
+
+def test_unlike_rows_are_joined_as_values(plain):
+    one, other = quantised(plain, "int8"), quantised(plain, "int4")
+    assert type(torch.cat([one, other])) is torch.Tensor
+    assert type(torch.cat([one, plain])) is torch.Tensor
+    assert torch.equal(torch.cat([one, other]), torch.cat([one.values(), other.values()]))
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_any_other_operation_gets_the_values(weight, mode):
+    with mode():
+        values, x = weight.values(), torch.randn(3, 64)
+        assert torch.equal(x @ weight.T, x @ values.T)
+        assert torch.equal(weight[3], values[3])
+        assert torch.equal(torch.stack([weight, weight]), torch.stack([values, values]))
+        assert torch.equal(weight.sum(0), values.sum(0))
+        assert torch.equal(weight + 1, values + 1)
+        assert torch.equal(weight, values)
+        assert weight.contiguous().numpy().tolist() == values.numpy().tolist()
+
+
+def test_it_tells_of_itself_as_a_tensor(weight):
+    assert (weight.shape, len(weight), weight.dtype, weight.device.type) == ((48, 64), 48, torch.float32, "cpu")
+    assert "shape=[48, 64]" in repr(weight)
+    x = torch.ones(2, dtype=torch.float64)
+    assert x.to(weight).dtype == torch.float32
+    narrow = weight.to(torch.bfloat16)
+    assert isinstance(narrow, QuantisedWeight)
+    assert F.embedding(torch.tensor([1]), narrow).dtype == torch.bfloat16
+    assert weight.to(torch.int32).dtype == torch.int32
+
+
+def test_it_goes_into_a_module(weight):
+    with torch.device("meta"):
+        module = nn.Linear(64, 48)
+    module.load_state_dict({"weight": weight, "bias": torch.zeros(48)}, assign=True)
+    module.requires_grad_(False)
+    x = torch.randn(2, 64)
+    wanted = F.linear(x, weight)
+    assert torch.equal(module(x), wanted)
+    for dtype in (torch.bfloat16, torch.float32):
+        module.to("cpu", dtype)
+        assert isinstance(module.weight, QuantisedWeight)
+        assert module.weight.dtype == dtype
+    assert torch.equal(module(x), wanted)
+    assert isinstance(module.state_dict()["weight"], QuantisedWeight)
+
+
+def test_int4_falls_back_to_int8_where_it_does_not_divide():
+    assert isinstance(quantised(torch.randn(48, 64), "int4").coded, Int4Codes)
+    assert isinstance(quantised(torch.randn(48, 65), "int4").coded, Int8Codes)
+    assert isinstance(quantised(torch.randn(47, 64), "int4").coded, Int8Codes)
+
+
+def test_extreme_rows(kind):
+    plain = torch.zeros(16, 32)
+    plain[1], plain[2, 5], plain[3] = 1e-6, 1e4, -3.0
+    values = quantised(plain, kind).values()
+    assert values.isfinite().all()
+    assert values[2, 5].item() == pytest.approx(1e4, rel=0.02)
+    torch.testing.assert_close(values[3], plain[3], atol=0.03, rtol=0)
+
+
+def test_stored_and_read_again(tmp_path: Path, weight, kind):
+    save_file({**stored("a.weight", weight), "b": torch.ones(2)}, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.names == {"a.weight", "b"}
+    assert checkpoint.matrix("a.weight") == (48, 64)
+    read = checkpoint.read("a.weight")
+    assert isinstance(read, QuantisedWeight)
+    assert torch.equal(read.values(), weight.values())
+    assert torch.equal(F.linear(torch.ones(4, 64), read), F.linear(torch.ones(4, 64), weight))
+    assert holds_codes([f"x.{kind}"])
+    assert not holds_codes(["x.weight", "x.scale"])
+
+
+@pytest.mark.parametrize("spoilt", ["missing", "short", "type"])
+def test_scales_that_do_not_fit_are_refused(weight, spoilt):
+    parts = stored("a.weight", weight)
+    match spoilt:
+        case "missing":
+            del parts["a.weight.scale"]
+        case "short":
+            parts["a.weight.scale"] = parts["a.weight.scale"][:7]
+        case "type":
+            parts["a.weight.scale"] = parts["a.weight.scale"].float()
+    with pytest.raises(UsageError, match=r"somewhere: a\.weight\.scale"):
+        restored(Path("somewhere"), parts)
+
+
+def test_torchao_says_nothing():
+    program = (
+        "import torch; from outrider_drafters.quantization.quantize import quantised;"
+        " quantised(torch.ones(16, 32), 'int4')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_without_torchao_the_remedy_is_named(monkeypatch, plain):
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(UsageError, match=r"pip install 'outrider\[edge\]'"):
+        quantised(plain, "int8")
+
+
+def test_reading_codes_needs_no_torchao(tmp_path: Path, plain):
+    codes = stored("a", quantised(plain, "int8")) | stored("b", quantised(plain, "int4"))
+    save_file(codes, tmp_path / "model.safetensors")
+    program = (
+        "import sys; sys.modules['torchao'] = None; from pathlib import Path; import torch\n"
+        "from outrider_drafters.readers.checkpoint import Checkpoint\n"
+        f"held = Checkpoint(Path({str(tmp_path)!r}))\n"
+        "print(*((torch.ones(2, 64) @ held.read(name).T).shape[1] for name in 'ab'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "48 48\n"
+
+
+def test_rows_are_cut_once(monkeypatch, kind):
+    """int4 codes are repacked for every cut: far more work than a product."""
+    shape = BlockShape(64, 4, 2, 16, 64)
+    attention = Attention(shape)
+    coded = {name: quantised(tensor, kind) for name, tensor in attention.state_dict().items()}
+    attention.load_state_dict(coded, assign=True)
+    cuts = []
+    for codes in (Int8Codes, Int4Codes):
+        picked = codes.picked
+        monkeypatch.setattr(codes, "picked", lambda self, rows, picked=picked: cuts.append(rows) or picked(self, rows))
+    projections, x = FusedProjections(attention.requires_grad_(False), shape), torch.randn(3, 64)
+    for _ in range(3):
+        projections.heads(x, 0, 8)
+        projections.heads(x, 4, 8)
+    assert cuts == [slice(0, 128), slice(64, 128)]
+
+
+@pytest.mark.parametrize(("case", "target"), CASES)
+def test_a_drafter_of_codes_is_one_of_their_values(tmp_path, golden, case, target, kind):
+    """Every family's network, its target's embedding and lm_head included."""
+    family, files = open_source(DrafterSource.parse(golden / case / "drafter"))
+    frozen = FrozenTarget.load(golden / target)
+    for name, form in (("codes", lambda weight: weight), ("values", QuantisedWeight.values)):
+        tensors = {}
+        for tensor in files.names:
+            read = files.checkpoint.read(tensor)
+            if tensor.endswith(".weight") and read.ndim == 2 and not family.keeps(tensor):
+                read = form(quantised(read, kind))
+            tensors |= stored(tensor, read) if isinstance(read, QuantisedWeight) else {tensor: read.clone()}
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+        shutil.copyfile(files.directory / "config.json", tmp_path / name / "config.json")
+    embed, lm_head = (quantised(tensor, kind) for tensor in (frozen.embed, frozen.lm_head))
+    coded = load_drafter(tmp_path / "codes", replace(frozen, embed=embed, lm_head=lm_head))
+    plain = load_drafter(tmp_path / "values", replace(frozen, embed=embed.values(), lm_head=lm_head.values()))
+    assert coded.tap == plain.tap == load_drafter(files.directory, frozen).tap
+    made, wanted = (answers(drafter) for drafter in (coded, plain))
+    drafted = wanted.isfinite()  # the others are outside its vocabulary
+    assert torch.equal(made.isfinite(), drafted)
+    assert relative(made[drafted], wanted[drafted]) < 0.03
+    assert not torch.equal(made, wanted)  # else it would not have been computed from codes
+
+
+def answers(drafter) -> torch.Tensor:
+    """Logits at the root and of two children, if it goes on from them."""
+    state = drafter.new_state()
+    state.append([3, 4, 5, 6, 7])
+    rows = torch.randn(4, drafter.tap.width, generator=torch.Generator().manual_seed(1))
+    state.add_features(3 if drafter.tap.newest_only else 0, rows[3:] if drafter.tap.newest_only else rows)
+    return torch.cat((state.root_logits()[None], state.expand([8, 9], [ROOT, ROOT])))

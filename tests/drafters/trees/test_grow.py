@@ -1,0 +1,160 @@
+"""The dynamic tree against a plain search over the same probabilities."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from outrider_drafters import TreeShape, grow_tree
+from outrider_drafters.contracts.drafter import ENDLESS
+from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.trees.grow import begin_growth, grow
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT, DraftTree
+
+
+class Lookup:
+    """A state whose logits are a function of the path alone; notes how often it is asked."""
+
+    num_tokens = num_features = 1
+
+    reach = ENDLESS
+
+    def __init__(self, vocabulary: int, seed: int, sure: bool = False) -> None:
+        self.vocabulary, self.seed, self.sure = vocabulary, seed, sure
+        self.rows: list[tuple[int, ...]] = []
+        self.num_levels = 0
+
+    def logits(self, path: tuple[int, ...]) -> Tensor:
+        generator = torch.Generator().manual_seed(hash((self.seed, *path)) % 2**63)
+        logits = torch.randn(self.vocabulary, generator=generator) * 2
+        if self.sure:
+            logits[int(logits.argmax())] = 1000.0
+        return logits
+
+    def root_logits(self) -> Tensor:
+        self.rows = []
+        return self.logits(())
+
+    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        self.num_levels += 1
+        paths = [
+            ((*self.rows[parent], token) if parent != ROOT else (token,))
+            for token, parent in zip(tokens, parents, strict=True)
+        ]
+        self.rows += paths
+        return torch.stack([self.logits(path) for path in paths])
+
+    def append(self, tokens: Sequence[int]) -> None: ...
+    def add_features(self, first: int, rows: Tensor) -> None: ...
+    def rollback(self, num_tokens: int) -> None: ...
+
+
+def plain_tree(state: Lookup, shape: TreeShape) -> list[tuple[int, ...]]:
+    """The paths of the tree's nodes, in order, by the rule's words."""
+    offers: list[tuple[tuple[int, ...], float]] = []
+    frontier: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    for _ in range(shape.levels):
+        fresh = []
+        for path, score in frontier:
+            scores = state.logits(path).log_softmax(-1)
+            best = scores.topk(min(shape.breadth, state.vocabulary))
+            fresh += [((*path, t), score + s) for t, s in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+        offers += fresh
+        frontier = sorted(fresh, key=lambda node: -node[1])[: shape.breadth]
+    ranked = sorted(range(len(offers)), key=lambda i: -offers[i][1])[: shape.budget]
+    return [offers[i][0] for i in sorted(ranked)]
+
+
+def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens, tree.parents, strict=True):
+        paths.append((token,) if parent == ROOT else (*paths[parent], token))
+    return paths
+
+
+@settings(max_examples=80)
+@given(
+    vocabulary=st.integers(2, 12),
+    seed=st.integers(0, 1000),
+    shape=st.builds(TreeShape, st.integers(1, 5), st.integers(1, 5), st.integers(1, 40)),
+)
+def test_is_the_tree_of_the_rule(vocabulary, seed, shape):
+    state = Lookup(vocabulary, seed)
+    tree = grow_tree(state, shape)
+    assert paths_of(tree) == plain_tree(state, shape)
+    assert state.num_levels == shape.levels - 1
+
+
+def test_chain_is_greedy():
+    state = Lookup(50, 1)
+    tree = grow_tree(state, TreeShape.chain(6))
+    assert tree == DraftTree.chain(tree.tokens)
+    path: tuple[int, ...] = ()
+    for token in tree.tokens:
+        assert token == int(state.logits(path).argmax())
+        path = (*path, token)
+
+
+def test_sure_children_never_push_out_their_parents():
+    """A child of probability 1 ties with its parent: exactly, in float32."""
+    tree = grow_tree(Lookup(8, 2, sure=True), TreeShape(breadth=4, levels=5, budget=5))
+    assert len(tree) == 5
+    assert max(tree.depths()) == 5
+
+
+def test_cancelled_tree_keeps_the_levels_there_are():
+    state = Lookup(30, 3)
+    tree = grow_tree(state, TreeShape(3, 6, 40), cancelled=lambda: state.num_levels == 2)
+    assert max(tree.depths()) == 3
+    assert paths_of(tree) == plain_tree(Lookup(30, 3), TreeShape(3, 3, 40))
+
+
+def test_vocabulary_smaller_than_breadth():
+    tree = grow_tree(Lookup(2, 4), TreeShape(breadth=8, levels=2, budget=16))
+    assert len(tree) == 2 + 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"breadth": 0}, "breadth=0: need 1 to 64"),
+        ({"levels": 0}, "levels=0: need 1 to 64"),
+        ({"budget": 256}, "budget=256: need 1 to 255"),
+    ],
+)
+def test_shapes_out_of_range_are_refused(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        TreeShape(**arguments)
+
+
+def test_scores_are_log_probabilities_of_paths():
+    """Rescaling one node's logits by a constant offset changes nothing."""
+
+    class Shifted(Lookup):
+        def logits(self, path):
+            return super().logits(path) + math.pi * len(path)
+
+    assert grow_tree(Shifted(20, 5), TreeShape()) == grow_tree(Lookup(20, 5), TreeShape())
+
+
+@pytest.mark.parametrize("plan", [TreeShape(3, 4, 9), Choices.of([(0,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 1)])])
+def test_scores_and_entropies_are_those_of_the_paths(plan: TreePlan):
+    state = Lookup(11, seed=5)
+    growth = begin_growth(state.root_logits(), plan, entropies=True)
+    while (level := growth.level()) is not None and plan.levels - 1 > state.num_levels:
+        growth.take(state.expand(level.tokens, level.parents))
+    drafted = growth.drafted()
+    assert drafted.tree == grow_tree(state, plan) == grow(state, plan).tree
+    assert drafted.entropies is not None
+    paths = paths_of(drafted.tree)
+    for path, score, entropy in zip(paths, drafted.scores, drafted.entropies, strict=True):
+        steps = [state.logits(path[:i]).double().log_softmax(-1) for i in range(len(path))]
+        assert score == pytest.approx(sum(float(s[t]) for s, t in zip(steps, path, strict=True)), abs=1e-4)
+        assert entropy == pytest.approx(-float((steps[-1].exp() * steps[-1]).sum()), abs=1e-4)
+    assert grow(state, plan).entropies is None

@@ -1,0 +1,138 @@
+"""Drafts for outcomes that may come true are those of a drafter that knows they have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider_drafters.checkpoints.target_weights import FrozenTarget
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.load import load_drafter
+from outrider_drafters.routing.heads import Heads
+from outrider_drafters.trees.grow import grow
+from outrider_drafters.trees.predraft import NOWHERE, Outcome, can_foresee, foresee, likeliest_outcomes
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_proto.tree import ROOT, DraftTree
+
+TEXT = [3, 41, 7, 300, 22, 9, 57, 81, 7, 300, 22, 11]
+PLAN = TreeShape(breadth=3, levels=3, budget=8)
+NUM_FEATURES = 9  # the newest tokens lack theirs
+FAMILIES = ("moa", "moa_tli1", "eagle2", "eagle3", "independent")
+
+
+@pytest.fixture(scope="module")
+def frozen():
+    return FrozenTarget.load(target_dir())
+
+
+def state_of(drafter, tokens, num_features=NUM_FEATURES):
+    state = drafter.new_state()
+    state.append(tokens)
+    if drafter.tap.fingerprint:
+        generator = torch.Generator().manual_seed(5)
+        state.add_features(0, torch.randn(NUM_FEATURES, drafter.tap.width, generator=generator)[:num_features])
+    return state
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_draft_is_what_a_fresh_state_would_draft_after_that_outcome(family, frozen):
+    drafter = load_drafter(drafter_dir(family), frozen)
+    state = state_of(drafter, TEXT)
+    tree = grow(state, PLAN).tree
+    foreseen = foresee(state, tree, PLAN, 6, ())
+    assert len(foreseen) == 6
+    assert [f.score for f in foreseen] == sorted((f.score for f in foreseen), reverse=True)
+    for one in foreseen:
+        path = path_to(tree, one.outcome.node)
+        told = grow(state_of(drafter, [*TEXT, *tree.path_tokens(path), one.outcome.bonus]), PLAN)
+        assert one.drafted.tree == told.tree
+        assert one.drafted.scores == pytest.approx(told.scores, abs=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tree_logits_are_those_of_root_and_levels(family, frozen):
+    drafter = load_drafter(drafter_dir(family), frozen)
+    plain, state = state_of(drafter, TEXT), state_of(drafter, TEXT)
+    tree = grow(plain, PLAN).tree
+    logits = state.tree_logits(tree)
+    root = plain.root_logits()
+    torch.testing.assert_close(logits[0], root, atol=1e-4, rtol=1e-4)
+    deep = DraftTree.chain(tree.path_tokens(path_to(tree, len(tree) - 1)))
+    for depth, (token, node) in enumerate(zip(deep.tokens, path_to(tree, len(tree) - 1), strict=True)):
+        after = plain.expand([token], [depth - 1])
+        torch.testing.assert_close(logits[1 + node], after[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_forecast_leaves_the_state_as_it_was(family, frozen):
+    drafter = load_drafter(drafter_dir(family), frozen)
+    state = state_of(drafter, TEXT)
+    before = grow(state, PLAN)
+    foresee(state, before.tree, PLAN, 4, ())
+    after = grow(state, PLAN)
+    assert after.tree == before.tree
+    state.append([5, 6])
+    assert grow(state, PLAN).tree == grow(state_of(drafter, [*TEXT, 5, 6]), PLAN).tree
+
+
+def test_heads_that_draft_in_one_batch_foresee_as_one_head_does(frozen):
+    eagles = [load_drafter(drafter_dir(name), frozen) for name in ("eagle2", "eagle2_math")]
+    heads = Heads(eagles)
+    assert heads.batched
+    together, alone = state_of(heads, TEXT), state_of(eagles[0], TEXT)
+    tree = grow(alone, PLAN).tree
+    assert [f.drafted.tree for f in foresee(together, tree, PLAN, 3, ())] == [
+        f.drafted.tree for f in foresee(alone, tree, PLAN, 3, ())
+    ]
+
+
+def test_outcomes_are_ranked_by_joint_probability_and_leave_out_children_and_ends():
+    tree = DraftTree((1, 2), (ROOT, 0))
+    probabilities = torch.tensor(
+        [
+            [0.05, 0.80, 0.05, 0.10],  # after the root: 1 is its child
+            [0.10, 0.10, 0.60, 0.20],  # after node 0: 2 is its child
+            [0.70, 0.10, 0.10, 0.10],  # after node 1: 0 ends the text
+        ]
+    )
+    ranked = likeliest_outcomes(tree, probabilities.log(), 3, ends=[0])
+    assert [outcome for outcome, _ in ranked] == [Outcome(0, 3), Outcome(ROOT, 3), Outcome(0, 1)]
+    assert [score for _, score in ranked] == pytest.approx(
+        torch.tensor([0.8 * 0.2, 0.1, 0.8 * 0.1]).log().tolist(), abs=1e-5
+    )
+
+
+def test_a_root_without_a_tree_has_outcomes_too(frozen):
+    drafter = load_drafter(drafter_dir("moa"), frozen)
+    foreseen = foresee(state_of(drafter, TEXT), DraftTree(), PLAN, 2, ())
+    assert [f.outcome.node for f in foreseen] == [ROOT, ROOT]
+
+
+def test_once_the_truth_is_known_only_its_draft_grows_on(frozen):
+    drafter = load_drafter(drafter_dir("moa"), frozen)
+    state = state_of(drafter, TEXT)
+    tree = grow(state, PLAN).tree
+    all_of_them = foresee(state, tree, PLAN, 4, ())
+    wanted = all_of_them[2]
+    asked = iter([None, None, wanted.outcome, wanted.outcome])
+    (alone,) = foresee(state, tree, PLAN, 4, (), lambda: next(asked))
+    assert (alone.outcome, alone.drafted.tree) == (wanted.outcome, wanted.drafted.tree)
+    asked = iter([None, None, NOWHERE])
+    assert foresee(state, tree, PLAN, 4, (), lambda: next(asked)) == ()
+    assert foresee(state, tree, PLAN, 4, (), lambda: NOWHERE) == ()
+
+
+def test_a_drafter_that_only_reaches_so_far_foresees_nothing(frozen):
+    medusa = load_drafter(drafter_dir("medusa"), frozen)
+    state = state_of(medusa, TEXT, num_features=0)
+    assert not can_foresee(state)
+    assert foresee(state, DraftTree(), PLAN, 4, ()) == ()
+    assert can_foresee(state_of(load_drafter(drafter_dir("moa"), frozen), TEXT))
+
+
+def path_to(tree, node):
+    path = []
+    while node != ROOT:
+        path.insert(0, node)
+        node = tree.parents[node]
+    return path

@@ -1,0 +1,214 @@
+"""Edge bundles: made, loaded without the target, used offline and against a server of the full target, refused."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider_client.core.config import ClientConfig
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters import FrozenTarget, load_drafter, target_fingerprint, tokenizer_fingerprint
+from outrider_drafters.checkpoints.bundle import find_bundle
+from outrider_drafters.checkpoints.fingerprint import TARGET_MARK, mark_drafter
+from outrider_drafters.load import load_tap
+from outrider_drafters.quantization.quantized_tensor import QuantisedWeight
+from outrider_models.bundling import make_bundle, size_bytes
+from outrider_models.cli.app import main
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_proto.errors import UsageError
+
+GOLDEN = [("moa_tli0", "target_tiny"), ("eagle2_llama", "target_l4"), ("eagle3_llama", "target_l8"),
+          ("hydra_mlp", "target_vicuna_tiny"), ("medusa_v01", "target_vicuna_tiny")]  # fmt: skip
+WEIGHTS = ("float32", "bfloat16", "int8", "int4")
+
+
+@pytest.fixture
+def golden(data: Path) -> Path:
+    return data / "golden"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """Of the embedded pair."""
+    make_bundle(target_dir(), drafter_dir("moa"), "int4", tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(("case", "target"), GOLDEN)
+def test_every_family_is_bundled(tmp_path, golden, case, target, weights):
+    """It loads by itself, and wants the features that the server of the full target makes."""
+    out = tmp_path / "bundle"
+    make_bundle(golden / target, golden / case / "drafter", weights, out)
+    frozen = FrozenTarget.load(out)
+    loaded, tap = load_drafter(out, frozen), load_tap(golden / case / "drafter", golden / target)
+    assert loaded.tap == tap.info
+    assert target_fingerprint(out) == target_fingerprint(golden / target)
+    assert isinstance(frozen.lm_head, QuantisedWeight) == (weights in ("int8", "int4"))
+    assert frozen.lm_head.dtype == (torch.bfloat16 if weights == "bfloat16" else torch.float32)
+
+
+@pytest.mark.parametrize(("case", "target"), GOLDEN)
+def test_float32_is_exact(tmp_path, golden, case, target):
+    make_bundle(golden / target, golden / case / "drafter", "float32", tmp_path / "bundle")
+    full = load_drafter(golden / case / "drafter", FrozenTarget.load(golden / target))
+    bundled = load_drafter(tmp_path / "bundle", FrozenTarget.load(tmp_path / "bundle"))
+    logits = []
+    for drafter in (full, bundled):
+        state = drafter.new_state()
+        state.append([3, 4])
+        state.add_features(0, torch.ones(1, drafter.tap.width))
+        logits.append(state.root_logits())
+    assert torch.equal(*logits)
+
+
+def test_last_layers_are_bundled(tmp_path, golden):
+    """Those that the drafter asked for, and the norm after them; not the others."""
+    target = golden / "target_tiny"
+    out, source = tmp_path / "bundle", f"{golden}/moa_tli0/drafter,tli=1"
+    make_bundle(target, source, "float32", out)
+    names = set(load_file(out / "model.safetensors"))
+    assert {"model.norm.weight", "model.layers.3.mlp.up_proj.weight"} < names
+    assert not any(name.startswith("model.layers.2.") for name in names)
+    assert find_bundle(out).options == {"family": "moa", "tli": 1}
+    bundled = load_drafter(out, FrozenTarget.load(out))
+    assert bundled.tap == load_drafter(source, FrozenTarget.load(target)).tap
+    with pytest.raises(UsageError, match=r"lacks tensor model\.layers\.2"):
+        load_drafter(f"{out},tli=2", FrozenTarget.load(out))
+
+
+def test_a_copy_of_the_targets_embedding_is_left_out(tmp_path, golden):
+    make_bundle(golden / "target_l4", golden / "eagle2_llama/drafter", "int8", tmp_path / "bundle")
+    frozen = FrozenTarget.load(tmp_path / "bundle")
+    assert load_drafter(tmp_path / "bundle", frozen).embed is frozen.embed
+
+
+def test_the_embedding_keeps_eight_bits(bundle):
+    assert find_bundle(bundle).weights == "int4"
+    names = set(load_file(bundle / "model.safetensors"))
+    assert names == {"model.embed_tokens.weight.int8", "model.embed_tokens.weight.scale"}
+
+
+def test_clients_take_it_as_target_and_drafter(bundle):
+    """With the fingerprints of the full target, its tokenizer, and the drafter that is in it."""
+    models = LocalModels.load(ClientConfig(target=bundle))
+    full = LocalModels.load(ClientConfig())
+    assert models.introduction() == full.introduction()
+    assert models.encode("Hello", raw=False) == full.encode("Hello", raw=False)
+    assert (models.eos_token_ids, models.max_context) == (full.eos_token_ids, full.max_context)
+    assert tokenizer_fingerprint(bundle) == tokenizer_fingerprint(target_dir())
+
+
+def test_it_is_moved_whole(bundle, tmp_path):
+    moved = tmp_path / "elsewhere"
+    shutil.move(bundle, moved)
+    assert load_drafter(moved, FrozenTarget.load(moved)).family == "moa"
+    assert size_bytes(moved) < 1_000_000
+
+
+def test_a_drafter_without_files(tmp_path):
+    make_bundle(target_dir(), "lookup,ngram=2", "int8", tmp_path / "bundle")
+    drafter = load_drafter(tmp_path / "bundle", FrozenTarget.load(tmp_path / "bundle"))
+    assert (drafter.family, drafter.ngram) == ("lookup", 2)
+
+
+def test_a_wrong_embedding_that_was_turned_down_is_left_out(tmp_path, golden):
+    from safetensors.torch import save_file
+
+    shutil.copytree(golden / "eagle2_llama/drafter", tmp_path / "drafter", copy_function=shutil.copyfile)
+    tensors = load_file(tmp_path / "drafter/model.safetensors")
+    save_file({**tensors, "embed_tokens.weight": torch.zeros(256, 64)}, tmp_path / "drafter/model.safetensors")
+    make_bundle(golden / "target_l4", f"{tmp_path}/drafter,embedding=target", "int8", tmp_path / "bundle")
+    assert not any("embed" in name for name in load_file(tmp_path / "bundle/drafter/model.safetensors"))
+    frozen = FrozenTarget.load(tmp_path / "bundle")
+    assert load_drafter(tmp_path / "bundle", frozen).embed is frozen.embed
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "drafter/model.safetensors", "tokenizer.json"])
+def test_a_changed_file_is_named(bundle, file):
+    path = bundle / file
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    for load in (FrozenTarget.load, target_fingerprint):
+        with pytest.raises(UsageError, match=f"{file}: not as the bundle was made"):
+            load(bundle)
+
+
+def test_a_missing_file_is_named(bundle):
+    (bundle / "tokenizer.json").unlink()
+    with pytest.raises(UsageError, match=r"tokenizer\.json: missing from the bundle"):
+        FrozenTarget.load(bundle)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "not an edge bundle of version 1"),
+        ({"format": "zip"}, "not an edge bundle"),
+        ({"files": {"../config.json": {"size_bytes": 1, "blake2b": ""}}}, "damaged"),
+        ({"files": 3}, "damaged"),
+        ({"unknown": 3}, "damaged"),
+    ],
+    ids=str,
+)
+def test_a_spoilt_manifest_is_refused(bundle, change, message):
+    path = bundle / "bundle.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UsageError, match=f"bundle.json: {message}"):
+        FrozenTarget.load(bundle)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weights": "int2"}, "--weights int2: choose one of float32, bfloat16, int8, int4"),
+        ({"out": "full"}, "not an empty directory"),
+        ({"target": "golden/target_l4"}, "another target"),
+        ({"drafter": "nowhere/at/all"}, "no such directory"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_bundled_leaves_nothing(tmp_path, data, arguments, message):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    target = data / arguments["target"] if "target" in arguments else target_dir()
+    out = tmp_path / arguments.get("out", "out")
+    with pytest.raises(UsageError, match=message):
+        make_bundle(target, arguments.get("drafter", drafter_dir("moa")), arguments.get("weights", "int8"), out)
+    assert not (tmp_path / "out").exists()
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["file"]
+
+
+def test_a_bundle_is_no_target_to_bundle(bundle, tmp_path):
+    with pytest.raises(UsageError, match="a bundle itself"):
+        make_bundle(bundle, drafter_dir("moa"), "int8", tmp_path / "out")
+
+
+def test_a_drafter_says_which_target_it_was_made_for(tmp_path, golden):
+    path = tmp_path / "drafter"
+    shutil.copytree(golden / "eagle2_llama/drafter", path, copy_function=shutil.copyfile)
+    mark_drafter(path, golden / "target_l4")
+    frozen = FrozenTarget.load(golden / "target_l4")
+    assert load_drafter(path, frozen).family == "eagle2"
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {TARGET_MARK: "0" * 32}))
+    for load in (lambda: load_drafter(path, frozen), lambda: load_tap(path, golden / "target_l4")):
+        with pytest.raises(UsageError, match=f"made for another target: its {TARGET_MARK} is 0000"):
+            load()
+    assert load_drafter(path, replace(frozen, directory=None)).family == "eagle2"  # unknown: not asked
+
+
+def test_the_command(monkeypatch, capsys, tmp_path):
+    """The embedded target's drafters go by their names."""
+    arguments = ["--drafter", "eagle2", "--weights", "int8", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", ["outrider-models", "bundle", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert not stopped.value.code
+    assert "int8, for target target" in capsys.readouterr().out
+    assert find_bundle(tmp_path / "out") is not None

@@ -1,0 +1,277 @@
+"""Losses of every family, against the drafter itself: what training sees of a position is what drafting makes of it.
+
+The slow reference exports the drafter, gives a fresh state each position's past, drafts along the true tokens, and puts
+the paper's loss together from the logits of each level.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.load import load_drafter, load_tap
+from outrider_models.training.core.interfaces import Text
+from outrider_models.training.core.losses import Losses, compare, linear, soft_cross_entropy, top_cross_entropy
+from outrider_models.training.core.teacher import Teacher
+from outrider_models.training.families import TRAINABLES, trainable
+from outrider_models.training.families.eagle3 import most_frequent
+from outrider_models.training.recipes.target import TargetTask
+from outrider_proto.errors import UsageError
+
+LENGTH, PROMPT = 14, 5
+SMALL = {
+    "eagle2": {"noise": 0.0, "losses": Losses(divergence=0.1, feature=0.0, in_units=False)},
+    "hass": {"noise": 0.0, "losses": Losses(divergence=0.1, feature=0.0, in_units=False)},
+    "eagle3": {"draft_vocab": 300},
+    "medusa": {"blocks": 2, "tied": False},
+    "hydra": {"dropout": 0.0, "blocks": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def teacher(tiny_recipe, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("target")
+    task = TargetTask(tiny_recipe, directory)
+    with torch.no_grad():
+        for parameter in task.network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)  # at the start layers add nothing
+    task.export(directory)
+    return Teacher.load(directory, torch.float32)
+
+
+def pupil_of(teacher, name, **changes):
+    family = trainable(name)
+    settings = replace(family.defaults(teacher.facts), **SMALL.get(name, {}) | changes)
+    torch.manual_seed(3)
+    pupil = family.pupil(settings, teacher.facts, lambda: torch.arange(teacher.facts.sizes.vocab) % 7)
+    pupil.start_from(teacher.lm_head)
+    with torch.no_grad():
+        for parameter in pupil.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+            parameter.copy_(parameter.bfloat16())  # as exported
+    return pupil
+
+
+def text(vocab, rows=1):
+    tokens = torch.randint(5, vocab, (rows, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+    counts = (torch.arange(LENGTH) >= PROMPT).expand(rows, -1)
+    return Text(tokens[:, :-1], tokens[:, 1:], counts)
+
+
+def levels(teacher, pupil, directory, tokens, ahead, depth):
+    """Logits [V] of every level that follows position t + ahead, t by t, drafted along the true tokens."""
+    pupil.export(directory)
+    source = DrafterSource(str(directory), pupil.options)
+    drafter, tap = load_drafter(source, teacher.frozen()), load_tap(source, teacher.facts.directory)
+    rows = None
+    if tap is not None:
+        rows = tap.new_state().rows(teacher.activations(tokens[None], tap.needs_kv, tap.hidden_layers))
+    for t in range(len(tokens) - ahead):
+        state = drafter.new_state()
+        state.append(tokens[: t + 1 + ahead].tolist())
+        if rows is not None:
+            state.add_features(0, rows[: t + 1])
+        made = [state.root_logits()]
+        further = range(1, min(depth, len(tokens) - ahead - t))
+        made += [state.expand([int(tokens[t + ahead + level])], [level - 2])[0] for level in further]
+        yield t, made
+
+
+def soft(logits, wanted):
+    """Cross-entropy over what can be drafted, the wanted distribution over the same tokens; none where its likeliest
+    token cannot be."""
+    can = logits > -torch.inf
+    if not can[wanted.argmax()]:
+        return torch.zeros(())
+    return -(wanted[can].softmax(-1) * logits[can].log_softmax(-1)).sum()
+
+
+def hass_loss(logits, wanted):
+    best = wanted.softmax(-1).topk(10)
+    return 0.1 * soft(logits, wanted) - (best.values * logits.log_softmax(-1)[best.indices]).sum()
+
+
+DEPTHS = {  # how far ahead of t the root is, how many levels, what each weighs against the one before
+    "eagle2": (1, 1, 1.0),
+    "hass": (1, 3, 1.0),
+    "eagle3": (1, 7, 0.8),
+    "medusa": (1, 5, 0.8),
+    "hydra": (1, 4, 1.0),
+    "independent": (0, 1, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", DEPTHS)
+def test_the_loss_is_that_of_drafting_along_the_text(name, teacher, tmp_path):
+    ahead, depth, decay = DEPTHS[name]
+    pupil = pupil_of(teacher, name)
+    lesson = text(teacher.facts.sizes.vocab)
+    with torch.no_grad():
+        marks = pupil(lesson, teacher.says(lesson.tokens, pupil.needs), 0.0)
+        wanted = teacher.model(lesson.tokens).logits[0]
+    total, first = 0.0, 0
+    for t, made in levels(teacher, pupil, tmp_path, lesson.tokens[0], ahead, depth):
+        for level, logits in enumerate(made):
+            place = t + ahead + level  # whose successor is predicted
+            if not lesson.counts[0, place]:
+                continue
+            first += level == 0
+            match name:
+                case "medusa":
+                    loss = F.cross_entropy(logits, lesson.successors[0, place])
+                case "hass":
+                    loss = hass_loss(logits, wanted[place])
+                case "eagle2":
+                    loss = 0.1 * soft(logits, wanted[place])
+                case _:
+                    loss = soft(logits, wanted[place])
+            total += float(decay**level * loss)
+    assert len(marks.main) == first
+    assert float(marks.total) == pytest.approx(total, rel=2e-3)
+
+
+def slope(pupil, lesson, said, direction):
+    """Of the loss along a direction in the space of parameters: by autograd, and by differences."""
+
+    def moved(by):
+        with torch.no_grad():
+            for parameter, way in zip(pupil.parameters(), direction, strict=True):
+                parameter.add_(way, alpha=by)
+        return pupil(lesson, said, 0.0).total
+
+    total = moved(0.0)
+    gradients = torch.autograd.grad(total, list(pupil.parameters()))
+    told = sum(float((gradient * way).sum()) for gradient, way in zip(gradients, direction, strict=True))
+    size = 1e-3
+    above, below = float(moved(size).detach()), float(moved(-2 * size).detach())
+    return told, (above - below) / (2 * size)
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_a_step_of_hass_learns_for_those_after_it_unless_detached(detached, teacher):
+    pupil = pupil_of(teacher, "hass", detached=detached)
+    lesson = text(teacher.facts.sizes.vocab)
+    torch.manual_seed(0)
+    direction = [torch.randn_like(parameter) for parameter in pupil.parameters()]
+    told, found = slope(pupil, lesson, teacher.says(lesson.tokens, pupil.needs), direction)
+    assert (told == pytest.approx(found, rel=0.02)) is not detached
+
+
+VARIANTS = {
+    "": {},
+    "without LSA": {"lsa": False},
+    "tli": {"tli": 1},
+    "stairs": {"staircase": True},
+    "mlp": {"prefix": False},
+    "own": {"own_output": True},
+}
+
+
+@pytest.mark.parametrize("name", [*TRAINABLES, "moa without LSA", "moa tli", "moa stairs", "hydra mlp", "medusa own"])
+def test_everything_that_learns_gets_a_gradient_and_padding_changes_nothing(name, teacher):
+    kind, _, variant = name.partition(" ")
+    pupil = pupil_of(teacher, kind, **VARIANTS[variant])
+    lesson = text(teacher.facts.sizes.vocab, rows=2)
+    totals = []
+    for padding in (0, 3):
+        counts, *tokens = (F.pad(x, (0, padding)) for x in (lesson.counts, lesson.tokens, lesson.successors))
+        torch.manual_seed(0)
+        marks = pupil(Text(*tokens, counts), teacher.says(tokens[0], pupil.needs), 0.0)
+        totals.append(float(marks.total.detach()))
+    marks.total.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in pupil.parameters() if p.requires_grad)
+    assert totals[0] == pytest.approx(totals[1], rel=1e-4)
+    assert not any(p.requires_grad for p in teacher.model.parameters())
+
+
+@pytest.mark.parametrize("name", TRAINABLES)
+def test_rows_that_teach_nothing_are_harmless(name, teacher):
+    pupil = pupil_of(teacher, name)
+    lesson = text(teacher.facts.sizes.vocab)
+    silent = Text(lesson.tokens, lesson.successors, torch.zeros_like(lesson.counts))
+    marks = pupil(silent, teacher.says(silent.tokens, pupil.needs), 0.5)
+    marks.total.backward()
+    assert float(marks.total.detach()) == 0
+    assert len(marks.main) == 0
+
+
+def test_moa_weighs_both_features_equally_where_target_layers_follow(teacher):
+    lesson = text(teacher.facts.sizes.vocab)
+    losses = Losses(divergence=0.0, feature=1.0, in_units=False)
+    pupil = pupil_of(teacher, "moa", tli=1, losses=losses)
+    said = teacher.says(lesson.tokens, pupil.needs)
+    torch.manual_seed(0)
+    total = pupil(lesson, said, 0.0).total
+    torch.manual_seed(0)
+    final, entering = pupil._drafted(lesson, said, 0.0)
+    distance = F.smooth_l1_loss(final, said.hidden[-1], reduction="none").mean(-1)[lesson.counts]
+    torch.testing.assert_close(total, (0.5 * distance + 0.5 * entering).sum())
+    layer = teacher.model(lesson.tokens, output_hidden_states=True).hidden_states[-2]
+    assert torch.equal(said.hidden[-2], layer)
+
+
+def test_the_staircase_is_gone_after_half_of_the_run(teacher):
+    pupil = pupil_of(teacher, "moa", staircase=True)
+    assert pupil._stairs(1000, 0.0).all()
+    assert 400 < int(pupil._stairs(1000, 0.25).sum()) < 600
+    assert not pupil._stairs(1000, 0.5).any()
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_hass_tells_drafters_over_how_many_steps_it_taught(steps, teacher, tmp_path):
+    pupil_of(teacher, "hass", steps=steps).export(tmp_path)
+    assert load_drafter(tmp_path, teacher.frozen()).stale_tolerant is (steps == 8)
+
+
+def test_logits_in_parts_are_the_same(monkeypatch):
+    rows, head = torch.randn(11, 6, requires_grad=True), torch.randn(9, 6)
+    wanted = torch.randn(11, 6)
+
+    def gradient():
+        found = compare(linear(head), rows, linear(head), wanted, soft_cross_entropy, 9)
+        return found.loss, torch.autograd.grad(found.loss.sum(), rows)[0], found.hits
+
+    whole = gradient()
+    monkeypatch.setattr("outrider_models.training.core.losses.MAX_LOGITS", 30)
+    for one, other in zip(whole, gradient(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_all_of_the_vocabulary_makes_the_top_loss_the_whole_one():
+    logits, wanted = torch.randn(4, 12), torch.randn(4, 12)
+    torch.testing.assert_close(top_cross_entropy(logits, wanted, 12), soft_cross_entropy(logits, wanted))
+    assert (top_cross_entropy(logits, wanted, 3) < soft_cross_entropy(logits, wanted)).all()
+
+
+def test_the_draft_vocabulary_is_what_stands_most_often():
+    assert most_frequent(torch.tensor([3, 0, 9, 3, 1]), 3).tolist() == [0, 2, 3]
+    assert most_frequent(torch.tensor([0, 0, 0, 5]), 2).tolist() == [0, 3]
+
+
+def test_what_cannot_be_drafted_teaches_nothing(teacher):
+    pupil = pupil_of(teacher, "eagle3", draft_vocab=1)
+    lesson = text(teacher.facts.sizes.vocab)
+    assert float(pupil(lesson, teacher.says(lesson.tokens, pupil.needs), 0.0).total.detach()) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("eagle3", {"target_layers": (9,)}, "target_layers: 9"),
+        ("eagle3", {"target_layers": ()}, "at least one"),
+        ("moa", {"tli": 5}, "tli=5"),
+        ("independent", {"heads": 3}, "multiple of the next"),
+        ("hydra", {"dropout": 1.0}, "dropout=1.0"),
+        ("medusa", {"blocks": 0}, "blocks=0"),
+    ],
+)
+def test_a_wrong_size_is_named(name, changes, message, teacher):
+    with pytest.raises(UsageError, match=message):
+        pupil_of(teacher, name, **changes)
+
+
+def test_an_unknown_family():
+    with pytest.raises(UsageError, match="moa, eagle2, hass"):
+        trainable("oracle")

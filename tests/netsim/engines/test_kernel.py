@@ -1,0 +1,164 @@
+"""The kernel engine: refusals and bookkeeping here, real netem in a Debian kernel under qemu."""
+
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import vm
+
+from outrider_netsim.core.addresses import Address
+from outrider_netsim.core.errors import EngineError
+from outrider_netsim.engines.kernel import KernelLink
+from outrider_netsim.engines.kernel_lane import KernelLane
+from outrider_netsim.engines.kernel_support import kernel_support
+from outrider_netsim.engines.shaped_pair import Counted
+from outrider_netsim.impairments.path import direction_in_row
+from outrider_netsim.profiles.builtin import profile_named
+from outrider_netsim.profiles.profile import Direction, Profile
+from outrider_netsim.profiles.traces import Conditions, Deliveries
+
+GUEST_SCRIPT = Path(__file__).parents[1] / "vm" / "guest_kernel.py"
+GUEST_TIMEOUT_S = 280.0
+UPSTREAM = Address("127.0.0.1", 9)
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="netem is Linux's")
+
+
+@pytest.fixture
+def modules(tmp_path):
+    folder = tmp_path / "lib/modules" / platform.release()
+    folder.mkdir(parents=True)
+    return folder
+
+
+@ON_LINUX
+def test_a_kernel_without_the_module_is_told_what_to_do(tmp_path, modules):
+    reason = kernel_support(tmp_path)
+    assert reason is not None
+    for word in ("modprobe sch_netem", "linux-modules-extra", "--engine tun"):
+        assert word in reason
+
+
+@ON_LINUX
+@pytest.mark.parametrize("suffix", [".ko", ".ko.xz", ".ko.zst"])
+def test_a_kernel_with_the_module_may(tmp_path, modules, suffix):
+    (modules / "kernel/net/sched").mkdir(parents=True)
+    (modules / "kernel/net/sched" / f"sch_netem{suffix}").touch()
+    assert kernel_support(tmp_path) is None
+
+
+@ON_LINUX
+def test_a_kernel_with_netem_built_in_may(tmp_path, modules):
+    (modules / "modules.builtin").write_text("kernel/net/sched/sch_tbf.ko\nkernel/net/sched/sch_netem.ko\n")
+    assert kernel_support(tmp_path) is None
+
+
+@ON_LINUX
+def test_a_loaded_module_is_enough(tmp_path, modules):
+    (tmp_path / "sys/module/sch_netem").mkdir(parents=True)
+    assert kernel_support(tmp_path) is None
+
+
+@ON_LINUX
+def test_without_a_folder_of_modules_only_trying_tells(tmp_path):
+    assert kernel_support(tmp_path) is None
+
+
+@ON_LINUX
+async def test_a_mahimahi_trace_is_refused_before_anything_is_made():
+    direction = Direction(trace=Deliveries("subway", (1, 2, 3)))
+    link = KernelLink(Profile.symmetric("subway", direction), UPSTREAM)
+    if kernel_support() is not None:
+        pytest.skip("this kernel refuses earlier: it has no netem")
+    with pytest.raises(EngineError, match=r"up\.trace 'subway': .*use --engine tun"):
+        await link.start()
+
+
+@ON_LINUX
+async def test_where_it_cannot_start_it_says_why_and_leaves_nothing():
+    link = KernelLink(profile_named("paper-4g"), UPSTREAM)
+    try:
+        await link.start()
+    except EngineError as error:
+        assert "use --engine" in str(error)  # noqa: PT017 - it may also start
+    with pytest.raises(RuntimeError, match="not started"):
+        _ = KernelLink(profile_named("paper-4g"), UPSTREAM).stats
+    await link.aclose()
+    await link.aclose()
+
+
+def test_every_change_has_a_seed_of_its_own():
+    up, again, down = KernelLane("A", 7), KernelLane("A", 7), KernelLane("B", 7)
+    seeds = [up.shaping(False).netem.seed for _ in range(3)]
+    assert len(set(seeds)) == 3
+    assert seeds == [again.shaping(False).netem.seed for _ in range(3)]
+    assert down.shaping(False).netem.seed not in seeds
+
+
+def test_packets_dropped_in_a_cut_are_the_outages():
+    lane = KernelLane("A", 0)
+    assert lane.book(Counted(packets_out=10, bytes_out=900, dropped=2), was_down=False).lost == 2
+    assert lane.book(Counted(packets_out=10, dropped=5), was_down=True).dropped_by_outage == 3
+    stats = lane.book(Counted(packets_out=20, bytes_out=1800, waiting_packets=3, waiting_bytes=300, dropped=6), False)
+    assert (stats.packets_in, stats.packets_out) == (29, 20)
+    assert (stats.lost, stats.dropped_by_outage) == (3, 3)
+    assert (stats.bytes_in, stats.bytes_out) == (2100, 1800)
+
+
+def test_a_row_of_a_trace_becomes_a_direction():
+    trace = Conditions("walk", (0.0, 1.0), 2.0, delay_ms=(10.0, 30.0), rate_bps=(1e6, 2e6))
+    direction = Direction(5, 4, "normal", trace=trace)
+    assert replace(direction_in_row(direction, 1), trace=None) == Direction(30, 4, "normal", 2e6)
+
+
+@pytest.mark.kernel
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(vm.missing() is not None, reason=vm.missing() or "")
+def test_real_netem_keeps_the_profile():
+    """Everything that the engine sets, measured where it works; a fresh draw misses a bound in 2 of 100 cases."""
+    vm.check_in_guest(GUEST_SCRIPT, {"profile": "paper-4g", "loss_packets": 20_000}, GUEST_TIMEOUT_S, _check)
+
+
+def _check(found):
+    for way in ("up", "down"):
+        delay, flood = found[way]["delay"], found[way]["flood"]
+        assert delay["mean"] == pytest.approx(delay["mean wanted"], rel=0.05)
+        assert delay["deviation"] == pytest.approx(delay["deviation wanted"], rel=0.05)
+        assert delay["least"] >= 4.5
+        assert delay["overtaken"] > 100  # netem's jitter reorders
+        assert flood["bps"] == pytest.approx(flood["bps wanted"], rel=0.05)
+    assert 10 <= found["loss"]["share"] * 20_000 <= 32  # 99 % of Binomial(20000, 0.001)
+    _check_variants(found["variants"])
+    assert found["cut"] == {
+        "before": 10,
+        "cut": 0,
+        "restored": 10,
+        "sent while cut, then changed": 0,
+        "under way at a change": 10,
+    }
+    assert found["tcp"]["round_trip_ms"] == pytest.approx(found["tcp"]["wanted_ms"], rel=0.05)
+    assert found["trace"]["measured"] == pytest.approx(found["trace"]["wanted"], rel=0.05)
+    outage = found["outage"]
+    assert outage["missing"] == outage["last"] - outage["first"] + 1 == outage["counted"]
+    assert outage["missing"] == pytest.approx(30, abs=2)
+    assert outage["lost"] == 0
+    assert found["left"] == ["lo"]
+
+
+def _check_variants(found):
+    for name in ("in order", "in order, no rate", "constant", "unlimited", "bursts"):
+        assert found[name]["delay"]["overtaken"] == 0
+    for name in ("pareto", "uniform"):
+        delay = found[name]["delay"]
+        assert delay["overtaken"] > 10
+        assert delay["mean"] == pytest.approx(delay["mean wanted"], rel=0.05)
+    for name in ("in order", "constant"):
+        assert found[name]["flood"]["bps"] == pytest.approx(found[name]["flood"]["bps wanted"], rel=0.05)
+    constant = found["constant"]["delay"]
+    assert constant["mean"] == pytest.approx(15 + 106 * 8 / 5e3, abs=0.05)  # 15 ms, and 106 bytes at 5 Mbit/s
+    assert constant["deviation"] < 0.05
+    bursts = found["bursts"]["loss"]
+    assert bursts["share"] == pytest.approx(bursts["wanted"], rel=0.5)  # 4 deviations: losses come together
+    assert bursts["after a loss"] == pytest.approx(0.653, abs=0.1)  # the chain's own; independent losses have 0.09

@@ -1,0 +1,127 @@
+"""What netem is told of a direction, and what it makes of it: `latency + jitter * entry / 8192`, entries alike."""
+
+import statistics
+import struct
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider_netsim.core.errors import EngineError
+from outrider_netsim.engines.netem import (
+    FRAME_BYTES,
+    LOSS_ALL,
+    TABLE_ENTRIES,
+    BurstLoss,
+    delay_table,
+    shaping_of,
+    share_of_u32,
+)
+from outrider_netsim.profiles.builtin import PROFILES
+from outrider_netsim.profiles.profile import Bursts, Direction
+
+JITTERY = Direction(21, 19, "normal", 20e6, base_ms=4.5, loss=0.001)
+
+
+def kernel_delays_ms(table):
+    """tabledist() of sch_netem.c, for every entry: integer arithmetic that rounds the low part, and C's division."""
+    if not table.entries:
+        return [table.latency_ns / 1e6]
+    return [(_tabledist(table.jitter_ns, entry) + table.latency_ns) / 1e6 for entry in table.entries]
+
+
+def _tabledist(sigma, entry):
+    low = (sigma % 8192) * entry
+    low += 4096 if low >= 0 else -4096
+    return int(low / 8192) + (sigma // 8192) * entry
+
+
+def table_of(direction):
+    return delay_table(direction.distribution, direction.delay_ms, direction.jitter_ms, direction.base_ms)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_the_kernel_draws_every_built_in_profile_with_its_mean_and_deviation(name):
+    for direction in (PROFILES[name].up, PROFILES[name].down):
+        delays = kernel_delays_ms(table_of(direction))
+        assert statistics.mean(delays) == pytest.approx(direction.mean_delay_ms, rel=5e-4, abs=1e-6)
+        assert statistics.pstdev(delays) == pytest.approx(direction.delay_deviation_ms, rel=5e-3, abs=1e-6)
+
+
+@given(
+    st.sampled_from(["normal", "pareto", "uniform"]),
+    st.floats(0, 500),
+    st.floats(0.01, 400),
+    st.floats(0, 100),
+)
+def test_the_table_fits_the_kernel_and_the_law(distribution, delay_ms, jitter_ms, base_ms):
+    direction = Direction(delay_ms, jitter_ms, distribution, base_ms=base_ms)
+    table = table_of(direction)
+    assert len(table.entries) == TABLE_ENTRIES
+    struct.pack(f"={TABLE_ENTRIES}h", *table.entries)  # s16, or struct.error
+    delays = kernel_delays_ms(table)
+    step_ms = table.jitter_ns / 8192 / 1e6
+    assert statistics.mean(delays) == pytest.approx(direction.mean_delay_ms, rel=2e-3, abs=step_ms)
+    assert statistics.pstdev(delays) == pytest.approx(direction.delay_deviation_ms, rel=2e-2, abs=step_ms)
+    assert min(delays) >= base_ms - step_ms  # nothing before base
+
+
+def test_nothing_is_clipped_beyond_four_deviations():
+    rare = Direction(0, 10, "pareto")  # most packets at 0, few far out
+    delays = kernel_delays_ms(table_of(rare))
+    assert max(delays) == pytest.approx(rare.quantile_s(1 - 0.5 / TABLE_ENTRIES) * 1000, rel=1e-3)
+
+
+def test_a_constant_delay_needs_no_table():
+    table = table_of(Direction(15, base_ms=2))
+    assert (table.latency_ns, table.jitter_ns, table.entries) == (17_000_000, 0, ())
+
+
+def test_jitter_beyond_what_netem_holds_is_refused():
+    with pytest.raises(EngineError, match=r"jitter_ms=20000: .* use --engine tun"):
+        shaping_of(Direction(30_000, 20_000, "normal"), 0)
+
+
+def test_jitter_that_may_reorder_leaves_the_rate_to_tbf():
+    shaping = shaping_of(JITTERY, 5)
+    assert shaping.netem.rate_bytes == 0
+    assert (shaping.tbf.rate_bytes, shaping.tbf.burst_bytes) == (2_500_000, 2 * FRAME_BYTES)
+    assert (shaping.netem.limit, shaping.netem.seed) == (1000, 5)
+
+
+def test_order_is_kept_by_a_rate_of_netems_own():
+    shaping = shaping_of(replace(JITTERY, in_order=True), 0)
+    assert shaping.netem.rate_bytes == 2_500_000
+    assert shaping.tbf.rate_bytes == 125_000_000_000
+
+
+def test_order_is_kept_without_a_rate_by_an_endless_one():
+    assert shaping_of(replace(JITTERY, in_order=True, rate_bps=0), 0).netem.rate_bytes == 125_000_000_000
+
+
+def test_a_constant_delay_has_the_exact_rate_whatever_the_order():
+    assert shaping_of(Direction(10, rate_bps=8000), 0).netem.rate_bytes == 1000
+
+
+def test_a_bucket_holds_a_millisecond_of_its_rate():
+    fast = shaping_of(replace(JITTERY, rate_bps=1e9), 0).tbf
+    assert fast.burst_bytes == 125_000
+
+
+def test_a_cut_loses_everything_bursts_or_not():
+    for direction in (JITTERY, replace(JITTERY, loss=0.0, bursts=Bursts(0.1, 0.2))):
+        netem = shaping_of(direction, 0, is_cut=True).netem
+        assert (netem.loss, netem.bursts) == (LOSS_ALL, None)
+
+
+def test_bursts_are_said_as_the_kernel_counts_them():
+    bursts = Bursts(p=0.01, r=0.1, bad=0.7, good=0.001)
+    netem = shaping_of(Direction(bursts=bursts), 0).netem
+    assert netem.bursts == BurstLoss(p=0x028F5C29, r=0x1999999A, h=0x4CCCCCCD, k1=0x00418937)
+
+
+@given(st.floats(0, 1))
+def test_a_share_keeps_its_value(share):
+    assert 0 <= share_of_u32(share) <= LOSS_ALL
+    assert share_of_u32(share) / LOSS_ALL == pytest.approx(share, abs=1e-9)

@@ -1,0 +1,228 @@
+"""The proxy engine on real sockets: bytes both ways, outages, resets, backpressure, clean shutdown."""
+
+import asyncio
+import contextlib
+import random
+import sys
+import time
+
+import pytest
+from echoing import connected, echo
+
+from outrider_netsim.core.addresses import Address
+from outrider_netsim.core.errors import ProfileError
+from outrider_netsim.engines.proxy import ProxyLink
+from outrider_netsim.engines.relay import BUFFER_BYTES
+from outrider_netsim.profiles.builtin import profile_named
+from outrider_netsim.profiles.outages import Outage
+from outrider_netsim.profiles.profile import Direction, Profile
+
+FAST = Profile.symmetric("fast", Direction(delay_ms=0.5, jitter_ms=0.5, distribution="normal"))
+SILENCE_S = 0.1  # long against FAST
+
+
+@contextlib.asynccontextmanager
+async def linked(profile=FAST, handler=echo, seed=1):
+    """A server with `handler` behind a ProxyLink."""
+    server = await asyncio.start_server(handler, "127.0.0.1", 0)
+    try:
+        async with asyncio.timeout(20), ProxyLink(profile, Address(*server.sockets[0].getsockname()), seed) as link:
+            yield link
+    finally:
+        server.close()
+
+
+async def silent(reader, size=1):
+    """Whether nothing comes for a while; must not lose what does come."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SILENCE_S):
+            assert not await reader.read(size)
+            return False
+    return True
+
+
+async def test_bytes_pass_both_ways_intact():
+    sent = random.Random(1).randbytes(1_000_000)
+    async with linked(profile_named("lan")) as link, connected(link.address) as (reader, writer):
+        writer.write(sent)
+        writer.write_eof()
+        assert await reader.read(-1) == sent
+        up, down = link.payload
+        assert up.bytes == down.bytes == len(sent)
+        assert up.chunks >= len(sent) / 1448
+        assert link.stats.up.bytes_out == link.stats.up.bytes_in == len(sent) + 66 * link.stats.up.packets_out
+        assert link.stats.connections == 1
+
+
+async def test_a_round_trip_takes_the_links_time():
+    async with (
+        linked(Profile.symmetric("slow", Direction(delay_ms=20))) as link,
+        connected(link.address) as (reader, writer),
+    ):
+        started_at = time.monotonic()
+        writer.write(b"ping")
+        assert await reader.readexactly(4) == b"ping"
+        first = time.monotonic()
+        writer.write(b"ping")
+        assert await reader.readexactly(4) == b"ping"
+        assert first - started_at >= 0.078  # handshake and message, less half a tick each way
+        assert time.monotonic() - first >= 0.039
+
+
+async def test_a_cut_link_is_silent_and_loses_nothing():
+    async with linked() as link, connected(link.address) as (reader, writer):
+        writer.write(b"before ")
+        assert await reader.readexactly(7) == b"before "
+        link.cut()
+        assert link.is_cut
+        writer.write(b"during ")
+        assert await silent(reader)
+        link.restore()
+        writer.write(b"after")
+        assert await reader.readexactly(12) == b"during after"
+
+
+async def test_cut_and_restore_may_be_repeated():
+    async with linked() as link, connected(link.address) as (reader, writer):
+        link.restore()
+        link.cut()
+        link.cut()
+        link.restore()
+        link.restore()
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel accepts connections on a cut link")
+async def test_a_new_connection_hangs_while_the_link_is_cut():
+    async with linked() as link:
+        link.cut()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(SILENCE_S), connected(link.address):
+                pass
+        link.restore()
+        async with connected(link.address) as (reader, writer):
+            writer.write(b"x")
+            assert await reader.readexactly(1) == b"x"
+
+
+async def test_a_connection_waiting_through_an_outage_opens_after_it():
+    async with linked() as link:
+        link.cut()
+        waiting = asyncio.create_task(one_echo(link))
+        await asyncio.sleep(SILENCE_S)
+        assert not waiting.done()
+        link.restore()
+        assert await waiting == b"x"  # when the kernel sends its next SYN, a second after the first
+
+
+async def one_echo(link):
+    async with connected(link.address) as (reader, writer):
+        writer.write(b"x")
+        return await reader.readexactly(1)
+
+
+async def test_a_profile_set_midway_holds_from_then_on():
+    async with (
+        linked(Profile.symmetric("slow", Direction(delay_ms=30))) as link,
+        connected(link.address) as (reader, writer),
+    ):
+        writer.write(b"x")
+        await reader.readexactly(1)
+        link.set(Profile.symmetric("faster", Direction(delay_ms=5)))
+        started_at = time.monotonic()
+        writer.write(b"x")
+        await reader.readexactly(1)
+        assert 0.009 <= time.monotonic() - started_at < 0.055
+
+
+async def test_a_sender_is_held_back_when_the_link_is_cut():
+    async with linked() as link, connected(link.address) as (reader, writer):
+        writer.write(b"x")
+        await reader.readexactly(1)
+        link.cut()
+        sending = asyncio.create_task(send_all(writer, bytes(40 * BUFFER_BYTES)))
+        await asyncio.sleep(SILENCE_S)
+        assert not sending.done()
+        sending.cancel()
+        writer.transport.abort()
+
+
+async def send_all(writer, data):
+    writer.write(data)
+    await writer.drain()
+
+
+async def test_a_reset_by_the_server_reaches_the_client():
+    async def rude(reader, writer):
+        await reader.read(1)
+        writer.transport.abort()
+
+    async with linked(handler=rude) as link, connected(link.address) as (reader, writer):
+        writer.write(b"xy")
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+
+
+async def test_a_dead_server_resets_and_the_link_serves_on():
+    async with linked() as link:
+        async with ProxyLink(FAST, Address("127.0.0.1", 1)) as dead, connected(dead.address) as (reader, _):
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+        assert await one_echo(link) == b"x"
+
+
+async def test_closing_with_connections_open_leaves_no_task():
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    before = asyncio.all_tasks()
+    link = ProxyLink(FAST, Address(*server.sockets[0].getsockname()))
+    await link.start()
+    async with connected(link.address) as (reader, writer):
+        writer.write(b"x")
+        await reader.readexactly(1)
+        link.cut()
+        await link.aclose()
+        await link.aclose()
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    server.close()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(asyncio.all_tasks() - before))  # the echo server's own
+
+
+@pytest.mark.parametrize(("upstream", "port"), [(0, 0), (70_000, 0), (1, -1)])
+def test_impossible_ports_are_refused(upstream, port):
+    with pytest.raises(ProfileError, match="port="):
+        ProxyLink(FAST, Address("127.0.0.1", upstream), listen=Address("127.0.0.1", port))
+
+
+def test_a_link_that_was_not_started_says_so():
+    with pytest.raises(RuntimeError, match="not started"):
+        ProxyLink(FAST, Address("127.0.0.1", 1)).cut()
+
+
+async def test_planned_outages_hold_bytes_back_and_end_by_themselves():
+    profile = Profile.symmetric("gap", Direction(delay_ms=1), outages=(Outage(0.3, 0.0),))
+    async with linked(profile) as link:
+        await asyncio.sleep(0)  # the plan begins
+        started_at = time.monotonic()
+        link.cut()
+        link.restore()  # by hand, which is not the plan's
+        assert not link.is_cut
+        assert await one_echo(link) == b"x"
+        assert time.monotonic() - started_at >= 0.25
+
+
+async def test_a_lost_packet_stalls_its_connection():
+    async with (
+        linked(Profile.symmetric("lossy", Direction(delay_ms=1))) as link,
+        connected(link.address) as (reader, writer),
+    ):
+        writer.write(b"x")
+        await reader.readexactly(1)
+        link.set(Profile.symmetric("dead", Direction(delay_ms=1, loss=1)))
+        writer.write(b"y")
+        assert await silent(reader)
+        link.set(Profile.symmetric("alive", Direction(delay_ms=1)))
+        assert await reader.readexactly(1) == b"y"
+        assert link.stats.up.lost >= 1

@@ -1,0 +1,226 @@
+"""The tun engine for real: what TCP and UDP see of the link, and that nothing of it stays."""
+
+import asyncio
+import contextlib
+import random
+import statistics
+import sys
+import tempfile
+import time
+
+import pytest
+from echoing import connected, echo
+
+from outrider_netsim.core.addresses import Address
+from outrider_netsim.core.errors import EngineError, ProfileError
+from outrider_netsim.engines.tun import TunLink
+from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES
+from outrider_netsim.profiles.profile import Direction, Profile
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="TUN devices here are Linux's")
+
+FAST = Profile.symmetric("fast", Direction(delay_ms=0.5))
+NOWHERE = Address("127.0.0.1", 1)
+SILENCE_S = 0.1  # long against FAST
+
+
+@contextlib.asynccontextmanager
+async def linked(profile=FAST, seed=1):
+    """An echo server behind a TunLink."""
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    link = TunLink(profile, Address(*server.sockets[0].getsockname()), seed)
+    try:
+        async with asyncio.timeout(60):
+            try:
+                await link.start()
+            except EngineError as error:
+                pytest.skip(str(error))
+            yield link
+    finally:
+        await link.aclose()
+        server.close()
+
+
+async def one_echo(link):
+    async with connected(link.address) as (reader, writer):
+        writer.write(b"x")
+        return await reader.readexactly(1)
+
+
+async def test_bytes_pass_both_ways_intact_and_are_counted():
+    sent = random.Random(1).randbytes(1_000_000)
+    async with linked() as link, connected(link.address) as (reader, writer):
+        writer.write(sent)
+        writer.write_eof()
+        assert await reader.read(-1) == sent
+        stats = link.stats
+        assert stats.connections == 1
+        assert stats.up.bytes_out > len(sent)  # headers, too
+        assert stats.down.packets_out >= len(sent) / 1448
+
+
+async def test_no_packet_is_larger_than_the_mtu():
+    async with linked() as link, connected(link.address) as (reader, writer):
+        writer.write(bytes(3_000_000))
+        writer.write_eof()
+        await reader.read(-1)
+        stats = link.stats.up
+        assert stats.bytes_in / stats.packets_in <= 1514
+        assert stats.packets_in >= 3_000_000 / 1460
+
+
+async def test_losses_make_tcp_send_again():
+    sent = random.Random(1).randbytes(2_000_000)
+    async with linked(Profile.symmetric("lossy", Direction(delay_ms=1, loss=0.02))) as link:
+        async with connected(link.address) as (reader, writer):
+            writer.write(sent)
+            writer.write_eof()
+            assert await reader.read(-1) == sent
+        lost = link.stats.up.lost
+        assert lost > 0
+        # a lost acknowledgement needs no retransmission, a lost segment does
+        assert await retransmitted(link) > 0
+
+
+async def retransmitted(link):
+    """TCP segments that A's kernel sent again, as /proc/net/snmp of the process that asks counts them."""
+    with tempfile.NamedTemporaryFile() as file:
+        assert await link.namespaces.run(["sh", "-c", f"grep ^Tcp: /proc/net/snmp > {file.name}"]) == 0
+        names, values = (line.split() for line in file.read().decode().splitlines())
+    return int(dict(zip(names, values, strict=True))["RetransSegs"])
+
+
+async def test_a_cut_link_loses_packets_and_tcp_delivers_after_it():
+    async with linked() as link, connected(link.address) as (reader, writer):
+        writer.write(b"before ")
+        assert await reader.readexactly(7) == b"before "
+        link.cut()
+        assert link.is_cut
+        writer.write(b"during")
+        receiving = asyncio.create_task(reader.readexactly(6))
+        await asyncio.wait([receiving], timeout=SILENCE_S)
+        assert not receiving.done()
+        link.restore()
+        assert await receiving == b"during"
+        assert link.stats.up.dropped_by_outage > 0
+
+
+async def test_a_new_connection_hangs_while_the_link_is_cut():
+    async with linked() as link:
+        link.cut()
+        waiting = asyncio.create_task(one_echo(link))
+        await asyncio.wait([waiting], timeout=SILENCE_S)
+        assert not waiting.done()
+        link.restore()
+        assert await waiting == b"x"
+
+
+async def test_a_profile_set_midway_holds_from_then_on():
+    async with linked(FAST) as link, connected(link.address) as (reader, writer):
+        for delay_ms in (40, 0.5):
+            profile = Profile.symmetric("another", Direction(delay_ms=delay_ms))
+            link.set(profile)
+            assert link.profile is profile
+            started_at = time.monotonic()
+            writer.write(b"x")
+            await reader.readexactly(1)
+            took = time.monotonic() - started_at
+            assert took >= 2 * delay_ms / 1000
+        assert took < 0.080  # which it was before
+
+
+ASK_THE_SERVER = """
+import os, socket, sys
+
+assert os.environ["OUTRIDER_LINK_ADDRESS"] == sys.argv[1]
+server = socket.create_connection(sys.argv[1].split(":"))
+server.send(b"x")
+assert server.recv(1) == b"x"
+"""
+
+
+async def test_a_command_reaches_the_server_at_its_own_address():
+    async with linked() as link:
+        assert await link.run([sys.executable, "-c", ASK_THE_SERVER, str(link._upstream)]) == 0
+        assert link.stats.connections == 1
+        assert await link.run(["sh", "-c", "exit 5"]) == 5
+        with pytest.raises(ProfileError, match="tells servers apart by their ports"):
+            await link.run(["true"], [Address("127.0.0.2", link._upstream.port)])
+
+
+async def test_a_server_that_is_not_there_resets():
+    async with linked() as link:
+        nowhere = TunLink(FAST, NOWHERE)
+        async with nowhere, connected(nowhere.address) as (reader, _):
+            with pytest.raises(ConnectionResetError):
+                await reader.read(-1)
+        assert await one_echo(link) == b"x"  # two links at once
+
+
+async def test_the_delay_is_the_profiles():
+    """One way over UDP, between sockets that live on the link itself: the doorways' own time is not in it."""
+    async with linked(Profile.symmetric("slow", Direction(delay_ms=20))) as link:
+        took = await one_way_ms(link, packets=200)
+        assert min(took) >= 20
+        assert statistics.median(took) < 25  # about 20.2 on a quiet machine; `probe` measures
+
+
+async def one_way_ms(link, packets):
+    loop = asyncio.get_running_loop()
+    near, far = await link.namespaces.socket("A", "udp"), await link.namespaces.socket("B", "udp")
+    with near, far:
+        far.bind((LINK_ADDRESSES["B"], 0))
+        took = []
+        for _ in range(packets):
+            sent_at = time.monotonic()
+            near.sendto(b"x", far.getsockname())
+            await loop.sock_recv(far, 1)
+            took.append((time.monotonic() - sent_at) * 1000)
+    return took
+
+
+@pytest.mark.slow
+async def test_it_carries_fifty_megabits():
+    """Of 50 Mbit/s on the wire TCP has 1448 bytes of 1514 for itself."""
+    size = 25_000_000
+    async with linked(Profile.symmetric("fast", Direction(delay_ms=5, rate_bps=50e6))) as link:
+        loop = asyncio.get_running_loop()
+        listener = await link.namespaces.listener("B", LINK_ADDRESSES["B"])
+        near = await link.namespaces.socket("A")
+        with listener, near:
+            await loop.sock_connect(near, listener.getsockname())
+            far, _ = await loop.sock_accept(listener)
+            with far:
+                started_at = time.monotonic()
+                sending = asyncio.create_task(loop.sock_sendall(near, bytes(size)))
+                received = 0
+                while received < size:
+                    received += len(await loop.sock_recv(far, 1 << 18))
+                took = time.monotonic() - started_at
+                await sending
+    assert 0.8 < size * 8 / took / (50e6 * 1448 / 1514) <= 1.0
+
+
+async def test_it_starts_and_ends_again_and_leaves_nothing():
+    before = asyncio.all_tasks()
+    for _ in range(2):
+        async with linked() as link:
+            assert await one_echo(link) == b"x"
+            with pytest.raises(OSError, match="in use"):
+                await TunLink(FAST, NOWHERE, listen=Address(*link._address)).start()
+            await link.aclose()
+            await link.aclose()
+    await asyncio.gather(*(asyncio.all_tasks() - before))  # the echo server's own
+
+
+@pytest.mark.parametrize(("upstream", "port"), [(0, 0), (70_000, 0), (1, -1)])
+def test_impossible_ports_are_refused(upstream, port):
+    with pytest.raises(ProfileError, match="port="):
+        TunLink(FAST, Address("127.0.0.1", upstream), listen=Address("127.0.0.1", port))
+
+
+def test_a_link_that_was_not_started_says_so():
+    link = TunLink(FAST, NOWHERE)
+    for use in (link.cut, lambda: link.address, lambda: link.stats):
+        with pytest.raises(RuntimeError, match="not started"):
+            use()

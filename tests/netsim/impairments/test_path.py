@@ -1,0 +1,171 @@
+"""A whole direction: independent of who asks when, its counters add up, and it agrees with netem's rule in order."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider_netsim.impairments import Packet
+from outrider_netsim.impairments.path import Path
+from outrider_netsim.profiles.outages import Outage
+from outrider_netsim.profiles.profile import Bursts, Direction
+from outrider_netsim.profiles.traces import Conditions, Deliveries
+
+TRACES = [
+    None,
+    Deliveries("deliveries", (3, 4, 4, 40, 70)),
+    Conditions("all", (0.0, 0.03, 0.05), 0.09, delay_ms=(5, 0, 30), rate_bps=(1e6, 0, 2e5), loss=(0, 0.3, 0)),
+    Conditions("rate", (0.0, 0.02), 0.04, rate_bps=(1e5, 1e6)),
+]
+directions = st.builds(
+    lambda direction, jitter: replace(direction, **jitter),
+    st.builds(
+        Direction,
+        delay_ms=st.sampled_from([0.0, 10.0]),
+        rate_bps=st.sampled_from([0.0, 2e5, 1e6]),
+        base_ms=st.sampled_from([0.0, 4.5]),
+        bursts=st.sampled_from([None, Bursts(0.2, 0.4)]),
+        queue_packets=st.integers(1, 6),
+        in_order=st.booleans(),
+        trace=st.sampled_from(TRACES),
+    ),
+    st.sampled_from([{}, {"jitter_ms": 8.0, "distribution": "normal"}]),
+)
+pauses = st.sampled_from([0.0, 0.0, 0.001, 0.0037, 0.01, 0.05, 0.2])
+steps = st.lists(
+    st.tuples(pauses, st.sampled_from(["push", "push", "push", "push", "cut", "restore"]) | directions), max_size=40
+)
+OUTAGES = (Outage(0.02, 0.05, every_s=0.11),)
+
+
+class Run:
+    """A path on which the steps happen, with every packet's time of coming out as far as the asking shows it."""
+
+    def __init__(self, direction, steps):
+        self.path = Path(direction, "seed", OUTAGES, started_at=7.0)
+        self.steps = steps
+        self.out = []
+
+    def ask(self, now):
+        ready = self.path.pop_ready(now)
+        self.out += [(now, packet.data) for packet in ready]
+
+    def ask_at_events(self, now=float("inf")):
+        while (when := self.path.next_event()) is not None and when <= now:
+            self.ask(when)
+
+    def go(self, before_step, at_end):
+        now = 7.0
+        for n, (pause, step) in enumerate(self.steps):
+            earlier, now = now, now + pause
+            before_step(earlier, now)
+            match step:
+                case "push":
+                    self.path.push(Packet(b"%d" % n, 60 + 331 * n % 1450), now)
+                case "cut":
+                    self.path.cut(now)
+                case "restore":
+                    self.path.restore(now)
+                case direction:
+                    self.path.set(direction, now)
+        at_end(now)
+        return self.out
+
+
+@given(direction=directions, steps=steps, seed=st.integers(0, 1000))
+def test_asking_at_other_times_gives_the_same_packets_in_the_same_order_by_then(direction, steps, seed):
+    at_events = Run(direction, steps)
+    exact = at_events.go(lambda earlier, now: at_events.ask_at_events(now), lambda _: at_events.ask_at_events())
+    end = exact[-1][0] if exact else 8.0
+
+    rarely = Run(direction, steps)
+    late = rarely.go(lambda *_: None, lambda now: rarely.ask(max(now, end)))
+    assert [data for _, data in late] == [data for _, data in exact]
+    assert rarely.path.stats == at_events.path.stats
+
+    rng = random.Random(seed)
+    asked = []
+
+    def ask_somewhere(earlier, now):
+        for when in sorted(rng.uniform(earlier, now) for _ in range(rng.randrange(3) if earlier < now else 0)):
+            asked.append(when)
+            anyhow.ask(when)
+
+    anyhow = Run(direction, steps)
+    seen = anyhow.go(ask_somewhere, lambda now: anyhow.ask(max(now, end)))
+    assert [data for _, data in seen] == [data for _, data in exact]
+    times = {data: when for when, data in exact}
+    for when, data in seen:  # seen at the first question that was not too early
+        assert times[data] <= when
+        assert not any(times[data] <= other < when for other in asked)
+    assert anyhow.path.next_event() is None
+
+
+@given(direction=directions, steps=steps)
+def test_every_packet_is_accounted_for(direction, steps):
+    run = Run(direction, steps)
+    out = run.go(lambda *_: None, lambda _: run.ask_at_events())
+    stats = run.path.stats
+    assert stats.packets_in == sum(step == "push" for _, step in steps)
+    assert stats.packets_out == len(out)
+    assert stats.packets_in == stats.packets_out + stats.lost + stats.dropped_by_queue + stats.dropped_by_outage
+    assert stats.bytes_in >= stats.bytes_out >= 60 * len(out)
+
+
+def times_out(path, times, size_bytes):
+    out = []
+    for n, now in enumerate([*times, float("inf")]):
+        while (when := path.next_event()) is not None and when <= now:
+            out += [(int(packet.data), when) for packet in path.pop_ready(when)]
+        if n < len(times):
+            path.push(Packet(b"%d" % n, size_bytes), now)
+    return out
+
+
+def test_in_order_is_netems_own_rate():
+    """There a packet leaves at max(now + delay, when the one before it left) + size / rate."""
+    direction = Direction(21, 19, "normal", rate_bps=20e6, in_order=True)
+    times = [n * 0.0004 for n in range(1000)]
+    rng = random.Random("4/delay")
+    left, expected = 0.0, []
+    for now in times:
+        left = max(now + direction.delay_s(rng), left) + 1514 * 8 / 20e6
+        expected.append(left)
+    out = times_out(Path(direction, 4), times, 1514)
+    assert [n for n, _ in out] == list(range(1000))
+    assert [when for _, when in out] == pytest.approx(expected)
+
+
+def test_reordered_packets_are_sent_in_their_new_order_and_never_faster_than_the_rate():
+    out = times_out(Path(Direction(21, 19, "normal", rate_bps=20e6), 4), [n * 0.0007 for n in range(1000)], 1514)
+    assert [n for n, _ in out] != sorted(n for n, _ in out)
+    gaps = [second - first for (_, first), (_, second) in pairwise(out)]
+    assert min(gaps) >= 1514 * 8 / 20e6 - 1e-12
+
+
+def test_directions_and_seeds_draw_apart():
+    direction = Direction(21, 19, "normal", loss=0.1)
+    times = [n * 0.1 for n in range(50)]
+    assert times_out(Path(direction, 1), times, 100) == times_out(Path(direction, 1), times, 100)
+    assert times_out(Path(direction, 1), times, 100) != times_out(Path(direction, 2), times, 100)
+    assert times_out(Path(direction, "1/up"), times, 100) != times_out(Path(direction, "1/down"), times, 100)
+
+
+def test_a_cut_drops_what_enters_and_lets_arrive_what_is_under_way():
+    path = Path(Direction(delay_ms=500), 1)
+    path.push(Packet(b"under way", 100), 0.0)
+    path.cut(0.25)
+    assert path.is_cut
+    path.push(Packet(b"lost", 100), 0.25)
+    path.restore(0.5)
+    path.push(Packet(b"later", 100), 0.5)
+    assert [p.data for p in path.pop_ready(2.0)] == [b"under way", b"later"]
+    assert path.stats.dropped_by_outage == 1
+
+
+def test_outages_and_traces_count_from_the_start():
+    path = Path(Direction(trace=Deliveries("one", (1000,))), 1, (Outage(1, 2),), started_at=100.25)
+    assert times_out(path, [100.5, 102.5, 103.25], 1514) == [(0, 101.25), (2, 104.25)]

@@ -1,0 +1,167 @@
+"""Users' profiles in TOML: what is read, what comes back as written, and how each mistake is named."""
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider_netsim.core.errors import ProfileError
+from outrider_netsim.profiles.builtin import PROFILES
+from outrider_netsim.profiles.delays import DISTRIBUTIONS
+from outrider_netsim.profiles.files import load_profile, load_profiles, profile_text
+from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
+from outrider_netsim.profiles.traces import Deliveries
+
+
+def written(tmp_path, text, name="links.toml"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+FULL = """
+source = "measured"
+seed = 7
+outages = ["3s@10s", "1s@20s/30s"]
+[both]
+delay_ms = 20
+jitter_ms = 5.5
+distribution = "pareto"
+bursts = {p = 0.01, r = 0.5, bad = 0.9}
+queue_packets = 50
+[up]
+rate_bps = 5e6
+in_order = true
+"""
+
+
+def test_a_file_is_read_with_both_as_the_start_of_each_way(tmp_path):
+    both = {"delay_ms": 20, "jitter_ms": 5.5, "distribution": "pareto", "bursts": Bursts(0.01, 0.5, 0.9)}
+    assert load_profile(written(tmp_path, FULL, "home.toml")) == Profile(
+        "home",
+        Direction(**both, queue_packets=50, rate_bps=5e6, in_order=True),
+        Direction(**both, queue_packets=50),
+        "measured",
+        (Outage(3, 10), Outage(1, 20, 30)),
+        7,
+    )
+
+
+def test_several_profiles_in_a_file_keep_their_order(tmp_path):
+    text = "[profile.b.both]\n[profile.a]\nseed = 3\n[profile.a.up]\nloss = 0.1\n[profile.a.down]\n"
+    found = load_profiles(written(tmp_path, text))
+    assert list(found) == ["b", "a"]
+    assert found["a"] == Profile("a", Direction(loss=0.1), Direction(), seed=3)
+
+
+def test_a_trace_is_found_beside_the_file(tmp_path):
+    (tmp_path / "down.trace").write_text("5\n10\n")
+    profile = load_profile(written(tmp_path, '[up]\n[down]\ntrace = "down.trace"'))
+    assert profile.down.trace == Deliveries(str(tmp_path / "down.trace"), (5, 10))
+    assert profile.up.trace is None
+    assert load_profile(written(tmp_path, profile_text(profile), "again.toml")) == Profile(
+        "links", profile.up, profile.down
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[both]\ndealy_ms = 1", "links.toml [both]: key 'dealy_ms' is unknown: did you mean delay_ms?"),
+        ("[both]\nxyz = 1", "[both]: key 'xyz' is unknown: choose from delay_ms, jitter_ms"),
+        ("[both]\ndelay_ms = -1", "links.toml [both]: delay_ms=-1: need 0 to 60000"),
+        ("[both]\n[down]\nloss = 1.5", "links.toml [down]: loss=1.5: need 0 to 1"),
+        ("[both]\njitter_ms = nan", "[both]: jitter_ms=nan"),
+        ("[both]\nrate_bps = inf", "[both]: rate_bps=inf: need 0 to"),
+        ("[both]\ndelay_ms = '5'", "[both]: delay_ms='5': need a number"),
+        ("[both]\ndelay_ms = true", "[both]: delay_ms=True: need a number"),
+        ("[both]\nqueue_packets = 1.5", "[both]: queue_packets=1.5: need a whole number"),
+        ("[both]\nin_order = 1", "[both]: in_order=1: need true or false"),
+        ("[both]\ndistribution = 'cauchy'", "[both]: distribution='cauchy': need one of normal, pareto"),
+        ("[both]\ndistribution = 5", "[both]: distribution=5: need text in quotes"),
+        ("[both]\nbursts = 0.1", "[both]: bursts=0.1: need a table such as {p = 0.01, r = 0.3}"),
+        ("[both]\nbursts = {p = 0.1}", "need a table such as {p = 0.01, r = 0.3}"),
+        ("[both]\nbursts = {p = 0.1, r = 0}", "[both]: bursts.r=0: the link would stay bad"),
+        ("[both]\nbursts = {p = 0.1, r = 0.1, q = 1}", "[both.bursts]: key 'q' is unknown"),
+        ("[both]\nbursts = {p = 0.1, r = '1'}", "[both.bursts]: r='1': need a number"),
+        ("[both]\ntrace = 'none.csv'", "none.csv: cannot be read: No such file"),
+        ("[up]\n", "links.toml: no [down]: give both directions, or [both]"),
+        ("", "links.toml: no [up]: give both directions, or [both]"),
+        ("both = 5", "links.toml: both=5: need a table, [both]"),
+        ("sauce = 'x'\n[both]", "links.toml: key 'sauce' is unknown: did you mean source?"),
+        ("name = ''\n[both]", "links.toml: name='': a profile needs a name"),
+        ("seed = 'x'\n[both]", "links.toml: seed='x': need a whole number"),
+        ("outages = '3s@1s'\n[both]", "links.toml: outages='3s@1s': need a list such as"),
+        ("outages = [3]\n[both]", "links.toml: outages=[3]: need text in quotes"),
+        ("outages = ['3s']\n[both]", "links.toml: outage '3s': need DURATION@START"),
+        ("outages = ['3s@1s', '1s@2s']\n[both]", "links.toml: the outage at 2 s starts before"),
+        ("[profile]", "links.toml: no profile: need tables such as [profile.NAME.both]"),
+        ("profile = 1", "links.toml: profile=1: need a table, [profile]"),
+        ("[profile.a]\nname = 'b'\n[profile.a.both]", "[profile.a]: key 'name' is unknown"),
+        ("[profile.a.both]\ndelay_ms = -2", "links.toml [profile.a.both]: delay_ms=-2"),
+        ("[profile.a]\nup = {}", "links.toml [profile.a]: no [profile.a.down]"),
+        ("[profile.a.both]\n[both]", "links.toml: key 'both' is unknown: choose from profile"),
+        ("[both\n", "links.toml: not TOML: "),
+        (f"[both]\ndelay_ms = 1{'0' * 400}", "need a number of fewer digits"),
+        (f"[both]\ndelay_ms = 1{'0' * 5000}", "links.toml: not TOML: "),
+        ("x = " + "[" * 9999, "links.toml: not TOML: "),
+    ],
+)
+def test_mistakes_are_named_with_file_key_and_remedy(tmp_path, text, message):
+    with pytest.raises(ProfileError) as refused:
+        load_profiles(written(tmp_path, text))
+    assert message in str(refused.value)
+    assert str(refused.value).count("links.toml") == 1
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(ProfileError, match=r"no\.toml: cannot be read: No such file"):
+        load_profile(tmp_path / "no.toml")
+    with pytest.raises(ProfileError, match="cannot be read: Is a directory"):
+        load_profile(tmp_path)
+    (tmp_path / "x.toml").write_bytes(b"source = '\xff'")
+    with pytest.raises(ProfileError, match=r"x\.toml: not UTF-8 text, at byte 10"):
+        load_profile(tmp_path / "x.toml")
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_built_in_profiles_come_back_as_written(tmp_path, name):
+    assert load_profile(written(tmp_path, profile_text(PROFILES[name]))) == PROFILES[name]
+
+
+shares = st.floats(0, 1)
+times_ms = st.floats(0, 60_000)
+
+
+@st.composite
+def directions(draw):
+    distribution = draw(st.sampled_from(DISTRIBUTIONS))
+    bursts = draw(st.none() | st.builds(Bursts, shares, st.floats(1e-9, 1), shares, shares))
+    return Direction(
+        draw(times_ms),
+        0.0 if distribution == "constant" else draw(times_ms),
+        distribution,
+        draw(st.just(0.0) | st.floats(1000, 1e12)),
+        draw(times_ms),
+        0.0 if bursts else draw(shares),
+        bursts,
+        draw(st.integers(1, 10_000_000)),
+        draw(st.booleans()),
+    )
+
+
+outages = st.lists(st.builds(Outage, st.floats(0.001, 1), st.just(5), st.none() | st.floats(2, 1e6)), max_size=1)
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(
+    name=st.text(string.printable, min_size=1) | texts.filter(bool),
+    ways=st.tuples(directions(), directions()),
+    source=texts,
+    outages=outages.map(tuple),
+    seed=st.integers(-(2**63), 2**63 - 1),
+)
+def test_any_profile_comes_back_as_written(tmp_path_factory, name, ways, source, outages, seed):
+    profile = Profile(name, *ways, source, outages, seed)
+    assert load_profile(written(tmp_path_factory.getbasetemp(), profile_text(profile))) == profile

@@ -1,0 +1,74 @@
+"""Profiles as data: what follows from their numbers, and what is refused."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from outrider_netsim.core.errors import ProfileError
+from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"delay_ms": -1}, "delay_ms=-1: need 0 to 60000"),
+        ({"jitter_ms": math.nan, "distribution": "normal"}, "jitter_ms=nan"),
+        ({"base_ms": 1e9}, "base_ms=1e[+]09"),
+        ({"rate_bps": 10}, "rate_bps=10: need 0 [(]unlimited[)] or at least 1000"),
+        ({"loss": 1.5}, "loss=1.5: need 0 to 1"),
+        ({"distribution": "cauchy"}, "distribution='cauchy': need one of normal, pareto, uniform, constant"),
+        ({"jitter_ms": 3}, "jitter_ms=3 with distribution='constant'"),
+        ({"queue_packets": 0}, "queue_packets=0: need 1 to"),
+        ({"loss": 0.1, "bursts": Bursts(0.1, 0.1)}, "loss=0.1 beside bursts"),
+    ],
+)
+def test_absurd_values_are_refused_by_name(arguments, message):
+    with pytest.raises(ProfileError, match=message):
+        Direction(**arguments)
+
+
+def test_a_profile_needs_a_name():
+    with pytest.raises(ProfileError, match="needs a name"):
+        Profile("", Direction(), Direction())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1.5, 0.1), "bursts.p=1.5: need 0 to 1"),
+        ((0.1, 0), "bursts.r=0: the link would stay bad"),
+        ((0.1, 0.1, -1), "bursts.bad=-1"),
+    ],
+)
+def test_absurd_bursts_are_refused_by_name(arguments, message):
+    with pytest.raises(ProfileError, match=message):
+        Bursts(*arguments)
+
+
+def test_mean_loss_of_bursts_is_that_of_their_chain():
+    bursts = Bursts(0.02, 0.3, bad=0.8, good=0.001)
+    rng = random.Random(3)
+    bad, lost, n = False, 0, 400_000
+    for _ in range(n):
+        bad = rng.random() >= bursts.r if bad else rng.random() < bursts.p
+        lost += rng.random() < (bursts.bad if bad else bursts.good)
+    # packets of one burst are lost together: about 6.7 times the variance of independent ones; 5 deviations
+    assert lost / n == pytest.approx(bursts.mean_loss, abs=5 * math.sqrt(6.7 * bursts.mean_loss / n))
+    assert Direction(bursts=bursts).mean_loss == bursts.mean_loss
+    assert Direction(loss=0.25).mean_loss == 0.25
+
+
+def test_the_in_order_variant_differs_in_order_alone():
+    profile = Profile.symmetric("x", Direction(delay_ms=5), outages=(Outage(1, 2),))
+    variant = profile.in_order_variant()
+    assert variant.name == "x-inorder"
+    assert variant.up.in_order
+    assert variant.down.in_order
+    assert replace(variant, name="x", up=profile.up, down=profile.down) == profile
+
+
+def test_outages_that_overlap_are_refused():
+    with pytest.raises(ProfileError, match="make them one"):
+        Profile("x", Direction(), Direction(), outages=(Outage(2, 0), Outage(1, 1)))

@@ -1,0 +1,103 @@
+"""Made-up cellular traces: the seed fixes them, the mean rate is the asked one, handovers stop everything."""
+
+import math
+from itertools import pairwise
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider_netsim.core.errors import ProfileError
+from outrider_netsim.profiles.synthetic import LEAST_BPS, STEP_S, Cellular
+from outrider_netsim.profiles.trace_files import parse_csv, parse_mahimahi, trace_text
+from outrider_netsim.profiles.trace_summary import summary
+from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, Deliveries
+
+HOUR_S = 3600
+
+
+def test_same_seed_same_trace_other_seed_other_trace():
+    cellular = Cellular()
+    assert cellular.deliveries(20, 1) == cellular.deliveries(20, 1)
+    assert cellular.conditions(20, 1) == cellular.conditions(20, 1)
+    assert cellular.deliveries(20, 1) != cellular.deliveries(20, 2)
+
+
+def test_the_mean_rate_is_the_asked_one():
+    """Levels are held for seconds, so an hour has some thousand of them: its mean has a deviation of about 3 %."""
+    rates = Cellular(rate_bps=20e6, handover_every_s=0).conditions(HOUR_S, 1).rate_bps
+    assert fmean(rates) == pytest.approx(20e6, rel=0.1)
+    assert min(rates) < 1e6
+    assert max(rates) > 40e6
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1000), st.floats(0.5e6, 100e6), st.floats(1, 20))
+def test_both_forms_carry_the_same_bytes_and_can_be_read(seed, rate_bps, seconds):
+    cellular = Cellular(rate_bps=rate_bps)
+    deliveries, conditions = cellular.deliveries(seconds, seed), cellular.conditions(seconds, seed)
+    sent = sum(rate * STEP_S / 8 for rate in conditions.rate_bps)
+    slack = 2 * OPPORTUNITY_BYTES + seconds * LEAST_BPS / 8 + 2 * STEP_S * max(conditions.rate_bps) / 8
+    assert len(deliveries.at_ms) * OPPORTUNITY_BYTES == pytest.approx(sent, abs=slack)
+    assert deliveries.period_ms == round(1000 * seconds)
+    assert parse_mahimahi(trace_text(deliveries), "synthetic") == deliveries
+    read = parse_csv(trace_text(conditions), "synthetic")
+    assert (read.times_s, read.rate_bps, read.delay_ms, read.loss) == (
+        conditions.times_s,
+        conditions.rate_bps,
+        conditions.delay_ms,
+        conditions.loss,
+    )
+    assert read.period_s == pytest.approx(conditions.period_s)
+
+
+def test_nothing_passes_in_a_handover_and_as_many_come_as_asked():
+    trace = Cellular(rate_bps=20e6, handover_every_s=4, handover_s=0.5).deliveries(HOUR_S / 4, 3)
+    gaps = [after - before for before, after in pairwise(trace.at_ms) if after - before >= 480]
+    assert max(gaps) < 700
+    expected = HOUR_S / 4 / 4.5
+    assert len(gaps) == pytest.approx(expected, abs=4.9 * math.sqrt(expected))  # one false alarm in a million
+
+
+def test_where_the_radio_is_weak_delay_and_loss_are_high():
+    trace = Cellular(delay_ms=10).conditions(200, 0)
+    rows = list(zip(trace.delay_ms, trace.loss, strict=True))
+    assert set(rows) <= {(10, 0.0005), (15, 0.001), (25, 0.005), (70, 0.03)}
+    assert len(set(rows)) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rate_bps": 0}, "rate_bps=0: need 10000 to 1e[+]10"),
+        ({"delay_ms": -1}, "delay_ms=-1"),
+        ({"handover_s": 11}, "handover_s=11: need 0 to 10"),
+        ({"handover_every_s": 0.05}, "handover_every_s=0.05: need 0.1 to"),
+        ({"handover_every_s": math.nan}, "handover_every_s=nan"),
+    ],
+)
+def test_absurd_links_are_refused_by_name(arguments, message):
+    with pytest.raises(ProfileError, match=message):
+        Cellular(**arguments)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, math.nan, 1e9])
+def test_absurd_lengths_are_refused(seconds):
+    with pytest.raises(ProfileError, match="duration_s="):
+        Cellular().deliveries(seconds, 0)
+
+
+def test_a_summary_of_deliveries_goes_by_seconds():
+    found = summary(Deliveries("t", (0, 10, 20, 1500, 2500)))
+    unit = OPPORTUNITY_BYTES * 8
+    assert (found.entries, found.duration_s, found.longest_gap_s) == (5, 2.5, 1.48)
+    assert (found.rate_bps.least, found.rate_bps.mean, found.rate_bps.most) == (unit, 2 * unit, 3 * unit)
+    short = summary(Deliveries("t", (5, 100)))
+    assert short.rate_bps.least == short.rate_bps.most == 20 * unit
+
+
+def test_a_summary_of_conditions_weighs_rows_by_their_time():
+    found = summary(parse_csv("time_s,delay_ms\n0,10\n3,50\n4,50\n", "t"))
+    assert (found.delay_ms.least, found.delay_ms.mean, found.delay_ms.most) == (10, 26, 50)
+    assert found.rate_bps is found.loss is found.longest_gap_s is None

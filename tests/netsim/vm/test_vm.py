@@ -1,0 +1,56 @@
+"""The pieces of the guest that need no boot."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vm.cpio import Entry, archive
+from vm.guest import GuestError, _result
+from vm.kernel_package import _load_order
+from vm.machine import command
+
+
+@pytest.mark.skipif(shutil.which("cpio") is None, reason="cpio is not installed: apt-get install cpio")
+def test_an_archive_unpacks_to_its_entries(tmp_path):
+    entries = [Entry("/a/b/odd", b"123"), Entry("/run", None), Entry("/init", b"#!/bin/sh\n", executable=True)]
+    subprocess.run(["cpio", "-idm", "--quiet"], cwd=tmp_path, input=archive(entries), check=True)
+    assert (tmp_path / "a/b/odd").read_bytes() == b"123"
+    assert (tmp_path / "run").is_dir()
+    assert (tmp_path / "init").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "a/b/odd").stat().st_mode & 0o777 == 0o644
+
+
+def test_archives_can_follow_each_other():
+    assert len(archive([Entry("/a", b"x")])) % 4 == 0
+
+
+def test_modules_are_loaded_after_those_they_need(tmp_path):
+    needs = {"sch_netem": "", "sch_tbf": "helper", "veth": "", "tun": "", "helper": "deeper", "deeper": "", "other": ""}
+    for name, needed in needs.items():
+        (tmp_path / f"{name}.ko").write_bytes(b"ELF\0license=GPL\0depends=" + needed.encode() + b"\0name=x\0")
+    names = [path.stem for path in _load_order(tmp_path)]
+    assert names == ["sch_netem", "deeper", "helper", "sch_tbf", "veth", "tun"]
+
+
+def test_a_result_is_what_the_script_returned():
+    assert _result(Path("s.py"), "ended", json.dumps({"result": {"a": 1}}), "") == {"a": 1}
+
+
+@pytest.mark.parametrize("answer", ["", '{"result": {"a"'])
+def test_no_result_is_an_error_with_the_console(answer):
+    with pytest.raises(GuestError, match=r"s\.py: no result; the guest hung(.|\n)*last words"):
+        _result(Path("s.py"), "hung", answer, "last words")
+
+
+def test_a_script_that_fails_is_an_error_with_its_traceback():
+    with pytest.raises(GuestError, match=r"ZeroDivisionError(.|\n)*last words"):
+        _result(Path("s.py"), "ended", json.dumps({"error": "ZeroDivisionError"}), "last words")
+
+
+def test_the_machine_never_uses_kvm():
+    line = command(Path("vmlinuz"), Path("initramfs"), Path("console"), Path("result"))
+    assert "tcg,thread=single" in line
+    assert "kvm" not in " ".join(line)

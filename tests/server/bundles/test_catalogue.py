@@ -1,0 +1,313 @@
+"""Edge bundles from the server: made once, kept, handed out by name, to slow readers too, beside verification."""
+
+import asyncio
+import hashlib
+import shutil
+import signal
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from talk import TAP, calling
+from tiny_targets import random_tokens, target
+
+from outrider_drafters.checkpoints.bundle import find_bundle
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto import verifier_pb2_grpc as stubs
+from outrider_proto.bundles import CHUNK_BYTES, manifest_from_proto
+from outrider_proto.errors import Reason, Refusal, UsageError
+from outrider_proto.status import error_from_rpc
+from outrider_proto.tree import DraftTree
+from outrider_server.bundles import catalogue as bundles_module
+from outrider_server.bundles.builder import checked_weights
+from outrider_server.bundles.catalogue import MAX_FETCHES, MAX_FETCHES_OF_PEER, EdgeBundles
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.rpc import bundle_service
+from outrider_server.rpc.server import Server
+from outrider_server.sessions.verifier import Verifier
+
+PADDING_BYTES = 64 * 2**20
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[str, str]:
+    """A target's and a drafter's directory."""
+    golden = Path(__file__).parents[2] / "data" / "golden"
+    return str(golden / "target_tiny"), str(golden / "moa_tli0" / "drafter")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def made(pair, cache):
+    """The cache with the pair's bundle in it, and where."""
+    asyncio.run(until_made(EdgeBundles(pair[0], [pair[1]], ("float32",), cache)))
+    (directory,) = cache.iterdir()
+    return directory
+
+
+@pytest.fixture
+def copied(made, cache, tmp_path):
+    """A cache of one's own, to spoil."""
+    shutil.copytree(cache, tmp_path / "cache")
+    return tmp_path / "cache" / made.name
+
+
+def bundles_in(cache, pair) -> EdgeBundles:
+    return EdgeBundles(pair[0], [pair[1]], ("float32",), cache)
+
+
+async def until_made(bundles: EdgeBundles):
+    while True:
+        try:
+            return await bundles.manifest()
+        except Refusal as refusal:
+            if refusal.reason is not Reason.BUNDLE_NOT_READY:
+                raise
+
+
+async def content(bundles: EdgeBundles, manifest, name: str, offset: int = 0) -> bytes:
+    return b"".join([chunk async for chunk in bundles.chunks(manifest.bundle_id, name, offset, "a")])
+
+
+async def test_it_is_what_was_made(made, cache, pair):
+    bundles = bundles_in(cache, pair)
+    manifest = await bundles.manifest()
+    assert {file.name for file in manifest.files} == {"bundle.json", *find_bundle(made).files}
+    assert (manifest.drafters, manifest.weights_on_offer) == (("drafter",), ("float32",))
+    for file in manifest.files:
+        data = await content(bundles, manifest, file.name)
+        assert data == (made / file.name).read_bytes()
+        assert (len(data), hashlib.sha256(data).digest()) == (file.size_bytes, file.sha256)
+    half = manifest.files[-1].size_bytes // 2
+    assert await content(bundles, manifest, manifest.files[-1].name, half) == data[half:]
+
+
+async def test_it_is_made_once(made, cache, pair):
+    """For all who ask, and for the next server."""
+    before = made.stat().st_mtime_ns, made.stat().st_ino
+    for bundles in (bundles_in(cache, pair), bundles_in(cache, pair)):
+        first, second = await asyncio.gather(bundles.manifest(), bundles.manifest())
+        assert first == second
+    assert (made.stat().st_mtime_ns, made.stat().st_ino) == before
+    assert [path.name for path in cache.iterdir()] == [made.name]
+
+
+async def test_a_spoilt_cache_is_made_anew_and_nobody_waits_long(copied, made, pair, monkeypatch):
+    monkeypatch.setattr(bundles_module, "_ANSWER_S", 0.0)
+    (copied / "config.json").write_text("{}")
+    bundles = bundles_in(copied.parent, pair)
+    with pytest.raises(Refusal, match="still making") as refused:
+        await bundles.manifest()
+    assert refused.value.reason is Reason.BUNDLE_NOT_READY
+    monkeypatch.undo()
+    await until_made(bundles)
+    assert (copied / "config.json").read_bytes() == (made / "config.json").read_bytes()
+    assert [path.name for path in copied.parent.iterdir()] == [copied.name]
+
+
+async def test_a_cache_that_went_away(copied, pair):
+    """Is noticed by whoever fetches, and the next question makes the bundle again: here, finds it again."""
+    bundles = bundles_in(copied.parent, pair)
+    manifest = await bundles.manifest()
+    copied.rename(copied.with_name("away"))
+    with pytest.raises(Refusal) as refused:
+        await content(bundles, manifest, "config.json")
+    assert refused.value.reason is Reason.BUNDLE_CHANGED
+    copied.with_name("away").rename(copied)
+    assert await bundles.manifest() == manifest
+    assert await content(bundles, manifest, "config.json")
+
+
+async def test_what_cannot_be_made(pair, tmp_path, caplog):
+    """The log says why, the client does not learn where things lie."""
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "drafter/config.json").write_text("{}")
+    with pytest.raises(Refusal) as refused:
+        await until_made(EdgeBundles(pair[0], [str(tmp_path / "drafter")], ("float32",), tmp_path / "cache"))
+    assert refused.value.reason is Reason.NO_BUNDLE
+    assert str(tmp_path) not in refused.value.message
+    assert "has neither model.safetensors" in caplog.text
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+async def test_stopping_ends_the_maker(pair, tmp_path, monkeypatch):
+    begun = asyncio.Queue()
+    create = asyncio.create_subprocess_exec
+
+    async def watched(*arguments, **options):
+        process = await create(*arguments, **options)
+        begun.put_nowait(process)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", watched)
+    bundles = bundles_in(tmp_path, pair)
+    asking = asyncio.create_task(bundles.manifest())
+    process = await begun.get()
+    await bundles.stop()
+    assert process.returncode == -signal.SIGKILL
+    await bundles.stop()
+    with pytest.raises(Refusal, match="shutting down"):
+        await asking
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (("eagle2", ""), "have drafter drafter and weights float32"),
+        (("", "int4"), "weights float32"),
+        (("../drafter", ""), "have drafter"),
+    ],
+)
+async def test_what_is_not_on_offer(made, cache, pair, asked, message):
+    with pytest.raises(Refusal, match=message) as refused:
+        await bundles_in(cache, pair).manifest(*asked)
+    assert refused.value.reason is Reason.NO_BUNDLE
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "drafter", "../bundle.json", "./config.json", "drafter/../config.json", "/etc/passwd", "tokenizer.json"],
+)
+async def test_names_are_looked_up_and_never_joined(made, cache, pair, name):
+    bundles = bundles_in(cache, pair)
+    manifest = await bundles.manifest()
+    with pytest.raises(Refusal, match="has no file"):
+        await content(bundles, manifest, name)
+
+
+async def test_offsets_and_ids(made, cache, pair):
+    bundles = bundles_in(cache, pair)
+    manifest = await bundles.manifest()
+    size = manifest.files[0].size_bytes
+    assert await content(bundles, manifest, manifest.files[0].name, size) == b""
+    with pytest.raises(Refusal, match="offset="):
+        await content(bundles, manifest, manifest.files[0].name, size + 1)
+    with pytest.raises(Refusal) as refused:
+        await anext(bundles.chunks("0" * 64, "config.json", 0, "a"))
+    assert refused.value.reason is Reason.BUNDLE_CHANGED
+
+
+async def test_fetches_are_bounded_and_end_with_the_server(made, cache, pair):
+    bundles = bundles_in(cache, pair)
+    manifest = await bundles.manifest()
+    fetches = [bundles.chunks(manifest.bundle_id, "model.safetensors", 0, f"{n}") for n in range(MAX_FETCHES)]
+    for fetch in fetches:
+        await anext(fetch)
+    with pytest.raises(Refusal) as refused:
+        await content(bundles, manifest, "config.json")
+    assert refused.value.reason is Reason.SERVER_FULL
+    await fetches[0].aclose()
+    assert await content(bundles, manifest, "config.json")
+    bundles.drain()
+    with pytest.raises(Refusal) as refused:
+        await anext(fetches[1])
+    assert refused.value.reason is Reason.SHUTTING_DOWN
+    for fetch in fetches:
+        await fetch.aclose()
+
+
+async def test_nobody_has_all_places(made, cache, pair):
+    bundles = bundles_in(cache, pair)
+    manifest = await bundles.manifest()
+    fetches = [bundles.chunks(manifest.bundle_id, "config.json", 0, "a") for _ in range(MAX_FETCHES_OF_PEER)]
+    for fetch in fetches:
+        await anext(fetch)
+    with pytest.raises(Refusal, match="from your address"):
+        await content(bundles, manifest, "config.json")
+    other = bundles.chunks(manifest.bundle_id, "config.json", 0, "b")
+    assert await anext(other)
+    for fetch in (*fetches, other):
+        await fetch.aclose()
+    assert await content(bundles, manifest, "config.json")
+
+
+async def test_who_takes_little_by_little_loses_the_place(monkeypatch):
+    class Clock:
+        now = 0.0
+
+        def time(self) -> float:
+            return self.now
+
+    class Reader:
+        num_taken = 0
+
+        async def write(self, chunk) -> None:
+            self.num_taken += 1
+            clock.now += 50
+
+    async def chunks():
+        for _ in range(9):
+            yield b" " * CHUNK_BYTES
+
+    clock, reader = Clock(), Reader()
+    monkeypatch.setattr(bundle_service.asyncio, "get_running_loop", lambda: clock)
+    monkeypatch.setattr(bundle_service.asyncio, "timeout", lambda seconds: nullcontext())
+    with pytest.raises(TimeoutError):
+        await bundle_service._write(chunks(), reader)
+    assert reader.num_taken == 2
+
+
+def test_kinds_of_weights():
+    assert checked_weights(("int4", "float32")) == ("int4", "float32")
+    assert checked_weights(()) == ("int8",)
+    with pytest.raises(UsageError, match="edge_weights=int2: need one of"):
+        checked_weights(("int2",))
+
+
+@asynccontextmanager
+async def serving(bundles: EdgeBundles | None):
+    server = Server(Verifier(target(), [TAP]), bundles=bundles)
+    async with server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        yield server, stubs.BundlesStub(channel)
+
+
+async def test_without_bundles():
+    async with serving(None) as (_, stub):
+        for call in (stub.Manifest(pb.ManifestRequest()), stub.Fetch(pb.FetchRequest()).read()):
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await call
+            refusal = error_from_rpc(failed.value)
+            assert (refusal.reason, "--no-edge-bundle" in refusal.message) == (Reason.NO_BUNDLE, True)
+
+
+class Counting(EdgeBundles):
+    num_chunks = 0
+
+    async def chunks(self, *asked):
+        async for chunk in super().chunks(*asked):
+            self.num_chunks += 1
+            yield chunk
+
+
+async def test_a_slow_reader_holds_up_nobody(copied, pair):
+    """Who takes one chunk of a large file and no more: the server reads on only as far as buffers go, and verifies."""
+    with (copied / "tokenizer.model").open("wb") as file:
+        file.truncate(PADDING_BYTES)
+    bundle = find_bundle(copied)
+    (copied / "bundle.json").unlink()
+    bundle.write(copied)
+    bundles = Counting(pair[0], [pair[1]], ("float32",), copied.parent)
+    prompt = random_tokens(np.random.default_rng(1), 12)
+    truth = plain_greedy(target(), prompt, 30)
+    async with serving(bundles) as (server, stub):
+        manifest = manifest_from_proto(await stub.Manifest(pb.ManifestRequest()))
+        fetch = stub.Fetch(pb.FetchRequest(bundle_id=manifest.bundle_id, name="tokenizer.model"))
+        assert len((await fetch.read()).data) == CHUNK_BYTES
+        num_still, before = 0, -1
+        async with calling(server.address) as talk:
+            await talk.open(server.verifier.describe())
+            assert (await talk.prompt(prompt)).bonus == truth[0]
+            while num_still < 100:  # verdicts in a row with which nothing was read
+                verdict = await talk.verdict(len(prompt), (), truth[0], DraftTree.chain(truth[1:5]))
+                assert (len(verdict.path), verdict.bonus) == (4, truth[5])
+                num_still = num_still + 1 if bundles.num_chunks == before else 0
+                before = bundles.num_chunks
+        assert bundles.num_chunks < PADDING_BYTES // CHUNK_BYTES // 2
+        fetch.cancel()

@@ -1,0 +1,128 @@
+"""The command: its life as a process, and its errors in one line with exit code 2."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_targets import build
+from typer.testing import CliRunner
+
+from outrider_models.bundling import make_bundle
+from outrider_server.cli.app import _announce, app
+from outrider_server.cli.signals import StopSignals
+from outrider_server.config.config import ServerConfig
+from outrider_server.rpc.build import build_verifier
+from outrider_server.rpc.server import Server
+
+COMMAND = [sys.executable, "-c", "from outrider_server.cli.app import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def target_dir(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("target")
+    build("llama").save_pretrained(directory)
+    return directory
+
+
+def serve(*options: str):
+    result = CliRunner().invoke(app, ["serve", *options])
+    return result.exit_code, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "/nowhere"], "/nowhere: no such directory"),
+        (["--dtype", "int4"], "dtype=int4: need one of float32, bfloat16, float16"),
+        (["--device", "abacus"], "device=abacus"),
+        (["--port", "70000"], "port=70000"),
+        (["--session-ttl", "-1"], "session_ttl=-1.0: need 0 seconds or more"),
+        (["--max-sessions", "0"], "max_sessions=0: need at least 1"),
+        (["--max-nodes", "300"], "max_nodes=300: need 1 to 255"),
+        (["--max-context", "1000"], "max_context=1000: need 2 to 512"),
+        (["--drafter", "/nowhere"], "/nowhere: no such directory"),
+        (["--pace", "laptop"], "pace laptop: need a .toml file or one of"),
+        (["--pace", "/nowhere/my.toml"], "/nowhere/my.toml: cannot be read"),
+        (["--host", "203.0.113.1", "--port", "1", "--open-to-network"], "cannot listen on 203.0.113.1:1"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_exit_code_2(options, message, target_dir):
+    code, text = serve("--target", str(target_dir), *options)
+    assert code == 2
+    assert message in text
+    assert text.count("\n") == 1
+
+
+def test_a_directory_that_is_no_target(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    code, text = serve("--target", str(tmp_path))
+    assert (code, text.count("\n")) == (2, 1)
+
+
+def test_an_edge_bundle_is_no_target(target_dir, tmp_path):
+    make_bundle(target_dir, "lookup", "int8", tmp_path / "bundle")
+    code, heard = serve("--target", str(tmp_path / "bundle"))
+    assert code == 2
+    assert "an edge bundle, which has no layers" in heard
+
+
+def test_missing_tensors_are_named(target_dir, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    for file in ("config.json", "generation_config.json"):
+        (tmp_path / file).write_text((target_dir / file).read_text())
+    tensors = load_file(target_dir / "model.safetensors")
+    del tensors["model.layers.2.self_attn.k_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    code, text = serve("--target", str(tmp_path))
+    assert code == 2
+    assert "model.layers.2.self_attn.k_proj.weight" in text
+
+
+def test_a_port_in_use(target_dir):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, text = serve("--target", str(target_dir), "--port", str(taken.getsockname()[1]))
+    assert code == 2
+    assert "the port is in use" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_either_signal_stops_it(number):
+    stop = StopSignals()
+    signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(number)
+    await asyncio.wait_for(stop.first.wait(), 20)
+    assert not stop.second.is_set()
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().remove_signal_handler(each)
+
+
+def test_a_server_that_is_paced_or_drafts_says_so(target_dir, tmp_path, capsys):
+    config = ServerConfig(str(target_dir), ("lookup",), pace="paper", server_draft=True)
+    _announce(Server(build_verifier(config), "here", 1), tmp_path / "ready.json")
+    heard = capsys.readouterr().err
+    assert "features for last-hidden, drafting with lookup, paced as paper (emulated times: arXiv 2410.03804" in heard
+    assert json.loads((tmp_path / "ready.json").read_text())["pace"] == "paper"
+
+
+def test_it_says_when_it_is_ready_and_stops_on_a_signal(target_dir, tmp_path):
+    ready = tmp_path / "ready.json"
+    options = ["serve", "--target", str(target_dir), "--port", "0", "--threads", "1", "--ready-file", str(ready)]
+    with subprocess.Popen([*COMMAND, *options], stderr=subprocess.PIPE, text=True) as process:
+        line = process.stderr.readline()  # blocks until it is ready
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=60)
+    about = json.loads(ready.read_text())
+    offers = "features for last-hidden, edge bundles"
+    assert line == f"outrider-server: ready on {about['address']}, target {target_dir.name}, {offers}\n"
+    assert about["taps"] == [{"fingerprint": "last-hidden:32", "family": "last-hidden", "width": 32}]
+    assert about["pace"] is None
+    assert rest == ""
+    assert process.returncode == 0

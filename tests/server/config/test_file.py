@@ -1,0 +1,193 @@
+"""The configuration from a file and from options: what wins, and what is said of mistakes."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_proto.errors import UsageError
+from outrider_server.cli.app import app
+from outrider_server.config.config import Limits, ServerConfig
+from outrider_server.config.file import load_config
+from outrider_server.config.options import settings
+from outrider_server.config.security import Security
+from outrider_server.config.telemetry import Telemetry
+from outrider_server.config.toml_text import as_toml
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "outrider.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_every_part_can_be_in_the_file(file):
+    config = load_config(
+        file("""
+            target = "org/model"
+            drafters = ["org/drafter,tli=1"]
+            port = 1
+            server_draft = true
+            [limits]
+            max_sessions = 7
+            session_ttl_s = 3
+            [security]
+            tls_cert = "/etc/cert.pem"
+            tls_key = "/etc/key.pem"
+            [telemetry]
+            log_format = "json"
+        """),
+        {},
+    )
+    assert config == ServerConfig(
+        "org/model",
+        ("org/drafter,tli=1",),
+        port=1,
+        server_draft=True,
+        limits=Limits(max_sessions=7, session_ttl_s=3.0),
+        security=Security(Path("/etc/cert.pem"), Path("/etc/key.pem")),
+        telemetry=Telemetry(log_format="json"),
+    )
+
+
+def test_options_override_the_file_one_by_one(file):
+    path = file('target = "a"\nport = 1\n[limits]\nmax_sessions = 7\nmax_nodes = 9\n')
+    config = load_config(path, {"port": 2, "limits": {"max_nodes": 8}})
+    assert (config.port, config.limits.max_sessions, config.limits.max_nodes) == (2, 7, 8)
+
+
+def test_paths_are_relative_to_the_file(file, tmp_path):
+    (tmp_path / "models" / "big").mkdir(parents=True)
+    config = load_config(
+        file("""
+            target = "models/big"
+            drafters = ["./small,tli=1", "org/name", "lookup"]
+            pace = "paper"
+            edge_cache = "cache"
+            [security]
+            keys = "keys.toml"
+        """),
+        {},
+    )
+    assert config.target == str(tmp_path / "models" / "big")
+    assert config.drafters == (f"{tmp_path / 'small'},tli=1", "org/name", "lookup")
+    assert config.pace == "paper"
+    assert config.edge_cache == tmp_path / "cache"
+    assert config.security.keys == tmp_path / "keys.toml"
+
+
+def test_without_a_target_it_is_the_embedded_one(file):
+    config = load_config(file('drafters = ["moa", "lookup"]'), {})
+    assert config.target == str(target_dir())
+    assert config.drafters == (str(drafter_dir("moa")), "lookup")
+    assert len(load_config(None, {}).drafters) > 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port = 70000", "port=70000: need 0 (a free one) to 65535"),
+        ('port = "1"', 'port="1": input should be a valid integer'),
+        ("port = true", "port=true: input should be a valid integer"),
+        ("drafters = 'one'", 'drafters="one": input should be a valid'),
+        ("pace = 3", "pace=3: input should be a valid string"),
+        ("max_context = 1979-05-27", 'max_context="1979-05-27": input should be a valid integer'),
+        ("prot = 1", "prot: no such key; the keys here are target, drafters, host, port,"),
+        ("[limits]\nmax_session = 1", "[limits] max_session: no such key; the keys here are session_ttl_s,"),
+        ("[limits]\nmax_sessions = 0", "[limits] max_sessions=0: need at least 1"),
+        ("[limits]\nsession_ttl_s = nan", "[limits] session_ttl=nan: need 0 seconds or more"),
+        ("limits = 3", "limits: need a section, [limits]"),
+        ("[security]\ntls_key = 'k.pem'", "[security] tls_cert and tls_key go together"),
+        ("[telemetry]\nlog_format = 'xml'", "[telemetry] log_format=\"xml\": input should be 'text' or 'json'"),
+        ("[telemetry]\notlp_endpoint = 'here'", "[telemetry] otlp_endpoint=here: need http://HOST:PORT"),
+        ("port =", "not TOML: Invalid value"),
+    ],
+)
+def test_a_mistake_names_file_key_and_remedy(file, text, message):
+    path = file(text)
+    with pytest.raises(UsageError) as caught:
+        load_config(path, {"target": "a"})
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_on_the_command_line_is_not_blamed_on_the_file(file):
+    with pytest.raises(UsageError, match=r"^\[limits\] max_sessions=0: need at least 1$"):
+        load_config(file('target = "a"\n[limits]\nmax_sessions = 7'), {"limits": {"max_sessions": 0}})
+
+
+def test_an_option_may_mend_what_the_file_leaves_open(file):
+    path = file('target = "a"\n[security]\ntls_cert = "/c.pem"')
+    config = load_config(path, {"security": {"tls_key": "/k.pem"}})
+    assert config.security.tls_key == Path("/k.pem")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "No such file or directory"), (b"\xff", "not UTF-8"), ("folder", "Is a directory")]
+)
+def test_a_file_that_cannot_be_read(tmp_path, content, message):
+    path = tmp_path / "outrider.toml"
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=f"outrider.toml: cannot be read: {message}"):
+        load_config(path, {})
+
+
+def test_every_field_is_an_option_and_a_line_of_the_file():
+    names = [setting.name for setting in settings()]
+    assert len(set(names)) == len(names)
+    assert {"drafter", "session-ttl", "max-nodes", "tls-cert", "metrics-port"} <= set(names)
+    told = tomllib.loads(as_toml(load_config(None, {})))
+    for setting in settings():
+        place = told
+        for part in setting.path[:-1]:
+            place = place[part]
+        assert setting.path[-1] in place or setting.default is None, setting
+
+
+def test_what_config_prints_is_read_as_the_same(tmp_path):
+    config = ServerConfig(
+        'a"b\\c é\x7f',
+        ("x", "y"),
+        max_context=3,
+        limits=replace(Limits(), session_ttl_s=float("inf")),
+        edge_cache=Path("/tmp/é"),
+        telemetry=Telemetry(metrics_port=0),
+    )
+    path = tmp_path / "printed.toml"
+    path.write_text(as_toml(config), encoding="utf-8")
+    assert load_config(path, {}) == config
+
+
+def test_the_commands_options_and_file(file):
+    path = file('target = "a"\nport = 3\n[limits]\nmax_sessions = 7')
+    options = ["--config", str(path), "--session-ttl", "2", "--server-draft", "--drafter", "x", "--drafter", "y"]
+    result = CliRunner().invoke(app, ["config", *options, "--no-edge-bundle", "--edge-cache", "here"])
+    assert result.exit_code == 0, result.stderr
+    told = tomllib.loads(result.stdout)
+    assert (told["target"], told["port"], told["drafters"]) == ("a", 3, ["x", "y"])
+    assert (told["server_draft"], told["edge_bundle"]) == (True, False)
+    assert told["edge_cache"] == str(Path.cwd() / "here")
+    assert (told["limits"]["max_sessions"], told["limits"]["session_ttl_s"]) == (7, 2.0)
+
+
+def test_a_bad_file_is_one_line_and_exit_code_2(file):
+    result = CliRunner().invoke(app, ["serve", "--config", str(file("port = []"))])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+def test_the_example_file_loads_and_names_only_what_there_is():
+    config = load_config(ROOT / "deploy" / "outrider.toml", {})
+    assert config.telemetry.metrics_port == 9400
+    assert config.telemetry.log_format == "json"

@@ -1,0 +1,202 @@
+"""Log probabilities with verdicts: those of the target's own softmax, for exactly those who ask."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import torch
+from talk import TAP, talking
+from tiny_targets import VOCAB, build, random_tokens, random_tree, target, tree_around
+
+from outrider_proto.errors import Reason, Violation
+from outrider_proto.frames import MIN_LOGPROB, Cancel, Draft, Finish, Sampling, Verdict
+from outrider_proto.packing import prefix_hash
+from outrider_proto.tree import DraftTree
+from outrider_server.engine.acceptance import Walk
+from outrider_server.engine.engine import Engine, Work
+from outrider_server.engine.logprobs import likelihoods
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.sampler import Chooser
+from outrider_server.engine.sequence import Held
+from outrider_server.engine.target import Target
+from outrider_server.sessions.verifier import Verifier
+
+from .test_server_drafter import SHAPE, Prophet, text_of
+
+TOLERANCE = 2e-5  # of float32 logits whose sums run in another order
+RNG = np.random.default_rng(4)
+PROMPT = random_tokens(RNG, 12)
+HAVE = len(PROMPT)
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(0.7, top_k=9, top_p=0.8, seed=3),
+    "typical": Sampling(0.9, acceptance="typical"),
+}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """The model by itself: log_softmax of a plain forward pass, [token, vocab]; row p says what follows token p."""
+    model = build("llama")
+
+    def of(tokens) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(torch.tensor([list(tokens)])).logits[0].double().log_softmax(-1)
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def truth() -> list[int]:
+    return plain_greedy(target(), PROMPT, 40)
+
+
+@asynccontextmanager
+async def serving(*drafters, on: Target | None = None):
+    verifier = Verifier(on or target(), [TAP], drafters=drafters)
+    await verifier.start()
+    try:
+        yield verifier
+    finally:
+        await verifier.stop()
+
+
+@asynccontextmanager
+async def session(verifier: Verifier, sampling: Sampling = SAMPLINGS["greedy"]):
+    async with talking(verifier) as talk:
+        await talk.open(verifier.describe(), sampling=sampling, tap=TAP.info.fingerprint)
+        yield talk
+
+
+def check(given, rows: torch.Tensor, words, num_top: int) -> None:
+    """`rows` say what follows, in the places of `words`."""
+    assert len(given) == len(words) > 0
+    for likelihood, row, word in zip(given, rows[: len(words)], words, strict=True):
+        assert likelihood.logprob == pytest.approx(row[word].item(), abs=TOLERANCE)
+        best, ids = row.topk(num_top)
+        assert [token for token, _ in likelihood.top] == ids.tolist()
+        assert [value for _, value in likelihood.top] == pytest.approx(best.tolist(), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("rule", SAMPLINGS)
+async def test_a_drafts_path_and_bonus(plain, rule):
+    """Raw ones, whatever the session samples with."""
+    async with serving() as verifier, session(verifier, SAMPLINGS[rule]) as talk:
+        text = [*PROMPT, (await talk.prompt(PROMPT)).bonus]
+        async with session(verifier, SAMPLINGS[rule]) as other:
+            ahead = [*PROMPT, *text_of(await other.decode(0, PROMPT[:-1], PROMPT[-1], 50))]
+        deepest = 0
+        for num_top in (0, 1, 5, 20, 3, 2):
+            tree = tree_around(RNG, ahead[len(text) :], 6, 8)
+            verdict = await talk.verdict(len(text) - 1, (), text[-1], tree, logprobs=num_top)
+            words = [*tree.path_tokens(verdict.path), *([] if verdict.bonus is None else [verdict.bonus])]
+            check(verdict.likelihoods, plain([*text, *words])[len(text) - 1 :], words, num_top)
+            text += words
+            deepest = max(deepest, len(verdict.path))
+        assert deepest >= 2
+
+
+async def test_a_prompt_in_chunks_and_a_decode(plain):
+    prompt = random_tokens(RNG, 300)
+    async with serving() as verifier, session(verifier) as talk:
+        verdicts = await talk.decode(0, prompt[:-1], prompt[-1], 5, logprobs=4)
+    words = text_of(verdicts)
+    given = [one for verdict in verdicts for one in verdict.likelihoods]
+    check(given, plain([*prompt, *words])[len(prompt) - 1 :], words, 4)
+
+
+@pytest.mark.parametrize("rule", ["greedy", "sampled"])
+async def test_what_the_server_drafts(plain, rule):
+    prophet = Prophet([])
+    async with serving(prophet) as verifier:
+        for _ in range(2):  # the second time the drafter knows the text
+            async with session(verifier, SAMPLINGS[rule]) as talk:
+                verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 30, tree=SHAPE, logprobs=2)
+            prophet.text = Prophet(PROMPT + text_of(verdicts)).text
+    assert any(verdict.tokens for verdict in verdicts)
+    words = text_of(verdicts)
+    given = [one for verdict in verdicts for one in verdict.likelihoods]
+    check(given, plain([*PROMPT, *words])[HAVE - 1 :], words, 2)
+
+
+async def test_a_path_that_ends_the_text_has_no_bonus(truth, plain):
+    """The third word of the truth ends the text."""
+    model = build("llama")
+    model.generation_config.eos_token_id = truth[2]
+    async with serving(on=Target.of(model)) as verifier, session(verifier) as talk:
+        tree = DraftTree.chain(truth[:6])
+        verdict = await talk.verdict(0, PROMPT[:-1], PROMPT[-1], tree, logprobs=1)
+    assert (verdict.path, verdict.bonus) == ((0, 1, 2), None)
+    check(verdict.likelihoods, plain([*PROMPT, *truth[:3]])[HAVE - 1 :], truth[:3], 1)
+
+
+async def test_stale_and_cancelled_verdicts_have_none(truth):
+    async with serving() as verifier, session(verifier) as talk:
+        await talk.prompt(PROMPT)
+        wrong = prefix_hash([*PROMPT, truth[0] + 1])
+        stale = await talk.verdict(HAVE, (), truth[0], assumes=wrong, logprobs=3)
+        await talk.send(Draft(9, HAVE, (), truth[0], DraftTree(), logprobs=3))
+        while not isinstance(judged := await talk.receive(), Verdict):
+            pass
+    assert stale.stale
+    assert stale.likelihoods == ()
+    assert len(judged.likelihoods) == 1
+    async with serving() as verifier, session(verifier) as talk:
+        decoding = asyncio.create_task(talk.decode(0, PROMPT[:-1], PROMPT[-1], 400, logprobs=1))
+        await asyncio.sleep(0)
+        await talk.send(Cancel(1))
+        last = (await decoding)[-1]
+    assert last.finish is Finish.CANCELLED
+    assert last.likelihoods == ()
+
+
+def test_only_those_who_ask_pay(plain, monkeypatch):
+    """Sessions in one pass, of which every other one asks."""
+    asked = []
+
+    def counting(logits, *rest):
+        asked.append(len(logits))
+        return likelihoods(logits, *rest)
+
+    monkeypatch.setattr("outrider_server.engine.engine.likelihoods", counting)
+    prompts = [random_tokens(RNG, count) for count in (7, 3, 9, 5)]
+    trees = [random_tree(RNG, count) for count in (4, 6, 0, 5)]
+    works = [
+        Work(Held(target().kv, None), prompt, tree, Chooser(Sampling()), 2 if i % 2 else None)
+        for i, (prompt, tree) in enumerate(zip(prompts, trees, strict=True))
+    ]
+    context = Work(Held(target().kv, None), random_tokens(RNG, 6))
+    outcomes = Engine(target()).verify([works[0], context, *works[1:]])
+    assert asked == [7, 6]
+    assert [len(outcome.likelihoods) > 0 for outcome in outcomes] == [False, False, True, False, True]
+    for prompt, tree, outcome in zip(prompts, trees, outcomes[:1] + outcomes[2:], strict=True):
+        if outcome.likelihoods:
+            words = [*tree.path_tokens(outcome.walk.path), outcome.walk.bonus]
+            check(outcome.likelihoods, plain([*prompt, *words])[len(prompt) - 1 :], words, 2)
+
+
+@pytest.mark.parametrize("wrong", [-1, 21])
+async def test_numbers_out_of_range_are_refused(wrong):
+    async with serving() as verifier:
+        for ask in ("draft", "decode"):
+            async with session(verifier) as talk:
+                if ask == "draft":
+                    await talk.draft(0, PROMPT[:-1], PROMPT[-1], logprobs=wrong)
+                    refusal = await talk.refusal()
+                else:
+                    with pytest.raises(Violation) as caught:
+                        await talk.decode(0, PROMPT[:-1], PROMPT[-1], 3, logprobs=wrong)
+                    refusal = caught.value
+            assert refusal.reason is Reason.MALFORMED_FRAME
+            assert f"logprobs={wrong}" in refusal.message
+
+
+def test_of_impossible_tokens_and_small_vocabularies():
+    logits = torch.tensor([[0.0, -torch.inf, 1.0]])
+    (one,) = likelihoods(logits, DraftTree(), Walk((), 1, Finish.NOT_YET), 20)
+    assert one.logprob == MIN_LOGPROB
+    assert [token for token, _ in one.top] == [2, 0, 1]
+    assert one.top[2][1] == MIN_LOGPROB
+    with pytest.raises(Violation, match="logprob=nan"):
+        likelihoods(torch.full((1, VOCAB), torch.nan), DraftTree(), Walk((), 1, Finish.NOT_YET), 0)

@@ -1,0 +1,121 @@
+"""Choosing tokens: the distribution is that of transformers' own processors, and depends on seed and position alone."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import GenerationConfig
+
+from outrider_proto.frames import Sampling
+from outrider_proto.sampling_noise import uniform
+from outrider_proto.tree import DraftTree
+from outrider_server.engine.sampler import Chooser
+
+FALSE_ALARM = 1e-4  # a right implementation fails each chi-square test below once in 10 000 seeds; seeds are fixed
+
+
+def test_greedy_is_argmax():
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
+    assert Chooser(Sampling()).choose(logits, [5, 6]) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(0.7), Sampling(1.0, top_k=5), Sampling(1.3, top_p=0.6), Sampling(0.9, top_k=9, top_p=0.8)]
+)
+def test_the_distribution_is_that_of_generate(sampling):
+    """Against the processors that `generate` itself builds from a generation config."""
+    from tiny_targets import build
+
+    model = build("llama")
+    config = GenerationConfig(
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    processors = model._get_logits_processor(config, input_ids_seq_length=1, encoder_input_ids=None)
+    logits = torch.randn(4, 61, generator=torch.Generator().manual_seed(0)) * 2
+    expected = processors(torch.zeros(4, 1, dtype=torch.long), logits).softmax(-1)
+    torch.testing.assert_close(Chooser(sampling).distribution(logits).float(), expected, atol=1e-6, rtol=0)
+
+
+def test_draws_follow_the_distribution():
+    logits = torch.tensor([[1.0, 0.0, 2.0, -1.0, 0.5, 1.5]])
+    chooser = Chooser(Sampling(0.8, top_k=5, seed=11))
+    count = 20_000
+    drawn = np.bincount(chooser.choose(logits.expand(count, -1), list(range(count))), minlength=6)
+    expected = chooser.distribution(logits)[0].numpy() * count
+    assert drawn[3] == 0  # beyond top-k
+    kept = expected > 0
+    assert stats.chisquare(drawn[kept], expected[kept]).pvalue > FALSE_ALARM
+
+
+def test_uniforms_are_uniform_and_uncorrelated_over_positions_and_seeds():
+    numbers = np.array([[uniform(seed, position) for position in range(600)] for seed in range(40)])
+    assert 0 <= numbers.min() <= numbers.max() < 1
+    assert stats.kstest(numbers.ravel(), "uniform").pvalue > FALSE_ALARM
+    for other in (np.roll(numbers, 1, axis=1), np.roll(numbers, 1, axis=0)):
+        assert stats.pearsonr(numbers.ravel(), other.ravel()).pvalue > FALSE_ALARM
+
+
+def test_the_draw_depends_on_seed_and_position_and_on_no_other_row():
+    logits = torch.randn(30, 50, generator=torch.Generator().manual_seed(1))
+    positions = list(range(100, 130))
+    chooser = Chooser(Sampling(1.0, seed=5))
+    together = chooser.choose(logits, positions)
+    alone = [chooser.choose(logits[i : i + 1], positions[i : i + 1])[0] for i in reversed(range(30))]
+    assert together == alone[::-1]
+    assert together != Chooser(Sampling(1.0, seed=6)).choose(logits, positions)
+
+
+def test_a_token_of_probability_zero_is_never_drawn():
+    logits = torch.full((2000, 4), float("-inf"))
+    logits[:, 1] = 0.0
+    assert set(Chooser(Sampling(1.0)).choose(logits, list(range(2000)))) == {1}
+
+
+def typical(**rule) -> Chooser:
+    return Chooser(Sampling(**({"temperature": 0.7, "acceptance": "typical"} | rule)))
+
+
+@pytest.mark.parametrize("rule", [{}, {"epsilon": 0.5}, {"alpha": 0.05}, {"temperature": 2.5, "alpha": 0.9}])
+def test_a_drafted_token_is_typical_by_the_formula(rule):
+    """Node by node: p(x) > min(epsilon, alpha exp(-H)), of the logits at its parent."""
+    generator = torch.Generator().manual_seed(2)
+    tree = DraftTree((4, 1, 4, 0, 2, 3, 5), (-1, -1, 0, 0, 1, 4, 4))
+    logits = torch.randn(8, 6, generator=generator) * 2
+    sampling, gains = typical(**rule).sampling, typical(**rule).gains(logits, tree)
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        weights = [math.exp(value / sampling.temperature) for value in logits[parent + 1].tolist()]
+        p = [weight / sum(weights) for weight in weights]
+        entropy = -sum(each * math.log(each + 1e-5) for each in p)
+        threshold = min(sampling.epsilon, sampling.alpha * math.exp(-entropy))
+        expected = math.log(p[token]) if p[token] > threshold else -math.inf
+        assert gains[node] == pytest.approx(expected, abs=1e-5)
+    assert -math.inf in gains
+    assert any(gain > -math.inf for gain in gains)
+
+
+def test_the_threshold_has_to_be_exceeded():
+    logits, tree = torch.zeros(2, 4), DraftTree((1,), (-1,))  # p is exactly 1/4
+    assert typical(epsilon=0.25, alpha=100.0).gains(logits, tree) == [-math.inf]
+    assert typical(epsilon=0.2499, alpha=100.0).gains(logits, tree) == [pytest.approx(math.log(0.25))]
+
+
+def test_typical_chooses_argmaxes():
+    logits = torch.tensor([[0.0, 2.0, 1.9], [3.0, 2.9, 1.0]])
+    assert typical(temperature=2.0, seed=3).choose(logits, [5, 6]) == [1, 0]
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-30, 1e-9])
+@pytest.mark.parametrize("acceptance", ["exact", "typical"])
+def test_the_coldest_temperatures_choose_tokens(temperature, acceptance):
+    """Not what comes behind the vocabulary, which is where a quotient that is no number leads."""
+    logits = torch.tensor([[0.0, 2.0, -1e4], [3e4, 2.9, 1.0]])
+    chooser = Chooser(Sampling(temperature, seed=3, acceptance=acceptance))
+    assert chooser.choose(logits, [5, 6]) == [1, 0]
+    assert chooser.distribution(logits).isfinite().all()

@@ -1,0 +1,314 @@
+"""The server drafts beside its target: the plain loop's text in fewer passes, and what is refused."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from talk import TAP, talking
+from tiny_targets import VOCAB, build, random_tokens, target
+
+from outrider_drafters.checkpoints.target_weights import target_sizes
+from outrider_drafters.contracts.drafter import ENDLESS, Drafter
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.emulation.pace import Pace
+from outrider_drafters.families.eagle2.family import Eagle2, Eagle2Sizes
+from outrider_drafters.families.lookup.family import LookupDrafter
+from outrider_proto.errors import Reason
+from outrider_proto.frames import Cancel, Decode, Draft, Features, Finish, Sampling, ServerTree, Verdict
+from outrider_proto.packing import prefix_hash
+from outrider_proto.tree import DraftTree
+from outrider_server.config.config import Limits
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.server_drafter import Known, SessionDrafter, load_drafters
+from outrider_server.engine.target import Target
+from outrider_server.sessions.verifier import Verifier
+
+PROMPT = random_tokens(np.random.default_rng(1), 12)
+HAVE = len(PROMPT)
+SHAPE = ServerTree(3, 4, 12)
+
+
+class Prophet:
+    """A drafter that knows a text by heart, but for every `errs`th token; eats what TAP makes. It minds that every
+    token before the root has its features when it is asked."""
+
+    family = "prophet"
+    tap = TAP.info
+    vocab_size = VOCAB
+    stale_tolerant = True
+    tree_in_one = False
+    plan = None
+
+    def __init__(self, text: list[int], errs: int = 7) -> None:
+        self.text = [(token + 1) % VOCAB if i % errs == 0 else token for i, token in enumerate(text)]
+        self.drafts = 0
+        self.on_level = lambda: None
+
+    def new_state(self) -> "Foresight":
+        return Foresight(self)
+
+
+class Foresight:
+    reach = ENDLESS
+
+    def __init__(self, prophet: Prophet) -> None:
+        self.prophet = prophet
+        self.tokens: list[int] = []
+        self.num_features = 0
+        self.depths: list[int] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    def append(self, tokens) -> None:
+        self.tokens.extend(tokens)
+
+    def add_features(self, first: int, rows: torch.Tensor) -> None:
+        assert first <= self.num_features
+        assert rows.shape[1] == TAP.info.width
+        self.num_features = max(self.num_features, first + len(rows))
+
+    def rollback(self, num_tokens: int) -> None:
+        del self.tokens[num_tokens:]
+        self.num_features = min(self.num_features, num_tokens)
+
+    def root_logits(self) -> torch.Tensor:
+        assert self.num_features >= self.num_tokens - 1
+        self.prophet.drafts += 1
+        self.prophet.on_level()
+        self.depths = []
+        return self._next(0)
+
+    def expand(self, tokens, parents) -> torch.Tensor:
+        self.prophet.on_level()
+        self.depths += [1 + (0 if parent < 0 else self.depths[parent]) for parent in parents]
+        return torch.stack([self._next(depth) for depth in self.depths[-len(tokens) :]])
+
+    def _next(self, depth: int) -> torch.Tensor:
+        logits = torch.zeros(VOCAB)
+        place = self.num_tokens + depth
+        logits[self.prophet.text[place] if place < len(self.prophet.text) else 5] = 6.0
+        return logits
+
+
+@asynccontextmanager
+async def serving(drafters: list[Drafter], on: Target | None = None, pace: Pace | None = None, **limits):
+    verifier = Verifier(on or target(), [TAP], Limits(**limits), pace=pace, drafters=drafters)
+    await verifier.start()
+    try:
+        yield verifier
+    finally:
+        await verifier.stop()
+
+
+def text_of(verdicts: list[Verdict]) -> list[int]:
+    return [token for verdict in verdicts for token in (*verdict.tokens, verdict.bonus) if token is not None]
+
+
+async def said(verifier, sampling: Sampling, count: int, tree: ServerTree | None) -> list[Verdict]:
+    """An answer to PROMPT; each session in a stream of its own."""
+    async with talking(verifier) as talk:
+        await talk.open(verifier.describe(), tap=TAP.info.fingerprint, sampling=sampling)
+        return await talk.decode(0, PROMPT[:-1], PROMPT[-1], count, tree=tree)
+
+
+@pytest.fixture(scope="module")
+def truth() -> list[int]:
+    return plain_greedy(target(), PROMPT, 60)
+
+
+RULES = [Sampling(), Sampling(0.9, seed=8), Sampling(1.2, top_k=20, seed=3)]
+
+
+@pytest.mark.parametrize("sampling", RULES, ids=["greedy", "sampled", "top-k"])
+async def test_the_text_is_the_plain_loops_in_fewer_passes(sampling):
+    prophet = Prophet([])
+    async with serving([prophet]) as verifier:
+        plain = await said(verifier, sampling, 50, None)
+        prophet.text = Prophet(PROMPT + text_of(plain)).text
+        drafted = await said(verifier, sampling, 50, SHAPE)
+    assert text_of(drafted) == text_of(plain)
+    assert [verdict.finish for verdict in drafted] == [Finish.NOT_YET] * (len(drafted) - 1) + [Finish.LIMIT]
+    assert len(drafted) < 25
+    assert len(drafted) - 2 <= prophet.drafts <= len(drafted) - 1  # the prompt's pass comes without a draft
+    assert all(verdict.path == () for verdict in drafted)
+    assert drafted[0].draft_us == 0
+    assert all(verdict.draft_us > 0 for verdict in drafted[1:-1])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 11])
+async def test_never_more_tokens_than_were_asked_for(count, truth):
+    async with serving([Prophet(PROMPT + truth, errs=1000)]) as verifier:
+        verdicts = await said(verifier, Sampling(), count, SHAPE)
+    assert text_of(verdicts) == truth[:count]
+    assert verdicts[-1].finish is Finish.LIMIT
+
+
+async def test_features_come_along_and_a_draft_of_the_clients_goes_on(truth):
+    async with serving([Prophet(PROMPT + truth)]) as verifier, talking(verifier) as talk:
+        opened = await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
+        assert opened.server_draft
+        await talk.send(Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 20, features_from=0, tree=SHAPE))
+        frames = []
+        while not (frames and isinstance(frames[-1], Features) and frames[-1].last):
+            frames.append(await talk.receive())
+        features = [frame for frame in frames if isinstance(frame, Features)]
+        firsts = np.cumsum([0, *(len(frame.rows) for frame in features)])
+        assert [frame.first for frame in features] == firsts[:-1].tolist()
+        assert firsts[-1] == HAVE + 19
+        assumes = prefix_hash(PROMPT + truth[:20])
+        await talk.send(Draft(2, HAVE + 19, (), truth[19], DraftTree.chain(truth[20:22]), HAVE + 19, assumes))
+        assert (await talk.receive()).bonus == truth[22]
+        # And the server once more, from where the client has come to.
+        talk.seq = 2
+        verdicts = await talk.decode(HAVE + 22, (), truth[22], 15, tree=SHAPE)
+        assert text_of(verdicts) == truth[23:38]
+        assert len(verdicts) < 9
+
+
+async def test_an_end_of_text_ends_it(truth):
+    model = build("llama")
+    stop = max(i for i in range(12) if truth[i] not in truth[:i])
+    model.generation_config.eos_token_id = [truth[stop]]
+    async with serving([Prophet(PROMPT + truth, errs=1000)], on=Target.of(model)) as verifier:
+        verdicts = await said(verifier, Sampling(), 50, SHAPE)
+    assert text_of(verdicts) == truth[: stop + 1]
+    assert verdicts[-1].finish is Finish.EOS
+
+
+async def test_the_end_of_the_context_ends_it():
+    small = Target.of(build("llama"), max_context=HAVE + 15)
+    text = plain_greedy(small, PROMPT, 15)
+    async with serving([Prophet(PROMPT + text, errs=1000)], on=small) as verifier:
+        verdicts = await said(verifier, Sampling(), 50, SHAPE)
+    assert text_of(verdicts) == text
+    assert verdicts[-1].finish is Finish.CONTEXT_FULL
+
+
+async def test_cancel_ends_it_even_while_it_drafts(truth):
+    prophet = Prophet(PROMPT + truth)
+    async with serving([prophet]) as verifier, talking(verifier) as talk:
+        await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
+        (stream,) = verifier._streams
+        levels = []
+
+        def cancel_at_the_second_level() -> None:
+            levels.append(None)
+            if len(levels) == 2:
+                stream.cancel(1)
+
+        prophet.on_level = cancel_at_the_second_level
+        verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 50, tree=SHAPE)
+        assert [verdict.finish for verdict in verdicts] == [Finish.NOT_YET, Finish.CANCELLED]
+        assert verdicts[-1].draft_us > 0
+        assert len(levels) == 2
+        await talk.send(Cancel(1))  # too late: harmless
+        prophet.on_level = lambda: None
+        assert text_of(await talk.decode(HAVE, (), truth[0], 9, tree=SHAPE)) == truth[1:10]
+
+
+async def test_two_sessions_are_drafted_for_side_by_side(truth):
+    async with serving([Prophet(PROMPT + truth)]) as verifier:
+        both = await asyncio.gather(said(verifier, Sampling(), 40, SHAPE), said(verifier, Sampling(), 40, SHAPE))
+    assert [text_of(verdicts) for verdicts in both] == [truth[:40]] * 2
+
+
+async def test_a_drafter_without_features_serves_sessions_without(truth):
+    looped = [3, 4, 5, 6] * 5
+    async with serving([LookupDrafter(VOCAB)]) as verifier, talking(verifier) as talk:
+        assert (await talk.open(verifier.describe())).server_draft
+        verdicts = await talk.decode(0, looped[:-1], looped[-1], 12, tree=SHAPE)
+        plain = await talk.decode(0, looped[:-1], looped[-1], 12)
+        assert text_of(verdicts) == text_of(plain)
+        assert any(verdict.draft_us for verdict in verdicts)
+
+
+REFUSED = [
+    (ServerTree(0, 4, 9), Reason.MALFORMED_TREE),
+    (ServerTree(65, 4, 9), Reason.MALFORMED_TREE),
+    (ServerTree(4, 0, 9), Reason.MALFORMED_TREE),
+    (ServerTree(4, 65, 9), Reason.MALFORMED_TREE),
+    (ServerTree(4, 4, 0), Reason.MALFORMED_TREE),
+    (ServerTree(4, 4, 21), Reason.TREE_TOO_LARGE),
+]
+
+
+@pytest.mark.parametrize(("tree", "reason"), REFUSED)
+async def test_a_shape_that_is_none_is_refused(tree, reason):
+    async with serving([Prophet([])], max_nodes=20) as verifier, talking(verifier) as talk:
+        await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
+        await talk.send(Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 9, tree=tree))
+        assert (await talk.refusal()).reason is reason
+
+
+@pytest.mark.parametrize("tap", ["", TAP.info.fingerprint])
+async def test_who_was_offered_none_is_told_so(tap):
+    drafters = [] if tap else [Prophet([])]
+    async with serving(drafters) as verifier, talking(verifier) as talk:
+        assert not (await talk.open(verifier.describe(), tap=tap)).server_draft
+        await talk.send(Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 9, tree=SHAPE))
+        refusal = await talk.refusal()
+        assert refusal.reason is Reason.NO_SERVER_DRAFT
+        assert refusal.reason.status == "FAILED_PRECONDITION"
+        assert "decode without a tree" in refusal.message
+
+
+async def test_a_drafter_at_fault_ends_its_session_and_nobody_elses(truth, caplog):
+    prophet = Prophet(PROMPT + truth)
+    async with serving([prophet]) as verifier, talking(verifier) as good, talking(verifier) as bad:
+        for talk in (good, bad):
+            await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
+        prophet.on_level = partial(next, iter(()))  # StopIteration
+        await bad.send(Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 9, tree=SHAPE))
+        assert (await bad.refusal()).reason is Reason.INTERNAL
+        assert text_of(await good.decode(0, PROMPT[:-1], PROMPT[-1], 9)) == truth[:9]
+    assert "a session failed" in caplog.text
+
+
+async def test_paced_levels_last_what_the_servers_do(truth):
+    pace = Pace("p", "", verify_ms=0.0, draft_level_ms=0.0, server_level_ms=5.0)
+    async with serving([Prophet(PROMPT + truth, errs=1000)], pace=pace) as verifier:
+        verdicts = await said(verifier, Sampling(), 11, SHAPE)
+    assert [len(verdict.tokens) for verdict in verdicts] == [0, 4, 4]
+    assert [verdict.draft_us >= 4 * 5000 for verdict in verdicts] == [False, True, True]
+
+
+async def test_of_two_drafters_with_the_same_features_the_first_drafts(truth):
+    first, second = Prophet(PROMPT + truth), Prophet([])
+    async with serving([first, second, LookupDrafter(VOCAB)]) as verifier:
+        await said(verifier, Sampling(), 9, SHAPE)
+        assert verifier.drafts_with == ("prophet", "lookup")
+    assert (first.drafts > 0, second.drafts) == (True, 0)
+
+
+def test_drafters_share_the_loaded_targets_weights(tmp_path):
+    build("llama").save_pretrained(tmp_path)
+    loaded = Target.load(str(tmp_path))
+    eagle = Eagle2(Eagle2Sizes(hidden=32, heads=4, kv_heads=2, head_dim=8, mlp=48))
+    eagle.export(tmp_path / "eagle", target_sizes(tmp_path))
+    (drafter,) = load_drafters(loaded, tmp_path, [tmp_path / "eagle"])
+    assert drafter.frozen.embed.data_ptr() == loaded.model.get_input_embeddings().weight.data_ptr()
+    assert drafter.frozen.lm_head.data_ptr() == loaded.model.get_output_embeddings().weight.data_ptr()
+    assert drafter.tap == TAP.info
+
+
+def test_a_session_drafter_keeps_in_step_with_any_text():
+    """Through growth, rewinding and a wholly other text, it drafts as a fresh one that is told everything."""
+    rng = np.random.default_rng(4)
+    features = torch.randn(40, TAP.info.width).numpy()
+
+    def known(tokens: list[int]) -> Known:
+        return Known(tokens, lambda first: (first, features[first : len(tokens) - 1]))
+
+    prophet = Prophet(random_tokens(rng, 60))
+    kept = SessionDrafter(prophet)
+    text = random_tokens(rng, 30)
+    for tokens in (text[:5], text[:20], text[:7], [*text[:6], 9, 9], text, [9]):
+        shape = TreeShape(3, 3, 9)
+        fresh = SessionDrafter(prophet).grow(known(tokens), shape, lambda: False)
+        assert kept.grow(known(tokens), shape, lambda: False) == fresh
+        assert kept._state.tokens == tokens

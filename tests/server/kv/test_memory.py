@@ -1,0 +1,588 @@
+"""The memory of all sessions against a model of it, with real sessions that compute nothing: every byte is accounted,
+nobody's rows are anybody else's, and who goes first."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from outrider_drafters.contracts.tap import Activations, Memoryless
+from outrider_proto.errors import Reason, Refusal, Violation
+from outrider_proto.frames import TapInfo
+from outrider_server.engine.sequence import Held
+from outrider_server.kv.budget import OutOfRoom
+from outrider_server.kv.memory import Memory, Sharing
+from outrider_server.kv.prefix import BLOCK, Prefix
+from outrider_server.kv.shape import KVShape
+from outrider_server.kv.store import size_class
+
+SHAPE = KVShape(layers=2, kv_heads=1, key_dim=2, value_dim=3, dtype=torch.float32, device=torch.device("cpu"))
+ROW = SHAPE.bytes_per_token
+TEXTS = [[t] * (2 * BLOCK) + [t + 1] * BLOCK for t in (1, 5)]  # what texts begin with, so that they meet
+
+
+class KeyTap(Memoryless):
+    """What lies in the keys, which tells whose they are."""
+
+    needs_kv = True
+    hidden_layers = ()
+    info = TapInfo("key", "test", 2)
+
+    def rows(self, acts: Activations) -> torch.Tensor:
+        return acts.keys[0, 0]
+
+
+class Job:
+    over = False
+
+
+def stamps(tokens: list[int]) -> torch.Tensor:
+    """A value for every position that depends on the whole text up to it, as K/V do."""
+    total = np.cumsum((31 * np.array(tokens, dtype=np.int64) + 7) * np.arange(1, len(tokens) + 1))
+    return torch.from_numpy((total % 65521).astype(np.float32))
+
+
+def run(held: Held, num_rows: int | None = None) -> None:
+    """What a pass would do over the tokens whose rows are missing."""
+    first = held.slot.length
+    chain = held.lost[:num_rows]
+    values = stamps(held.tokens[: first + len(chain)])[first:]
+    for layer in range(SHAPE.layers):
+        keys = (values + layer)[None, :, None]
+        held.slot.write(layer, keys.expand(1, -1, 2), -keys.expand(1, -1, 3))
+    held.commit(chain, (), (), None)
+    if held.tap is not None:
+        held.add_features(held.tap_state.rows(held.untapped({})).numpy())
+
+
+def go_on(held: Held, base_len: int, context: list[int], job: object | None = None) -> None:
+    """A job from its beginning to its end, or up to `job`'s."""
+    job = job or Job()
+    held.begin(job, base_len, context, 3)
+    run(held)
+
+
+def check_rows(held: Held) -> None:
+    values, stands = stamps(held.tokens), held.slot.length
+    keys, negated = held.slot.rows(0, stands)
+    for layer in range(SHAPE.layers):
+        assert torch.equal(keys[layer, 0, :, 1], values[:stands] + layer)
+        assert torch.equal(negated[layer, 0, :, 2], -(values[:stands] + layer))
+    if held.tap is not None:
+        first, rows = held.features(0)
+        assert first == 0
+        assert np.array_equal(rows[:, 0], values[: len(rows)].numpy())
+        assert len(rows) == held.num_standing
+
+
+class MemoryMachine(RuleBasedStateMachine):
+    """Sessions of two payers begin, go on, are cut, park, end, some of them half-way; there is room for a few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: list[Held] = []
+        self.working: dict[Held, Job] = {}
+        self.half_way: list[Held] = []
+
+    @initialize(
+        small=st.sampled_from([0, BLOCK, 3 * BLOCK, 10**6]),
+        limit=st.sampled_from([800, 1500, 5000]),
+        sharing=st.sampled_from(["payer", "all"]),
+    )
+    def begin(self, small: int, limit: int, sharing: Sharing) -> None:
+        self.limit_bytes = limit * (ROW + 4 * 2)
+        self.memory = Memory(SHAPE, self.limit_bytes, sharing, small_bytes=small * (ROW + 4 * 2))
+
+    @rule(payer=st.sampled_from(["", "p"]))
+    def open(self, payer: str) -> None:
+        if len(self.sessions) < 8:
+            self.sessions.append(Held(self.memory, KeyTap(), None, payer))
+
+    @rule(
+        which=st.integers(0, 7),
+        keeps=st.floats(0, 1),
+        text=st.sampled_from(TEXTS),
+        more=st.integers(0, 400),
+        stays=st.booleans(),
+        part=st.integers(0, 500),
+    )
+    def go_on(self, which: int, keeps: float, text: list[int], more: int, stays: bool, part: int) -> None:
+        if not self.sessions:
+            return
+        held = self.sessions[which % len(self.sessions)]
+        self.stop(held)
+        base_len = int(keeps * len(held.tokens))
+        expected = held.tokens[:base_len] + (text + [more] * more if base_len == 0 else [more] * (more % 50))
+        self.working[held] = job = Job()
+        try:
+            held.begin(job, base_len, expected[base_len:], 3)
+        except OutOfRoom:
+            self.stop(held)
+            assert held.tokens == expected
+            return
+        assert held.tokens == expected
+        self.half_way.append(held)
+        if part:  # else: others come before it has run anything
+            self.run_on(-1, part)
+        if not stays:
+            self.stop(held)
+
+    @rule(which=st.integers(0, 7), part=st.integers(1, 90))
+    def run_on(self, which: int, part: int) -> None:
+        if not self.half_way:
+            return
+        held = self.half_way[which % len(self.half_way)]
+        try:
+            held.reserve(3)
+        except OutOfRoom:
+            return
+        run(held, part)
+        if not held.num_lost:
+            self.half_way.remove(held)
+
+    def stop(self, held: Held) -> None:
+        if held in self.working:
+            self.working.pop(held).over = True
+        if held in self.half_way:
+            self.half_way.remove(held)
+
+    @rule(which=st.integers(0, 7))
+    def park(self, which: int) -> None:
+        if self.sessions:
+            self.sessions[which % len(self.sessions)].parked ^= True
+
+    @rule(which=st.integers(0, 7))
+    def end(self, which: int) -> None:
+        if self.sessions:
+            held = self.sessions.pop(which % len(self.sessions))
+            self.stop(held)
+            held.release()
+
+    @rule(which=st.integers(0, 7))
+    def fail(self, which: int) -> None:
+        if self.sessions:
+            self.sessions[which % len(self.sessions)].distrust()
+
+    @rule()
+    def run_out(self) -> None:
+        self.memory.relieve()
+        assert all(not held.slot.holds_any for held in self.sessions if held.standing != "working")
+
+    @invariant()
+    def everybody_has_their_own_rows(self) -> None:
+        for held in self.sessions:
+            check_rows(held)
+
+    @invariant()
+    def every_byte_is_accounted(self) -> None:
+        memory = self.memory
+        own = sum(held.slot.num_bytes for held in self.sessions)
+        shared = {link for held in self.sessions if held.slot.prefix for link in held.slot.prefix.chain()}
+        assert shared <= set(memory.prefixes)
+        assert memory.prefix_bytes == sum(prefix.store.num_bytes for prefix in memory.prefixes)
+        assert memory.used_bytes == own + memory.prefix_bytes + memory.spare_bytes <= self.limit_bytes
+
+    @invariant()
+    def users_are_counted(self) -> None:
+        for prefix in self.memory.prefixes:
+            ends = sum(held.slot.prefix is prefix for held in self.sessions)
+            children = sum(other.parent is prefix for other in self.memory.prefixes)
+            assert prefix.users == ends + children
+            chains = [held.slot.prefix.chain() for held in self.sessions if held.slot.prefix]
+            assert prefix.num_slots == sum(prefix in chain for chain in chains)
+
+    @invariant()
+    def what_a_name_says_is_held(self) -> None:
+        prefixes = self.memory._prefixes
+        assert set(prefixes._copies) <= set(self.memory.prefixes)
+        assert set(prefixes._copies.values()) <= set(self.sessions)
+        for name, owner in prefixes._owners.items():
+            assert name in owner.names
+            assert isinstance(owner, Prefix) or BLOCK * (owner.names.index(name) + 1) <= owner.num_standing
+
+    def teardown(self) -> None:
+        for held in self.sessions:
+            held.release()
+        self.memory.relieve()
+        assert self.memory.used_bytes == 0
+
+
+TestMemory = MemoryMachine.TestCase
+TestMemory.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+def shared_memory(sharing: str = "payer") -> Memory:
+    """With room, and nothing too small to share."""
+    return Memory(SHAPE, 100_000 * ROW, sharing, small_bytes=0)
+
+
+def new(memory: Memory, length: int, seed: int = 0, payer: str = "", tap: KeyTap | None = None) -> Held:
+    held = Held(memory, tap, None, payer)
+    go_on(held, 0, [(seed + i) % 1000 for i in range(length)])
+    held._worker = None
+    return held
+
+
+def test_sizes_are_few():
+    assert [size_class(n) for n in (1, 128, 129, 193, 257, 385, 513, 769)] == [128, 128, 192, 256, 384, 512, 768, 1024]
+
+
+def test_what_one_session_gives_back_the_next_one_takes():
+    memory = Memory(SHAPE, 10_000 * ROW, "none")
+    for seed in range(5):
+        new(memory, 300, seed).release()
+    assert memory.pool.num_allocated == 1
+
+
+def test_the_parked_go_first_then_the_idle_and_of_each_the_longest_unused():
+    memory = Memory(SHAPE, 4 * 128 * ROW, "none")
+    first, second, parked, busy = (new(memory, 100, 200 * i) for i in range(4))
+    parked.parked = True
+    job = Job()
+    busy.begin(job, 100, [], 1)
+    gone = []
+    for seed in range(3):
+        new(memory, 100, 1000 + seed).begin(Job(), 100, [], 1)
+        gone.append([held.slot.length == 0 for held in (first, second, parked, busy)])
+    assert gone == [[False, False, True, False], [True, False, True, False], [True, True, True, False]]
+    assert memory.evictions == 3
+    with pytest.raises(OutOfRoom):
+        new(memory, 100, 5000)
+    job.over = True
+    new(memory, 100, 5000)
+    assert not busy.slot.length
+    assert len(busy.tokens) == 100
+
+
+def test_where_room_cannot_be_made_nobody_loses_anything():
+    memory = Memory(SHAPE, 4 * 128 * ROW, "none")
+    idle, busy = new(memory, 100), new(memory, 250, 500)
+    busy.begin(Job(), 250, [], 1)
+    with pytest.raises(OutOfRoom):
+        new(memory, 300, 1000)
+    assert idle.slot.length == 100
+
+
+def test_an_evicted_session_runs_its_tokens_again():
+    memory = Memory(SHAPE, 200 * ROW, "none")
+    held = new(memory, 100)
+    other = new(memory, 120, 500)
+    assert held.num_lost == 100
+    held.begin(Job(), 100, [7, 8], 2)
+    assert held.lost == held.tokens
+    run(held)
+    check_rows(held)
+    assert other.num_lost == 120
+
+
+def test_a_session_that_cannot_lie_beside_its_own_copy_grows_all_the_same():
+    memory = Memory(SHAPE, 300 * ROW, "none")
+    held = new(memory, 180)
+    go_on(held, 180, [9] * 60)
+    check_rows(held)
+    assert len(held.tokens) == 240
+
+
+def test_what_can_never_fit_is_refused_at_once():
+    memory = Memory(SHAPE, 100 * ROW, "none")
+    with pytest.raises(Refusal, match="--kv-memory") as refused:
+        new(memory, 120)
+    assert refused.value.reason is Reason.CONTEXT_FULL
+
+
+def test_a_machine_without_memory_is_no_room_and_the_process_goes_on():
+    memory = Memory(SHAPE)  # as much as there is
+    held = new(memory, 100)
+    with pytest.raises(OutOfRoom):
+        held.reserve(2**50)
+    assert held.num_lost == 0
+    assert memory.used_bytes == held.slot.num_bytes + memory.spare_bytes
+    go_on(held, 100, [5])
+    check_rows(held)
+
+
+def test_a_session_that_has_ended_takes_nothing_any_more():
+    memory = Memory(SHAPE, 10_000 * ROW)
+    held = new(memory, 10)
+    held.release()
+    with pytest.raises(Violation):
+        held.begin(Job(), 0, [1], 1)
+
+
+def test_a_common_beginning_is_stored_once():
+    memory = shared_memory()
+    system = [i % 900 for i in range(40 * BLOCK)]
+    sessions = []
+    for i in range(10):
+        held = Held(memory, None)
+        go_on(held, 0, system + [1000 + i] * 5)
+        sessions.append(held)
+    assert memory.prefix_hits_tokens == 9 * len(system)
+    assert memory.prefix_bytes == len(system) * ROW
+    own = sum(held.slot.num_bytes for held in sessions)
+    assert own <= 10 * 256 * ROW
+    assert [held.slot.start for held in sessions] == [len(system)] * 10
+    for held in sessions:
+        check_rows(held)
+
+
+def test_those_who_came_at_once_come_to_share():
+    memory = shared_memory()
+    text = [3] * (10 * BLOCK)
+    sessions = [Held(memory, None) for _ in range(3)]
+    for held in sessions:
+        held.begin(Job(), 0, text, 1)
+    for held in sessions:
+        run(held)
+    assert [held.slot.start for held in sessions] == [0] * 3  # in the middle of a pass nobody's rows move
+    for held in sessions:
+        held.begin(Job(), 10 * BLOCK, [], 1)
+        check_rows(held)
+    assert [held.slot.start for held in sessions] == [10 * BLOCK] * 3
+    assert memory.prefix_bytes == 10 * BLOCK * ROW
+    assert memory.prefix_hits_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("sharing", "shares"), [("payer", [True, False]), ("all", [True, True]), ("none", [False] * 2)]
+)
+def test_who_shares_with_whom(sharing, shares):
+    memory = shared_memory(sharing)
+    new(memory, 100, payer="a")
+    assert [bool(new(memory, 100, payer=payer).slot.start) for payer in ("a", "b")] == shares
+
+
+def test_features_go_along_or_nothing_does():
+    memory = shared_memory()
+    new(memory, 100)
+    one = new(memory, 100, tap=KeyTap())
+    assert one.slot.start == 0
+    two = new(memory, 100, tap=KeyTap())
+    assert two.slot.start == 96
+    check_rows(one)
+    check_rows(two)
+
+
+def test_a_text_outlives_its_session_where_there_is_room():
+    memory = shared_memory()
+    new(memory, 100).release()
+    assert memory.used_bytes - memory.spare_bytes == 96 * ROW
+    held = new(memory, 70)
+    assert memory.prefix_hits_tokens == 64
+    check_rows(held)
+    assert sorted(len(prefix.tokens) for prefix in memory.prefixes) == [32, 64]
+    memory.relieve()
+    assert [prefix.stop for prefix in memory.prefixes] == []
+
+
+def test_a_text_outlives_the_turn_to_another():
+    memory = shared_memory()
+    held = new(memory, 100)
+    go_on(held, 0, [5] * 40)
+    assert [prefix.stop for prefix in memory.prefixes] == [96]
+    go_on(held, 1, [i % 1000 for i in range(1, 100)])  # what it has of its text is less than what is known
+    assert memory.prefix_hits_tokens == 0  # another text: it begins with 5
+    go_on(held, 0, [i % 1000 for i in range(100)])
+    assert memory.prefix_hits_tokens == 96
+    check_rows(held)
+
+
+def test_whoever_comes_alone_copies_and_the_second_to_come_makes_both_share():
+    memory = shared_memory()
+    new(memory, 100).release()
+    one = new(memory, 100)
+    assert one.slot.start == 0
+    assert [prefix.num_slots for prefix in memory.prefixes] == [0]
+    two = new(memory, 100)
+    assert [held.slot.start for held in (one, two)] == [96] * 2
+    two.release()
+    go_on(one, 100, [7])
+    assert one.slot.start == 0  # alone again
+    check_rows(one)
+    one.release()
+    assert {prefix.stop for prefix in memory.prefixes} == {96}
+
+
+def test_what_is_small_is_copied_by_all():
+    memory = Memory(SHAPE, 100_000 * ROW, small_bytes=96 * ROW)
+    sessions = [new(memory, 100) for _ in range(3)]
+    assert [held.slot.start for held in sessions] == [0] * 3
+    assert memory.prefix_hits_tokens == 2 * 96
+    larger = [new(memory, 200, 500) for _ in range(3)]
+    assert [held.slot.start for held in larger] == [192] * 3
+    for held in (*sessions, *larger):
+        check_rows(held)
+
+
+def test_a_copy_is_known_when_what_it_was_copied_from_is_gone():
+    memory = shared_memory()
+    new(memory, 100).release()
+    one = new(memory, 100)
+    memory._drop_unused(0)
+    assert not memory.prefixes
+    two = new(memory, 100)
+    assert memory.prefix_hits_tokens == 2 * 96
+    assert [held.slot.start for held in (one, two)] == [96] * 2
+    check_rows(two)
+
+
+def test_a_name_that_is_met_by_chance_is_not_believed():
+    memory = shared_memory()
+    one = new(memory, 64)
+    other = Held(memory, None)
+    other.tokens = list(range(500, 564))
+    for name in one.names:  # as if the hashes of the other text were the same
+        memory._prefixes._owners[name] = other
+    held = new(memory, 64)
+    assert held.slot.start == 0
+    check_rows(held)
+
+
+def test_a_session_is_known_to_the_others_only_once_it_is_whole():
+    """Another thread may look at all sessions at any moment of its making."""
+    memory, seen = Memory(SHAPE), []
+
+    class Watched(dict):
+        def __setitem__(self, held, value) -> None:
+            seen.append(held.slot.holds_any)
+            super().__setitem__(held, value)
+
+    memory._tenants = Watched()
+    Held(memory, KeyTap())
+    assert seen == [False]
+
+
+def test_what_a_failed_pass_may_have_spoilt_is_computed_again():
+    held = Held(Memory(SHAPE), KeyTap())
+    go_on(held, 0, TEXTS[0])
+    held.distrust()
+    held.begin(Job(), len(TEXTS[0]), [], 3)
+    assert held.lost == TEXTS[0]
+    run(held)
+    check_rows(held)
+
+
+def test_many_prefixes_go_in_few_looks_at_them():
+    """Whoever ends session after session leaves prefix after prefix."""
+    memory, looks = Memory(SHAPE), []
+
+    class Watched(set):
+        def __iter__(self):
+            looks.append(len(self))
+            return super().__iter__()
+
+    memory._prefixes.all = Watched()
+    for first in range(50):
+        held = Held(memory, KeyTap())
+        go_on(held, 0, [first] * BLOCK)
+        held.release()
+    assert len(memory.prefixes) == 50
+    looks.clear()
+    memory.relieve()
+    assert not memory.prefixes
+    assert len(looks) <= 4
+
+
+def test_those_who_come_at_once_to_a_known_text_share_it():
+    memory = shared_memory()
+    new(memory, 10 * BLOCK).release()
+    sessions = [Held(memory, None) for _ in range(3)]
+    for held in sessions:
+        held.begin(Job(), 0, [i % 1000 for i in range(10 * BLOCK + 5)], 1)
+    assert [held.slot.start for held in sessions] == [10 * BLOCK] * 3
+    for held in sessions:
+        run(held)
+        check_rows(held)
+
+
+def test_what_goes_on_from_a_copy_is_not_stored_twice():
+    memory = shared_memory()
+    new(memory, 10 * BLOCK).release()
+    sessions = [new(memory, 20 * BLOCK) for _ in range(2)]
+    assert [held.slot.start for held in sessions] == [20 * BLOCK] * 2
+    assert memory.prefix_bytes == 20 * BLOCK * ROW
+    for held in sessions:
+        check_rows(held)
+
+
+def test_behind_a_small_beginning_those_who_came_at_once_come_to_share():
+    memory = Memory(SHAPE, 100_000 * ROW, small_bytes=BLOCK * ROW)
+    new(memory, BLOCK).release()
+    sessions = [Held(memory, None) for _ in range(3)]
+    for held in sessions:
+        held.begin(Job(), 0, [i % 1000 for i in range(10 * BLOCK)], 1)
+    for held in sessions:
+        run(held)
+    for held in sessions:
+        held.begin(Job(), 10 * BLOCK, [], 1)
+        check_rows(held)
+    assert [held.slot.start for held in sessions] == [10 * BLOCK] * 3
+
+
+def test_a_text_may_be_cut_into_any_number_of_prefixes():
+    memory, num_blocks = shared_memory(), 600
+    text = [i % 1000 for i in range(num_blocks * BLOCK)]
+    for count in range(num_blocks, 0, -1):
+        held = Held(memory, None)
+        go_on(held, 0, text[: count * BLOCK])
+        held.release()
+    assert len(memory.prefixes) == num_blocks
+    held = Held(memory, None)
+    go_on(held, 0, [*text, 5])
+    assert memory.prefix_hits_tokens == sum(range(1, num_blocks)) * BLOCK + len(text)
+    check_rows(held)
+
+
+def test_the_newest_text_outlives_its_session_rather_than_the_longest_unused():
+    memory = Memory(SHAPE, 3 * 128 * ROW, small_bytes=0)
+    for seed in range(5):
+        new(memory, 100, 100 * seed).release()
+    assert memory.evictions == 0
+    newest = max(memory.prefixes, key=lambda prefix: prefix.used_at)
+    assert newest.tokens[0] == 400
+
+
+def test_a_store_made_within_a_pass_serves_others_after_it():
+    pool = Memory(SHAPE).pool
+    with torch.inference_mode():
+        store = pool.take(10, 0)
+    pool.give(store)
+    assert pool.take(10, 0) is store
+
+
+def test_who_has_no_room_for_a_copy_disturbs_nobody_by_asking_for_it(monkeypatch):
+    memory = Memory(SHAPE, 1500 * ROW, small_bytes=0)
+    new(memory, 640).release()
+    memory.pool.trim()
+    busy, held = Held(memory, None), Held(memory, None)
+    busy.begin(Job(), 0, [5] * 700, 1)
+    held.begin(Job(), 0, [i % 1000 for i in range(640)], 30)
+    assert held.slot.start == 640
+    trims = []
+    monkeypatch.setattr(memory.pool, "trim", lambda: trims.append(1))
+    for _ in range(3):
+        go_on(held, len(held.tokens), [7])
+    assert not trims
+    check_rows(held)
+
+
+@pytest.mark.parametrize("length", [3, 5, 33, 90])
+def test_rows_move_up_where_there_is_no_memory_to_move_them(length, monkeypatch):
+    memory = shared_memory()
+    new(memory, 96).release()
+    one = Held(memory, None)
+    go_on(one, 0, list(range(96 + length)))
+    assert one.slot.start == 0
+
+    def no_room(*_: object) -> None:
+        raise OutOfRoom(1)
+
+    monkeypatch.setattr(memory.pool, "take", no_room)
+    monkeypatch.setattr(torch.Tensor, "clone", no_room)
+    two = Held(memory, None)
+    with pytest.raises(OutOfRoom):
+        two.begin(Job(), 0, one.tokens[:96], 1)
+    assert (one.slot.start, one.slot.length) == (96, 96 + length)
+    check_rows(one)

@@ -1,0 +1,63 @@
+"""The slot against a list of rows."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider_server.kv.shape import KVShape
+from outrider_server.kv.slot import Slot
+
+SHAPE = KVShape(layers=2, kv_heads=3, key_dim=4, value_dim=5, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def rows(stamps: list[int], layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of one layer in which every row carries its stamp."""
+    values = torch.tensor(stamps, dtype=torch.float32)[None, :, None] + 0.25 * layer
+    return values.expand(3, -1, 4), -values.expand(3, -1, 5)
+
+
+def check(slot: Slot, model: list[int]) -> None:
+    assert slot.length == len(model)
+    keys, values = slot.rows(0, slot.length)
+    for layer in range(SHAPE.layers):
+        expected_keys, expected_values = rows(model, layer)
+        assert torch.equal(keys[layer], expected_keys)
+        assert torch.equal(values[layer], expected_values)
+
+
+@st.composite
+def passes(draw):
+    """(chain rows, tree rows, accepted path, whether the pass fails before its commit, length kept of the result)"""
+    chain = draw(st.integers(1, 90))
+    nodes = draw(st.integers(0, 40))
+    path = draw(st.lists(st.integers(0, nodes - 1), unique=True).map(sorted)) if nodes else []
+    return chain, nodes, path, draw(st.booleans()), draw(st.floats(0, 1))
+
+
+@given(st.lists(passes(), max_size=8))
+def test_passes_commits_and_truncations_behave_as_on_a_list(script):
+    slot, model, stamp = Slot(SHAPE), [], 0
+    for chain, nodes, path, fails, kept in script:
+        stamps = list(range(stamp, stamp := stamp + chain + nodes))
+        slot.reserve(len(stamps))
+        for layer in range(SHAPE.layers):
+            seen_keys, seen_values = slot.write(layer, *rows(stamps, layer))
+            assert torch.equal(seen_keys, rows(model + stamps, layer)[0])
+            assert torch.equal(seen_values, rows(model + stamps, layer)[1])
+        if not fails:
+            slot.commit(chain, path)
+            model += stamps[:chain] + [stamps[chain + node] for node in path]
+        check(slot, model)
+        model = model[: int(kept * len(model))]
+        slot.truncate(len(model))
+    check(slot, model)
+
+
+def test_a_slot_cannot_be_truncated_to_more_than_it_holds():
+    with pytest.raises(ValueError, match="holds 0 rows"):
+        Slot(SHAPE).truncate(1)
+
+
+def test_the_price_of_a_token():
+    assert SHAPE.bytes_per_token == 2 * 3 * (4 + 5) * 4

@@ -1,0 +1,280 @@
+"""A target divided among two processes: the same answers, and an end for both whatever befalls either."""
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from talk import calling, talking
+from tiny_targets import VOCAB, build, random_tokens, random_tree, tree_around
+from transformers import PhimoeConfig
+from transformers.models.gpt2 import GPT2Config
+
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
+from outrider_proto.frames import ServerTree
+from outrider_proto.status import error_from_rpc
+from outrider_proto.tree import DraftTree
+from outrider_server.config.config import Limits, ServerConfig
+from outrider_server.engine.engine import Engine, Work
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.sequence import Held
+from outrider_server.engine.server_drafter import load_drafters
+from outrider_server.engine.taps import load_taps
+from outrider_server.engine.target import Target
+from outrider_server.parallel.load import load_target
+from outrider_server.parallel.pass_message import Order
+from outrider_server.parallel.shard import leave
+from outrider_server.sessions.verifier import Verifier
+
+from ..engine.test_engine import GREEDY, speculate
+
+COMMAND = [sys.executable, "-c", "from outrider_server.cli.app import main; main()"]
+PROMPT = random_tokens(np.random.default_rng(1), 12)
+PATIENCE_S = 120  # nothing takes that long; it only keeps a broken test from hanging
+
+
+def need_cpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a target is divided over GPUs where there are any")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    """Grouped heads, soft-capped scores, windows."""
+    directory = tmp_path_factory.mktemp("target")
+    build("gemma2", vocab_size=VOCAB + 1).save_pretrained(directory)  # some versions divide the vocabulary evenly only
+    return directory
+
+
+@pytest.fixture(scope="module", params=["tiny", "embedded"])
+def pair(request, tiny):
+    """The target whole and divided, and where it lies."""
+    need_cpu()
+    leave()  # a training in this process may have left its group behind
+    directory = tiny if request.param == "tiny" else target_dir()
+    whole = Target.load(str(directory))
+    divided = load_target(ServerConfig(str(directory), threads=1, tensor_parallel=2))
+    try:
+        yield whole, divided, directory
+    finally:
+        divided.close()
+
+
+@pytest.mark.slow
+def test_any_draft_gives_the_whole_targets_output(pair):
+    whole, divided, _ = pair
+    rng = np.random.default_rng(5)
+    truth = plain_greedy(whole, PROMPT, 50)
+    held = Held(divided.kv, None)
+    answer = speculate(
+        Engine(divided), held, PROMPT, 50, lambda a: tree_around(rng, truth[len(a) :], int(rng.integers(0, 6)), 7)
+    )
+    assert answer[:50] == truth
+    assert divided.kv == whole.kv
+    assert divided.is_small == whole.is_small
+
+
+@pytest.mark.slow
+def test_several_sessions_in_one_pass(pair):
+    whole, divided, _ = pair
+    rng = np.random.default_rng(8)
+    chains, trees = [random_tokens(rng, n) for n in (4, 30, 1, 9)], [random_tree(rng, n) for n in (0, 8, 20, 3)]
+
+    def outcomes(target: Target, attention):
+        works = [Work(Held(target.kv, None), *work, GREEDY) for work in zip(chains, trees, strict=True)]
+        context = Work(Held(target.kv, None), chains[1])
+        return Engine(target, attention=attention).verify([works[0], context, *works[1:]])
+
+    for ours, theirs in zip(outcomes(divided, "bunched"), outcomes(whole, "plain"), strict=True):
+        assert ours.walk == theirs.walk
+
+
+@pytest.mark.slow
+def test_hidden_states_and_kv_are_the_whole_targets(pair):
+    whole, divided, directory = pair
+    drafters = [drafter_dir("eagle3")] if directory == target_dir() else []
+    rows = []
+    for target in (whole, divided):
+        tap = load_taps(target, directory, drafters)[-1]
+        held = Held(target.kv, tap)
+        (outcome,) = Engine(target).verify([Work(held, PROMPT, chooser=GREEDY)])
+        Engine(target).commit(outcome)
+        rows.append((outcome.hidden, held.slot.rows(0, len(PROMPT))))
+    torch.testing.assert_close(rows[1], rows[0], atol=1e-3, rtol=1e-3)
+
+
+class Failing:
+    """Slots whose third layer is out of order."""
+
+    def attend(self, layer, query, key, value, call):
+        if layer == 2:
+            raise MemoryError("no room")
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+@pytest.mark.slow
+def test_attention_that_fails_fails_its_pass_alone(pair):
+    whole, divided, _ = pair
+    with torch.inference_mode(), pytest.raises(MemoryError, match="no room"):
+        divided.forward(PROMPT, list(range(len(PROMPT))), Failing(), [0], frozenset())
+    answer = speculate(Engine(divided), Held(divided.kv, None), PROMPT, 5, lambda _: DraftTree())
+    assert answer == plain_greedy(whole, PROMPT, 5)
+
+
+@pytest.mark.slow
+async def test_sessions_features_and_drafting_on_the_server(pair):
+    whole, divided, directory = pair
+    sources = [drafter_dir("eagle2") if directory == target_dir() else "lookup"]
+    taps, drafters = load_taps(divided, directory, sources), load_drafters(divided, directory, sources)
+    verifier = Verifier(divided, taps, Limits(kv_memory="8MiB"), drafters=drafters)
+    truth = plain_greedy(whole, PROMPT, 30)
+    await verifier.start()
+    try:
+
+        async def said() -> list[int]:
+            async with talking(verifier) as talk:
+                opened = await talk.open(verifier.describe(), tap=drafters[0].tap.fingerprint)
+                assert opened.server_draft
+                tree = ServerTree(breadth=4, levels=3, budget=12)
+                verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 30, tree=tree)
+                return [token for v in verdicts for token in (*v.tokens, v.bonus) if token is not None]
+
+        assert await asyncio.gather(*(said() for _ in range(3))) == [truth] * 3
+        assert verifier.alive
+    finally:
+        await verifier.stop()
+
+
+@contextmanager
+def serving(target: Path, *options: str):
+    """A server's process, the line that it is ready with, and the process of its other rank."""
+    need_cpu()
+    arguments = ["serve", "--target", str(target), "--port", "0", "--threads", "1", "--tensor-parallel", "2", *options]
+    with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while "ready on" not in (ready := process.stderr.readline()):  # libraries may have warned of this machine
+                assert ready, "it ended without a word"
+            (follower,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            with open(os.pidfd_open(int(follower)), "rb") as descriptor:
+                yield process, ready, descriptor
+        finally:
+            process.kill()
+
+
+def ended(descriptor) -> bool:
+    return bool(select.select([descriptor], [], [], PATIENCE_S)[0])
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the other rank's process in /proc")
+
+
+@linux
+@pytest.mark.slow
+def test_the_command_serves_and_stops(tiny, tmp_path):
+    ready = tmp_path / "ready.json"
+    with serving(tiny, "--ready-file", str(ready)) as (process, line, follower):
+        address = json.loads(ready.read_text())["address"]
+        assert line == (
+            f"outrider-server: ready on {address}, target {tiny.name}, features for last-hidden, edge bundles\n"
+        )
+        whole = Target.load(str(tiny))
+
+        async def said() -> list[int]:
+            about = Verifier(whole).describe()
+            async with calling(address) as talk:
+                await talk.open(about)
+                verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 20)
+            return [token for v in verdicts for token in (*v.tokens, v.bonus) if token is not None]
+
+        assert asyncio.run(said()) == plain_greedy(whole, PROMPT, 20)
+        signal.pidfd_send_signal(follower.fileno(), signal.SIGTERM)  # as systemd does it, to all at once
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=PATIENCE_S)
+        assert (rest, process.returncode) == ("", 0)
+        assert ended(follower)
+
+
+@linux
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_the_server_and_its_clients_are_told_to_come_again(tiny):
+    with serving(tiny) as (process, line, follower):
+        address = line.split("ready on ")[1].split(",")[0]
+
+        async def cut() -> Refusal | LinkError:
+            async with calling(address) as talk:
+                await talk.open(Verifier(Target.load(str(tiny))).describe())
+                signal.pidfd_send_signal(follower.fileno(), signal.SIGKILL)
+                try:
+                    while True:
+                        await talk.decode(0, PROMPT[:-1], PROMPT[-1], 20)
+                except (Refusal, LinkError) as error:
+                    return error
+                except grpc.aio.AioRpcError as error:  # of a frame on its way out
+                    return error_from_rpc(error)
+                except asyncio.InvalidStateError:  # the stream had ended before that
+                    with pytest.raises((Refusal, LinkError)) as told:
+                        await talk.receive()
+                    return told.value
+
+        error = asyncio.run(cut())
+        assert isinstance(error, LinkError) or error.reason is Reason.SHUTTING_DOWN
+        _, rest = process.communicate(timeout=PATIENCE_S)
+        assert rest == "outrider-server: rank 1 of the target: killed by SIGKILL; start the server again\n"
+        assert process.returncode == 1
+
+
+@linux
+@pytest.mark.slow
+def test_no_rank_outlives_the_server(tiny):
+    with serving(tiny) as (process, _, follower):
+        process.kill()
+        assert ended(follower)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tensor_parallel": 3}, "tensor_parallel=3: the target has 4 heads; need a number that divides them"),
+        ({"tensor_parallel": 4}, "tensor_parallel=4: the target has 2 K/V heads; need a number that divides them"),
+        ({"device": "cuda:1"}, "device=cuda:1: with tensor_parallel=2 need cpu, or cuda for"),
+        ({"dtype": "int4"}, "dtype=int4: need one of"),
+        ({"target": "/nowhere"}, "/nowhere: no such directory"),
+    ],
+)
+def test_what_cannot_be_divided_is_said_before_anything_starts(tiny, changes, message):
+    with pytest.raises(UsageError) as caught:
+        load_target(ServerConfig(**({"target": str(tiny), "tensor_parallel": 2} | changes)))
+    assert message in str(caught.value)
+
+
+def test_a_number_of_processes():
+    with pytest.raises(UsageError, match="tensor_parallel=0: need at least 1"):
+        ServerConfig("target", tensor_parallel=0)
+
+
+@pytest.mark.parametrize("config", [GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4), PhimoeConfig()])
+def test_a_model_without_a_plan(tmp_path, config):
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=f"no plan that divides the attention heads of {config.model_type}"):
+        load_target(ServerConfig(str(tmp_path), tensor_parallel=2))
+
+
+def test_orders_come_through():
+    rows = torch.arange(10).view(2, 1, 5)
+    for keep in (None, torch.tensor([3, 1])):
+        order = Order(*rows, keep, on_slots=True)
+        came = Order.unpacked(order.packed(), torch.device("cpu"))
+        assert torch.equal(came.tokens, order.tokens)
+        assert torch.equal(came.positions, order.positions)
+        assert came.on_slots
+        assert (came.keep is None) if keep is None else torch.equal(came.keep, keep)

@@ -1,0 +1,41 @@
+"""Mistakes of `outrider-server deploy`: one line and exit code 2, before anything is started."""
+
+import socket
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_server.cli.app import app
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--target", "/none/such", "--port", "0"], "/none/such"),
+        (["--replicas", "0"], "replicas=0: need at least 1"),
+        (["--replicas", "2", "--max-replicas", "1"], "max_replicas=1: need at least replicas=2"),
+        (["--remove"], "remove needs --ray-address"),
+        (["--host", "0.0.0.0"], "host=0.0.0.0: others can reach it"),
+    ],
+)
+def test_mistakes(options, complaint):
+    result = CliRunner().invoke(app, ["deploy", *options])
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+
+
+def test_a_port_in_use():
+    pytest.importorskip("ray", reason="Ray is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = CliRunner().invoke(app, ["deploy", "--port", port, "--ray-http-port", "0"])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"outrider-server: cannot listen on 127.0.0.1:{port}")
+
+
+def test_without_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = CliRunner().invoke(app, ["deploy"])
+    assert result.exit_code == 2
+    assert result.stderr == 'outrider-server: Ray is not installed: pip install "outrider[deploy]"\n'

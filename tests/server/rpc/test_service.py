@@ -1,0 +1,229 @@
+"""The real gRPC server on a free port: sessions, refusals with details, garbage, health, reflection, its life."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf.json_format import MessageToDict
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from talk import TAP, Talk, calling
+from tiny_targets import random_tokens, target
+
+from outrider_proto import verifier_pb2 as pb
+from outrider_proto import verifier_pb2_grpc as stubs
+from outrider_proto.description import description_from_proto
+from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
+from outrider_proto.feature_codec import decode_rows, encode_rows
+from outrider_proto.frames import Codec, Decode, Draft, Features, Ping, Pong, Verdict
+from outrider_proto.status import error_from_rpc
+from outrider_proto.tree import DraftTree
+from outrider_proto.wire import MAX_FRAME_BYTES
+from outrider_server.config.config import Limits
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.rpc.server import Server
+from outrider_server.rpc.service import VerifierService
+from outrider_server.security.authenticator import Gatekeeper
+from outrider_server.sessions.verifier import Verifier
+
+PROMPT = random_tokens(np.random.default_rng(1), 12)
+
+
+@pytest.fixture(scope="module")
+def truth() -> list[int]:
+    return plain_greedy(target(), PROMPT, 30)
+
+
+@asynccontextmanager
+async def serving(**limits):
+    async with Server(Verifier(target(), [TAP], Limits(**limits))) as server:
+        yield server
+
+
+@asynccontextmanager
+async def session(server: Server, **changes):
+    async with calling(server.address) as talk:
+        await talk.open(server.verifier.describe(), **changes)
+        yield talk
+
+
+async def answer(talk: Talk, truth: list[int]) -> None:
+    """A prompt and one draft, as any healthy session goes."""
+    assert (await talk.prompt(PROMPT)).bonus == truth[0]
+    verdict = await talk.verdict(len(PROMPT), (), truth[0], DraftTree.chain(truth[1:5]))
+    assert (len(verdict.path), verdict.bonus) == (4, truth[5])
+
+
+async def test_a_session(truth):
+    async with serving() as server, session(server) as talk:
+        await answer(talk, truth)
+        await talk.send(Ping(2**63))
+        assert await talk.receive() == Pong(2**63)
+        await talk.end()
+        assert await talk.receive() is None
+
+
+@pytest.mark.parametrize("codec", ["int8", "float32"])
+async def test_features_cross_the_wire(codec, truth):
+    async with serving() as server, session(server, tap=TAP.info.fingerprint, codec=codec) as talk:
+        await talk.draft(0, PROMPT[:-1], PROMPT[-1])
+        assert isinstance(await talk.receive(), Verdict)
+        features = await talk.receive()
+        assert isinstance(features, Features)
+        assert features.rows.shape == (len(PROMPT), 32)
+
+
+@pytest.mark.parametrize("asked", [Draft, Decode])
+async def test_a_request_says_how_its_own_features_are_coded(asked):
+    async with serving() as server, session(server, tap=TAP.info.fingerprint, codec="float32") as talk:
+        exact, coarse, again = [await features_of(talk, asked, codec) for codec in (None, "leaner", None)]
+    assert [features.codec for features in (exact, coarse, again)] == ["float32", "leaner", "float32"]
+    assert np.array_equal(exact.rows, again.rows)
+    assert np.array_equal(coarse.rows, decode_rows(encode_rows(exact.rows, "leaner"), "leaner", *exact.rows.shape))
+
+
+async def features_of(talk: Talk, asked: type[Draft] | type[Decode], codec: Codec | None) -> Features:
+    """Of the prompt."""
+    talk.seq += 1
+    more = {"tree": DraftTree()} if asked is Draft else {"max_tokens": 1}
+    context, root = tuple(PROMPT[:-1]), PROMPT[-1]
+    await talk.send(asked(talk.seq, 0, context, root, features_from=0, codec=codec, **more))
+    while not isinstance(frame := await talk.receive(), Features):
+        pass
+    return frame
+
+
+async def test_describe():
+    async with serving() as server, grpc.aio.insecure_channel(server.address) as channel:
+        answer = await stubs.VerifierStub(channel).Describe(pb.DescribeRequest())
+        assert description_from_proto(answer) == server.verifier.describe()
+        assert MessageToDict(answer)["vocabSize"] == 61
+
+
+async def test_health_and_reflection():
+    async with serving() as server, grpc.aio.insecure_channel(server.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "outrider.v1.Verifier"):
+            reply = await health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        names = {service.name for service in (await call.read()).list_services_response.service}
+        assert {"outrider.v1.Verifier", "grpc.health.v1.Health"} <= names
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+
+
+def draft(**fields) -> pb.ClientFrame:
+    fields = {"seq": 1, "root": 5, "context": b"\x03\0\0"} | fields
+    return pb.ClientFrame(draft=pb.Draft(**fields))
+
+
+BAD_FRAMES = [
+    (pb.ClientFrame(), Reason.MALFORMED_FRAME),
+    (draft(context=b"\x03\0"), Reason.MALFORMED_FRAME),
+    (draft(tokens=b"\x03\0\0", parents=b"\x01"), Reason.MALFORMED_TREE),  # its own parent
+    (draft(tokens=b"\x03\0\0\x04\0\0", parents=b"\x02\x01"), Reason.MALFORMED_TREE),  # a cycle
+    (draft(tokens=b"\x03\0\0\x04\0\0", parents=b"\x00"), Reason.MALFORMED_TREE),
+    (draft(tokens=b"\x03\0\0\x03\0\0", parents=b"\x00\x00"), Reason.MALFORMED_TREE),  # twins
+    (draft(tokens=b"\xff\xff\xff", parents=b"\x00"), Reason.TOKEN_OUT_OF_VOCABULARY),
+    (draft(tokens=bytes([5, 0, 0] * 30), parents=bytes(range(30))), Reason.TREE_TOO_LARGE),
+    (draft(base_len=9), Reason.BAD_SEQUENCE),
+    (draft(codec=99), Reason.MALFORMED_FRAME),
+    (pb.ClientFrame(decode=pb.Decode(seq=1, root=5, max_tokens=3, codec=99)), Reason.MALFORMED_FRAME),
+    (draft(context=b"\x03\0\0" * 5000), Reason.CONTEXT_FULL),
+    (draft(context=b"\x03\0\0" * (MAX_FRAME_BYTES // 3)), Reason.FRAME_TOO_LARGE),
+    (draft(context=b"\x03\0\0" * (5 * MAX_FRAME_BYTES // 3)), Reason.FRAME_TOO_LARGE),
+]
+
+
+@pytest.mark.parametrize(("message", "reason"), BAD_FRAMES, ids=lambda value: getattr(value, "name", ""))
+async def test_a_bad_frame_gets_its_reason_and_others_are_served_on(message, reason, truth):
+    async with serving(max_nodes=20) as server, session(server) as other, session(server) as bad:
+        await bad.send_message(message)
+        assert (await bad.refusal()).reason is reason
+        await answer(other, truth)
+
+
+async def test_random_bytes_get_a_refusal(truth):
+    rng = np.random.default_rng(0)
+    async with serving() as server, session(server) as other, grpc.aio.insecure_channel(server.address) as channel:
+        for size in (1, 2, 3, 8, 50, 1000):
+            call = channel.stream_stream("/outrider.v1.Verifier/Session")()
+            await call.write(rng.bytes(size))
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call.read()
+            assert isinstance(error_from_rpc(refused.value), Refusal)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await answer(other, truth)
+
+
+async def test_a_wrong_version_is_told_so(truth):
+    async with serving() as server, calling(server.address) as talk:
+        with pytest.raises(Refusal, match="protocol version 7") as refused:
+            await talk.open(server.verifier.describe(), protocol_version=7)
+        assert refused.value.reason is Reason.VERSION_MISMATCH
+
+
+async def test_resume_on_a_new_connection_and_takeover(truth):
+    async with serving() as server, calling(server.address) as first, calling(server.address) as second:
+        about = server.verifier.describe()
+        name = (await first.open(about)).session_id
+        await answer(first, truth)
+        opened = await second.open(about, session_id=name, committed_len=len(PROMPT) + 5)
+        assert (opened.resumed, opened.kept_len) == (True, len(PROMPT) + 5)
+        assert (await first.refusal()).reason is Reason.TAKEN_OVER
+        assert (await second.verdict(len(PROMPT) + 5, (), truth[5])).bonus == truth[6]
+
+
+async def test_a_cut_stream_leaves_its_session(truth):
+    async with serving() as server, calling(server.address) as second:
+        about = server.verifier.describe()
+        async with calling(server.address) as first:
+            name = (await first.open(about)).session_id
+            await answer(first, truth)
+            await first.hang_up()
+        assert (await second.open(about, session_id=name, committed_len=99)).resumed
+
+
+async def test_drain_answers_and_ends_streams_and_stop_is_safe_twice(truth):
+    async with serving() as server, session(server) as talk:
+        await answer(talk, truth)
+        drained = asyncio.create_task(server.drain(5))
+        assert (await talk.refusal()).reason is Reason.SHUTTING_DOWN
+        await drained
+        async with calling(server.address) as late:
+            with pytest.raises((LinkError, grpc.aio.AioRpcError)):
+                await late.open(server.verifier.describe())
+        await server.stop()
+        await server.stop()
+
+
+async def test_streams_that_nobody_reads_shut_out_their_own_address_alone():
+    verifier = Verifier(target())
+    service, listening = VerifierService(verifier, Gatekeeper()), grpc.aio.server()
+    listening.add_generic_rpc_handlers((service.handler(),))
+    address = f"127.0.0.1:{listening.add_insecure_port('127.0.0.1:0')}"
+    await verifier.start()
+    await listening.start()
+    try:
+        service._unread["203.0.113.1"] = 500  # whoever that is: more than one address may have
+        async with calling(address) as talk:
+            assert (await talk.open(verifier.describe())).session_id
+        service._unread["127.0.0.1"] = 500
+        async with calling(address) as talk:
+            with pytest.raises(Refusal, match="not read"):
+                await talk.open(verifier.describe())
+    finally:
+        await verifier.stop()
+        await listening.stop(None)
+
+
+async def test_a_port_in_use_is_named():
+    async with serving() as server:
+        second = Server(Verifier(target()), port=server.port)
+        with pytest.raises(UsageError, match=f"cannot listen on {server.address}: the port is in use"):
+            await second.start()
+        await second.stop()

@@ -1,0 +1,198 @@
+"""Who runs in the next pass: the budget, nobody starves, nothing idles, and nobody gets more by asking for more."""
+
+from collections import Counter, deque
+from itertools import count, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider_server.scheduling.scheduler import SHORT_CONTEXT, FairScheduler, PlainScheduler, Wish, new_scheduler
+
+LARGEST = 256  # rows of a draft
+DRAFT = st.tuples(st.integers(0, SHORT_CONTEXT), st.integers(1, LARGEST - SHORT_CONTEXT))
+PREFILL = st.tuples(st.integers(SHORT_CONTEXT + 1, 700), st.integers(1, LARGEST))
+CROWD = st.lists(st.tuples(st.integers(0, 4), DRAFT | PREFILL), min_size=1, max_size=12)
+BUDGETS = st.integers(20, 1200)
+CHUNKS = st.integers(20, 600)
+
+
+def crowd(members) -> list[Wish]:
+    return [Wish(payer, context, rest, since) for since, (payer, (context, rest)) in enumerate(members)]
+
+
+def left_over(wishes: list[Wish], planned: list[int], now: float) -> list[Wish]:
+    """What waits after a pass: those that did not run, and what is left of a prefill."""
+    return [
+        wish if not rows else Wish(wish.payer, wish.context - rows, wish.rest, now + i / 100)
+        for i, (wish, rows) in enumerate(zip(wishes, planned, strict=True))
+        if rows < wish.rows
+    ]
+
+
+def passes(scheduler, wishes: list[Wish]):
+    """Pass after pass until nobody waits."""
+    for now in count(1000):
+        if not wishes:
+            return
+        planned = scheduler.plan(wishes)
+        yield wishes, planned
+        wishes = left_over(wishes, planned, now)
+
+
+@given(CROWD, BUDGETS, CHUNKS)
+def test_passes_keep_to_budget_and_chunk(members, budget, chunk):
+    for wishes, planned in passes(FairScheduler(budget, chunk), crowd(members)):
+        over = sum(planned) > budget
+        assert not over or [rows for rows in planned if rows] == [max(planned)]  # alone
+        for wish, rows in zip(wishes, planned, strict=True):
+            assert rows in (0, wish.rows) or (not wish.is_draft and rows <= min(chunk, wish.context))
+
+
+@given(CROWD, BUDGETS, CHUNKS)
+def test_no_room_is_left_while_somebody_could_use_it(members, budget, chunk):
+    for wishes, planned in passes(FairScheduler(budget, chunk), crowd(members)):
+        room = budget - sum(planned)
+        assert any(planned)
+        for payer in {wish.payer for wish in wishes}:
+            for is_draft in (True, False):
+                waiting = [
+                    wish
+                    for wish, rows in zip(wishes, planned, strict=True)
+                    if not rows and wish.payer == payer and wish.is_draft == is_draft
+                ]
+                oldest = min(waiting, key=lambda wish: wish.since, default=None)
+                assert oldest is None or oldest.part(min(room, chunk) if not is_draft else room) == 0
+
+
+@given(CROWD, BUDGETS, CHUNKS)
+def test_everything_runs_in_the_end_and_no_row_twice(members, budget, chunk):
+    wishes = crowd(members)
+    total = sum(wish.rows for wish in wishes)
+    run = [sum(planned) for _, planned in passes(FairScheduler(budget, chunk), wishes)]
+    assert sum(run) == total
+    assert len(run) <= total
+
+
+@given(CROWD, BUDGETS, CHUNKS)
+def test_a_payers_jobs_of_a_kind_begin_in_the_order_they_came(members, budget, chunk):
+    for wishes, planned in passes(FairScheduler(budget, chunk), crowd(members)):
+        for payer in {wish.payer for wish in wishes}:
+            for is_draft in (True, False):
+                line = sorted(
+                    (wish.since, rows > 0)
+                    for wish, rows in zip(wishes, planned, strict=True)
+                    if wish.payer == payer and wish.is_draft == is_draft
+                )
+                ran = [has_run for _, has_run in line]
+                assert ran == sorted(ran, reverse=True)
+
+
+class Clients:
+    """Each has so many sessions, each of which sends its next draft as soon as it has a verdict."""
+
+    def __init__(self, clients: list[tuple[int, int]]) -> None:
+        wishes = [[Wish(payer, 0, rows, 0)] * sessions for payer, (sessions, rows) in enumerate(clients)]
+        self.waiting = [wish for of_client in wishes for wish in of_client]
+        self.rows: Counter = Counter()
+        self.longest_wait = 0
+
+    def run(self, scheduler, num_passes: int) -> None:
+        for now in range(1, num_passes + 1):
+            planned = scheduler.plan(self.waiting)
+            for i, rows in enumerate(planned):
+                wish = self.waiting[i]
+                if rows:
+                    self.longest_wait = max(self.longest_wait, now - int(wish.since))
+                    self.waiting[i] = Wish(wish.payer, 0, wish.rest, now)
+                    self.rows[wish.payer] += rows
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(1, LARGEST), min_size=2, max_size=4), st.integers(LARGEST, 600))
+def test_clients_who_always_wait_get_the_same_but_for_a_bound(sizes, budget):
+    """The deficit is bounded by the largest drafts, however long it goes on."""
+    clients = Clients([(budget // size + 1, size) for size in sizes])  # always one left over
+    scheduler = FairScheduler(budget, 512)
+    for _ in range(5):
+        clients.run(scheduler, 10)
+        served = [clients.rows[payer] for payer in range(len(sizes))]
+        assert max(served) - min(served) <= 3 * max(sizes)
+
+
+def test_many_sessions_with_large_trees_do_not_slow_one_with_small_ones():
+    clients = Clients([(60, LARGEST), (1, 5)])
+    clients.run(FairScheduler(1024, 512), 60)
+    assert clients.rows[1] >= 5 * 58  # in every pass, but for the first
+    assert clients.rows[0] >= 3 * LARGEST * 60
+
+
+def test_sixty_sessions_with_large_trees_that_pay_each_for_itself_do_not_either():
+    clients = Clients([*[(1, LARGEST)] * 60, (1, 5)])
+    clients.run(FairScheduler(1024, 512), 60)
+    assert clients.rows[60] >= 5 * 58
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, LARGEST)), min_size=1, max_size=6), st.integers(1, 1200))
+def test_no_draft_waits_for_ever(clients, budget):
+    """A round in which everybody who was there has run takes at most a pass for each, and the due ones come first:
+    nobody is passed over by more than its own rows of each of the others."""
+    crowd = Clients(clients)
+    crowd.run(FairScheduler(budget, 512), 100)
+    largest = max(rows for _, rows in clients)
+    smallest = min(rows for _, rows in clients)
+    sessions = sum(sessions for sessions, _ in clients)
+    waited = max(100 - int(wish.since) for wish in crowd.waiting)
+    assert max(crowd.longest_wait, waited) <= 2 + sessions * (1 + largest // smallest)
+
+
+def test_newcomers_do_not_pass_by_those_who_wait():
+    """Small drafts of ever new sessions, more than a pass takes: a large one runs all the same."""
+    scheduler = FairScheduler(300, 512)
+    large, names, since = Wish("large", 0, LARGEST, 0), count(), count(1)
+    for number in range(100):
+        planned = scheduler.plan([large, *(Wish(next(names), 0, 5, next(since)) for _ in range(100))])
+        if planned[0]:
+            assert number <= LARGEST * 101 / 300 + 1  # of each pass an equal share is its own
+            return
+    raise AssertionError("it never ran")
+
+
+@pytest.mark.parametrize("budget", [1, 60, 256, 1024])
+def test_prefill_never_starves_behind_drafts(budget):
+    """Nor is it passed over twice in a row, where drafts are as large as the budget."""
+    scheduler, given_rows = FairScheduler(budget, 512), []
+    for now in range(40):
+        drafts = [Wish(f"draft {i}", 0, min(budget, LARGEST), now) for i in range(20)]
+        *of_drafts, rows = scheduler.plan([*drafts, Wish("long", 5000, 1, 0)])
+        given_rows.append(rows)
+        assert rows >= max(budget // 4, 1) or sum(of_drafts) == budget
+    assert all(max(two) >= max(budget // 4, 1) for two in pairwise(given_rows))
+
+
+def test_a_draft_larger_than_the_budget_runs_alone():
+    wishes = [Wish("large", 0, 200, 0), Wish("small", 0, 10, 1), Wish("long", 90, 1, 2)]
+    scheduler, ran = FairScheduler(64, 512), deque()
+    for _, planned in passes(scheduler, wishes):
+        ran.append(planned)
+    assert any(sum(planned) == max(planned) == 200 for planned in ran)
+    assert all(sum(planned) <= 64 or max(planned) == 200 for planned in ran)
+
+
+def test_long_contexts_of_several_share_what_drafts_leave():
+    scheduler = FairScheduler(1000, 300)
+    wishes = [Wish("a", 0, 100, 0), *(Wish(name, 2000, 1, 0) for name in "bcd")]
+    assert scheduler.plan(wishes) == [100, 300, 300, 300]
+    assert FairScheduler(500, 300).plan(wishes) == [100, 300, 100, 0]
+
+
+def test_plain_takes_every_short_job_whole():
+    wishes = [Wish("a", 0, 256, 0), Wish("b", 700, 1, 0), Wish("c", 255, 1, 0), Wish("d", 700, 1, 0)]
+    assert PlainScheduler(512).plan(wishes) == [256, 512, 256, 0]
+    assert new_scheduler("plain", 1, 512).plan(wishes) == [256, 512, 256, 0]
+
+
+def test_nobody_waits_and_nothing_is_planned():
+    assert FairScheduler(10, 10).plan([]) == []
+    assert PlainScheduler(10).plan([]) == []

@@ -1,0 +1,136 @@
+"""Metrics as Prometheus would fetch them, beside what the client counted itself."""
+
+import asyncio
+import json
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+from watched import PROMPT, client_of, scraped, server_config
+
+from outrider_proto.errors import Reason, Refusal, UsageError
+from outrider_server.cli.app import app
+from outrider_server.config.security import Security
+from outrider_server.config.telemetry import Telemetry
+from outrider_server.rpc.server import Server
+from outrider_server.telemetry.metrics import Metrics
+
+ROOT = Path(__file__).parents[3]
+METRICS = Telemetry(metrics_port=0)
+QUANTITIES = ("_total", "_sum", "_bucket", "_count", "_created")
+
+
+async def settled(server: Server, verdicts: int) -> dict:
+    """The metrics, once the model thread has reported its last pass; a verdict leaves before that."""
+    async with asyncio.timeout(60):
+        while True:
+            samples = await scraped(server)
+            if samples["outrider_iteration_tokens_total_count"][()] >= verdicts and not samples["outrider_streams"][()]:
+                return samples
+
+
+async def test_they_agree_with_what_the_client_counted():
+    async with Server.build(server_config(telemetry=METRICS)) as server:
+        async with client_of(server) as client:
+            statistics = (await client.complete(PROMPT)).statistics
+        samples = await settled(server, statistics.target_calls)
+    up, down = statistics.bytes_up, statistics.bytes_down
+    one = {name: values[()] for name, values in samples.items() if () in values}
+    drafts = sum(statistics.acceptance_histogram)
+    accepted = sum(k * count for k, count in enumerate(statistics.acceptance_histogram))
+    assert drafts > 1
+    assert accepted > 1
+    assert one["outrider_spec_decode_num_drafts_total"] == drafts
+    assert one["outrider_spec_decode_num_accepted_tokens_total"] == accepted
+    nodes = one["outrider_spec_decode_num_draft_tokens_total"]
+    assert accepted / nodes == pytest.approx(statistics.draft_acceptance_rate)
+    by_depth = samples["outrider_spec_decode_num_accepted_tokens_per_pos_total"]
+    reached = [sum(statistics.acceptance_histogram[k + 1 :]) for k in range(len(statistics.acceptance_histogram) - 1)]
+    assert [by_depth[("position", str(k)),] for k in range(len(by_depth))] == reached
+    assert one["outrider_verdicts_total"] == statistics.target_calls
+    assert one["outrider_generation_tokens_total"] >= statistics.new_tokens
+    assert one["outrider_prompt_tokens_total"] == len(PROMPT)
+    assert one["outrider_time_to_first_token_seconds_count"] == 1
+    assert one["outrider_inter_token_latency_seconds_count"] == statistics.target_calls - 1
+    assert one["outrider_request_queue_time_seconds_count"] == statistics.target_calls
+    assert one["outrider_num_requests_running"] == one["outrider_num_requests_waiting"] == 0
+    assert one["outrider_iteration_tokens_total_sum"] == len(PROMPT) - 1 + statistics.target_calls + nodes
+    assert one["outrider_received_bytes_total"] >= up > 0
+    assert one["outrider_sent_bytes_total"] >= down > 0
+    assert samples["outrider_sessions_opened_total"] == {(("resumed", "false"),): 1, (("resumed", "true"),): 0}
+
+
+async def test_sessions_are_counted_when_they_are_looked_at():
+    async with Server.build(server_config(telemetry=METRICS)) as server:
+        assert (await scraped(server))["outrider_sessions"] == {(("state", s),): 0 for s in ("active", "parked")}
+        async with client_of(server) as client:
+            await client.complete(PROMPT, max_new_tokens=2)
+            assert (await scraped(server))["outrider_sessions"][("state", "active"),] == 1
+            assert (await scraped(server))["outrider_streams"] == {(): 1}
+
+
+async def test_refusals_are_counted_by_reason():
+    metrics = Metrics()
+    for reason in (Reason.NO_KEY, Reason.NO_KEY, Reason.SERVER_FULL):
+        metrics.refused(reason)
+    value = metrics.registry.get_sample_value
+    assert value("outrider_refusals_total", {"reason": "no_key"}) == 2
+    assert value("outrider_refusals_total", {"reason": "server_full"}) == 1
+    assert value("outrider_auth_failures_total") == 2
+
+
+async def test_a_server_that_drains_counts_whom_it_refuses():
+    async with Server.build(server_config(telemetry=METRICS)) as server:
+        server.verifier.drain()
+        with pytest.raises(Refusal, match="shutting down"):
+            async with client_of(server) as client:
+                await client.complete(PROMPT, max_new_tokens=2)
+        assert (await scraped(server))["outrider_refusals_total"][("reason", "shutting_down"),] >= 1
+
+
+async def test_calls_without_a_key_are_counted(tmp_path):
+    keys = tmp_path / "keys.toml"
+    assert CliRunner().invoke(app, ["keys", "add", "phone", "--keys", str(keys)]).exit_code == 0
+    async with Server.build(server_config(telemetry=METRICS, security=Security(keys=keys))) as server:
+        with pytest.raises(Refusal, match="needs a key"):
+            async with client_of(server) as client:
+                await client.complete(PROMPT)
+        samples = await scraped(server)
+    assert samples["outrider_auth_failures_total"][()] == samples["outrider_refusals_total"][("reason", "no_key"),] >= 1
+    assert "phone" not in str(samples)
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = Server.build(server_config(telemetry=Telemetry(metrics_port=port)))
+        with pytest.raises(UsageError, match=f"metrics: cannot listen on 127.0.0.1:{port}: Address already in use"):
+            server.reporter.start(server.verifier.census)
+
+
+def test_nothing_is_served_unless_asked_for():
+    assert Server.build(server_config()).reporter.metrics_port is None
+
+
+async def test_all_that_is_drawn_alerted_and_documented_exists():
+    async with Server.build(server_config(telemetry=METRICS)) as server:
+        async with client_of(server) as client:
+            await client.complete(PROMPT)
+        server.reporter.observer.refused(Reason.SERVER_FULL)
+        there = set(await scraped(server))
+    dashboard = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text())
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    queries = " ".join(target["expr"] for panel in panels for target in panel["targets"])
+    drawn = set(re.findall(r"outrider_\w+", queries))
+    assert len(drawn) > 20
+    assert drawn <= there
+    alerts = (ROOT / "deploy" / "prometheus-alerts.yml").read_text()
+    assert set(re.findall(r"\boutrider_\w+", alerts)) <= there
+    page = (ROOT / "docs" / "operations.md").read_text()
+    documented = set(re.findall(r"^\| `(outrider_\w+)`", page, re.MULTILINE))
+    families = {re.sub(rf"({'|'.join(QUANTITIES)})$", "", name) for name in there}
+    assert {re.sub(r"_total$", "", name) for name in documented} == {re.sub(r"_total$", "", name) for name in families}
