@@ -1,7 +1,7 @@
 """Drafters: the taps that feed them, their networks and states, the trees they grow, the files they come from."""
 
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
-from outrider_drafters.checkpoints.target_weights import FrozenTarget, TargetSizes, resolve_dir
+from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights, resolve_dir
 from outrider_drafters.contracts.drafter import Drafter, DraftState
 from outrider_drafters.contracts.tap import Activations, LastHiddenTap, Tap
 from outrider_drafters.contracts.text_drafter import TextDrafter
@@ -23,7 +23,6 @@ __all__ = [
     "Eagle2",
     "Eagle2Drafter",
     "Eagle2Sizes",
-    "FrozenTarget",
     "LastHiddenTap",
     "MoA",
     "MoADrafter",
@@ -31,6 +30,7 @@ __all__ = [
     "MoATap",
     "Tap",
     "TargetSizes",
+    "TargetWeights",
     "TextDrafter",
     "TreeShape",
     "grow_tree",

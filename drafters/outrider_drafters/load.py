@@ -12,7 +12,7 @@ from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles, listed
 from outrider_drafters.checkpoints.fingerprint import TARGET_MARK, target_fingerprint
 from outrider_drafters.checkpoints.source import DrafterOptions, DrafterSource
-from outrider_drafters.checkpoints.target_weights import FrozenTarget, target_sizes
+from outrider_drafters.checkpoints.target_weights import TargetWeights, target_sizes
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import Tap
 from outrider_drafters.families.family import Family, like
@@ -20,7 +20,7 @@ from outrider_drafters.registry import FAMILIES
 from outrider_proto.errors import UsageError
 
 
-def load_drafter(source: str | Path | DrafterSource, frozen: FrozenTarget) -> Drafter:
+def load_drafter(source: str | Path | DrafterSource, frozen: TargetWeights) -> Drafter:
     """The client half, in the type and on the device of `frozen`. Raises UsageError naming whatever does not fit."""
     family, files = open_source(DrafterSource.parse(source))
     if frozen.directory is not None:
@@ -80,17 +80,17 @@ def check_target(files: DrafterFiles, target: str | Path) -> None:
 
 
 def family_of(files: DrafterFiles) -> Family:
-    """The first family that recognises the files; the one that was named, if that one does. Raises UsageError."""
+    """The first family that recognizes the files; the one that was named, if that one does. Raises UsageError."""
     asked = files.options.family
     if asked is not None and asked not in _names():
         raise UsageError(f"family={asked}: need one of {', '.join(_names())}")
-    recognised = [family for family in FAMILIES if family.needs_files and family.recognises(files)]
-    if not recognised:
+    recognized = [family for family in FAMILIES if family.needs_files and family.recognizes(files)]
+    if not recognized:
         raise files.fault(
             f"not a drafter directory (architectures={files.config.get('architectures')}); "
             f"need one of {', '.join(_names())}, but it holds {listed(sorted(files.names)) or 'no tensors'}"
         )
-    family = next((family for family in recognised if family.name == asked), recognised[0])
+    family = next((family for family in recognized if family.name == asked), recognized[0])
     _check_asked(files.options, family, files.directory)
     return family
 

@@ -1,4 +1,4 @@
-"""All families, in the order in which a directory is offered to them: the first that recognises it takes it."""
+"""All families, in the order in which a directory is offered to them: the first that recognizes it takes it."""
 
 from __future__ import annotations
 

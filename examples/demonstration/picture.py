@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from demonstration.recording import Answer, Recording
 
-COLOURS = {
+COLORS = {
     "accepted": "#2e8b57",
     "bonus": "#1f77b4",
     "unverified": "#f0a202",
@@ -35,7 +35,7 @@ STATES = {
     "offline": "#e07a6a",
 }
 SHOWN_STATES = ("online", "offline", "resuming")
-MARKERS = dict.fromkeys(COLOURS, "o") | {"rolled back": "x"}
+MARKERS = dict.fromkeys(COLORS, "o") | {"rolled back": "x"}
 CUT = "#f8d7d3"
 INK = "#37474f"
 
@@ -81,7 +81,7 @@ def _draw_acceptance(axes: Axes, recording: Recording) -> None:
     _shade_outages(axes, recording)
     for answer in recording.answers:
         times = [verdict.at_s for verdict in answer.verdicts]
-        axes.scatter(times, [v.accepted + 1 for v in answer.verdicts], s=9, color=COLOURS["accepted"], alpha=0.55, lw=0)
+        axes.scatter(times, [v.accepted + 1 for v in answer.verdicts], s=9, color=COLORS["accepted"], alpha=0.55, lw=0)
         mean = answer.statistics.mean_acceptance_length
         if times:
             axes.hlines(mean, answer.started_s, answer.finished_s, color=INK, lw=1.5)
@@ -133,16 +133,16 @@ def _moments(answer: Answer, cut: float, restored: float) -> list[_Moment]:
 def _scatter_tokens(axes: Axes, answer: Answer, size: float) -> None:
     for mark in answer.marks:
         positions = range(mark.position, mark.position + mark.count)
-        colour = COLOURS[mark.kind]
+        color = COLORS[mark.kind]
         axes.scatter(
             [mark.at_s] * mark.count, positions, s=size, marker=MARKERS[mark.kind],
-            color="none" if mark.kind == "verified" else colour, edgecolors=colour if mark.kind == "verified" else None,
+            color="none" if mark.kind == "verified" else color, edgecolors=color if mark.kind == "verified" else None,
             lw=0.9 if mark.kind in ("verified", "rolled back") else 0, zorder=3,
         )  # fmt: skip
 
 
 def _strip_of_states(axes: Axes, answer: Answer, height: float) -> None:
-    """The link as the client sees it, as a coloured strip along the bottom."""
+    """The link as the client sees it, as a colored strip along the bottom."""
     known = [(answer.started_s, "online"), *answer.states]
     ends = [at_s for at_s, _ in known[1:]] + [answer.finished_s]
     for (start, state), end in zip(known, ends, strict=True):
@@ -166,9 +166,9 @@ def _draw_legend(axes: Axes) -> None:
 def _dot(kind: str, label: str) -> Line2D:
     style = MARKERS[kind]
     return Line2D(
-        [], [], color=COLOURS[kind], marker=style, ls="", ms=6, mfc="none" if kind == "verified" else None, label=label
+        [], [], color=COLORS[kind], marker=style, ls="", ms=6, mfc="none" if kind == "verified" else None, label=label
     )
 
 
-def _band(colour: str, label: str) -> Line2D:
-    return Line2D([], [], color=colour, lw=8, label=label)
+def _band(color: str, label: str) -> Line2D:
+    return Line2D([], [], color=color, lw=8, label=label)

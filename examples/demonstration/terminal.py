@@ -1,4 +1,4 @@
-"""The demo on the terminal: answers coloured by the origin of their tokens, and the table of figures."""
+"""The demo on the terminal: answers colored by the origin of their tokens, and the table of figures."""
 
 from __future__ import annotations
 

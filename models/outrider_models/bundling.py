@@ -19,11 +19,11 @@ from outrider_drafters.checkpoints.bundle import DRAFTER, Bundle, find_bundle
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.checkpoints.target_weights import FrozenTarget, borrowed_names, resolve_dir
+from outrider_drafters.checkpoints.target_weights import TargetWeights, borrowed_names, resolve_dir
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.families.family import Family
 from outrider_drafters.load import load_drafter, open_source
-from outrider_drafters.quantization.quantize import Weights, quantised, stored
+from outrider_drafters.quantization.quantize import Weights, quantized, stored
 from outrider_drafters.readers.checkpoint import SINGLE, Checkpoint
 from outrider_drafters.readers.config import read_config
 from outrider_proto.bundles import OF_TARGET
@@ -33,14 +33,14 @@ EMBEDDING = "embed_tokens.weight"
 
 
 @dataclass(frozen=True, eq=False)
-class _Watched(FrozenTarget):
+class _Watched(TargetWeights):
     """A target that remembers how many of its last layers were asked for."""
 
     asked: list[int] = field(default_factory=list)
 
     def last_layers(self, count: int) -> LastLayers:
         self.asked.append(count)
-        return FrozenTarget.last_layers(self, count)
+        return TargetWeights.last_layers(self, count)
 
 
 def make_bundle(target: str | Path, drafter: str | Path, weights: str, out: Path) -> Bundle:
@@ -48,7 +48,7 @@ def make_bundle(target: str | Path, drafter: str | Path, weights: str, out: Path
     not empty and for a drafter that does not fit; and for what cannot be read again."""
     directory, source = resolve_dir(target), DrafterSource.parse(drafter)
     _check(weights, directory, out)
-    frozen = FrozenTarget.load(directory)
+    frozen = TargetWeights.load(directory)
     watched = _Watched(frozen.embed, frozen.lm_head, frozen.sizes, frozen.eos_token_ids, frozen.directory)
     loaded = load_drafter(source, watched)
     family, files = open_source(source)
@@ -77,7 +77,7 @@ def _check(weights: str, target: Path, out: Path) -> None:
 
 
 def _check_again(out: Path, made_of: Drafter) -> None:
-    again = load_drafter(out, FrozenTarget.load(out))
+    again = load_drafter(out, TargetWeights.load(out))
     if again.tap != made_of.tap:
         raise UsageError(f"{out}: the bundle's drafter wants features {again.tap.fingerprint}, not those of its source")
 
@@ -89,7 +89,7 @@ def _manifest(
     source: DrafterSource,
     family: Family,
     loaded: Drafter,
-    frozen: FrozenTarget,
+    frozen: TargetWeights,
 ) -> Bundle:
     return Bundle(
         weights=weights,
@@ -121,7 +121,7 @@ def _coded(name: str, tensor: Tensor, weights: str) -> Mapping[str, Tensor]:
     """Matrices as codes, embeddings never in fewer than 8 bits: a look-up reads one row, so there is nothing to win."""
     if not (name.endswith(".weight") and tensor.ndim == 2 and tensor.is_floating_point()):
         return {name: tensor}
-    return stored(name, quantised(tensor, "int8" if weights == "int8" or name.endswith(EMBEDDING) else "int4"))
+    return stored(name, quantized(tensor, "int8" if weights == "int8" or name.endswith(EMBEDDING) else "int4"))
 
 
 def _write_target(target: Path, num_layers: int, packed: Packing, out: Path) -> None:
@@ -138,7 +138,7 @@ def _write_target(target: Path, num_layers: int, packed: Packing, out: Path) -> 
     _save(checkpoint, names | ({f"{stem}norm.weight"} if layers else set()), packed, out)
 
 
-def _write_drafter(files: DrafterFiles, family: Family, packed: Packing, frozen: FrozenTarget, out: Path) -> None:
+def _write_drafter(files: DrafterFiles, family: Family, packed: Packing, frozen: TargetWeights, out: Path) -> None:
     """Its tensors under their own names, without a copy of the target's embedding."""
     out.mkdir()
     path = files.directory / "config.json"

@@ -1,4 +1,4 @@
-"""Lossless coding of quantised features, to a size that both sides know beforehand: no more than that is allocated.
+"""Lossless coding of quantized features, to a size that both sides know beforehand: no more than that is allocated.
 
 zstd for what compresses as it stands, and deflate that does nothing but Huffman coding (Z_HUFFMAN_ONLY) for small
 numbers of one byte each: activations hold no repetitions that matching could find, and a search costs bytes as well as

@@ -23,12 +23,12 @@ from outrider_proto.entropy import huffman, malformed, unhuffman, unzstd, zstd
 from outrider_proto.frames import Codec
 from outrider_proto.quantize import (
     Fineness,
-    dequantise_grouped,
-    dequantise_per_row,
+    dequantize_grouped,
+    dequantize_per_row,
     from_bf16,
     num_groups,
-    quantise_grouped,
-    quantise_per_row,
+    quantize_grouped,
+    quantize_per_row,
     to_bf16,
 )
 
@@ -73,15 +73,15 @@ def encode_rows(rows: NDArray[np.float32], codec: Codec, of_rows: int = 0) -> by
     clean = rows if np.isfinite(rows).all() else np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
     match codec:
         case "int8":
-            return zstd(quantise_per_row(clean))
+            return zstd(quantize_per_row(clean))
         case "int8-grouped":
-            return huffman(quantise_grouped(clean, INT8))
+            return huffman(quantize_grouped(clean, INT8))
         case "int4-grouped":
-            return huffman(quantise_grouped(clean, INT4))
+            return huffman(quantize_grouped(clean, INT4))
         case "lean":
-            return huffman(quantise_grouped(clean, LEANER if max(len(rows), of_rows) > MANY_ROWS else LEAN))
+            return huffman(quantize_grouped(clean, LEANER if max(len(rows), of_rows) > MANY_ROWS else LEAN))
         case "leaner":
-            return huffman(quantise_grouped(clean, LEANER))
+            return huffman(quantize_grouped(clean, LEANER))
         case "bf16":
             return huffman(*to_bf16(clean))
         case "float32":
@@ -97,9 +97,9 @@ def decode_rows(payload: bytes, codec: Codec, num_rows: int, width: int) -> NDAr
         raise malformed(f"{num_rows} rows of {width} values: need 1 to {MAX_RAW_BYTES} bytes a frame")
     match codec:
         case "int8":
-            rows = dequantise_per_row(unzstd(payload, expected), num_rows, width)
+            rows = dequantize_per_row(unzstd(payload, expected), num_rows, width)
         case "int8-grouped" | "int4-grouped" | "lean" | "leaner":
-            rows = dequantise_grouped(unhuffman(payload, expected), num_rows, width)
+            rows = dequantize_grouped(unhuffman(payload, expected), num_rows, width)
         case "bf16":
             rows = from_bf16(unhuffman(payload, expected), num_rows, width)
         case "float32":

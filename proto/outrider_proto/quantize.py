@@ -40,14 +40,14 @@ class Fineness:
     share: float
 
 
-def quantise_per_row(rows: Rows) -> bytes:
+def quantize_per_row(rows: Rows) -> bytes:
     steps = np.minimum(np.abs(rows).max(axis=1) / MAX_COUNT, _MAX_HALF).astype("<f2")
     divisors = steps.astype(np.float32)[:, None]
     divisors[divisors == 0] = 1.0
     return b"".join((steps.tobytes(), _counts(rows, divisors).tobytes()))
 
 
-def dequantise_per_row(raw: bytes, num_rows: int, width: int) -> Rows:
+def dequantize_per_row(raw: bytes, num_rows: int, width: int) -> Rows:
     """Raises Violation for a step that is no number."""
     steps = np.frombuffer(raw, dtype="<f2", count=num_rows)
     if not np.isfinite(steps).all():
@@ -72,7 +72,7 @@ def num_groups(width: int) -> int:
     return -(-width // GROUP)
 
 
-def quantise_grouped(rows: Rows, fineness: Fineness) -> bytes:
+def quantize_grouped(rows: Rows, fineness: Fineness) -> bytes:
     codes = _step_codes(rows, fineness)
     counts = _counts(rows, _spread(_STEPS[codes], rows.shape[1]))
     differences = codes.copy()
@@ -80,7 +80,7 @@ def quantise_grouped(rows: Rows, fineness: Fineness) -> bytes:
     return differences.tobytes() + counts.tobytes()
 
 
-def dequantise_grouped(raw: bytes, num_rows: int, width: int) -> Rows:
+def dequantize_grouped(raw: bytes, num_rows: int, width: int) -> Rows:
     groups = num_groups(width)
     differences = np.frombuffer(raw, dtype=np.uint8, count=num_rows * groups).reshape(num_rows, groups)
     codes = np.cumsum(differences, axis=0, dtype=np.uint8)

@@ -14,7 +14,7 @@ RIGHT, SECOND, NEVER = 0, 1, 20  # ranks of the target's token among the guesses
 
 
 def answer_of(length, salt=0):
-    """No two neighbours alike."""
+    """No two neighbors alike."""
     return tuple(4 + (7 * i + i // 30 + salt) % 30 for i in range(length))
 
 

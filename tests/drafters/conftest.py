@@ -20,12 +20,12 @@ from outrider_drafters import (
     Eagle2,
     Eagle2Drafter,
     Eagle2Sizes,
-    FrozenTarget,
     MoA,
     MoADrafter,
     MoASizes,
     Tap,
     TargetSizes,
+    TargetWeights,
     TreeShape,
     grow_tree,
     load_drafter,
@@ -67,7 +67,7 @@ def tiny_drafter(family: str) -> Drafter:
     """Random weights, large enough that every input matters."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        frozen = FrozenTarget(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
         moa = MoA(MoASizes(16, 4, 4, TINY.packed_kv, 2, 20, 2, 20, 4, 20))
         eagle = Eagle2(Eagle2Sizes(16, 4, 2, 4, 20))
         for parameter in (*moa.parameters(), *eagle.parameters()):
@@ -81,7 +81,7 @@ def tiny_moa(has_lsa: bool) -> Drafter:
     packed, kv_heads, mlp = (TINY.packed_kv, 2, 20) if has_lsa else (0, 0, 0)
     with torch.random.fork_rng():
         torch.manual_seed(8)
-        frozen = FrozenTarget(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
         moa = MoA(MoASizes(16, 4, 4, packed, kv_heads, mlp, 2, 20, 4, 20, tli=2))
         last = LastLayers(BlockShape(16, 4, 2, 4, 20), (None, 5))
         for parameter in (*moa.parameters(), *last.parameters()):
@@ -96,7 +96,7 @@ def tiny_eagle3() -> Drafter:
     sizes = Eagle3Sizes(block, 23, 17, 16, (1, 2, 3), own_embedding=True, fc_norm=True, norm_output=True)
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        frozen = FrozenTarget(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
         eagle = Eagle3(sizes)
         for parameter in eagle.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
@@ -126,7 +126,7 @@ def tiny_dflash() -> Drafter:
     sizes = DFlashSizes(shape, (Sight(causal=True, window=5), Sight()), (1, 2), block=5, mask_token=22)
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        frozen = FrozenTarget(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
         network = DFlash(sizes)
         for parameter in network.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
@@ -137,7 +137,7 @@ def tiny_heads() -> dict[str, Drafter]:
     """Drafters that read the newest feature alone."""
     with torch.random.fork_rng():
         torch.manual_seed(9)
-        frozen = FrozenTarget(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
         medusa = Medusa(MedusaSizes(16, 23, heads=3, blocks=2, tied=False))
         hydra = Hydra(HydraSizes(16, 23, heads=3, blocks=2, tied=False))
         after_prefix = Hydra(HydraSizes(16, 23, heads=3, prefix=BlockShape(16, 4, 2, 4, 20)))
@@ -204,7 +204,7 @@ def moa_case(golden: Path) -> Golden:
 
 
 def _case(golden: Path, name: str, target: str, arrays: str) -> Golden:
-    drafter = load_drafter(golden / name / "drafter", FrozenTarget.load(golden / target))
+    drafter = load_drafter(golden / name / "drafter", TargetWeights.load(golden / target))
     tap = load_tap(golden / name / "drafter", golden / target)
     return Golden(load_file(golden / name / f"{arrays}.safetensors"), drafter, tap, golden / name)
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from outrider_drafters import Drafter, DraftState, FrozenTarget, load_drafter, load_tap
+from outrider_drafters import Drafter, DraftState, TargetWeights, load_drafter, load_tap
 from outrider_proto.errors import UsageError
 
 
 class Place:
     """A drafter directory of which both halves are loaded."""
 
-    def __init__(self, path: Path, target: Path, frozen: FrozenTarget, file: str) -> None:
+    def __init__(self, path: Path, target: Path, frozen: TargetWeights, file: str) -> None:
         self.path, self._target, self._frozen, self._file = path, target, frozen, file
 
     def write(self, tensors: Mapping[str, torch.Tensor | None], config=None, file: str | None = None) -> "Place":

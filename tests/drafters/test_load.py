@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider_drafters import FrozenTarget, LastHiddenTap, load_drafter, load_tap
+from outrider_drafters import LastHiddenTap, TargetWeights, load_drafter, load_tap
 from outrider_proto.errors import UsageError
 
 FAMILIES = {"moa": ("moa_tli0", "target_tiny"), "eagle2": ("eagle2_llama", "target_l4")}
@@ -30,12 +30,12 @@ class Directory:
 
     def load(self):
         self.save()
-        return load_drafter(self.path, FrozenTarget.load(self.target))
+        return load_drafter(self.path, TargetWeights.load(self.target))
 
     def refused(self, message: str) -> None:
         self.save()
         with pytest.raises(UsageError, match=message):
-            load_drafter(self.path, FrozenTarget.load(self.target))
+            load_drafter(self.path, TargetWeights.load(self.target))
         with pytest.raises(UsageError, match=message):
             load_tap(self.path, self.target)
 
@@ -140,14 +140,14 @@ def test_corrupt_file_is_named(directory):
     file = directory.path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:2000])
     with pytest.raises(UsageError, match=r"model\.safetensors: not a readable safetensors file"):
-        load_drafter(directory.path, FrozenTarget.load(directory.target))
+        load_drafter(directory.path, TargetWeights.load(directory.target))
 
 
 @pytest.mark.parametrize("content", ["{", "[1]"])
 def test_broken_config_is_named(directory, content):
     (directory.path / "config.json").write_text(content)
     with pytest.raises(UsageError, match=r"config\.json: (cannot be read as JSON|need a JSON object)"):
-        load_drafter(directory.path, FrozenTarget.load(directory.target))
+        load_drafter(directory.path, TargetWeights.load(directory.target))
 
 
 def test_what_no_family_knows_is_refused(eagle):
@@ -157,7 +157,7 @@ def test_what_no_family_knows_is_refused(eagle):
 
 
 def test_a_whole_model_is_an_independent_drafter_where_nothing_else_claims_it(golden, eagle):
-    frozen = FrozenTarget.load(golden / "target_l4")
+    frozen = TargetWeights.load(golden / "target_l4")
     assert load_drafter(golden / "target_l4", frozen).family == "independent"
     eagle.tensors |= load_file(golden / "target_l4" / "model.safetensors")
     eagle.refused("holds unknown tensors lm_head.weight")  # EAGLE's, though it holds a whole model
@@ -167,7 +167,7 @@ def test_a_whole_model_is_an_independent_drafter_where_nothing_else_claims_it(go
 
 
 def test_another_family_than_was_asked_for_is_refused(golden):
-    frozen = FrozenTarget.load(golden / "target_l4")
+    frozen = TargetWeights.load(golden / "target_l4")
     assert load_drafter(f"{golden}/eagle2_llama/drafter,family=eagle2", frozen).family == "eagle2"
     with pytest.raises(UsageError, match="family eagle2, not moa"):
         load_drafter(f"{golden}/eagle2_llama/drafter,family=moa", frozen)
@@ -186,7 +186,7 @@ def test_another_family_than_was_asked_for_is_refused(golden):
     ],
 )
 def test_an_option_of_another_family_is_refused(golden, drafter, target, takes):
-    for load in (lambda: load_drafter(golden / drafter, FrozenTarget.load(golden / target)),
+    for load in (lambda: load_drafter(golden / drafter, TargetWeights.load(golden / target)),
                  lambda: load_tap(golden / drafter, golden / target)):  # fmt: skip
         with pytest.raises(UsageError, match=takes):
             load()
@@ -194,7 +194,7 @@ def test_an_option_of_another_family_is_refused(golden, drafter, target, takes):
 
 def test_a_drafter_without_files_refuses_options_of_others(golden):
     with pytest.raises(UsageError, match="lookup: option tli: family lookup takes ngram"):
-        load_drafter("lookup,tli=1", FrozenTarget.load(golden / "target_tiny"))
+        load_drafter("lookup,tli=1", TargetWeights.load(golden / "target_tiny"))
 
 
 def test_whole_numbers_in_place_of_weights_are_refused(directory):
@@ -211,13 +211,13 @@ def test_a_fault_of_the_configuration_names_its_directory(directory):
 def test_a_file_in_place_of_a_directory_is_refused(golden):
     target = golden / "target_tiny"
     with pytest.raises(UsageError, match="a file: need a model directory"):
-        load_drafter(target / "config.json", FrozenTarget.load(target))
+        load_drafter(target / "config.json", TargetWeights.load(target))
     with pytest.raises(UsageError, match="a file: need a model directory"):
-        FrozenTarget.load(target / "config.json")
+        TargetWeights.load(target / "config.json")
 
 
 def test_empty_directory_is_refused(tmp_path, golden):
-    frozen = FrozenTarget.load(golden / "target_l4")
+    frozen = TargetWeights.load(golden / "target_l4")
     with pytest.raises(UsageError, match=r"has no config\.json"):
         load_drafter(tmp_path, frozen)
     (tmp_path / "config.json").write_text("{}")
@@ -227,7 +227,7 @@ def test_empty_directory_is_refused(tmp_path, golden):
 
 def test_missing_directory_is_refused(tmp_path, golden):
     with pytest.raises(UsageError, match="no such directory"):
-        load_drafter(tmp_path / "nowhere", FrozenTarget.load(golden / "target_l4"))
+        load_drafter(tmp_path / "nowhere", TargetWeights.load(golden / "target_l4"))
 
 
 @pytest.mark.parametrize(("flag", "held"), [(True, True), (False, True), (True, False), (None, False)])
@@ -267,7 +267,7 @@ def test_type_of_the_target_is_taken(directory):
     directory.tensors = {name: tensor.bfloat16() for name, tensor in directory.tensors.items()}
     directory.save()
     for dtype in (torch.float32, torch.bfloat16):
-        drafter = load_drafter(directory.path, FrozenTarget.load(directory.target, dtype))
+        drafter = load_drafter(directory.path, TargetWeights.load(directory.target, dtype))
         state = drafter.new_state()
         state.append([1, 2])
         state.add_features(0, torch.ones(1, drafter.tap.width))
@@ -279,7 +279,7 @@ def test_type_of_the_target_is_taken(directory):
 def test_pickled_file(eagle):
     torch.save(eagle.tensors, eagle.path / "pytorch_model.bin")
     (eagle.path / "model.safetensors").unlink()
-    assert load_drafter(eagle.path, FrozenTarget.load(eagle.target)).family == "eagle2"
+    assert load_drafter(eagle.path, TargetWeights.load(eagle.target)).family == "eagle2"
 
 
 class Bomb:
@@ -292,12 +292,12 @@ def test_pickled_file_of_anything_else_is_refused(eagle, content, capsys):
     torch.save(content, eagle.path / "pytorch_model.bin")
     (eagle.path / "model.safetensors").unlink()
     with pytest.raises(UsageError, match=r"pytorch_model\.bin: (not a plain file of tensors|need a dict of tensors)"):
-        load_drafter(eagle.path, FrozenTarget.load(eagle.target))
+        load_drafter(eagle.path, TargetWeights.load(eagle.target))
     assert capsys.readouterr().out == ""
 
 
 def test_eagle_tap_needs_no_weights(eagle):
     tap = load_tap(eagle.path, eagle.target)
     assert isinstance(tap, LastHiddenTap)
-    assert tap.info == load_drafter(eagle.path, FrozenTarget.load(eagle.target)).tap
+    assert tap.info == load_drafter(eagle.path, TargetWeights.load(eagle.target)).tap
     assert tap.info.fingerprint == "last-hidden:64"

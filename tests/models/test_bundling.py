@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
-from outrider_drafters import FrozenTarget, load_drafter, target_fingerprint, tokenizer_fingerprint
+from outrider_drafters import TargetWeights, load_drafter, target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.fingerprint import TARGET_MARK, mark_drafter
 from outrider_drafters.load import load_tap
-from outrider_drafters.quantization.quantized_tensor import QuantisedWeight
+from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_models.bundling import make_bundle, size_bytes
 from outrider_models.cli.app import main
 from outrider_models.core.embedded import drafter_dir, target_dir
@@ -44,19 +44,19 @@ def test_every_family_is_bundled(tmp_path, golden, case, target, weights):
     """It loads by itself, and wants the features that the server of the full target makes."""
     out = tmp_path / "bundle"
     make_bundle(golden / target, golden / case / "drafter", weights, out)
-    frozen = FrozenTarget.load(out)
+    frozen = TargetWeights.load(out)
     loaded, tap = load_drafter(out, frozen), load_tap(golden / case / "drafter", golden / target)
     assert loaded.tap == tap.info
     assert target_fingerprint(out) == target_fingerprint(golden / target)
-    assert isinstance(frozen.lm_head, QuantisedWeight) == (weights in ("int8", "int4"))
+    assert isinstance(frozen.lm_head, QuantizedWeight) == (weights in ("int8", "int4"))
     assert frozen.lm_head.dtype == (torch.bfloat16 if weights == "bfloat16" else torch.float32)
 
 
 @pytest.mark.parametrize(("case", "target"), GOLDEN)
 def test_float32_is_exact(tmp_path, golden, case, target):
     make_bundle(golden / target, golden / case / "drafter", "float32", tmp_path / "bundle")
-    full = load_drafter(golden / case / "drafter", FrozenTarget.load(golden / target))
-    bundled = load_drafter(tmp_path / "bundle", FrozenTarget.load(tmp_path / "bundle"))
+    full = load_drafter(golden / case / "drafter", TargetWeights.load(golden / target))
+    bundled = load_drafter(tmp_path / "bundle", TargetWeights.load(tmp_path / "bundle"))
     logits = []
     for drafter in (full, bundled):
         state = drafter.new_state()
@@ -75,15 +75,15 @@ def test_last_layers_are_bundled(tmp_path, golden):
     assert {"model.norm.weight", "model.layers.3.mlp.up_proj.weight"} < names
     assert not any(name.startswith("model.layers.2.") for name in names)
     assert find_bundle(out).options == {"family": "moa", "tli": 1}
-    bundled = load_drafter(out, FrozenTarget.load(out))
-    assert bundled.tap == load_drafter(source, FrozenTarget.load(target)).tap
+    bundled = load_drafter(out, TargetWeights.load(out))
+    assert bundled.tap == load_drafter(source, TargetWeights.load(target)).tap
     with pytest.raises(UsageError, match=r"lacks tensor model\.layers\.2"):
-        load_drafter(f"{out},tli=2", FrozenTarget.load(out))
+        load_drafter(f"{out},tli=2", TargetWeights.load(out))
 
 
 def test_a_copy_of_the_targets_embedding_is_left_out(tmp_path, golden):
     make_bundle(golden / "target_l4", golden / "eagle2_llama/drafter", "int8", tmp_path / "bundle")
-    frozen = FrozenTarget.load(tmp_path / "bundle")
+    frozen = TargetWeights.load(tmp_path / "bundle")
     assert load_drafter(tmp_path / "bundle", frozen).embed is frozen.embed
 
 
@@ -106,13 +106,13 @@ def test_clients_take_it_as_target_and_drafter(bundle):
 def test_it_is_moved_whole(bundle, tmp_path):
     moved = tmp_path / "elsewhere"
     shutil.move(bundle, moved)
-    assert load_drafter(moved, FrozenTarget.load(moved)).family == "moa"
+    assert load_drafter(moved, TargetWeights.load(moved)).family == "moa"
     assert size_bytes(moved) < 1_000_000
 
 
 def test_a_drafter_without_files(tmp_path):
     make_bundle(target_dir(), "lookup,ngram=2", "int8", tmp_path / "bundle")
-    drafter = load_drafter(tmp_path / "bundle", FrozenTarget.load(tmp_path / "bundle"))
+    drafter = load_drafter(tmp_path / "bundle", TargetWeights.load(tmp_path / "bundle"))
     assert (drafter.family, drafter.ngram) == ("lookup", 2)
 
 
@@ -124,7 +124,7 @@ def test_a_wrong_embedding_that_was_turned_down_is_left_out(tmp_path, golden):
     save_file({**tensors, "embed_tokens.weight": torch.zeros(256, 64)}, tmp_path / "drafter/model.safetensors")
     make_bundle(golden / "target_l4", f"{tmp_path}/drafter,embedding=target", "int8", tmp_path / "bundle")
     assert not any("embed" in name for name in load_file(tmp_path / "bundle/drafter/model.safetensors"))
-    frozen = FrozenTarget.load(tmp_path / "bundle")
+    frozen = TargetWeights.load(tmp_path / "bundle")
     assert load_drafter(tmp_path / "bundle", frozen).embed is frozen.embed
 
 
@@ -134,7 +134,7 @@ def test_a_changed_file_is_named(bundle, file):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    for load in (FrozenTarget.load, target_fingerprint):
+    for load in (TargetWeights.load, target_fingerprint):
         with pytest.raises(UsageError, match=f"{file}: not as the bundle was made"):
             load(bundle)
 
@@ -142,7 +142,7 @@ def test_a_changed_file_is_named(bundle, file):
 def test_a_missing_file_is_named(bundle):
     (bundle / "tokenizer.json").unlink()
     with pytest.raises(UsageError, match=r"tokenizer\.json: missing from the bundle"):
-        FrozenTarget.load(bundle)
+        TargetWeights.load(bundle)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_spoilt_manifest_is_refused(bundle, change, message):
     path = bundle / "bundle.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UsageError, match=f"bundle.json: {message}"):
-        FrozenTarget.load(bundle)
+        TargetWeights.load(bundle)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_drafter_says_which_target_it_was_made_for(tmp_path, golden):
     path = tmp_path / "drafter"
     shutil.copytree(golden / "eagle2_llama/drafter", path, copy_function=shutil.copyfile)
     mark_drafter(path, golden / "target_l4")
-    frozen = FrozenTarget.load(golden / "target_l4")
+    frozen = TargetWeights.load(golden / "target_l4")
     assert load_drafter(path, frozen).family == "eagle2"
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {TARGET_MARK: "0" * 32}))

@@ -1,4 +1,4 @@
-"""The front of the engines: what `auto` takes and says, and one behaviour whatever the engine."""
+"""The front of the engines: what `auto` takes and says, and one behavior whatever the engine."""
 
 import asyncio
 import contextlib

@@ -23,7 +23,7 @@ from outrider_proto.feature_codec import (
     rows_per_frame,
 )
 from outrider_proto.frames import CODECS
-from outrider_proto.quantize import quantise_grouped
+from outrider_proto.quantize import quantize_grouped
 
 rows = hnp.arrays(
     np.float32, st.tuples(st.integers(1, 9), st.integers(1, 133)), elements=st.floats(-1e4, 1e4, width=32)
@@ -104,7 +104,7 @@ def test_lean_is_coarser_for_the_many_rows_of_a_prompt():
 
 
 def coarse(piece) -> bytes:
-    return huffman(quantise_grouped(piece, LEANER))
+    return huffman(quantize_grouped(piece, LEANER))
 
 
 def test_a_reply_of_four_tokens_weighs_half_and_a_prompt_a_third_of_the_papers():

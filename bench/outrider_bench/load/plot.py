@@ -10,7 +10,7 @@ from outrider_bench.load.figures import LoadRun
 from outrider_bench.load.limit import Limit
 from outrider_bench.load.measures.growth import Sample
 
-_COLOURS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2")
+_COLORS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2")
 
 
 def plot_load(
@@ -24,19 +24,19 @@ def plot_load(
 
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
     clients = [run.num_clients for run in runs]
-    left.plot(clients, [run.verifies_per_s for run in runs], "o-", color=_COLOURS[0], label="served")
+    left.plot(clients, [run.verifies_per_s for run in runs], "o-", color=_COLORS[0], label="served")
     if limits:
         counts = [limit.num_sessions for limit in limits]
-        left.plot(counts, [limit.engine_per_s for limit in limits], "x--", color=_COLOURS[1], label="engine alone")
+        left.plot(counts, [limit.engine_per_s for limit in limits], "x--", color=_COLORS[1], label="engine alone")
         left.plot(counts, [limit.linear_per_s for limit in limits], "x:", color="grey", label="linear layers alone")
     left.set_ylabel("verifies a second")
-    middle.plot(clients, [run.tokens_per_s for run in runs], "o-", color=_COLOURS[0], label="served")
+    middle.plot(clients, [run.tokens_per_s for run in runs], "o-", color=_COLORS[0], label="served")
     for control, style in zip(controls, ("--", ":"), strict=False):
         label = "generate, one by one" + ("" if control.use_cache else ", no cache")
         middle.axhline(control.tokens_per_s, color="black", linestyle=style, linewidth=1, label=label)
     middle.set_ylabel("tokens a second")
-    for colour, name in zip(_COLOURS, ("p50", "p95", "p99"), strict=False):
-        right.plot(clients, [getattr(run.verdict, name) for run in runs], "o-", color=colour, label=name)
+    for color, name in zip(_COLORS, ("p50", "p95", "p99"), strict=False):
+        right.plot(clients, [getattr(run.verdict, name) for run in runs], "o-", color=color, label=name)
     right.set_ylabel("verdict latency of a draft, ms")
     for axes in (left, middle, right):
         axes.set_xscale("log", base=2)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _OF_CONTROLS = {STREAM: "#9D9D9D", SERVER_DRAFT: "#5F5F5F"}
-_COLOURS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2", "#E45756", "#72B7B2")
+_COLORS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2", "#E45756", "#72B7B2")
 _PARTS = ("draft", "wire", "queue", "server_draft", "verify", "wait")
 
 
@@ -40,7 +40,7 @@ def plot_network(cases: Sequence[Case], path: Path) -> None:
 
 def _plot_speeds(axes: Axes, cases: Sequence[Case]) -> None:
     names = list(dict.fromkeys(way.name for case in cases for way in case.ways))
-    colours = _OF_CONTROLS | dict(zip((n for n in names if n not in _OF_CONTROLS), cycle(_COLOURS), strict=False))
+    colors = _OF_CONTROLS | dict(zip((n for n in names if n not in _OF_CONTROLS), cycle(_COLORS), strict=False))
     width = 0.85 / len(names)
     for number, name in enumerate(names):
         with_it = [(place, case) for place, case in enumerate(cases) if any(way.name == name for way in case.ways)]
@@ -51,7 +51,7 @@ def _plot_speeds(axes: Axes, cases: Sequence[Case]) -> None:
             [height - min(runs, default=0.0) for height, runs in zip(heights, speeds, strict=True)],
             [max(runs, default=0.0) - height for height, runs in zip(heights, speeds, strict=True)],
         ]
-        bars = axes.bar(places, heights, width * 0.9, yerr=reach, label=_in_legend(cases, name), color=colours[name])
+        bars = axes.bar(places, heights, width * 0.9, yerr=reach, label=_in_legend(cases, name), color=colors[name])
         axes.bar_label(bars, fmt="%.0f", fontsize="small", padding=2)
     axes.set_xticks(range(len(cases)), [_label(case) for case in cases])
     axes.set_ylabel("tokens a second, while decoding")
@@ -71,7 +71,7 @@ def _plot_splits(axes: Axes, cases: Sequence[Case]) -> None:
     floor = [0.0] * len(splits)
     for number, part in enumerate(_PARTS):
         heights = [split.get(part, 0.0) for split in splits]
-        axes.bar(range(len(splits)), heights, 0.8, bottom=floor, label=part.replace("_", " "), color=_COLOURS[number])
+        axes.bar(range(len(splits)), heights, 0.8, bottom=floor, label=part.replace("_", " "), color=_COLORS[number])
         floor = [below + height for below, height in zip(floor, heights, strict=True)]
     axes.set_xticks(range(len(labels)), labels, fontsize="small", rotation=20, ha="right")
     axes.set_ylabel("ms of a token's time (parts may overlap)")

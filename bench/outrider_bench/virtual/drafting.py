@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from outrider_bench.core.oracle_drafter import StandIn
 from outrider_bench.virtual.overhead import Overhead
 from outrider_bench.virtual.texts import TapedText, Texts
-from outrider_client.drafting.drafting_thread import Cost, Lookout, Ready, Wanted
+from outrider_client.drafting.drafting_thread import Cost, Lookout, PreDraftSpec, Ready
 from outrider_drafters.contracts.drafter import DraftState
 from outrider_drafters.contracts.tree_choices import Choices
 from outrider_drafters.contracts.tree_shape import TreePlan
@@ -17,7 +17,7 @@ from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.routing.confidence import confidence_of
 from outrider_drafters.routing.heads import Routed
 from outrider_drafters.trees.grow import Drafted
-from outrider_drafters.trees.predraft import Foreseen, Outcome
+from outrider_drafters.trees.predraft import Outcome, PreDraft
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -61,8 +61,10 @@ class ReplayedDrafting(StandIn):
         drafted = drafts[-1] if drafts else Drafted()
         return Routed(drafted, 0, confidence_of(drafted), len(drafts[:1]), len(drafts), skipped=False)
 
-    def look_out(self, tokens: Sequence[int], tree: DraftTree, wanted: Wanted, ready: Ready | None = None) -> Lookout:
-        async def make(lookout: Lookout) -> tuple[Foreseen, ...]:
+    def look_out(
+        self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready | None = None
+    ) -> Lookout:
+        async def make(lookout: Lookout) -> tuple[PreDraft, ...]:
             if ready is not None:
                 await ready()
             lookout.begin()
@@ -79,9 +81,9 @@ class ReplayedDrafting(StandIn):
         return self._texts.of(tokens).likeliest(len(tokens))
 
     async def _foresee(
-        self, tokens: tuple[int, ...], tree: DraftTree, wanted: Wanted, lookout: Lookout
-    ) -> tuple[Foreseen, ...]:
-        """Level by level as forecast.foresee: the tree's own nodes, the bonuses, and then the drafts below them."""
+        self, tokens: tuple[int, ...], tree: DraftTree, wanted: PreDraftSpec, lookout: Lookout
+    ) -> tuple[PreDraft, ...]:
+        """Level by level as forecast.predraft: the tree's own nodes, the bonuses, and then the drafts below them."""
         if not self._texts.tape.endless:
             return ()
         text, known = self._texts.of(tokens), self._num_features
@@ -102,7 +104,7 @@ class ReplayedDrafting(StandIn):
             await self._level(len(likely))
             levels += 1
         return tuple(
-            Foreseen(outcome, score, drafts[outcome][:levels][-1]) for outcome, score in likely if drafts[outcome]
+            PreDraft(outcome, score, drafts[outcome][:levels][-1]) for outcome, score in likely if drafts[outcome]
         )
 
     async def _level(self, outcomes: int = 1) -> None:
@@ -114,7 +116,7 @@ class ReplayedDrafting(StandIn):
 
 
 def _drafts_below(
-    text: TapedText, tokens: tuple[int, ...], tree: DraftTree, outcome: Outcome, wanted: Wanted, known: int
+    text: TapedText, tokens: tuple[int, ...], tree: DraftTree, outcome: Outcome, wanted: PreDraftSpec, known: int
 ) -> tuple[Drafted, ...]:
     """The draft for an outcome, after each of its levels."""
     depth = 0 if outcome.node == ROOT else tree.depths()[outcome.node]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _OF_CONTROLS = {"stream": "#BDBDBD", "server-draft": "#8C8C8C"}
-_COLOURS = ("#9ECAE9", "#FFBF79", "#88D27A", "#D6A5C9", "#FF9D98", "#B2DFDB")
+_COLORS = ("#9ECAE9", "#FFBF79", "#88D27A", "#D6A5C9", "#FF9D98", "#B2DFDB")
 
 
 def plot_sweep(grid: Grid, points: Sequence[Point], names: Sequence[str], title: str, path: Path) -> None:
@@ -26,15 +26,15 @@ def plot_sweep(grid: Grid, points: Sequence[Point], names: Sequence[str], title:
     from matplotlib import pyplot as plt
     from matplotlib.patches import Patch
 
-    colours = _colours(names)
+    colors = _colors(names)
     size = (max(6.0, 0.75 * len(grid.round_trips_ms) + 1.2), 0.55 * len(grid.verify_ms) + 1.1)
     figure, panels = plt.subplots(
         len(grid.shares), 1, figsize=(size[0], size[1] * len(grid.shares) + 1.0), layout="constrained", squeeze=False
     )
     for axes, share in zip(panels[:, 0], grid.shares, strict=True):
-        _plot_panel(axes, grid, [point for point in points if point.share == share], colours)
+        _plot_panel(axes, grid, [point for point in points if point.share == share], colors)
     panels[-1, 0].set_xlabel("round trip R [ms]")
-    handles = [Patch(color=colours[name], label=name) for name in names]
+    handles = [Patch(color=colors[name], label=name) for name in names]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(title, fontsize="medium")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,12 +42,12 @@ def plot_sweep(grid: Grid, points: Sequence[Point], names: Sequence[str], title:
     plt.close(figure)
 
 
-def _plot_panel(axes: Axes, grid: Grid, points: Sequence[Point], colours: dict[str, str]) -> None:
+def _plot_panel(axes: Axes, grid: Grid, points: Sequence[Point], colors: dict[str, str]) -> None:
     from matplotlib.patches import Rectangle
 
     for point in points:
         x, y = grid.round_trips_ms.index(point.rtt_ms), grid.verify_ms.index(point.verify_ms)
-        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colours[point.best], edgecolor="white"))
+        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colors[point.best], edgecolor="white"))
         axes.text(x + 0.5, y + 0.5, f"{point.ratio_to_stream:.2f}", ha="center", va="center", fontsize="small")
     axes.set_xlim(0, len(grid.round_trips_ms))
     axes.set_ylim(0, len(grid.verify_ms))
@@ -57,6 +57,6 @@ def _plot_panel(axes: Axes, grid: Grid, points: Sequence[Point], colours: dict[s
     axes.set_title(f"tau {fmean(point.tau for point in points):.1f}", fontsize="medium")
 
 
-def _colours(names: Sequence[str]) -> dict[str, str]:
+def _colors(names: Sequence[str]) -> dict[str, str]:
     others = (name for name in names if name not in CONTROLS)
-    return _OF_CONTROLS | dict(zip(others, cycle(_COLOURS), strict=False))
+    return _OF_CONTROLS | dict(zip(others, cycle(_COLORS), strict=False))

@@ -30,7 +30,7 @@ class Display(Protocol):
 
 
 def display_for(client: Client, *, as_json: bool, markdown: bool = False) -> Display:
-    """For standard output: JSON if asked for, colours or rendered Markdown on a terminal, else plain text."""
+    """For standard output: JSON if asked for, colors or rendered Markdown on a terminal, else plain text."""
     if as_json:
         return JsonDisplay(sys.stdout)
     console = Console(highlight=False)

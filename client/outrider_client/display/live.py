@@ -1,4 +1,4 @@
-"""An answer on a terminal: text coloured by origin as it grows and shrinks, with a status line under it.
+"""An answer on a terminal: text colored by origin as it grows and shrinks, with a status line under it.
 
 Lines that can no longer change scroll away above; only the rest is drawn again and again.
 """

@@ -1,6 +1,6 @@
 """An answer on a terminal as rendered Markdown, with a status line under it.
 
-What the target has approved is rendered; the unverified end stands below it as it is, in its colour. The whole answer
+What the target has approved is rendered; the unverified end stands below it as it is, in its color. The whole answer
 is drawn again and again, as far as the terminal holds it, and printed at its end.
 """
 

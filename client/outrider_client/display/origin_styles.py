@@ -1,4 +1,4 @@
-"""How text shows where it comes from: by colour, or by marks around it where there are no colours.
+"""How text shows where it comes from: by color, or by marks around it where there are no colors.
 
 accepted green, bonus cyan, unverified yellow {~ ~}, corrected magenta {= =}, private blue {# #}
 """
@@ -28,10 +28,10 @@ _MARKS: dict[Origin, str] = {"unverified": "~", "corrected": "=", "private": "#"
 
 def styled(spans: Sequence[Span], console: Console) -> Text:
     """The text of these spans as this console can show it."""
-    return marked(spans) if console.no_color or console.color_system is None else coloured(spans)
+    return marked(spans) if console.no_color or console.color_system is None else colored(spans)
 
 
-def coloured(spans: Sequence[Span]) -> Text:
+def colored(spans: Sequence[Span]) -> Text:
     text = Text()
     for span in spans:
         text.append(printable(span.text), style=STYLES[span.origin])
@@ -39,7 +39,7 @@ def coloured(spans: Sequence[Span]) -> Text:
 
 
 def marked(spans: Sequence[Span]) -> Text:
-    """Without colours. What the target has merely approved bears no marks."""
+    """Without colors. What the target has merely approved bears no marks."""
     text = Text()
     for mark, group in groupby(spans, lambda span: _MARKS.get(span.origin, "")):
         said = printable("".join(span.text for span in group))

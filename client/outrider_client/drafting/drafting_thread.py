@@ -27,7 +27,7 @@ from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
 from outrider_drafters.routing.heads import Heads, Routed
 from outrider_drafters.trees.grow import Drafted
-from outrider_drafters.trees.predraft import NOWHERE, Foreseen, Outcome, can_foresee, foresee
+from outrider_drafters.trees.predraft import NOWHERE, Outcome, PreDraft, can_foresee, predraft
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.frames import Sampling, TapInfo
 from outrider_proto.tree import DraftTree
@@ -49,7 +49,7 @@ class Cost:
 class Lookout:
     """Drafts for the outcomes of a tree whose verdict is awaited, under way or made."""
 
-    def __init__(self, make: Callable[[Lookout], Awaitable[tuple[Foreseen, ...]]]) -> None:
+    def __init__(self, make: Callable[[Lookout], Awaitable[tuple[PreDraft, ...]]]) -> None:
         self.cost: Cost | None = None  # known once there are levels for all outcomes
         self.is_whole = False  # all drafts were finished before the verdict came
         self._truth: Outcome | None = None
@@ -71,7 +71,7 @@ class Lookout:
             self._made.cancel()
 
     @property
-    def task(self) -> asyncio.Future[tuple[Foreseen, ...]]:
+    def task(self) -> asyncio.Future[tuple[PreDraft, ...]]:
         """What was made, the likeliest outcome first."""
         return self._made
 
@@ -99,7 +99,7 @@ class Lookout:
         return None
 
     @property
-    def _there(self) -> tuple[Foreseen, ...]:
+    def _there(self) -> tuple[PreDraft, ...]:
         return self._made.result() if self._made.done() and not self._made.cancelled() else ()
 
 
@@ -133,7 +133,7 @@ class Drafting(Protocol):
     def add_features(self, first: int, rows: NDArray[np.float32]) -> None: ...
 
     def look_out(
-        self, tokens: Sequence[int], tree: DraftTree, wanted: Wanted, ready: Ready | None = None
+        self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready | None = None
     ) -> Lookout: ...
 
     async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> Routed: ...
@@ -146,7 +146,7 @@ class Drafting(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PreDraftSpec:
     """What a forecast is to make: drafts by `plan` for so many outcomes that do not end in one of `ends`."""
 
     plan: TreePlan
@@ -201,11 +201,13 @@ class DraftingThread:
         tell."""
         return await self._run(tokens, lambda: self._state.draft(plan, head))
 
-    def look_out(self, tokens: Sequence[int], tree: DraftTree, wanted: Wanted, ready: Ready | None = None) -> Lookout:
+    def look_out(
+        self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready | None = None
+    ) -> Lookout:
         """Drafts of the head in use for the likeliest outcomes of `tree`, which hangs below `tokens`; begins when
         `ready`."""
 
-        async def make(lookout: Lookout) -> tuple[Foreseen, ...]:
+        async def make(lookout: Lookout) -> tuple[PreDraft, ...]:
             if ready is not None:
                 await ready()
             lookout.begin()
@@ -233,7 +235,7 @@ class DraftingThread:
         self._num_features = max((held, *(first + len(rows) for first, rows in self._arrived)))
         return result
 
-    def _foresee(self, tree: DraftTree, wanted: Wanted, lookout: Lookout) -> tuple[Foreseen, ...]:
+    def _foresee(self, tree: DraftTree, wanted: PreDraftSpec, lookout: Lookout) -> tuple[PreDraft, ...]:
         asked_at: list[float] = []  # before and after the tree's own passes, then after each level but the last
 
         def truth() -> Outcome | None:
@@ -244,7 +246,7 @@ class DraftingThread:
 
         self._batch(wanted.outcomes)
         try:
-            made = foresee(self._state, tree, wanted.plan, wanted.outcomes, wanted.ends, truth)
+            made = predraft(self._state, tree, wanted.plan, wanted.outcomes, wanted.ends, truth)
         finally:
             self._batch(1)
         lookout.is_whole = bool(made) and lookout.truth() is None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from outrider_client.core.statistics import Meter
 from outrider_client.drafting.acceptance_check import Fit
-from outrider_client.drafting.drafting_thread import Drafting, Lookout, Ready, Wanted
+from outrider_client.drafting.drafting_thread import Drafting, Lookout, PreDraftSpec, Ready
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.routing.confidence import best_path
@@ -61,7 +61,7 @@ class OwnWords:
         self._meter.routed(routed)
         return routed
 
-    def look_out(self, tokens: Sequence[int], tree: DraftTree, wanted: Wanted, ready: Ready) -> Lookout:
+    def look_out(self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready) -> Lookout:
         """Drafts for what may come of `tree` below `tokens`, once it is `ready`."""
         drafting = self._drafting
         assert drafting is not None

@@ -43,7 +43,7 @@ class Guard:
             return ApiError(403, "origin: this gateway serves no pages of other sites", code="wrong_origin")
         if self._api_key is None or not path.startswith(_CLOSED):
             return None
-        return None if self._knows_key(headers.get("authorization", "")) else _unauthorised()
+        return None if self._knows_key(headers.get("authorization", "")) else _unauthorized()
 
     def _knows_key(self, authorization: str) -> bool:
         scheme, _, key = authorization.partition(" ")
@@ -66,6 +66,6 @@ def _hostname(host: str) -> str:
     return host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
 
 
-def _unauthorised() -> ApiError:
+def _unauthorized() -> ApiError:
     message = "api key is missing or wrong: send Authorization: Bearer KEY"
     return ApiError(401, message, "authentication_error", code="invalid_api_key")

@@ -9,13 +9,13 @@ from outrider_client.controller.decision import OnlineMode
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Cycle, Event, LinkChanged, Stats, Warned
 from outrider_client.core.statistics import Meter, Statistics
-from outrider_client.drafting.drafting_thread import Lookout, Wanted
+from outrider_client.drafting.drafting_thread import Lookout, PreDraftSpec
 from outrider_client.drafting.local_drafter import OwnWords
 from outrider_client.generation.context import Equipment
 from outrider_client.generation.event_emitter import Telling
 from outrider_client.generation.requests import NOTHING, Asked, Exchange
 from outrider_client.generation.tree_planner import Plans
-from outrider_client.text.detokenizer import Detokeniser
+from outrider_client.text.detokenizer import Detokenizer
 from outrider_client.text.placeholder_restorer import Restored
 from outrider_client.text.transcript import FinishReason
 from outrider_drafters.trees.grow import Drafted
@@ -43,7 +43,7 @@ class Answer:
         self._drafting = equipment.drafting
         self._clock = equipment.clock
         self._meter = Meter(self._clock(), () if self._drafting is None else self._drafting.names)
-        self._telling = Telling(emit, Restored(Detokeniser(equipment.models.decode), values or {}), self._meter)
+        self._telling = Telling(emit, Restored(Detokenizer(equipment.models.decode), values or {}), self._meter)
         last_resort = equipment.last_resort if config.last_resort == "lookup" else None
         self._words = OwnWords(self._models, self._drafting, last_resort, self._meter, equipment.fit)
         self._pilot = equipment.pilot
@@ -107,7 +107,7 @@ class Answer:
         plan = self.plans.ahead(deepest, self._transcript.limit_len - len(text) - 1)
         if self._drafting is None or plan is None or self._transcript.num_new_tokens == 0 or not self.has_room(text):
             return None
-        wanted = Wanted(plan, self._pilot.outcomes, self._models.eos_token_ids)
+        wanted = PreDraftSpec(plan, self._pilot.outcomes, self._models.eos_token_ids)
         return self._words.look_out(text, drafted.tree, wanted, self._exchange.rows)
 
     def has_room(self, text: Sequence[int]) -> bool:

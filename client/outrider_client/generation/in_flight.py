@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from outrider_client.drafting.drafting_thread import Lookout
 from outrider_client.generation.generation import Answer
 from outrider_drafters.trees.grow import Drafted
-from outrider_drafters.trees.predraft import Foreseen, Outcome
+from outrider_drafters.trees.predraft import Outcome, PreDraft
 from outrider_proto.frames import Draft, Verdict
 from outrider_proto.tree import ROOT
 
@@ -38,7 +38,7 @@ class Flights:
         self._answer = answer
         self._width = width
         self._flights: deque[Flight] = deque()
-        self._looking_out: set[asyncio.Future[tuple[Foreseen, ...]]] = set()
+        self._looking_out: set[asyncio.Future[tuple[PreDraft, ...]]] = set()
 
     @property
     def any(self) -> bool:

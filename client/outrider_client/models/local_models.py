@@ -15,7 +15,7 @@ from outrider_client.models.tokenizer import TextCodec, load_tokenizer
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.checkpoints.target_weights import FrozenTarget, resolve_dir
+from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
@@ -48,7 +48,7 @@ class LocalModels:
     def load(cls, config: ClientConfig) -> LocalModels:
         """Raises UsageError for what cannot be read."""
         target = resolve_dir(config.target) if config.target is not None else _embedded_target()
-        frozen = FrozenTarget.load(target)
+        frozen = TargetWeights.load(target)
         has_text = (target / "tokenizer.json").is_file()
         if config.keywords is not None and not has_text:
             raise UsageError(f"{target}: no tokenizer.json, and route=keywords needs the text: choose another route")
@@ -142,7 +142,7 @@ def head_names(sources: Sequence[str | Path | DrafterSource | None]) -> tuple[st
     return tuple(f"{name}#{count + 1}" if count else name for name, count in zip(names, before, strict=True))
 
 
-def _load_drafters(config: ClientConfig, frozen: FrozenTarget) -> Drafter | None:
+def _load_drafters(config: ClientConfig, frozen: TargetWeights) -> Drafter | None:
     """None without any; several as one that routes between them."""
     drafters = [_paced(_load_drafter(source, config, frozen), config.pace) for source in config.drafters]
     if len(drafters) < 2:
@@ -157,7 +157,7 @@ def _paced(drafter: Drafter, pace: str | Path | None) -> Drafter:
     return PacedDrafter(drafter, hardware.draft_level_ms, hardware.level_factor)
 
 
-def _load_drafter(source: str | Path | DrafterSource | None, config: ClientConfig, frozen: FrozenTarget) -> Drafter:
+def _load_drafter(source: str | Path | DrafterSource | None, config: ClientConfig, frozen: TargetWeights) -> Drafter:
     if source is not None:
         return load_drafter(_embedded_source(source) if config.target is None else source, frozen)
     if config.target is not None:

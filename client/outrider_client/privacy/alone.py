@@ -10,7 +10,7 @@ from outrider_client.core.statistics import Meter
 from outrider_client.drafting.drafting_thread import Drafting
 from outrider_client.models.local_models import LocalModels
 from outrider_client.models.private_tokens import Split
-from outrider_client.text.detokenizer import Detokeniser
+from outrider_client.text.detokenizer import Detokenizer
 from outrider_proto.errors import UsageError
 
 
@@ -33,7 +33,7 @@ class Alone:
         self._meter = meter
         self._clock = clock
         self._emit = emit
-        self._text = Detokeniser(models.decode)
+        self._text = Detokenizer(models.decode)
 
     async def write(self, prompt: Split) -> str:
         """From the first token to the last; returns text that an incomplete character held back. Raises UsageError

@@ -26,7 +26,7 @@ class Detector:
     """Finds e-mail and IP addresses, phone, card and bank account numbers. Raises UsageError without Presidio."""
 
     def __init__(self) -> None:
-        self._recognisers = _recognisers()
+        self._recognizers = _recognizers()
 
     def mark(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
         """The same text with what was found in its safe segments private."""
@@ -49,8 +49,8 @@ class Detector:
         """In order, and none within another: the surest first, then the longest."""
         found = [
             _Found(result.start, result.end, kind, result.score)
-            for kind, recogniser in self._recognisers.items()
-            for result in recogniser.analyze(text, recogniser.supported_entities)
+            for kind, recognizer in self._recognizers.items()
+            for result in recognizer.analyze(text, recognizer.supported_entities)
             if result.score >= LEAST_SCORE
         ]
         chosen: list[_Found] = []
@@ -60,7 +60,7 @@ class Detector:
         return sorted(chosen, key=lambda one: one.start)
 
 
-def _recognisers() -> dict[str, Any]:  # Any: presidio-analyzer ships no annotations that mypy reads
+def _recognizers() -> dict[str, Any]:  # Any: presidio-analyzer ships no annotations that mypy reads
     """By kind."""
     try:
         from presidio_analyzer import predefined_recognizers as presidio

@@ -1,6 +1,6 @@
 """Tokens to text as they come. A byte-level token may end within a character: such text is held back until it is whole.
 
-New text is decoded with the tokens of the last two boundaries before it, since decoders look at neighbours (spaces,
+New text is decoded with the tokens of the last two boundaries before it, since decoders look at neighbors (spaces,
 merged bytes). Tokens that come together are decoded together. A frame remembers where that stood: a rollback pops
 frames and decodes anew what is left of the last one.
 """
@@ -24,7 +24,7 @@ class _Frame:
     num_chars: int
 
 
-class Detokeniser:
+class Detokenizer:
     """The text of one answer."""
 
     def __init__(self, decode: Decode) -> None:

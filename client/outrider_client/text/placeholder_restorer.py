@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class TokenText(Protocol):
-    """An answer's tokens as text; see detokeniser.Detokeniser."""
+    """An answer's tokens as text; see detokenizer.Detokenizer."""
 
     @property
     def text(self) -> str: ...

@@ -47,7 +47,7 @@ class FusedProjections:
         return heads if self.norms is None else self._normed(heads, self.norms[first:end])
 
     def _rows(self, first: int, end: int) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of those heads, cut once: quantised rows are repacked for it."""
+        """Weight and bias of those heads, cut once: quantized rows are repacked for it."""
         if (first, end) not in self._cut:
             rows = slice(first * self._shape.head_dim, end * self._shape.head_dim)
             self._cut[first, end] = self.weight[rows], None if self.bias is None else self.bias[rows]

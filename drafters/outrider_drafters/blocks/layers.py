@@ -76,7 +76,7 @@ class Rope:
     sin: Tensor
 
     def turn(self, x: Tensor) -> Tensor:
-        """Rotate x [..., n, head_dim], whose halves (not neighbours) form the pairs."""
+        """Rotate x [..., n, head_dim], whose halves (not neighbors) form the pairs."""
         swapped = x.roll(x.shape[-1] // 2, dims=-1)
         return torch.addcmul(x * self.cos.to(x.dtype), swapped, self.sin.to(x.dtype))
 
@@ -148,7 +148,7 @@ class LlamaBlock(nn.Module):
         self.self_attn = Attention(shape)
         self.post_attention_layernorm = RMSNorm(shape.width, shape.eps)
         self.mlp = GatedMLP(shape.width, shape.mlp)
-        self.apply(_initialise)
+        self.apply(_initialize)
 
     def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
         """What later queries attend to: keys and values of x [b, n, width], each [b, kv_heads, n, head_dim]."""
@@ -194,7 +194,7 @@ def causal_mask(length: int, device: torch.device) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Linear) and not module.weight.is_meta:  # there torch would import its compiler: a second
         nn.init.normal_(module.weight, std=INIT_STD)
         if module.bias is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from outrider_proto.errors import UsageError
 
 
-class Record:
+class TokenState:
     """Tokens and the number of features.
 
     Features are those of the first positions without gaps. The newest may be missing (stale), and the root's may be
@@ -56,10 +56,10 @@ class Record:
             raise UsageError("nothing to draft from: append the prompt's tokens first")
 
 
-class Recorded:
+class WithTokenState:
     """The part of a draft state that is its record. See drafter.DraftState."""
 
-    _record: Record
+    _record: TokenState
 
     @property
     def num_tokens(self) -> int:

@@ -1,6 +1,6 @@
 """EAGLE-3 heads of llama.cpp (general.architecture = eagle3), under SafeAILab's names.
 
-Three things differ from the other layouts. Rows of q and k are permuted, since llama.cpp turns neighbours where others
+Three things differ from the other layouts. Rows of q and k are permuted, since llama.cpp turns neighbors where others
 turn halves; d2t holds target ids (early files: offsets); llama3's scaling is a tensor of divisors. Sources:
 ggml-org/llama.cpp, pull requests 18039, 24977, 25794.
 """
@@ -72,7 +72,7 @@ def translated(file: GgufFile) -> tuple[Config, Mapping[str, Tensor]]:
 
 
 def halves(file: GgufFile, name: str, tensor: Tensor, heads: int) -> Tensor:
-    """Rows [heads x head_dim, ...] whose neighbours form RoPE's pairs, put so that halves of a head do."""
+    """Rows [heads x head_dim, ...] whose neighbors form RoPE's pairs, put so that halves of a head do."""
     if len(tensor) % (2 * heads):
         raise UsageError(f"{file.path}: tensor {name} has {len(tensor)} rows: need a multiple of {2 * heads}")
     pairs = tensor.view(heads, len(tensor) // heads // 2, 2, *tensor.shape[1:])

@@ -41,7 +41,7 @@ class TargetSizes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FrozenTarget:
+class TargetWeights:
     """Embedding, lm_head and sizes of a target; `directory` is where it was read from, if it was."""
 
     embed: Tensor  # [V, E]
@@ -51,7 +51,7 @@ class FrozenTarget:
     directory: Path | None = None
 
     @classmethod
-    def load(cls, name_or_path: str | Path, dtype: torch.dtype | None = None) -> FrozenTarget:
+    def load(cls, name_or_path: str | Path, dtype: torch.dtype | None = None) -> TargetWeights:
         """Read those two tensors from a Hugging Face directory (or hub name) or an edge bundle. Without `dtype` as
         float32, from a bundle of bfloat16 as that. Raises UsageError."""
         directory = resolve_dir(name_or_path)

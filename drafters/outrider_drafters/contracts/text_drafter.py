@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from outrider_drafters.blocks.token_state import Record, Recorded
+from outrider_drafters.blocks.token_state import TokenState, WithTokenState
 from outrider_drafters.contracts.drafter import ENDLESS, level_by_level
 from outrider_drafters.contracts.tap import NO_FEATURES
 from outrider_drafters.contracts.tree_shape import TreePlan
@@ -40,12 +40,12 @@ class TextDrafter(ABC):
         return TextState(self)
 
 
-class TextState(Recorded):
+class TextState(WithTokenState):
     """See drafter.DraftState."""
 
     def __init__(self, drafter: TextDrafter) -> None:
         self._drafter = drafter
-        self._record = Record(NO_FEATURES.width)
+        self._record = TokenState(NO_FEATURES.width)
         self._branches: list[tuple[int, ...]] = []  # of each expanded node, from below the root
 
     @property

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.target_weights import FrozenTarget, TargetSizes
+from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import Tap
 
@@ -23,9 +23,9 @@ class Family:
     """One family, declared in its own file and listed in families.py.
 
     `eats` is what it wants of the target, `offline` how it writes without one, `trees` what it drafts unless told
-    otherwise. `recognises` looks at names and configuration only. `drafter` and `tap` load the two halves, the tap's
+    otherwise. `recognizes` looks at names and configuration only. `drafter` and `tap` load the two halves, the tap's
     weights as the type and on the device of a tensor, None for a family that wants no features; both raise UsageError.
-    A family that needs no files is asked for by its name, and its `recognises` is not asked. `keeps` names the tensors
+    A family that needs no files is asked for by its name, and its `recognizes` is not asked. `keeps` names the tensors
     that an edge bundle must leave as they are: those that the tap's fingerprint is of, or that are not read through
     DrafterFiles. `options` names the fields of DrafterOptions that it reads, beside `family`; others are refused.
     """
@@ -34,8 +34,8 @@ class Family:
     eats: str
     offline: Offline
     trees: Trees
-    recognises: Callable[[DrafterFiles], bool]
-    drafter: Callable[[DrafterFiles, FrozenTarget], Drafter]
+    recognizes: Callable[[DrafterFiles], bool]
+    drafter: Callable[[DrafterFiles, TargetWeights], Drafter]
     tap: Callable[[DrafterFiles, TargetSizes, Tensor], Tap | None]
     needs_files: bool = True
     keeps: Callable[[str], bool] = lambda name: False

@@ -1,1 +1,1 @@
-"""Weights for the edge device: bundles, and quantised ones."""
+"""Weights for the edge device: bundles, and quantized ones."""

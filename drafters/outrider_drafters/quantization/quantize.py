@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.quantization.codes import INT4_ROWS, Int4Codes, Int8Codes
-from outrider_drafters.quantization.quantized_tensor import QuantisedWeight
+from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_proto.errors import UsageError
 
 Weights = Literal["float32", "bfloat16", "int8", "int4"]
@@ -24,14 +24,14 @@ CHUNK = 1 << 20  # values that HQQ gets at a time
 INT8, INT4, SCALE, ZERO = ".int8", ".int4", ".scale", ".zero"
 
 
-def quantised(weight: Tensor, weights: Literal["int8", "int4"]) -> QuantisedWeight:
+def quantized(weight: Tensor, weights: Literal["int8", "int4"]) -> QuantizedWeight:
     """Codes for a matrix [n, k]; int8 for one whose sizes int4 does not divide. Raises UsageError without torchao."""
     divides = weight.shape[0] % INT4_ROWS == 0 and weight.shape[1] % GROUP == 0
     plain = weight.detach().float().cpu().contiguous()
-    return QuantisedWeight(_int4(plain) if weights == "int4" and divides else _int8(plain))
+    return QuantizedWeight(_int4(plain) if weights == "int4" and divides else _int8(plain))
 
 
-def stored(name: str, weight: QuantisedWeight) -> dict[str, Tensor]:
+def stored(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
     """Its parts by their names in a file."""
     match weight.coded:
         case Int8Codes(codes, scales):
@@ -55,7 +55,7 @@ def restored(path: Path, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
             codes = _int8_parts(name, parts) if name + INT8 in parts else _int4_parts(name, parts)
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
-        tensors[name] = QuantisedWeight(codes)
+        tensors[name] = QuantizedWeight(codes)
     of_codes = {name + part for name in coded for part in (INT8, INT4, SCALE, ZERO)}
     return {**tensors, **{name: tensor for name, tensor in parts.items() if name not in of_codes}}
 

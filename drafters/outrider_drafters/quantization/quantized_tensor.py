@@ -21,21 +21,21 @@ Handled = Any  # a Tensor, or NotImplemented, which is Any to mypy
 FEW_ROWS = 16  # up to here torch's kernels for few rows are faster than a product with codes as bfloat16
 
 
-class QuantisedWeight(Tensor):
+class QuantizedWeight(Tensor):
     """Codes [n, k] in a tensor's place. Not trainable; on another device than the CPU it becomes a plain tensor."""
 
     coded: Codes
 
     @staticmethod
-    def __new__(cls: type[QuantisedWeight], coded: Codes, dtype: torch.dtype = torch.float32) -> QuantisedWeight:
-        made: QuantisedWeight = Tensor._make_wrapper_subclass(cls, coded.shape, dtype=dtype)
+    def __new__(cls: type[QuantizedWeight], coded: Codes, dtype: torch.dtype = torch.float32) -> QuantizedWeight:
+        made: QuantizedWeight = Tensor._make_wrapper_subclass(cls, coded.shape, dtype=dtype)
         return made
 
     def __init__(self, coded: Codes, dtype: torch.dtype = torch.float32) -> None:
         self.coded = coded
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]  # the stub names it otherwise
-        return f"QuantisedWeight({type(self.coded).__name__}, shape={list(self.coded.shape)}, dtype={self.dtype})"
+        return f"QuantizedWeight({type(self.coded).__name__}, shape={list(self.coded.shape)}, dtype={self.dtype})"
 
     def values(self) -> Tensor:
         """The tensor it stands for."""
@@ -62,7 +62,7 @@ class QuantisedWeight(Tensor):
                 if made is not NotImplemented:
                     return made
             if not _tells(func):
-                args, kwargs = tree_map_only(QuantisedWeight, QuantisedWeight.values, (args, kwargs))
+                args, kwargs = tree_map_only(QuantizedWeight, QuantizedWeight.values, (args, kwargs))
             return func(*args, **(kwargs or {}))
 
     @classmethod
@@ -75,8 +75,8 @@ class QuantisedWeight(Tensor):
     ) -> Any:
         """What torch does below its functions, as nn.Parameter does: `detach` gives codes, all else values."""
         if func is torch.ops.aten.detach.default:
-            return QuantisedWeight(args[0].coded, args[0].dtype)
-        args, kwargs = tree_map_only(QuantisedWeight, QuantisedWeight.values, (tuple(args), dict(kwargs or {})))
+            return QuantizedWeight(args[0].coded, args[0].dtype)
+        args, kwargs = tree_map_only(QuantizedWeight, QuantizedWeight.values, (tuple(args), dict(kwargs or {})))
         return func(*args, **kwargs)
 
     # These two make nn.Module.to exchange the parameter rather than its storage, which it has none of.
@@ -85,8 +85,8 @@ class QuantisedWeight(Tensor):
         return [], (self.coded, self.dtype)
 
     @staticmethod
-    def __tensor_unflatten__(parts: Mapping[str, Tensor], told: Any, size: object, stride: object) -> QuantisedWeight:
-        return QuantisedWeight(*told)
+    def __tensor_unflatten__(parts: Mapping[str, Tensor], told: Any, size: object, stride: object) -> QuantizedWeight:
+        return QuantizedWeight(*told)
 
 
 def _tells(func: Callable[..., Any]) -> bool:
@@ -97,42 +97,42 @@ def _tells(func: Callable[..., Any]) -> bool:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Handled:
-    return weight.product(x, bias) if isinstance(weight, QuantisedWeight) and not _is(x) else NotImplemented
+    return weight.product(x, bias) if isinstance(weight, QuantizedWeight) and not _is(x) else NotImplemented
 
 
 def _embedding(ids: Tensor, weight: Tensor, *more: object, **named: object) -> Handled:
-    if not isinstance(weight, QuantisedWeight) or any(more) or any(named.values()):
+    if not isinstance(weight, QuantizedWeight) or any(more) or any(named.values()):
         return NotImplemented
     return weight.coded.picked(ids.flatten()).values().to(weight.dtype).view(*ids.shape, -1)
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Handled:
-    parts = [tensor for tensor in tensors if isinstance(tensor, QuantisedWeight)]
+    parts = [tensor for tensor in tensors if isinstance(tensor, QuantizedWeight)]
     if dim != 0 or len(parts) < len(tensors):
         return NotImplemented
     joined = parts[0].coded.joined([part.coded for part in parts[1:]])
-    return NotImplemented if joined is None else QuantisedWeight(joined, parts[0].dtype)
+    return NotImplemented if joined is None else QuantizedWeight(joined, parts[0].dtype)
 
 
 def _getitem(weight: Tensor, rows: object) -> Handled:
-    if not isinstance(weight, QuantisedWeight) or not isinstance(rows, slice) or rows.step is not None:
+    if not isinstance(weight, QuantizedWeight) or not isinstance(rows, slice) or rows.step is not None:
         return NotImplemented
-    return QuantisedWeight(weight.coded.picked(rows), weight.dtype)
+    return QuantizedWeight(weight.coded.picked(rows), weight.dtype)
 
 
 def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Handled:  # Any: as Tensor.to takes them
-    """A quantised weight as another type; or any tensor as the type of one."""
+    """A quantized weight as another type; or any tensor as the type of one."""
     args = tuple(torch.empty(0, dtype=each.dtype, device=each.device) if _is(each) else each for each in args)
-    if not isinstance(tensor, QuantisedWeight):
+    if not isinstance(tensor, QuantizedWeight):
         return tensor.to(*args, **kwargs)
     device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
     if (device is not None and device.type != "cpu") or (dtype is not None and not dtype.is_floating_point):
         return NotImplemented
-    return QuantisedWeight(tensor.coded, tensor.dtype if dtype is None else dtype)
+    return QuantizedWeight(tensor.coded, tensor.dtype if dtype is None else dtype)
 
 
 def _is(value: object) -> bool:
-    return isinstance(value, QuantisedWeight)
+    return isinstance(value, QuantizedWeight)
 
 
 _OWN: Mapping[Callable[..., Any], Callable[..., Any]] = {
@@ -141,7 +141,7 @@ _OWN: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.cat: _cat,
     Tensor.__getitem__: _getitem,
     Tensor.to: _to,
-    Tensor.detach: lambda weight: QuantisedWeight(weight.coded, weight.dtype),
+    Tensor.detach: lambda weight: QuantizedWeight(weight.coded, weight.dtype),
 }
 _VALUED = frozenset({Tensor.T, Tensor.mT, Tensor.H, Tensor.mH, Tensor.data})
 _TELLING = frozenset(

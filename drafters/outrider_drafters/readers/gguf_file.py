@@ -1,4 +1,4 @@
-"""A GGUF file's metadata and tensors, read and dequantised by the package gguf. Knows no architecture."""
+"""A GGUF file's metadata and tensors, read and dequantized by the package gguf. Knows no architecture."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GgufFile:
             architecture = str(values.get(ARCHITECTURE))
             if architecture not in architectures:
                 raise UsageError(f"{path}: {ARCHITECTURE} is {architecture}: need {' or '.join(architectures)}")
-            tensors = {tensor.name: _dequantised(path, tensor) for tensor in reader.tensors}
+            tensors = {tensor.name: _dequantized(path, tensor) for tensor in reader.tensors}
         except UsageError:  # is a ValueError, too
             raise
         except (ValueError, IndexError, TypeError) as error:
@@ -65,7 +65,7 @@ def _opened(path: Path) -> GGUFReader:
         raise _unreadable(path, error) from error
 
 
-def _dequantised(path: Path, tensor: ReaderTensor) -> Tensor:
+def _dequantized(path: Path, tensor: ReaderTensor) -> Tensor:
     from gguf.quants import dequantize
 
     if np.issubdtype(tensor.data.dtype, np.signedinteger):

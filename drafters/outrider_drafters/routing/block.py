@@ -124,7 +124,7 @@ def alike(one: FusedBlock, other: FusedBlock) -> bool:
 def can_stack(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
-    plain = type(one) in (Tensor, nn.Parameter) and type(other) in (Tensor, nn.Parameter)  # and not quantised
+    plain = type(one) in (Tensor, nn.Parameter) and type(other) in (Tensor, nn.Parameter)  # and not quantized
     return plain and (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.blocks.rows import Rows
-from outrider_drafters.blocks.token_state import Record, Recorded
+from outrider_drafters.blocks.token_state import TokenState, WithTokenState
 from outrider_drafters.contracts.drafter import ENDLESS, Drafter, level_by_level
 from outrider_drafters.families.eagle2.family import Eagle2Drafter
 from outrider_drafters.routing.block import StackedBlock, alike, can_stack, for_all, stacked, times
@@ -59,7 +59,7 @@ def stack_heads(heads: Sequence[Drafter]) -> Stack | None:
     return Stack(eagles)
 
 
-class StackState(Recorded):
+class StackState(WithTokenState):
     """The heads' states, in step. See states.States."""
 
     def __init__(self, stack: Stack) -> None:
@@ -67,7 +67,7 @@ class StackState(Recorded):
         self._stack = stack
         self._all = slice(0, stack.num_heads)
         self._device, dtype = stack.embed.device, stack.embed.dtype
-        self._record = Record(stack.tap.width)
+        self._record = TokenState(stack.tap.width)
         self._features = Rows(width=stack.tap.width, dtype=dtype, device=self._device)
         self._cache = stack.block.new_cache()
         self._outputs = Rows(stack.num_heads, width=stack.tap.width, dtype=dtype, device=self._device)

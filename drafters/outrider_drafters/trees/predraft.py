@@ -38,7 +38,7 @@ NOWHERE = Outcome(ROOT, -1)  # no outcome of any tree: what stops a forecast tha
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class PreDraft:
     """The draft for one outcome, whose log-probability is `score`."""
 
     outcome: Outcome
@@ -52,14 +52,14 @@ def can_foresee(state: DraftState) -> bool:
 
 
 @torch.inference_mode()
-def foresee(
+def predraft(
     state: DraftState,
     tree: DraftTree,
     plan: TreePlan,
     count: int,
     ends: Sequence[int],
     truth: Callable[[], Outcome | None] = lambda: None,
-) -> tuple[Foreseen, ...]:
+) -> tuple[PreDraft, ...]:
     """Drafts for the `count` likeliest outcomes of `tree`, which hangs below the state's root; the likeliest first.
 
     Outcomes that end the text (their bonus is one of `ends`) need no draft. `truth` is asked between levels: once it is
@@ -84,7 +84,7 @@ def foresee(
         num_rows, grown = _grow(state, branches, num_rows)
         if not grown:
             break
-    return tuple(Foreseen(branch.outcome, branch.score, branch.drafted()) for branch in branches)
+    return tuple(PreDraft(branch.outcome, branch.score, branch.drafted()) for branch in branches)
 
 
 def likeliest_outcomes(tree: DraftTree, logits: Tensor, count: int, ends: Sequence[int]) -> list[tuple[Outcome, float]]:

@@ -25,7 +25,7 @@ from outrider_netsim.probe.run import LOSS_PACKETS, PACKETS, ProbeEngine, ProbeR
 from outrider_netsim.profiles.builtin import profile_named
 
 OFF_EXIT = 1
-COLOURS = {"ok": "green", "unclear": "yellow", "off": "bold red", "n/a": "dim"}
+COLORS = {"ok": "green", "unclear": "yellow", "off": "bold red", "n/a": "dim"}
 
 app = typer.Typer()
 
@@ -90,7 +90,7 @@ def _table(title: str, found: DirectionReport) -> Table:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for figure in found.figures:
         *cells, verdict = figure_row(figure)
-        table.add_row(*cells, f"[{COLOURS[figure.verdict]}]{verdict}[/]")
+        table.add_row(*cells, f"[{COLORS[figure.verdict]}]{verdict}[/]")
     return table
 
 

@@ -53,7 +53,7 @@ def make_pair(sides: dict[Side, Conversation]) -> dict[Side, End]:
 
 
 def bring_up(end: End, conversation: Conversation) -> None:
-    """Give an end its address and its neighbour's hardware address, and switch it on."""
+    """Give an end its address and its neighbor's hardware address, and switch it on."""
     _keep_quiet(end, conversation)
     other: Side = "B" if end.side == "A" else "A"
     link = ifinfmsg()
@@ -64,10 +64,10 @@ def bring_up(end: End, conversation: Conversation) -> None:
     address["family"], address["prefixlen"], address["index"] = socket.AF_INET, PREFIX_LENGTH, end.index
     address["attrs"] = [("IFA_LOCAL", LINK_ADDRESSES[end.side]), ("IFA_ADDRESS", LINK_ADDRESSES[end.side])]
     conversation.request(address, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL)
-    neighbour = ndmsg()
-    neighbour["family"], neighbour["ifindex"], neighbour["state"] = socket.AF_INET, end.index, NUD_PERMANENT
-    neighbour["attrs"] = [("NDA_DST", LINK_ADDRESSES[other]), ("NDA_LLADDR", MACS[other])]
-    conversation.request(neighbour, RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE)
+    neighbor = ndmsg()
+    neighbor["family"], neighbor["ifindex"], neighbor["state"] = socket.AF_INET, end.index, NUD_PERMANENT
+    neighbor["attrs"] = [("NDA_DST", LINK_ADDRESSES[other]), ("NDA_LLADDR", MACS[other])]
+    conversation.request(neighbor, RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE)
 
 
 def remove_pair(end: End, conversation: Conversation) -> None:
@@ -82,7 +82,7 @@ def _identity(side: Side) -> list[tuple[str, object]]:
 
 
 def _keep_quiet(end: End, conversation: Conversation) -> None:
-    """No IPv6 address by itself, so that nobody looks for its routers and neighbours."""
+    """No IPv6 address by itself, so that nobody looks for its routers and neighbors."""
     if IPV6.exists():  # a kernel without IPv6 refuses to hear of it
         modes = {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", IN6_ADDR_GEN_MODE_NONE)]}
         link = ifinfmsg()

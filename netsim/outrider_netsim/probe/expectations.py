@@ -28,7 +28,7 @@ def design_effect(direction: Direction) -> float:
 
 
 def mean_burst(direction: Direction) -> float:
-    """Expected number of losses in a row, from P(two neighbours lost): 1 / (1 - loss) if losses are independent."""
+    """Expected number of losses in a row, from P(two neighbors lost): 1 / (1 - loss) if losses are independent."""
     bursts, mean = direction.bursts, direction.mean_loss
     if bursts is None or not mean:
         return in_a_row(mean)

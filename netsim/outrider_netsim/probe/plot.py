@@ -23,7 +23,7 @@ BINS = 60
 POINTS = 20_000
 SHOWN = 0.999  # of the packets
 PEAK_SHARE = 0.05  # what is flatter beside a peak is left flat
-COLOURS = {"ok": "#54A24B", "unclear": "#E3A33B", "off": "#E45756", "n/a": "#999999"}
+COLORS = {"ok": "#54A24B", "unclear": "#E3A33B", "off": "#E45756", "n/a": "#999999"}
 
 
 def check_plot_file(file: Path) -> None:
@@ -83,7 +83,7 @@ def _draw_figures(axes: Axes, found: DirectionReport) -> None:
     table.scale(1, 1.6)
     table.auto_set_column_width(list(range(len(HEADINGS))))
     for row_idx, figure in enumerate(found.figures, start=1):
-        table[row_idx, len(HEADINGS) - 1].get_text().set_color(COLOURS[figure.verdict])
+        table[row_idx, len(HEADINGS) - 1].get_text().set_color(COLORS[figure.verdict])
 
 
 def _range_ms(found: DirectionReport, direction: Direction) -> tuple[float, float]:
@@ -111,7 +111,7 @@ def _without_peak(shares: list[float]) -> list[float]:
 
 
 def _peak(top: float, claimed: list[float], measured: list[float]) -> str:
-    """What the highest bin and its neighbours hold, if it does not fit into the picture."""
+    """What the highest bin and its neighbors hold, if it does not fit into the picture."""
     highest = max(claimed)
     if highest <= top:
         return ""

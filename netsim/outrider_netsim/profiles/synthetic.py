@@ -1,7 +1,7 @@
 """Made-up cellular links as traces: a rate that wanders between levels, fades and handovers. A seed fixes all of it.
 
                  4 s          3 s        2 s        0.5 s         mean time in a level, exponential
-    levels      strong  <->   fair  <->  weak  <->  fade          neighbours only, either way alike
+    levels      strong  <->   fair  <->  weak  <->  fade          neighbors only, either way alike
     rate          2            1          0.4        0.02         shares, scaled so that the mean rate is the asked one
     delay        + 0          + 5        + 15       + 60 ms       the radio repeats more where it is weak
 
@@ -92,7 +92,7 @@ class Cellular:
                 level = _any_level(rng)
                 handover_s = now + self._until_handover_s(rng)
             elif rng.random() < STEP_S / _LEVELS[level].mean_s:
-                level = _neighbour(level, rng)
+                level = _neighbor(level, rng)
             fading = rng.lognormvariate(-(FAST_FADING**2) / 2, FAST_FADING)
             share = 0.0 if now >= handover_s else _LEVELS[level].share / _MEAN_SHARE * fading
             yield _Step(_LEVELS[level], self.rate_bps * share)
@@ -111,7 +111,7 @@ def _any_level(rng: random.Random) -> int:
     return rng.choices(range(len(_LEVELS)), _WEIGHTS)[0]
 
 
-def _neighbour(level: int, rng: random.Random) -> int:
+def _neighbor(level: int, rng: random.Random) -> int:
     if level in (0, len(_LEVELS) - 1):
         return 1 if level == 0 else level - 1
     return level + rng.choice((-1, 1))

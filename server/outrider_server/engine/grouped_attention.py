@@ -2,7 +2,7 @@
 
     session a   K/V . . . .      one product [members, kv_heads, rows, keys] for all of them, padded to the most rows
     session b   K/V . .          and the most keys; what is padded is masked, or thrown away. Where the members are no
-    session c   K/V . . .        neighbours in one slab their keys are copied, which costs a tenth of the product.
+    session c   K/V . . .        neighbors in one slab their keys are copied, which costs a tenth of the product.
                                  Keys of a prefix are multiplied once, with the queries of all.
 
 Python and a call into torch cost more than such a piece's arithmetic; a loop over pieces is the plain path.
@@ -37,7 +37,7 @@ class _Lanes:
         pieces = [piece for _, piece in members]
         lanes = [piece.slot.store.lane for piece in pieces]
         self._slab = slab
-        self._neighbours = slice(lanes[0], lanes[0] + len(lanes)) if _are_neighbours(lanes) else None
+        self._neighbors = slice(lanes[0], lanes[0] + len(lanes)) if _are_neighbors(lanes) else None
         self.places = slice(first, first + len(pieces))
         self.num_keys = max(_own_keys(piece) for piece in pieces)
         rows, targets = [], []
@@ -58,7 +58,7 @@ class _Lanes:
         """stored [lanes, capacity, kv_heads, dim], new [kv_heads, N, dim] -> theirs [places, keys, kv_heads, dim]."""
         stored.flatten(0, 1).index_copy_(0, self._targets, new.index_select(1, self._rows).transpose(0, 1))
         begun = stored[:, : self.num_keys]
-        return begun.index_select(0, self._lanes) if self._neighbours is None else begun[self._neighbours]
+        return begun.index_select(0, self._lanes) if self._neighbors is None else begun[self._neighbors]
 
 
 class Bunch:
@@ -193,7 +193,7 @@ def _lane(placed: Placed) -> int:
     return placed[1].slot.store.lane
 
 
-def _are_neighbours(lanes: Sequence[int]) -> bool:
+def _are_neighbors(lanes: Sequence[int]) -> bool:
     return list(lanes) == list(range(lanes[0], lanes[0] + len(lanes)))
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from outrider_drafters.checkpoints.target_weights import FrozenTarget, resolve_dir, target_sizes
+from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir, target_sizes
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_drafter
@@ -58,10 +58,10 @@ def load_drafters(target: Target, target_dir: str | Path, sources: Sequence[str 
     return [load_drafter(source, frozen) for source in sources]
 
 
-def _frozen(target: Target, directory: Path) -> FrozenTarget:
+def _frozen(target: Target, directory: Path) -> TargetWeights:
     """What drafters borrow of a target, out of the one that is loaded; from its files where this process has a part."""
     if target.ranks is not None:
-        borrowed = FrozenTarget.load(directory, target.kv.dtype)
+        borrowed = TargetWeights.load(directory, target.kv.dtype)
         embed_rows = borrowed.embed.to(target.kv.device)
         head_rows = embed_rows if borrowed.lm_head is borrowed.embed else borrowed.lm_head.to(target.kv.device)
         return replace(borrowed, embed=embed_rows, lm_head=head_rows)
@@ -69,7 +69,7 @@ def _frozen(target: Target, directory: Path) -> FrozenTarget:
     lm_head: nn.Parameter = target.model.get_output_embeddings().weight  # type: ignore[no-untyped-call] # transformers
     rows = embed.detach()
     head = rows if lm_head is embed else lm_head.detach()
-    return FrozenTarget(rows, head, target_sizes(directory), target.eos_token_ids, directory)
+    return TargetWeights(rows, head, target_sizes(directory), target.eos_token_ids, directory)
 
 
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:

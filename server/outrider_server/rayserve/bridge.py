@@ -129,9 +129,9 @@ class Bridge:
         raise LookupError(f"no method {name}")
 
 
-def _as_async(behaviour: Any) -> Callable[..., Awaitable[Any]]:  # Any: types-grpcio knows no asyncio
-    assert behaviour is not None
-    return behaviour  # type: ignore[no-any-return]
+def _as_async(behavior: Any) -> Callable[..., Awaitable[Any]]:  # Any: types-grpcio knows no asyncio
+    assert behavior is not None
+    return behavior  # type: ignore[no-any-return]
 
 
 def _read(handler: grpc.RpcMethodHandler[Any, Any], data: bytes) -> Any:  # Any: of any method

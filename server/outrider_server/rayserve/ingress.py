@@ -30,7 +30,7 @@ METHODS = {
 }
 
 _PEM = ("tls_cert", "tls_key", "client_ca")
-_Behaviour = Callable[[Any, Any], AsyncIterator[bytes]]  # Any: raw requests, and gRPC's context without types
+_Behavior = Callable[[Any, Any], AsyncIterator[bytes]]  # Any: raw requests, and gRPC's context without types
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def add_services(servicer: object, server: grpc.aio.Server) -> None:
 
 
 class _Methods(grpc.GenericRpcHandler):
-    """Bytes in, bytes out. Ray puts its own behaviour into `_method_handlers`."""
+    """Bytes in, bytes out. Ray puts its own behavior into `_method_handlers`."""
 
     def __init__(self) -> None:
         make = {name: getattr(grpc, f"{kind}_rpc_method_handler") for name, kind in METHODS.items()}
@@ -95,11 +95,11 @@ class _Methods(grpc.GenericRpcHandler):
         )
 
 
-def _without_empty(behaviour: _Behaviour) -> _Behaviour:
+def _without_empty(behavior: _Behavior) -> _Behavior:
     """The empty message only brought the reason of a refusal here (bridge.py)."""
 
     async def without_empty(request: Any, context: Any) -> AsyncIterator[bytes]:  # Any: as above
-        async for message in behaviour(request, context):
+        async for message in behavior(request, context):
             if message:
                 yield message
 

@@ -175,7 +175,7 @@ def test_a_way_s_own_options_come_before_those_of_all():
     assert config.shape == TreeShape(levels=3, budget=12)
 
 
-@pytest.mark.parametrize("text", ["stop-and-wait,levels", "stop-and-wait,colour=red", "stop-and-wait,levels=deep"])
+@pytest.mark.parametrize("text", ["stop-and-wait,levels", "stop-and-wait,color=red", "stop-and-wait,levels=deep"])
 def test_an_option_that_is_none_is_refused(text):
     with pytest.raises(UsageError, match="option of a mode"):
         Way.parse(text, {})

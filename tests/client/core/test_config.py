@@ -52,7 +52,7 @@ def test_an_answer_can_choose_for_itself():
     "choices",
     [
         {"server": "x:1"},
-        {"colour": "red"},
+        {"color": "red"},
         {"temperature": -1.0},
         {"top_p": 0.0},
         {"temperature": 0.0, "acceptance": "typical"},

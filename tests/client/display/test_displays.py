@@ -29,7 +29,7 @@ from outrider_client.display.display import say, show_answer
 from outrider_client.display.json import JsonDisplay
 from outrider_client.display.live import LiveDisplay
 from outrider_client.display.markdown import MarkdownDisplay
-from outrider_client.display.origin_styles import coloured, marked
+from outrider_client.display.origin_styles import colored, marked
 from outrider_client.display.plain import PlainDisplay
 from outrider_proto.frames import Draft, Verdict
 from outrider_proto.tree import DraftTree
@@ -142,7 +142,7 @@ def test_a_terminal_is_told_nothing_by_the_text(display_class):
     screen = shown(events, display_class, width=80, height=20)
     assert "a\ufffd]0;b\ufffdc\ufffd31md\ufffd" in screen
     assert not any(control in screen for control in ("\x1b]", "\x07", "\x9b", "\x7f"))
-    assert "\ufffd" not in coloured([Span(0, (0,), "a\tb\n", "accepted")]).plain
+    assert "\ufffd" not in colored([Span(0, (0,), "a\tb\n", "accepted")]).plain
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -171,7 +171,7 @@ def test_colours_tell_the_origin():
     written = Written()
     for event in ANSWER[:8]:
         written.take(event)
-    styles = [str(span.style) for span in coloured(written.spans).spans]
+    styles = [str(span.style) for span in colored(written.spans).spans]
     assert styles == ["green", "cyan", "yellow italic", "yellow italic", "yellow italic"]
 
 

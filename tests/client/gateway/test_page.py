@@ -114,10 +114,10 @@ def test_an_answer_comes_tinted_and_is_kept(behind_link, visit, plain):
     expected = plain(QUESTION, 256)[1]
     assert visitor.answer.inner_text() == expected.strip()
     assert visitor.origins == {"accepted", "bonus"}
-    colours = visitor.answer.locator("span").evaluate_all(
+    colors = visitor.answer.locator("span").evaluate_all(
         "all => Object.fromEntries(all.map(each => [each.dataset.origin, getComputedStyle(each).backgroundColor]))"
     )
-    assert colours["accepted"] != colours["bonus"]
+    assert colors["accepted"] != colors["bonus"]
     page.click(".turn summary")
     assert page.locator(".turn details td").first.inner_text().isdecimal()
     picture(page, "page")

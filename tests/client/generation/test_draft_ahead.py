@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider_client.drafting.drafting_thread import DraftingThread, Lookout, Wanted
+from outrider_client.drafting.drafting_thread import DraftingThread, Lookout, PreDraftSpec
 from outrider_drafters.contracts.drafter import ENDLESS, level_by_level
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.trees.predraft import NOWHERE, Outcome
@@ -22,7 +22,7 @@ VOCAB = 32
 TEXT = (1, 2, 3)
 TREE = DraftTree.chain((4, 5))
 LEVELS = 4
-WANTED = Wanted(TreeShape(1, LEVELS, LEVELS), outcomes=3, ends=(0,))
+WANTED = PreDraftSpec(TreeShape(1, LEVELS, LEVELS), outcomes=3, ends=(0,))
 LIKELIEST = Outcome(1, 6)  # both are right, and so is the bonus
 SECOND = Outcome(0, 7)
 IN_TIME_S = 5.0  # nothing here takes longer, unless it waits for ever
@@ -263,7 +263,7 @@ async def test_a_drafter_that_needs_features_looks_out_for_nothing(reach):
 
 async def test_ends_need_no_draft(drafter, drafting):
     drafter.permit(100)
-    lookout = drafting.look_out(TEXT, TREE, Wanted(WANTED.plan, 3, ends=(LIKELIEST.bonus,)))
+    lookout = drafting.look_out(TEXT, TREE, PreDraftSpec(WANTED.plan, 3, ends=(LIKELIEST.bonus,)))
     made = await asyncio.wait_for(lookout.task, IN_TIME_S)
     assert LIKELIEST not in [one.outcome for one in made]
 

@@ -17,7 +17,7 @@ from outrider_client.core.prompt_segments import Segment
 from outrider_client.models.local_models import LocalModels
 from outrider_client.models.tokenizer import Message
 from outrider_client.privacy.placeholders import Placeholders
-from outrider_client.text.detokenizer import Detokeniser
+from outrider_client.text.detokenizer import Detokenizer
 from outrider_client.text.placeholder_restorer import Restored
 
 from ..conftest import EOS, FAST, VOCAB, FakeDrafter, FakeVerifier, Language
@@ -102,7 +102,7 @@ def test_any_cut_and_any_rollback_gives_the_restored_text(parts, seed):
     whole, generator = "".join(parts), random.Random(seed)
     cuts = sorted(generator.choices(range(len(whole) + 1), k=5))
     pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-    text = Restored(Detokeniser(Characters(pieces).decode), VALUES)
+    text = Restored(Detokenizer(Characters(pieces).decode), VALUES)
     shown, num_tokens = "", 0
     back = generator.randrange(len(pieces))
     for token in [*range(len(pieces)), *range(back, len(pieces))]:

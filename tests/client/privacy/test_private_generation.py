@@ -264,7 +264,7 @@ def test_the_command_says_what_stays_here(verifier, models, monkeypatch, capsys,
     monkeypatch.setattr(
         cli, "Client", lambda config: Client(replace(FAST, mode=config.mode), models=models, transport=transport)
     )
-    monkeypatch.setattr(Detector, "__init__", lambda self: setattr(self, "_recognisers", {}))
+    monkeypatch.setattr(Detector, "__init__", lambda self: setattr(self, "_recognizers", {}))
     runner = CliRunner()
     done = runner.invoke(cli.app, ["generate", f"{SAFE}<<{SECRET}>>", *options])
     assert done.exit_code == 0

@@ -17,7 +17,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from outrider_drafters import FrozenTarget
+from outrider_drafters import TargetWeights
 from outrider_proto.errors import UsageError
 
 SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4, "vocab_size": 24, "head_dim": 8}
@@ -60,7 +60,7 @@ def test_layers_are_the_targets(tmp_path, name, count):
     model = saved(tmp_path, TARGETS[name])
     tokens = torch.randint(24, (2, 12), generator=torch.Generator().manual_seed(2))
     states = model(tokens, output_hidden_states=True).hidden_states
-    layers = FrozenTarget.load(tmp_path).last_layers(count)
+    layers = TargetWeights.load(tmp_path).last_layers(count)
     everywhere = torch.arange(12).expand(2, -1)
     finished = layers.forward_train(torch.zeros_like(states[0]), states[-1 - count], everywhere)
     torch.testing.assert_close(finished.hidden, states[-1], atol=1e-4, rtol=1e-4)
@@ -68,7 +68,7 @@ def test_layers_are_the_targets(tmp_path, name, count):
 
 def test_predicted_states_stand_between_sync_points(tmp_path):
     saved(tmp_path, TARGETS["llama"])
-    layers = FrozenTarget.load(tmp_path).last_layers(1)
+    layers = TargetWeights.load(tmp_path).last_layers(1)
     predicted, entering = torch.randn(2, 1, 6, 32).unbind()
     predicted.requires_grad_()
     finished = layers.forward_train(predicted, entering, torch.tensor([[0, 1, 1, 1, 4, 4]]))
@@ -84,7 +84,7 @@ def test_predicted_states_stand_between_sync_points(tmp_path):
 def test_counts_are_checked(tmp_path, layers, count):
     saved(tmp_path, TARGETS["llama"])
     with pytest.raises(UsageError, match=f"last {count} layers: the target has {layers}"):
-        FrozenTarget.load(tmp_path).last_layers(count)
+        TargetWeights.load(tmp_path).last_layers(count)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_counts_are_checked(tmp_path, layers, count):
 def test_layers_of_another_kind_are_refused(tmp_path, config, message):
     saved(tmp_path, config)
     with pytest.raises(UsageError, match=message):
-        FrozenTarget.load(tmp_path).last_layers(1)
+        TargetWeights.load(tmp_path).last_layers(1)
 
 
 def test_spoilt_layers_are_named(tmp_path):
@@ -112,26 +112,26 @@ def test_spoilt_layers_are_named(tmp_path):
     for name in ("model.norm.weight", "model.layers.3.mlp.up_proj.weight", "model.layers.3.self_attn.q_proj.weight"):
         save_file({other: tensor for other, tensor in whole.items() if other != name}, tmp_path / "model.safetensors")
         with pytest.raises(UsageError, match=f"lacks tensor {name}"):
-            FrozenTarget.load(tmp_path).last_layers(1)
+            TargetWeights.load(tmp_path).last_layers(1)
         save_file(whole | {name: torch.zeros(3)}, tmp_path / "model.safetensors")
         with pytest.raises(UsageError, match=rf"tensor {name} has shape \[3\]: need"):
-            FrozenTarget.load(tmp_path).last_layers(1)
+            TargetWeights.load(tmp_path).last_layers(1)
 
 
 def test_older_buffers_and_spellings_are_read(tmp_path):
     """A Llama 3.1 as transformers 4 wrote it: rope_theta outside of rope_scaling, and a stored table."""
     saved(tmp_path, TARGETS["llama 3.1"])
-    before = FrozenTarget.load(tmp_path).last_layers(1).shape
+    before = TargetWeights.load(tmp_path).last_layers(1).shape
     edit(tmp_path, rope_parameters=None, rope_theta=5000.0, rope_scaling=LLAMA3)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.3.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
     save_file(tensors, tmp_path / "model.safetensors")
-    assert FrozenTarget.load(tmp_path).last_layers(1).shape == before
+    assert TargetWeights.load(tmp_path).last_layers(1).shape == before
 
 
 def test_windows_without_layer_types(tmp_path):
     saved(tmp_path, TARGETS["qwen2 sliding"])
     edit(tmp_path, layer_types=None)
-    assert FrozenTarget.load(tmp_path).last_layers(2).windows == (None, 3)
+    assert TargetWeights.load(tmp_path).last_layers(2).windows == (None, 3)
     edit(tmp_path, use_sliding_window=False)
-    assert FrozenTarget.load(tmp_path).last_layers(2).windows == (None, None)
+    assert TargetWeights.load(tmp_path).last_layers(2).windows == (None, None)

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from torch import Tensor
 
-from outrider_drafters import FrozenTarget, load_drafter, load_tap
+from outrider_drafters import TargetWeights, load_drafter, load_tap
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterOptions, DrafterSource
 from outrider_drafters.families.eagle3.family import Eagle3Drafter
@@ -55,7 +55,7 @@ def tensors() -> dict[str, Tensor]:
 
 
 def permuted(rows: Tensor, heads: int) -> Tensor:
-    """As llama.cpp's converter orders q and k: value i and i + half of a head become neighbours."""
+    """As llama.cpp's converter orders q and k: value i and i + half of a head become neighbors."""
     half = len(rows) // heads // 2
     order = [head * 2 * half + part * half + i for head in range(heads) for i in range(half) for part in (0, 1)]
     return rows[order]
@@ -113,14 +113,14 @@ class Writer:
                 writer.add_array(key, value)
 
     def _add_tensor(self, writer: gguf.GGUFWriter, name: str, values: np.ndarray) -> None:
-        if values.ndim == 1:  # norms are never quantised
+        if values.ndim == 1:  # norms are never quantized
             writer.add_tensor(name, values)
         else:
             writer.add_tensor(name, gguf.quants.quantize(values, self.kind), raw_dtype=self.kind)
 
     def load(self, golden: Path, options: str = "") -> Eagle3Drafter:
         path = self.write()
-        drafter = load_drafter(f"{path}{options}", FrozenTarget.load(golden / "target_l8"))
+        drafter = load_drafter(f"{path}{options}", TargetWeights.load(golden / "target_l8"))
         tap = load_tap(f"{path}{options}", golden / "target_l8")
         assert isinstance(drafter, Eagle3Drafter)
         assert tap is not None
@@ -153,7 +153,7 @@ def expected(tensors: dict[str, Tensor], golden: Path, **config: object) -> Eagl
     files = DrafterFiles(golden, raw, Checkpoint.holding(golden, held), DrafterOptions())
     from outrider_drafters.families.eagle3.family import FAMILY
 
-    drafter = FAMILY.drafter(files, FrozenTarget.load(golden / "target_l8"))
+    drafter = FAMILY.drafter(files, TargetWeights.load(golden / "target_l8"))
     assert isinstance(drafter, Eagle3Drafter)
     return drafter
 
@@ -181,7 +181,7 @@ def test_stored_types_that_the_package_writes(tmp_path, tensors, golden, kind, t
         stored, exact = files.checkpoint.read(name), tensors[name]
         assert stored.dtype == torch.float32
         assert float((stored - exact).square().mean().sqrt() / exact.std()) < tolerance
-    assert load_drafter(path, FrozenTarget.load(golden / "target_l8")).family == "eagle3"
+    assert load_drafter(path, TargetWeights.load(golden / "target_l8")).family == "eagle3"
 
 
 BLOCKS = {  # bytes a block of 256 values; the package reads these and does not write them
@@ -357,7 +357,7 @@ def test_another_architecture_is_refused_by_name(head, golden):
 
 def test_broken_files_are_refused(head, golden):
     whole = head.write().read_bytes()
-    frozen = FrozenTarget.load(golden / "target_l8")
+    frozen = TargetWeights.load(golden / "target_l8")
     for content in (b"", b"GGUF", b"PK\x03\x04" + whole[4:], whole[:60], whole[:1000], whole[:-5000]):
         head.path.write_bytes(content)
         with pytest.raises(UsageError, match=r"head\.gguf: not a readable GGUF file"):
@@ -368,11 +368,11 @@ def test_a_missing_package_is_named(head, golden, monkeypatch):
     path = head.write()
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UsageError, match=r"pip install 'outrider\[gguf\]'"):
-        load_drafter(path, FrozenTarget.load(golden / "target_l8"))
+        load_drafter(path, TargetWeights.load(golden / "target_l8"))
 
 
 def test_a_directory_is_read_as_gguf_when_that_is_all_it_holds(tmp_path, golden):
-    directory, frozen = tmp_path / "head", FrozenTarget.load(golden / "target_l8")
+    directory, frozen = tmp_path / "head", TargetWeights.load(golden / "target_l8")
     directory.mkdir()
     stored = golden / "eagle3_llama" / "drafter_gguf" / "eagle3-f32.gguf"
     shutil.copyfile(stored, directory / "a.gguf")

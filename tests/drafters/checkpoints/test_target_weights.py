@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider_drafters import FrozenTarget, resolve_dir, target_fingerprint, tokenizer_fingerprint
+from outrider_drafters import TargetWeights, resolve_dir, target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_proto.errors import UsageError
 
@@ -33,7 +33,7 @@ def edit(path: Path, **changes) -> None:
 
 
 def test_single_file(golden: Path):
-    frozen = FrozenTarget.load(golden / "target_l4")
+    frozen = TargetWeights.load(golden / "target_l4")
     tensors = load_file(golden / "target_l4" / "model.safetensors")
     assert torch.equal(frozen.embed, tensors["model.embed_tokens.weight"])
     assert torch.equal(frozen.lm_head, tensors["lm_head.weight"])
@@ -46,7 +46,7 @@ def test_shards_give_the_same(saved: Path, tmp_path: Path):
     sharded = tmp_path / "sharded"
     tiny_target().save_pretrained(sharded, max_shard_size="6KB")
     assert len(list(sharded.glob("*.safetensors"))) > 1
-    one, many = FrozenTarget.load(saved), FrozenTarget.load(sharded)
+    one, many = TargetWeights.load(saved), TargetWeights.load(sharded)
     assert torch.equal(one.embed, many.embed)
     assert torch.equal(one.lm_head, many.lm_head)
     assert one.sizes == many.sizes
@@ -61,22 +61,22 @@ def test_missing_shard_and_misplaced_tensor_are_named(tmp_path: Path):
     index["weight_map"]["lm_head.weight"] = other
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UsageError, match=r"places lm_head\.weight in .*, which does not hold it"):
-        FrozenTarget.load(tmp_path)
+        TargetWeights.load(tmp_path)
     (tmp_path / other).unlink()
     with pytest.raises(UsageError, match=f"{other}: not a readable safetensors file"):
-        FrozenTarget.load(tmp_path)
+        TargetWeights.load(tmp_path)
 
 
 def test_index_without_a_map_is_refused(saved: Path):
     (saved / "model.safetensors").unlink()
     (saved / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(UsageError, match="has no weight_map"):
-        FrozenTarget.load(saved)
+        TargetWeights.load(saved)
 
 
 def test_tied_target_shares_one_tensor(tmp_path: Path):
     tiny_target(tie_word_embeddings=True).save_pretrained(tmp_path)
-    frozen = FrozenTarget.load(tmp_path)
+    frozen = TargetWeights.load(tmp_path)
     assert frozen.lm_head is frozen.embed
     assert frozen.sizes.vocab == 40
 
@@ -86,25 +86,25 @@ def test_untied_target_without_head_is_refused(saved: Path):
     del tensors["lm_head.weight"]
     save_file(tensors, saved / "model.safetensors")
     with pytest.raises(UsageError, match=r"has no tensor lm_head\.weight"):
-        FrozenTarget.load(saved)
+        TargetWeights.load(saved)
 
 
 def test_target_without_embedding_is_refused(golden: Path):
     with pytest.raises(UsageError, match=r"has no tensor model\.embed_tokens\.weight"):
-        FrozenTarget.load(golden / "moa_tli0" / "drafter")
+        TargetWeights.load(golden / "moa_tli0" / "drafter")
 
 
 def test_type_asked_for(saved: Path, tmp_path: Path):
     narrow = tmp_path / "narrow"
     tiny_target().bfloat16().save_pretrained(narrow)
-    assert FrozenTarget.load(narrow).embed.dtype == torch.float32
-    assert FrozenTarget.load(saved, torch.bfloat16).lm_head.dtype == torch.bfloat16
+    assert TargetWeights.load(narrow).embed.dtype == torch.float32
+    assert TargetWeights.load(saved, torch.bfloat16).lm_head.dtype == torch.bfloat16
 
 
 def test_width_that_contradicts_the_config_is_refused(saved: Path):
     edit(saved / "config.json", hidden_size=32)
     with pytest.raises(UsageError, match=r"lm_head\.weight has shape \[40, 16\]: config\.json says hidden_size=32"):
-        FrozenTarget.load(saved)
+        TargetWeights.load(saved)
 
 
 def test_text_part_of_a_multimodal_target(saved: Path):
@@ -112,16 +112,16 @@ def test_text_part_of_a_multimodal_target(saved: Path):
     (saved / "config.json").write_text(json.dumps({"model_type": "seeing", "text_config": config}))
     tensors = load_file(saved / "model.safetensors")
     save_file({f"language_model.{name}": tensor for name, tensor in tensors.items()}, saved / "model.safetensors")
-    assert FrozenTarget.load(saved).sizes.hidden == 16
+    assert TargetWeights.load(saved).sizes.hidden == 16
 
 
 def test_ends_of_text(saved: Path):
-    assert FrozenTarget.load(saved).eos_token_ids == (5, 6)
+    assert TargetWeights.load(saved).eos_token_ids == (5, 6)
     edit(saved / "generation_config.json", eos_token_id=9)
-    assert FrozenTarget.load(saved).eos_token_ids == (9,)
+    assert TargetWeights.load(saved).eos_token_ids == (9,)
     edit(saved / "generation_config.json", eos_token_id=None)
     edit(saved / "config.json", eos_token_id=None)
-    assert FrozenTarget.load(saved).eos_token_ids == ()
+    assert TargetWeights.load(saved).eos_token_ids == ()
 
 
 def test_fingerprint_follows_values_and_sizes(saved: Path, tmp_path: Path):
@@ -164,7 +164,7 @@ def test_only_the_last_layers_are_read(saved: Path, monkeypatch: pytest.MonkeyPa
     read = []
     original = Checkpoint.read
     monkeypatch.setattr(Checkpoint, "read", lambda self, name: (read.append(name), original(self, name))[1])
-    frozen = FrozenTarget.load(saved, torch.bfloat16)
+    frozen = TargetWeights.load(saved, torch.bfloat16)
     assert sorted(read) == ["lm_head.weight", "model.embed_tokens.weight"]
     read.clear()
     layers = frozen.last_layers(2)
@@ -176,6 +176,6 @@ def test_only_the_last_layers_are_read(saved: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_target_without_a_directory_has_no_layers(saved: Path):
-    frozen = replace(FrozenTarget.load(saved), directory=None)
+    frozen = replace(TargetWeights.load(saved), directory=None)
     with pytest.raises(UsageError, match="last 1 layers: this target was not read from a directory"):
         frozen.last_layers(1)

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from outrider_drafters import (
     Activations,
-    FrozenTarget,
     TargetSizes,
+    TargetWeights,
     TreeShape,
     grow_tree,
 )
@@ -21,7 +21,7 @@ from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tap import LAST
 from outrider_drafters.families.dflash.family import FAMILY, DFlashDrafter, DFlashTap
-from outrider_drafters.families.dflash.layout import load_network, recognises
+from outrider_drafters.families.dflash.layout import load_network, recognizes
 from outrider_drafters.families.dflash.network import DFlash
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
@@ -106,7 +106,7 @@ class Directory:
 
     def refused(self, message: str, options: str = "") -> None:
         files = self.files(options)
-        assert recognises(files)
+        assert recognizes(files)
         with pytest.raises(UsageError, match=message):
             load_network(files, TARGET)
 
@@ -117,10 +117,10 @@ def directory(tmp_path) -> Directory:
 
 
 @pytest.fixture(scope="module")
-def frozen() -> FrozenTarget:
+def frozen() -> TargetWeights:
     generator = torch.Generator().manual_seed(2)
     embed, head = torch.randn(2, VOCABULARY, WIDTH, generator=generator)
-    return FrozenTarget(embed, head, TARGET, (0,))
+    return TargetWeights(embed, head, TARGET, (0,))
 
 
 # -- the formulas, one row at a time, no cache --
@@ -158,7 +158,7 @@ def sees(query: int, key: int, layer: int, config: dict[str, Any]) -> bool:
 def reference(
     weights: dict[str, torch.Tensor],
     config: dict[str, Any],
-    frozen: FrozenTarget,
+    frozen: TargetWeights,
     hidden: list[torch.Tensor],
     root: tuple[int, int],
 ) -> torch.Tensor:

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from outrider_drafters import (
     Eagle2,
     Eagle2Sizes,
-    FrozenTarget,
     TargetSizes,
+    TargetWeights,
     TreeShape,
     grow_tree,
     load_drafter,
@@ -129,7 +129,7 @@ def test_drafts_without_any_feature(eagle_case):
 @pytest.mark.parametrize("fc_bias", [True, False])
 def test_export_loads_again(tmp_path: Path, golden: Path, fc_bias: bool):
     sizes = Eagle2Sizes(64, 4, 2, 16, 40, rope_theta=12345.0, eps=3e-6, fc_bias=fc_bias)
-    frozen = FrozenTarget.load(golden / "target_l4")
+    frozen = TargetWeights.load(golden / "target_l4")
     eagle = Eagle2(sizes).requires_grad_(False)
     eagle.export(tmp_path, frozen.sizes)
     assert json.loads((tmp_path / "config.json").read_text())["bias"] is fc_bias
@@ -147,7 +147,7 @@ def test_export_loads_again(tmp_path: Path, golden: Path, fc_bias: bool):
 
 
 def test_export_in_half_size(tmp_path: Path, golden: Path):
-    frozen = FrozenTarget.load(golden / "target_l4")
+    frozen = TargetWeights.load(golden / "target_l4")
     eagle = Eagle2(Eagle2Sizes(64, 4, 2, 16, 40))
     eagle.export(tmp_path, frozen.sizes, torch.bfloat16)
     assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
@@ -160,7 +160,7 @@ def test_export_in_half_size(tmp_path: Path, golden: Path):
 
 @pytest.mark.parametrize(("told", "tolerant"), [({}, False), ({STEPS: 3}, False), ({STEPS: TOLERANT_STEPS}, True)])
 def test_a_head_taught_over_many_steps_drafts_on_without_the_newest_features(tmp_path, golden, told, tolerant):
-    frozen = FrozenTarget.load(golden / "target_l4")
+    frozen = TargetWeights.load(golden / "target_l4")
     Eagle2(Eagle2Sizes(64, 4, 2, 16, 40)).export(tmp_path, frozen.sizes)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config.pop(STEPS) == 1
@@ -169,7 +169,7 @@ def test_a_head_taught_over_many_steps_drafts_on_without_the_newest_features(tmp
 
 
 def test_steps_that_are_no_number_are_refused(tmp_path: Path, golden: Path):
-    frozen = FrozenTarget.load(golden / "target_l4")
+    frozen = TargetWeights.load(golden / "target_l4")
     Eagle2(Eagle2Sizes(64, 4, 2, 16, 40)).export(tmp_path, frozen.sizes, steps=0)
     with pytest.raises(ValueError, match="outrider_steps=0"):
         load_drafter(tmp_path, frozen)
@@ -182,7 +182,7 @@ def test_trains(golden: Path):
 
 
 def test_sizes_of_another_target_are_refused(tmp_path: Path, golden: Path):
-    frozen = FrozenTarget.load(golden / "target_l4")
+    frozen = TargetWeights.load(golden / "target_l4")
     sizes = TargetSizes(32, 4, 4, 2, 8, 256, 10000.0, 1e-5, 512, "llama")
     Eagle2(Eagle2Sizes(32, 4, 2, 8, 40)).export(tmp_path, sizes)
     with pytest.raises(ValueError, match="hidden size is 32, the target's 64"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from outrider_drafters import Eagle2, Eagle2Sizes, FrozenTarget, load_drafter
+from outrider_drafters import Eagle2, Eagle2Sizes, TargetWeights, load_drafter
 from outrider_drafters.blocks.rope import RopeScaling
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
@@ -91,11 +91,11 @@ def check(drafter, tensors, frozen, embed=None, **rope):
 
 
 @pytest.fixture(scope="module")
-def frozen(golden: Path) -> FrozenTarget:
-    return FrozenTarget.load(golden / "target_l4")
+def frozen(golden: Path) -> TargetWeights:
+    return TargetWeights.load(golden / "target_l4")
 
 
-def write(directory: Path, frozen: FrozenTarget, **sizes):
+def write(directory: Path, frozen: TargetWeights, **sizes):
     """A random head as its own export, and its tensors."""
     with torch.random.fork_rng():
         torch.manual_seed(5)

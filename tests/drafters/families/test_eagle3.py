@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider_drafters import (
-    FrozenTarget,
+    TargetWeights,
     TreeShape,
     grow_tree,
     load_drafter,
@@ -29,7 +29,7 @@ class Case:
     def __init__(self, golden: Path, layout: str) -> None:
         self.directory = golden / "eagle3_llama"
         self.arrays = load_file(self.directory / "golden.safetensors")
-        drafter = load_drafter(self.directory / layout, FrozenTarget.load(golden / "target_l8"))
+        drafter = load_drafter(self.directory / layout, TargetWeights.load(golden / "target_l8"))
         tap = load_tap(self.directory / layout, golden / "target_l8")
         assert isinstance(drafter, Eagle3Drafter)
         assert isinstance(tap, Eagle3Tap)
@@ -151,7 +151,7 @@ def test_never_drafts_outside_its_vocabulary(case):
 
 
 def test_half_precision_is_the_targets(golden):
-    frozen = FrozenTarget.load(golden / "target_l8", torch.bfloat16)
+    frozen = TargetWeights.load(golden / "target_l8", torch.bfloat16)
     drafter = load_drafter(golden / "eagle3_llama" / "drafter", frozen)
     assert drafter.block.new_cache().keys.dtype == torch.bfloat16
     assert drafter.tap == Case(golden, "drafter").tap.info  # of the values as stored

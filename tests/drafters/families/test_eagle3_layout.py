@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider_drafters import FrozenTarget, LastHiddenTap, load_drafter, load_tap
+from outrider_drafters import LastHiddenTap, TargetWeights, load_drafter, load_tap
 from outrider_drafters.families.eagle3.family import Eagle3Drafter
 from outrider_drafters.families.eagle3.tap_layers import chosen_layers, default_layers
 from outrider_proto.errors import UsageError
@@ -31,14 +31,14 @@ class Directory:
 
     def load(self, options: str = "") -> Eagle3Drafter:
         self.save()
-        drafter = load_drafter(f"{self.path}{options}", FrozenTarget.load(self.target))
+        drafter = load_drafter(f"{self.path}{options}", TargetWeights.load(self.target))
         assert isinstance(drafter, Eagle3Drafter)
         return drafter
 
     def refused(self, message: str, options: str = "") -> None:
         self.save()
         with pytest.raises(UsageError, match=message) as refusal:
-            load_drafter(f"{self.path}{options}", FrozenTarget.load(self.target))
+            load_drafter(f"{self.path}{options}", TargetWeights.load(self.target))
         assert str(self.path) in str(refusal.value) or "config.json" in str(refusal.value)
         with pytest.raises(UsageError, match=message):
             load_tap(f"{self.path}{options}", self.target)

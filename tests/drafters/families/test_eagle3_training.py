@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outrider_drafters import FrozenTarget, load_drafter
+from outrider_drafters import TargetWeights, load_drafter
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.blocks.rope import RopeScaling
 from outrider_drafters.families.eagle3.family import Eagle3Drafter
@@ -44,8 +44,8 @@ def sizes(request) -> Eagle3Sizes:
 
 
 @pytest.fixture(scope="module")
-def frozen(golden) -> FrozenTarget:
-    return FrozenTarget.load(golden / "target_l8")
+def frozen(golden) -> TargetWeights:
+    return TargetWeights.load(golden / "target_l8")
 
 
 def network(sizes: Eagle3Sizes) -> Eagle3:

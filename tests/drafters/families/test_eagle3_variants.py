@@ -12,7 +12,7 @@ from eagle3_formulas import Formulas
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider_drafters import Activations, FrozenTarget, load_drafter, load_tap
+from outrider_drafters import Activations, TargetWeights, load_drafter, load_tap
 from outrider_drafters.contracts.drafter import DraftState
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_proto.tree import ROOT
@@ -138,7 +138,7 @@ FORMS = {
 class Head:
     """A random head of some form, saved; and its formulas."""
 
-    def __init__(self, form: Form, path: Path, frozen: FrozenTarget) -> None:
+    def __init__(self, form: Form, path: Path, frozen: TargetWeights) -> None:
         self.form, self.path = form, path
         generator = torch.Generator().manual_seed(5)
         tensors = {name: self._random(name, shape, generator) for name, shape in self._shapes().items()}
@@ -223,8 +223,8 @@ def hidden(target_l8) -> dict[int, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def frozen(golden) -> FrozenTarget:
-    return FrozenTarget.load(golden / "target_l8")
+def frozen(golden) -> TargetWeights:
+    return TargetWeights.load(golden / "target_l8")
 
 
 @pytest.fixture(params=list(FORMS))

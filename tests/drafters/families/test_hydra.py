@@ -10,7 +10,7 @@ from heads_place import Place, close, fed
 from safetensors.torch import load_file
 
 from outrider_drafters import (
-    FrozenTarget,
+    TargetWeights,
     TreeShape,
     grow_tree,
     load_drafter,
@@ -33,8 +33,8 @@ def target(golden: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def frozen(target) -> FrozenTarget:
-    return FrozenTarget.load(target)
+def frozen(target) -> TargetWeights:
+    return TargetWeights.load(target)
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_generation_is_the_targets_own(case, target, generate):
     from transformers import LlamaForCausalLM
 
     meta = json.loads((case / "meta.json").read_text())["greedy"]
-    drafter, tap = load_drafter(case / "drafter", FrozenTarget.load(target)), load_tap(case / "drafter", target)
+    drafter, tap = load_drafter(case / "drafter", TargetWeights.load(target)), load_tap(case / "drafter", target)
     model = LlamaForCausalLM.from_pretrained(target).eval()
     made = generate(model, drafter, tap, meta["prompt"], TreeShape(4, 3, 24), num_tokens=30)
     assert made.tokens[:42] == meta["output"][:42]

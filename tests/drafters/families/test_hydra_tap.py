@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaModel
 
-from outrider_drafters import Activations, FrozenTarget, load_drafter, load_tap
+from outrider_drafters import Activations, TargetWeights, load_drafter, load_tap
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tap import Tap, TapState
@@ -53,11 +53,11 @@ def target(golden: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def frozen(target) -> FrozenTarget:
-    return FrozenTarget.load(target)
+def frozen(target) -> TargetWeights:
+    return TargetWeights.load(target)
 
 
-def reference(frozen: FrozenTarget, theta: float = 10000.0) -> Reference:
+def reference(frozen: TargetWeights, theta: float = 10000.0) -> Reference:
     config = LlamaConfig(
         vocab_size=V,
         hidden_size=E,

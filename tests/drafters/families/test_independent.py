@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from outrider_drafters import (
-    FrozenTarget,
+    TargetWeights,
     TreeShape,
     grow_tree,
     load_drafter,
@@ -86,10 +86,10 @@ def plain_logits(path: Path, tokens: list[int]) -> torch.Tensor:
         return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
 
 
-def frozen_of(path: Path, vocab: int = VOCABULARY) -> FrozenTarget:
+def frozen_of(path: Path, vocab: int = VOCABULARY) -> TargetWeights:
     """A target of which an independent drafter asks the vocabulary alone."""
     target = LlamaConfig(**SIZES | {"vocab_size": vocab})
-    return FrozenTarget.load(made(target, path / f"target_{vocab}"))
+    return TargetWeights.load(made(target, path / f"target_{vocab}"))
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -132,7 +132,7 @@ def test_a_long_prompt_goes_in_by_chunks(llama, tmp_path):
 
 def test_greedy_output_of_the_golden_pair_is_exact(golden, target_tiny, generate):
     """target_vicuna_tiny speaks the language of target_tiny: some drafts stand, and the output is the target's own."""
-    drafter = load_drafter(golden / "target_vicuna_tiny", FrozenTarget.load(golden / "target_tiny"))
+    drafter = load_drafter(golden / "target_vicuna_tiny", TargetWeights.load(golden / "target_tiny"))
     prompt = list(range(40, 60))
     plain = list(prompt)
     while len(plain) < 80:
@@ -283,7 +283,7 @@ def test_an_architecture_that_transformers_does_not_know_is_refused(llama, tmp_p
 
 def test_type_of_the_target_is_taken(llama, tmp_path):
     frozen_of(tmp_path)
-    drafter = load_drafter(llama, FrozenTarget.load(tmp_path / "target_40", torch.bfloat16))
+    drafter = load_drafter(llama, TargetWeights.load(tmp_path / "target_40", torch.bfloat16))
     assert drafter.model.model.dtype == torch.bfloat16
     state = drafter.new_state()
     state.append([1, 2])

@@ -136,7 +136,7 @@ def test_refusals(tmp_path, monkeypatch, tiny_frozen):
 
 @pytest.fixture(scope="module")
 def tiny_frozen():
-    from outrider_drafters import FrozenTarget, TargetSizes
+    from outrider_drafters import TargetSizes, TargetWeights
 
     sizes = TargetSizes(
         hidden=8,
@@ -150,7 +150,7 @@ def tiny_frozen():
         max_context=64,
         model_type="llama",
     )
-    return FrozenTarget(torch.zeros(VOCABULARY, 8), torch.zeros(VOCABULARY, 8), sizes, (0,))
+    return TargetWeights(torch.zeros(VOCABULARY, 8), torch.zeros(VOCABULARY, 8), sizes, (0,))
 
 
 def test_a_match_may_have_to_be_longer():

@@ -10,7 +10,7 @@ from heads_place import Place, close, fed
 from safetensors.torch import load_file
 
 from outrider_drafters import (
-    FrozenTarget,
+    TargetWeights,
     TreeShape,
     grow_tree,
     load_drafter,
@@ -33,8 +33,8 @@ def target(golden: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def frozen(target) -> FrozenTarget:
-    return FrozenTarget.load(target)
+def frozen(target) -> TargetWeights:
+    return TargetWeights.load(target)
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def test_a_whole_models_file(place, target, tensors, arrays):
         whole | {f"medusa_head.{name}": tensor for name, tensor in tensors.items()}, config, "model.safetensors"
     )
     close(levels(place.load(), arrays), arrays["medusa_logits"][:, 10])
-    assert torch.equal(FrozenTarget.load(place.path).lm_head, whole["lm_head.weight"])
-    assert load_drafter(place.path, FrozenTarget.load(place.path)).family == "medusa"
+    assert torch.equal(TargetWeights.load(place.path).lm_head, whole["lm_head.weight"])
+    assert load_drafter(place.path, TargetWeights.load(place.path)).family == "medusa"
 
 
 def test_heads_without_an_output_use_the_targets(place, tensors, arrays, frozen):
@@ -286,7 +286,7 @@ def test_export_loads_again(tmp_path, frozen, arrays, rows, blocks):
 
 
 def test_half_precision_is_the_targets(case, target, arrays):
-    drafter = load_drafter(case / "drafter", FrozenTarget.load(target, torch.bfloat16))
+    drafter = load_drafter(case / "drafter", TargetWeights.load(target, torch.bfloat16))
     logits = levels(drafter, arrays)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, arrays["medusa_logits"][:, 10], atol=0.3, rtol=0)
@@ -312,7 +312,7 @@ def test_generation_is_the_targets_own(case, target, generate):
     from transformers import LlamaForCausalLM
 
     meta = json.loads((case / "meta.json").read_text())["greedy"]
-    drafter, tap = load_drafter(case / "drafter", FrozenTarget.load(target)), load_tap(case / "drafter", target)
+    drafter, tap = load_drafter(case / "drafter", TargetWeights.load(target)), load_tap(case / "drafter", target)
     model = LlamaForCausalLM.from_pretrained(target).eval()
     made = generate(model, drafter, tap, meta["prompt"], TreeShape(4, 4, 24), num_tokens=20)
     assert made.tokens[:32] == meta["output"][:32]

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from outrider_drafters import (
     Activations,
-    FrozenTarget,
     MoA,
     MoASizes,
+    TargetWeights,
     TreeShape,
     load_drafter,
     load_tap,
@@ -103,7 +103,7 @@ def test_state_equals_teacher_forced_pass_between_syncs(moa, moa_case):
             close(state.root_logits(), hidden[position] @ moa_case.drafter.frozen.lm_head.T)
 
 
-class Recorded:
+class WithTokenState:
     """A state that notes the levels it was asked to expand and what it answered."""
 
     def __init__(self, state):
@@ -131,7 +131,7 @@ def test_generation_is_identical(moa_case, target_tiny, generate, meta, name, mo
     drafter, states = moa_case.drafter, []
 
     def new_state(self):
-        states.append(Recorded(original(self)))
+        states.append(WithTokenState(original(self)))
         return states[-1]
 
     original = MoADrafter.new_state
@@ -167,7 +167,7 @@ def test_vllm_format_config_gives_the_same_drafter(moa_case, golden: Path, tmp_p
     config = (golden / "moa_tli0" / "drafter_vllm_format" / "config.json").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(tensors)
     (tmp_path / "config.json").write_bytes(config)
-    drafter = load_drafter(tmp_path, FrozenTarget.load(golden / "target_tiny"))
+    drafter = load_drafter(tmp_path, TargetWeights.load(golden / "target_tiny"))
     assert drafter.tap == moa_case.drafter.tap
     states = drafter.new_state(), moa_case.drafter.new_state()
     for state in states:
@@ -202,9 +202,9 @@ WITHOUT_LSA = replace(SIZES, packed_kv=0, lsa_kv_heads=0, lsa_mlp=0)
 LLAMA3 = RopeScaling("llama3", factor=8.0, original_context=64, slow=1.0, fast=4.0)
 
 
-def exported(directory: Path, golden: Path, sizes: MoASizes, **changes) -> FrozenTarget:
+def exported(directory: Path, golden: Path, sizes: MoASizes, **changes) -> TargetWeights:
     """A random drafter of these sizes, its config edited; answers its target."""
-    frozen = FrozenTarget.load(golden / "target_tiny")
+    frozen = TargetWeights.load(golden / "target_tiny")
     MoA(sizes).export(directory, frozen.sizes)
     config = json.loads((directory / "config.json").read_text()) | changes
     (directory / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value != "gone"}))
@@ -223,7 +223,7 @@ def exported(directory: Path, golden: Path, sizes: MoASizes, **changes) -> Froze
     ],
 )
 def test_export_loads_again(tmp_path: Path, golden: Path, sizes: MoASizes, num_tensors: int):
-    frozen = FrozenTarget.load(golden / "target_tiny")
+    frozen = TargetWeights.load(golden / "target_tiny")
     moa = MoA(sizes)
     moa.export(tmp_path, frozen.sizes, torch.bfloat16)
     stored = load_file(tmp_path / "model.safetensors")

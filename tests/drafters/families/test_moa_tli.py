@@ -23,10 +23,10 @@ from transformers import (
 
 from outrider_drafters import (
     Activations,
-    FrozenTarget,
     MoA,
     MoASizes,
     Tap,
+    TargetWeights,
     TreeShape,
     grow_tree,
     load_drafter,
@@ -81,7 +81,7 @@ def make(directory: Path, config, tli: int, has_lsa: bool = True) -> Case:
         for parameter in moa.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
     moa.requires_grad_(False).export(directory / "drafter", target)
-    drafter = load_drafter(directory / "drafter", FrozenTarget.load(directory / "target"))
+    drafter = load_drafter(directory / "drafter", TargetWeights.load(directory / "target"))
     assert isinstance(drafter, MoADrafter)
     return Case(model, moa, drafter, load_tap(directory / "drafter", directory / "target"), directory)
 
@@ -247,7 +247,7 @@ def test_rows_on_the_wire(case):
 
 def test_the_option_overrides_what_the_file_says(tmp_path):
     case = make(tmp_path, TARGETS["llama"], 1)
-    frozen, source = FrozenTarget.load(tmp_path / "target"), tmp_path / "drafter"
+    frozen, source = TargetWeights.load(tmp_path / "target"), tmp_path / "drafter"
     widths = {tli: load_drafter(f"{source},tli={tli}", frozen).tap.width for tli in (0, 1, 3)}
     assert widths == {0: 32, 1: 64, 3: 128}
     assert load_tap(f"{source},tli=3", tmp_path / "target").info == load_drafter(f"{source},tli=3", frozen).tap
@@ -276,7 +276,7 @@ def test_the_training_pass_is_drafting_after_the_last_sync_point(case):
     predicted = case.moa.forward_train(states[0], pack_kv(acts.keys, acts.values)[None], sync)
     hidden = predicted
     if sizes.tli:
-        layers = FrozenTarget.load(case.directory / "target").last_layers(sizes.tli)
+        layers = TargetWeights.load(case.directory / "target").last_layers(sizes.tli)
         finished = layers.forward_train(predicted, states[-1 - sizes.tli], sync)
         hidden = finished.hidden
         assert torch.equal(finished.entering[:, last + 1 :], predicted[:, last + 1 :])

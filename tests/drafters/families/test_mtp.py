@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider_drafters import FrozenTarget, load_drafter, load_tap
+from outrider_drafters import TargetWeights, load_drafter, load_tap
 from outrider_proto.errors import UsageError
 
 LAYOUTS = {
@@ -21,8 +21,8 @@ def test_refused_by_name(name, golden, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_bytes((target / "config.json").read_bytes())
     with pytest.raises(UsageError, match=LAYOUTS[name]):
-        load_drafter(tmp_path, FrozenTarget.load(target))
+        load_drafter(tmp_path, TargetWeights.load(target))
     with pytest.raises(UsageError, match=LAYOUTS[name]):
         load_tap(tmp_path, target)
     with pytest.raises(UsageError, match=f"holds unknown tensors {name}"):
-        load_drafter(f"{tmp_path},family=independent", FrozenTarget.load(target))
+        load_drafter(f"{tmp_path},family=independent", TargetWeights.load(target))

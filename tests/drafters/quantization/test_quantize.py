@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
-from outrider_drafters import FrozenTarget, load_drafter
+from outrider_drafters import TargetWeights, load_drafter
 from outrider_drafters.blocks.fused import FusedProjections
 from outrider_drafters.blocks.layers import Attention, BlockShape
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.load import open_source
 from outrider_drafters.quantization.codes import Int4Codes, Int8Codes
-from outrider_drafters.quantization.quantize import holds_codes, quantised, restored, stored
-from outrider_drafters.quantization.quantized_tensor import QuantisedWeight
+from outrider_drafters.quantization.quantize import holds_codes, quantized, restored, stored
+from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
@@ -50,8 +50,8 @@ def plain() -> torch.Tensor:
 
 
 @pytest.fixture
-def weight(plain, kind) -> QuantisedWeight:
-    return quantised(plain, kind)
+def weight(plain, kind) -> QuantizedWeight:
+    return quantized(plain, kind)
 
 
 def test_values_are_near(plain, weight, kind):
@@ -70,7 +70,7 @@ def test_products_are_those_of_the_values(weight, rows):
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 20), (16, 32), (17, 33), (63, 40), (48, 96), (3, 100)])
 def test_every_size_is_right(kind, n, k):
     """Sizes that the kernels would read past are computed otherwise."""
-    weight = quantised(torch.randn(n, k), kind)
+    weight = quantized(torch.randn(n, k), kind)
     for rows in (1, 4, 9):
         x = torch.randn(rows, k)
         torch.testing.assert_close(F.linear(x, weight), x @ weight.values().T, atol=0.15, rtol=0.03)
@@ -79,7 +79,7 @@ def test_every_size_is_right(kind, n, k):
 @pytest.mark.parametrize("offset", [1, 8, 40])
 def test_codes_and_rows_that_begin_anywhere(offset):
     codes = torch.randint(-127, 128, (64 * 64 + offset,), dtype=torch.int8)[offset:].view(64, 64)
-    weight = QuantisedWeight(Int8Codes(codes, torch.ones(64).bfloat16()))
+    weight = QuantizedWeight(Int8Codes(codes, torch.ones(64).bfloat16()))
     x = torch.randn(4 * 64 + offset).bfloat16()[offset:].view(4, 64)
     assert relative(F.linear(x, weight).float(), x.float() @ codes.float().T) < 0.01
 
@@ -104,15 +104,15 @@ def test_rows_are_looked_up(weight):
 
 def test_rows_are_cut_and_joined_as_codes(weight):
     part = weight[5:21]
-    assert isinstance(part, QuantisedWeight)
+    assert isinstance(part, QuantizedWeight)
     assert torch.equal(part.values(), weight.values()[5:21])
     joined = torch.cat([weight, part])
-    assert isinstance(joined, QuantisedWeight)
+    assert isinstance(joined, QuantizedWeight)
     assert torch.equal(joined.values(), torch.cat([weight.values(), part.values()]))
 
 
 def test_unlike_rows_are_joined_as_values(plain):
-    one, other = quantised(plain, "int8"), quantised(plain, "int4")
+    one, other = quantized(plain, "int8"), quantized(plain, "int4")
     assert type(torch.cat([one, other])) is torch.Tensor
     assert type(torch.cat([one, plain])) is torch.Tensor
     assert torch.equal(torch.cat([one, other]), torch.cat([one.values(), other.values()]))
@@ -137,7 +137,7 @@ def test_it_tells_of_itself_as_a_tensor(weight):
     x = torch.ones(2, dtype=torch.float64)
     assert x.to(weight).dtype == torch.float32
     narrow = weight.to(torch.bfloat16)
-    assert isinstance(narrow, QuantisedWeight)
+    assert isinstance(narrow, QuantizedWeight)
     assert F.embedding(torch.tensor([1]), narrow).dtype == torch.bfloat16
     assert weight.to(torch.int32).dtype == torch.int32
 
@@ -152,22 +152,22 @@ def test_it_goes_into_a_module(weight):
     assert torch.equal(module(x), wanted)
     for dtype in (torch.bfloat16, torch.float32):
         module.to("cpu", dtype)
-        assert isinstance(module.weight, QuantisedWeight)
+        assert isinstance(module.weight, QuantizedWeight)
         assert module.weight.dtype == dtype
     assert torch.equal(module(x), wanted)
-    assert isinstance(module.state_dict()["weight"], QuantisedWeight)
+    assert isinstance(module.state_dict()["weight"], QuantizedWeight)
 
 
 def test_int4_falls_back_to_int8_where_it_does_not_divide():
-    assert isinstance(quantised(torch.randn(48, 64), "int4").coded, Int4Codes)
-    assert isinstance(quantised(torch.randn(48, 65), "int4").coded, Int8Codes)
-    assert isinstance(quantised(torch.randn(47, 64), "int4").coded, Int8Codes)
+    assert isinstance(quantized(torch.randn(48, 64), "int4").coded, Int4Codes)
+    assert isinstance(quantized(torch.randn(48, 65), "int4").coded, Int8Codes)
+    assert isinstance(quantized(torch.randn(47, 64), "int4").coded, Int8Codes)
 
 
 def test_extreme_rows(kind):
     plain = torch.zeros(16, 32)
     plain[1], plain[2, 5], plain[3] = 1e-6, 1e4, -3.0
-    values = quantised(plain, kind).values()
+    values = quantized(plain, kind).values()
     assert values.isfinite().all()
     assert values[2, 5].item() == pytest.approx(1e4, rel=0.02)
     torch.testing.assert_close(values[3], plain[3], atol=0.03, rtol=0)
@@ -179,7 +179,7 @@ def test_stored_and_read_again(tmp_path: Path, weight, kind):
     assert checkpoint.names == {"a.weight", "b"}
     assert checkpoint.matrix("a.weight") == (48, 64)
     read = checkpoint.read("a.weight")
-    assert isinstance(read, QuantisedWeight)
+    assert isinstance(read, QuantizedWeight)
     assert torch.equal(read.values(), weight.values())
     assert torch.equal(F.linear(torch.ones(4, 64), read), F.linear(torch.ones(4, 64), weight))
     assert holds_codes([f"x.{kind}"])
@@ -202,8 +202,8 @@ def test_scales_that_do_not_fit_are_refused(weight, spoilt):
 
 def test_torchao_says_nothing():
     program = (
-        "import torch; from outrider_drafters.quantization.quantize import quantised;"
-        " quantised(torch.ones(16, 32), 'int4')"
+        "import torch; from outrider_drafters.quantization.quantize import quantized;"
+        " quantized(torch.ones(16, 32), 'int4')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
@@ -212,11 +212,11 @@ def test_torchao_says_nothing():
 def test_without_torchao_the_remedy_is_named(monkeypatch, plain):
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(UsageError, match=r"pip install 'outrider\[edge\]'"):
-        quantised(plain, "int8")
+        quantized(plain, "int8")
 
 
 def test_reading_codes_needs_no_torchao(tmp_path: Path, plain):
-    codes = stored("a", quantised(plain, "int8")) | stored("b", quantised(plain, "int4"))
+    codes = stored("a", quantized(plain, "int8")) | stored("b", quantized(plain, "int4"))
     save_file(codes, tmp_path / "model.safetensors")
     program = (
         "import sys; sys.modules['torchao'] = None; from pathlib import Path; import torch\n"
@@ -232,7 +232,7 @@ def test_rows_are_cut_once(monkeypatch, kind):
     """int4 codes are repacked for every cut: far more work than a product."""
     shape = BlockShape(64, 4, 2, 16, 64)
     attention = Attention(shape)
-    coded = {name: quantised(tensor, kind) for name, tensor in attention.state_dict().items()}
+    coded = {name: quantized(tensor, kind) for name, tensor in attention.state_dict().items()}
     attention.load_state_dict(coded, assign=True)
     cuts = []
     for codes in (Int8Codes, Int4Codes):
@@ -249,18 +249,18 @@ def test_rows_are_cut_once(monkeypatch, kind):
 def test_a_drafter_of_codes_is_one_of_their_values(tmp_path, golden, case, target, kind):
     """Every family's network, its target's embedding and lm_head included."""
     family, files = open_source(DrafterSource.parse(golden / case / "drafter"))
-    frozen = FrozenTarget.load(golden / target)
-    for name, form in (("codes", lambda weight: weight), ("values", QuantisedWeight.values)):
+    frozen = TargetWeights.load(golden / target)
+    for name, form in (("codes", lambda weight: weight), ("values", QuantizedWeight.values)):
         tensors = {}
         for tensor in files.names:
             read = files.checkpoint.read(tensor)
             if tensor.endswith(".weight") and read.ndim == 2 and not family.keeps(tensor):
-                read = form(quantised(read, kind))
-            tensors |= stored(tensor, read) if isinstance(read, QuantisedWeight) else {tensor: read.clone()}
+                read = form(quantized(read, kind))
+            tensors |= stored(tensor, read) if isinstance(read, QuantizedWeight) else {tensor: read.clone()}
         (tmp_path / name).mkdir()
         save_file(tensors, tmp_path / name / "model.safetensors")
         shutil.copyfile(files.directory / "config.json", tmp_path / name / "config.json")
-    embed, lm_head = (quantised(tensor, kind) for tensor in (frozen.embed, frozen.lm_head))
+    embed, lm_head = (quantized(tensor, kind) for tensor in (frozen.embed, frozen.lm_head))
     coded = load_drafter(tmp_path / "codes", replace(frozen, embed=embed, lm_head=lm_head))
     plain = load_drafter(tmp_path / "values", replace(frozen, embed=embed.values(), lm_head=lm_head.values()))
     assert coded.tap == plain.tap == load_drafter(files.directory, frozen).tap

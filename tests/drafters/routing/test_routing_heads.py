@@ -10,8 +10,8 @@ from outrider_drafters import (
     Eagle2,
     Eagle2Drafter,
     Eagle2Sizes,
-    FrozenTarget,
     TargetSizes,
+    TargetWeights,
     TreeShape,
 )
 from outrider_drafters.contracts.tree_choices import Choices
@@ -34,13 +34,13 @@ SHAPE = TreeShape(3, 4, 9)
 PLANS = [SHAPE, TreeShape(3, 4, 9, min_probability=0.02), Choices.of([(0,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 1)])]
 
 
-def frozen_target() -> FrozenTarget:
+def frozen_target() -> TargetWeights:
     generator = torch.Generator().manual_seed(5)
     random = [torch.randn(VOCABULARY, 16, generator=generator) for _ in range(2)]
-    return FrozenTarget(random[0].double(), random[1].double(), SIZES, (0,))
+    return TargetWeights(random[0].double(), random[1].double(), SIZES, (0,))
 
 
-def eagle(frozen: FrozenTarget, seed: int, sizes: Eagle2Sizes = EAGLE) -> Eagle2Drafter:
+def eagle(frozen: TargetWeights, seed: int, sizes: Eagle2Sizes = EAGLE) -> Eagle2Drafter:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = Eagle2(sizes).double()  # so that only true differences show
@@ -177,7 +177,7 @@ def test_unlike_heads_do_not_stack():
 
 def test_only_plain_weights_stack():
     class Packed(torch.Tensor):
-        """As quantised weights are: a tensor that is none to bmm."""
+        """As quantized weights are: a tensor that is none to bmm."""
 
     plain = torch.zeros(2, 2)
     assert can_stack(plain, torch.nn.Parameter(plain))

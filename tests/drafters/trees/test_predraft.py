@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider_drafters.checkpoints.target_weights import FrozenTarget
+from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_drafter
 from outrider_drafters.routing.heads import Heads
 from outrider_drafters.trees.grow import grow
-from outrider_drafters.trees.predraft import NOWHERE, Outcome, can_foresee, foresee, likeliest_outcomes
+from outrider_drafters.trees.predraft import NOWHERE, Outcome, can_foresee, likeliest_outcomes, predraft
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -22,7 +22,7 @@ FAMILIES = ("moa", "moa_tli1", "eagle2", "eagle3", "independent")
 
 @pytest.fixture(scope="module")
 def frozen():
-    return FrozenTarget.load(target_dir())
+    return TargetWeights.load(target_dir())
 
 
 def state_of(drafter, tokens, num_features=NUM_FEATURES):
@@ -39,7 +39,7 @@ def test_each_draft_is_what_a_fresh_state_would_draft_after_that_outcome(family,
     drafter = load_drafter(drafter_dir(family), frozen)
     state = state_of(drafter, TEXT)
     tree = grow(state, PLAN).tree
-    foreseen = foresee(state, tree, PLAN, 6, ())
+    foreseen = predraft(state, tree, PLAN, 6, ())
     assert len(foreseen) == 6
     assert [f.score for f in foreseen] == sorted((f.score for f in foreseen), reverse=True)
     for one in foreseen:
@@ -68,7 +68,7 @@ def test_a_forecast_leaves_the_state_as_it_was(family, frozen):
     drafter = load_drafter(drafter_dir(family), frozen)
     state = state_of(drafter, TEXT)
     before = grow(state, PLAN)
-    foresee(state, before.tree, PLAN, 4, ())
+    predraft(state, before.tree, PLAN, 4, ())
     after = grow(state, PLAN)
     assert after.tree == before.tree
     state.append([5, 6])
@@ -81,8 +81,8 @@ def test_heads_that_draft_in_one_batch_foresee_as_one_head_does(frozen):
     assert heads.batched
     together, alone = state_of(heads, TEXT), state_of(eagles[0], TEXT)
     tree = grow(alone, PLAN).tree
-    assert [f.drafted.tree for f in foresee(together, tree, PLAN, 3, ())] == [
-        f.drafted.tree for f in foresee(alone, tree, PLAN, 3, ())
+    assert [f.drafted.tree for f in predraft(together, tree, PLAN, 3, ())] == [
+        f.drafted.tree for f in predraft(alone, tree, PLAN, 3, ())
     ]
 
 
@@ -104,7 +104,7 @@ def test_outcomes_are_ranked_by_joint_probability_and_leave_out_children_and_end
 
 def test_a_root_without_a_tree_has_outcomes_too(frozen):
     drafter = load_drafter(drafter_dir("moa"), frozen)
-    foreseen = foresee(state_of(drafter, TEXT), DraftTree(), PLAN, 2, ())
+    foreseen = predraft(state_of(drafter, TEXT), DraftTree(), PLAN, 2, ())
     assert [f.outcome.node for f in foreseen] == [ROOT, ROOT]
 
 
@@ -112,21 +112,21 @@ def test_once_the_truth_is_known_only_its_draft_grows_on(frozen):
     drafter = load_drafter(drafter_dir("moa"), frozen)
     state = state_of(drafter, TEXT)
     tree = grow(state, PLAN).tree
-    all_of_them = foresee(state, tree, PLAN, 4, ())
+    all_of_them = predraft(state, tree, PLAN, 4, ())
     wanted = all_of_them[2]
     asked = iter([None, None, wanted.outcome, wanted.outcome])
-    (alone,) = foresee(state, tree, PLAN, 4, (), lambda: next(asked))
+    (alone,) = predraft(state, tree, PLAN, 4, (), lambda: next(asked))
     assert (alone.outcome, alone.drafted.tree) == (wanted.outcome, wanted.drafted.tree)
     asked = iter([None, None, NOWHERE])
-    assert foresee(state, tree, PLAN, 4, (), lambda: next(asked)) == ()
-    assert foresee(state, tree, PLAN, 4, (), lambda: NOWHERE) == ()
+    assert predraft(state, tree, PLAN, 4, (), lambda: next(asked)) == ()
+    assert predraft(state, tree, PLAN, 4, (), lambda: NOWHERE) == ()
 
 
 def test_a_drafter_that_only_reaches_so_far_foresees_nothing(frozen):
     medusa = load_drafter(drafter_dir("medusa"), frozen)
     state = state_of(medusa, TEXT, num_features=0)
     assert not can_foresee(state)
-    assert foresee(state, DraftTree(), PLAN, 4, ()) == ()
+    assert predraft(state, DraftTree(), PLAN, 4, ()) == ()
     assert can_foresee(state_of(load_drafter(drafter_dir("moa"), frozen), TEXT))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider_drafters import FrozenTarget, load_drafter, load_tap
+from outrider_drafters import TargetWeights, load_drafter, load_tap
 from outrider_models.core.embedded import DRAFTERS, drafter_dir, drafter_source, model_dirs, target_dir
 from outrider_proto.errors import UsageError
 
@@ -10,8 +10,8 @@ MAX_PACKAGE_BYTES = 24_000_000
 
 
 @pytest.fixture(scope="module")
-def frozen() -> FrozenTarget:
-    return FrozenTarget.load(target_dir())
+def frozen() -> TargetWeights:
+    return TargetWeights.load(target_dir())
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

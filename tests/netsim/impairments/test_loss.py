@@ -49,7 +49,7 @@ def test_shares_of_both_states_make_the_mean_loss():
     n = 40_000
     lost = fates(0.0, bursts, n).count(False)
     bad = bursts.p / (bursts.p + bursts.r)
-    memory = 1 - bursts.p - bursts.r  # correlation of the states of neighbours
+    memory = 1 - bursts.p - bursts.r  # correlation of the states of neighbors
     mean = bursts.mean_loss
     variance = mean * (1 - mean) + 2 * (bursts.bad - bursts.good) ** 2 * bad * (1 - bad) * memory / (1 - memory)
     z = (lost - n * mean) / (n * variance) ** 0.5

@@ -6,7 +6,7 @@
     result  <----------------------------------- second serial port, JSON <--------------------------------+
 
 A script is a file with `def main(arguments: dict) -> dict`, both JSON, best a `guest_*.py` of this folder. It runs as
-root, can import `outrider_netsim`, pyroute2, typer, rich and its neighbours here; what it prints is the console's tail
+root, can import `outrider_netsim`, pyroute2, typer, rich and its neighbors here; what it prints is the console's tail
 of an error. The guest's clock counts instructions (see machine.py): its measurements do not see the host's load.
 """
 

@@ -5,7 +5,7 @@ import pytest
 
 from outrider_proto.feature_codec import LEAN, LEANER, MANY_ROWS
 from outrider_proto.frames import Features, Pong, Verdict
-from outrider_proto.quantize import dequantise_grouped, quantise_grouped
+from outrider_proto.quantize import dequantize_grouped, quantize_grouped
 from outrider_proto.wire import server_frame_from_proto, server_frame_to_proto
 from outrider_server.sessions.stream_writer import Stream
 
@@ -64,7 +64,7 @@ async def test_pieces_are_coded_as_the_whole_would_be(num_rows, fineness):
     pieces = await sent(Features(1, 7, rows, last=True))
     assert [len(piece.rows) for piece in pieces[:-1]] == [8] * (len(pieces) - 1)
     assert {piece.of_rows for piece in pieces} == {num_rows}
-    assert np.array_equal(as_received(pieces), dequantise_grouped(quantise_grouped(rows, fineness), num_rows, 2048))
+    assert np.array_equal(as_received(pieces), dequantize_grouped(quantize_grouped(rows, fineness), num_rows, 2048))
 
 
 async def test_what_is_a_piece_already_stays_one_of_the_whole():

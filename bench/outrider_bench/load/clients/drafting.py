@@ -18,14 +18,14 @@ from collections.abc import Sequence
 
 from outrider_bench.core.oracle_drafter import StandIn
 from outrider_bench.load.clients.texts import LoadText
-from outrider_client.drafting.drafting_thread import Lookout, Ready, Wanted
+from outrider_client.drafting.drafting_thread import Lookout, PreDraftSpec, Ready
 from outrider_drafters.contracts.drafter import Drafter, DraftState
 from outrider_drafters.contracts.tree_choices import Choices
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.routing.confidence import confidence_of
 from outrider_drafters.routing.heads import Routed
 from outrider_drafters.trees.grow import Drafted
-from outrider_drafters.trees.predraft import Foreseen
+from outrider_drafters.trees.predraft import PreDraft
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import ROOT, DraftTree
@@ -87,8 +87,10 @@ class ReplayDrafting(StandIn):
         drafted = self._drafted(self._truth(tokens, plan.levels), plan.levels, budget)
         return Routed(drafted, 0, confidence_of(drafted), 1, plan.levels, skipped=False)
 
-    def look_out(self, tokens: Sequence[int], tree: DraftTree, wanted: Wanted, ready: Ready | None = None) -> Lookout:
-        async def nothing(lookout: Lookout) -> tuple[Foreseen, ...]:
+    def look_out(
+        self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready | None = None
+    ) -> Lookout:
+        async def nothing(lookout: Lookout) -> tuple[PreDraft, ...]:
             return ()
 
         return Lookout(nothing)

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor
 
-from outrider_drafters.quantization.quantize import Weights, quantised
-from outrider_drafters.quantization.quantized_tensor import QuantisedWeight
+from outrider_drafters.quantization.quantize import Weights, quantized
+from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 
 SIZES = ((32768, 4096), (28672, 4096), (6144, 4096), (2048, 192), (1024, 192))  # of an 8B target (a quarter of its
 # lm_head, gate and up, q k and v), and of the embedded one
@@ -39,7 +39,7 @@ def products(kinds: Sequence[str]) -> Iterator[Product]:
         plain = torch.randn(outputs, width) * 0.02
         for kind in kinds:
             weight = _made(plain, cast(Weights, kind))
-            size = weight.coded.num_bytes if isinstance(weight, QuantisedWeight) else weight.nbytes
+            size = weight.coded.num_bytes if isinstance(weight, QuantizedWeight) else weight.nbytes
             dtype = weight.dtype
             times = {rows: _median_ms(torch.randn(rows, width, dtype=dtype), weight) for rows in ROWS}
             yield Product(kind, outputs, width, size, times)
@@ -63,7 +63,7 @@ def _made(plain: Tensor, kind: Weights) -> Tensor:
         case "bfloat16":
             return plain.bfloat16()
         case "int8" | "int4":
-            return quantised(plain, kind)
+            return quantized(plain, kind)
 
 
 @torch.inference_mode()

@@ -23,7 +23,7 @@ from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_proto.entropy import huffman
 from outrider_proto.feature_codec import INT4, LEAN, LEANER, decode_rows, encode_rows
 from outrider_proto.frames import CODECS, Codec
-from outrider_proto.quantize import quantise_grouped, quantise_per_row
+from outrider_proto.quantize import quantize_grouped, quantize_per_row
 
 Rows = NDArray[np.float32]
 _PASSES = 3
@@ -62,8 +62,8 @@ def weights(messages: Sequence[Rows]) -> dict[Codec, Weight]:
 
 
 def coders(messages: Sequence[Rows]) -> dict[str, dict[str, float]]:
-    """Bytes a row by how values are quantised and how the numbers are compressed."""
-    numbers = {name: [quantise(rows) for rows in messages] for name, quantise in _QUANTISED.items()}
+    """Bytes a row by how values are quantized and how the numbers are compressed."""
+    numbers = {name: [quantize(rows) for rows in messages] for name, quantize in _QUANTIZED.items()}
     num_rows = _num_rows(messages)
     return {
         name: {coder: sum(len(code(raw)) for raw in raws) / num_rows for coder, code in _CODERS.items()}
@@ -72,14 +72,14 @@ def coders(messages: Sequence[Rows]) -> dict[str, dict[str, float]]:
 
 
 def paper(rows: Rows) -> bytes:
-    return zlib.compress(quantise_per_row(rows))
+    return zlib.compress(quantize_per_row(rows))
 
 
-_QUANTISED: Mapping[str, Callable[[Rows], bytes]] = {
-    "int8": quantise_per_row,
-    "int4-grouped": partial(quantise_grouped, fineness=INT4),
-    "lean, replies": partial(quantise_grouped, fineness=LEAN),
-    "lean, prompts": partial(quantise_grouped, fineness=LEANER),
+_QUANTIZED: Mapping[str, Callable[[Rows], bytes]] = {
+    "int8": quantize_per_row,
+    "int4-grouped": partial(quantize_grouped, fineness=INT4),
+    "lean, replies": partial(quantize_grouped, fineness=LEAN),
+    "lean, prompts": partial(quantize_grouped, fineness=LEANER),
 }
 _CODERS: Mapping[str, Callable[[bytes], bytes]] = {
     "none": bytes,

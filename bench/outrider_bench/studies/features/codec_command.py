@@ -129,8 +129,8 @@ def _codec_row(codec: Codec, weighed: Weighed) -> Sequence[str]:
 def _coder_table(name: str, weighed: Weighed) -> Table:
     names = list(next(iter(weighed.reply_coders.values())))
     rows = [
-        [f"{quantised}, {what}", *(f"{by_coder[coder]:.1f}" for coder in names)]
+        [f"{quantized}, {what}", *(f"{by_coder[coder]:.1f}" for coder in names)]
         for what, both in (("a reply", weighed.reply_coders), ("a prompt", weighed.prompt_coders))
-        for quantised, by_coder in both.items()
+        for quantized, by_coder in both.items()
     ]
     return table(f"{name}: bytes a row by entropy coder", ("numbers", *names), rows)

@@ -12,7 +12,7 @@ from outrider_bench.studies.features.staleness_recording import BITS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2", "#E45756", "#72B7B2")
+_COLORS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2", "#E45756", "#72B7B2")
 _STYLES = {"chain": "o--", "tree": "s-"}
 
 
@@ -25,10 +25,10 @@ def plot_staleness(results: Mapping[str, Mapping[str, Sequence[Measured]]], path
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained", sharey=True)
     for number, (name, by_shape) in enumerate(results.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
+        color = _COLORS[number % len(_COLORS)]
         for shape, measured in by_shape.items():
-            _curve(left, measured, _tokens_late, f"{name}, {shape}", _STYLES[shape], colour)
-            _curve(right, measured, _bits, f"{name}, {shape}", _STYLES[shape], colour)
+            _curve(left, measured, _tokens_late, f"{name}, {shape}", _STYLES[shape], color)
+            _curve(right, measured, _bits, f"{name}, {shape}", _STYLES[shape], color)
     left.set_xlabel("newest tokens without features")
     left.set_ylabel("tau / tau with all features in float32")
     left.set_title("late features")
@@ -45,15 +45,15 @@ def plot_staleness(results: Mapping[str, Mapping[str, Sequence[Measured]]], path
 
 
 def _curve(
-    axes: Axes, measured: Sequence[Measured], place: Callable[[Cell], int | None], label: str, style: str, colour: str
+    axes: Axes, measured: Sequence[Measured], place: Callable[[Cell], int | None], label: str, style: str, color: str
 ) -> None:
     """The cells that have a place, with their intervals."""
     points = sorted((where, one.overall) for one in measured if (where := place(one.cell)) is not None)
     if len(points) < 2:
         return
     places = [where for where, _ in points]
-    axes.plot(places, [share.share for _, share in points], style, color=colour, label=label, markersize=4)
-    axes.fill_between(places, [s.low for _, s in points], [s.high for _, s in points], color=colour, alpha=0.12)
+    axes.plot(places, [share.share for _, share in points], style, color=color, label=label, markersize=4)
+    axes.fill_between(places, [s.low for _, s in points], [s.high for _, s in points], color=color, alpha=0.12)
 
 
 def _tokens_late(cell: Cell) -> int | None:

@@ -12,7 +12,7 @@ from outrider_bench.studies.pair.verify_cost import Cost
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2")
+_COLORS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2")
 
 
 def plot_evaluation(evaluation: Evaluation, path: Path) -> None:
@@ -39,7 +39,7 @@ def plot_verify_costs(title: str, costs: Sequence[Cost], path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(6.5, 4.5), layout="constrained")
     sizes = [cost.tokens for cost in costs]
-    axes.plot(sizes, [cost.ratio for cost in costs], "o-", color=_COLOURS[0], label="one pass")
+    axes.plot(sizes, [cost.ratio for cost in costs], "o-", color=_COLORS[0], label="one pass")
     axes.plot(sizes, sizes, "--", color="grey", label="as many decodes")
     axes.axhline(1, color="black", linewidth=1, label="one decode")
     axes.set_xscale("log", base=2)
@@ -64,7 +64,7 @@ def _plot_acceptance(axes: Axes, evaluation: Evaluation) -> None:
     width = 0.8 / max(len(series), 1)
     for number, (label, by_family) in enumerate(series.items()):
         places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(by_family))]
-        axes.bar(places, list(by_family.values()), width * 0.9, label=label, color=_COLOURS[number % len(_COLOURS)])
+        axes.bar(places, list(by_family.values()), width * 0.9, label=label, color=_COLORS[number % len(_COLORS)])
         axes.set_xticks(range(len(by_family)), list(by_family))
     axes.set_ylabel("tokens per verdict, bonus included")
     axes.set_title("mean acceptance length, held-out prompts")
@@ -74,7 +74,7 @@ def _plot_acceptance(axes: Axes, evaluation: Evaluation) -> None:
 
 def _plot_outage(axes: Axes, evaluation: Evaluation) -> None:
     for number, (name, result) in enumerate(evaluation.drafters.items()):
-        axes.plot(list(result.outage), list(result.outage.values()), "o-", label=name, color=_COLOURS[2 * number % 4])
+        axes.plot(list(result.outage), list(result.outage.values()), "o-", label=name, color=_COLORS[2 * number % 4])
     axes.plot(list(evaluation.stop), list(evaluation.stop.values()), "x--", color="grey", label="stop")
     axes.axhline(evaluation.target_alone, color="black", linewidth=1, label="target alone")
     axes.set_xlabel("tokens received before the link died")

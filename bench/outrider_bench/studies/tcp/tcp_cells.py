@@ -88,7 +88,7 @@ async def measured(connect: Callable[[], Exchanger], plan: Plan, step: Callable[
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that a share of them does not exceed, between its neighbours in proportion."""
+    """The value that a share of them does not exceed, between its neighbors in proportion."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     below = int(place)

@@ -13,7 +13,7 @@ COMMANDS: dict[str, tuple[str, str]] = {  # name: what follows it, what it does
     "link": ("[cut|restore|PROFILE]", "where the link stands; with --profile: cut it, mend it, change it"),
     "private": ("FILE", "add a file to the next message as private text"),
     "privacy": ("[local|placeholder]", "say or change how private text is answered"),
-    "view": ("[markdown|origins]", "answers as rendered Markdown, or coloured by who wrote them"),
+    "view": ("[markdown|origins]", "answers as rendered Markdown, or colored by who wrote them"),
     "history": ("", "the conversation so far"),
     "save": ("FILE", "write the conversation to a file, private text and all"),
     "clear": ("", "begin a new conversation"),

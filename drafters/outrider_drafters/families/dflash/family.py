@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.scratch import Scratch
-from outrider_drafters.blocks.token_state import Record, Recorded
+from outrider_drafters.blocks.token_state import TokenState, WithTokenState
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.fingerprint import tensors_fingerprint
-from outrider_drafters.checkpoints.target_weights import FrozenTarget, TargetSizes
+from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.drafter import level_by_level
 from outrider_drafters.contracts.tap import Activations, Memoryless
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan, TreeShape
-from outrider_drafters.families.dflash.layout import load_network, recognises
+from outrider_drafters.families.dflash.layout import load_network, recognizes
 from outrider_drafters.families.dflash.network import DFlash
 from outrider_drafters.families.family import Family
 from outrider_proto.errors import UsageError
@@ -60,7 +60,7 @@ class DFlashDrafter:
     stale_tolerant = False
     tree_in_one = True
 
-    def __init__(self, network: DFlash, frozen: FrozenTarget, tap: TapInfo | None = None) -> None:
+    def __init__(self, network: DFlash, frozen: TargetWeights, tap: TapInfo | None = None) -> None:
         self.network = network
         self.frozen = frozen
         self.tap = tap_info(network) if tap is None else tap
@@ -71,12 +71,12 @@ class DFlashDrafter:
         return DFlashState(self)
 
 
-class DFlashState(Recorded):
+class DFlashState(WithTokenState):
     """The context rows' keys and values, and the block of this drafting. See drafter.DraftState."""
 
     def __init__(self, drafter: DFlashDrafter) -> None:
         self._drafter = drafter
-        self._record = Record(drafter.tap.width)
+        self._record = TokenState(drafter.tap.width)
         self._caches = drafter.network.new_caches()
         self._scratch = Scratch(drafter.frozen.embed.device)
         self._logits: Tensor | None = None  # [reach, V] of this drafting: row i for the token i + 1 after the root
@@ -125,7 +125,7 @@ class DFlashState(Recorded):
         return logits if sizes.softcap is None else torch.tanh(logits / sizes.softcap) * sizes.softcap
 
 
-def _load_drafter(files: DrafterFiles, frozen: FrozenTarget) -> DFlashDrafter:
+def _load_drafter(files: DrafterFiles, frozen: TargetWeights) -> DFlashDrafter:
     network = load_network(files, frozen.sizes)
     info = tap_info(network)  # of the values as stored
     return DFlashDrafter(network.to(frozen.embed.device, frozen.embed.dtype), frozen, info)
@@ -142,7 +142,7 @@ FAMILY = Family(
     eats="hidden states of several target layers, mixed to one row a token",
     offline="goes on",
     trees="chain",
-    recognises=recognises,
+    recognizes=recognizes,
     drafter=_load_drafter,
     tap=_load_tap,
     options=("target_layers",),

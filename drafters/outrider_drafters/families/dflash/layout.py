@@ -31,7 +31,7 @@ SLIDING = "sliding_attention"
 MAX_WINDOW_LAYERS = 28  # Qwen3's default: layers from this one on slide, where any do
 
 
-def recognises(files: DrafterFiles) -> bool:
+def recognizes(files: DrafterFiles) -> bool:
     """By its architecture, or by a norm that stands beside the layers, which no other family has."""
     named = any(str(name).startswith("DFlash") for name in files.config.get("architectures") or ())
     return named or "hidden_norm.weight" in files.names

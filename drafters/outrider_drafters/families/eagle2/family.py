@@ -22,7 +22,7 @@ from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, LlamaBlock, cau
 from outrider_drafters.blocks.rope import RopeScaling, rope_scaling
 from outrider_drafters.blocks.stack import FusedStack
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.target_weights import FrozenTarget, TargetSizes
+from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import LastHiddenTap, last_hidden_info
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.eagle2.state import PairState
@@ -190,7 +190,7 @@ class Eagle2Drafter:
     family = NAME
     tree_in_one = False
 
-    def __init__(self, eagle: Eagle2, frozen: FrozenTarget, embed: Tensor | None = None, steps: int = 1) -> None:
+    def __init__(self, eagle: Eagle2, frozen: TargetWeights, embed: Tensor | None = None, steps: int = 1) -> None:
         self.stale_tolerant = steps >= TOLERANT_STEPS
         self.fc = eagle.fc
         blocks = [FusedBlock(block) for block in eagle.blocks]
@@ -225,7 +225,7 @@ def _load(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Eagle2:
     return files.fill(network, like, also_known=frozenset({EMBEDDING}))
 
 
-def _load_drafter(files: DrafterFiles, frozen: FrozenTarget) -> Eagle2Drafter:
+def _load_drafter(files: DrafterFiles, frozen: TargetWeights) -> Eagle2Drafter:
     eagle, steps = _load(files, frozen.sizes, frozen.embed), config_int(files.config, STEPS, 1)
     return Eagle2Drafter(eagle, frozen, _own_embedding(files, frozen), steps)
 
@@ -234,7 +234,7 @@ def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> LastHid
     return LastHiddenTap(_load(files, target, like).sizes.hidden)
 
 
-def _own_embedding(files: DrafterFiles, frozen: FrozenTarget) -> Tensor | None:
+def _own_embedding(files: DrafterFiles, frozen: TargetWeights) -> Tensor | None:
     """The drafter's embedding, unless it has none or it is the copy of the target's that it should be. Which of two is
     right the published code does not ask: it takes the file's."""
     if files.options.embedding == "target":
@@ -252,7 +252,7 @@ FAMILY = Family(
     eats="the target's last hidden state",
     offline="goes on",
     trees="dynamic",
-    recognises=lambda files: any(name.startswith(PARTS) for name in files.names),
+    recognizes=lambda files: any(name.startswith(PARTS) for name in files.names),
     drafter=_load_drafter,
     tap=_load_tap,
     options=("rope_theta", "embedding"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.blocks.rows import KvCache, Rows
 from outrider_drafters.blocks.scratch import Scratch
-from outrider_drafters.blocks.token_state import Record, Recorded
+from outrider_drafters.blocks.token_state import TokenState, WithTokenState
 from outrider_drafters.contracts.drafter import ENDLESS, level_by_level
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree
@@ -62,7 +62,7 @@ class PairDrafter(Protocol):
         ...
 
 
-class PairState(Recorded):
+class PairState(WithTokenState):
     """The block's cache over (token, feature) pairs. See drafter.DraftState.
 
     Row t pairs token t + 1 with feature t. Rows beyond the features are temporary: their feature is the row before's
@@ -73,7 +73,7 @@ class PairState(Recorded):
     def __init__(self, drafter: PairDrafter) -> None:
         self._drafter = drafter
         self._device, dtype = drafter.embed.device, drafter.embed.dtype
-        self._record = Record(drafter.tap.width)
+        self._record = TokenState(drafter.tap.width)
         self._features = Rows(width=drafter.tap.width, dtype=dtype, device=self._device)
         self._cache = drafter.block.new_cache()
         self._outputs = Rows(width=drafter.tap.width, dtype=dtype, device=self._device)  # root, then scratch

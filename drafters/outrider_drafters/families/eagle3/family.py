@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.fingerprint import tensors_fingerprint
-from outrider_drafters.checkpoints.target_weights import FrozenTarget, TargetSizes
+from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import BEFORE_NORM, Activations, LastHiddenTap, Memoryless, Tap, last_hidden_info
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.eagle2.state import PairState
@@ -23,7 +23,7 @@ from outrider_drafters.families.eagle3.layout import (
     T2D,
     canonical,
     check_vocabulary,
-    recognised,
+    recognized,
     sizes_of,
 )
 from outrider_drafters.families.eagle3.network import Eagle3
@@ -67,7 +67,7 @@ class Eagle3Drafter:
     stale_tolerant = True  # trained on its own outputs over several steps: docs/features.md
     tree_in_one = False
 
-    def __init__(self, eagle: Eagle3, frozen: FrozenTarget, tap: TapInfo | None = None) -> None:
+    def __init__(self, eagle: Eagle3, frozen: TargetWeights, tap: TapInfo | None = None) -> None:
         self.frozen = frozen
         self.tap = tap_info(eagle, frozen.sizes.layers) if tap is None else tap
         self.vocab_size = frozen.sizes.vocab
@@ -99,7 +99,7 @@ def _load(files: DrafterFiles, target: TargetSizes) -> Eagle3:
     return network
 
 
-def _load_drafter(files: DrafterFiles, frozen: FrozenTarget) -> Eagle3Drafter:
+def _load_drafter(files: DrafterFiles, frozen: TargetWeights) -> Eagle3Drafter:
     eagle = _load(files, frozen.sizes)
     info = tap_info(eagle, frozen.sizes.layers)  # of the values as stored
     return Eagle3Drafter(eagle.to(frozen.embed.device, frozen.embed.dtype), frozen, info)
@@ -118,7 +118,7 @@ FAMILY = Family(
     eats="hidden states of some target layers, fused to one row a token",
     offline="goes on",
     trees="dynamic",
-    recognises=recognised,
+    recognizes=recognized,
     drafter=_load_drafter,
     tap=_load_tap,
     keeps=lambda name: name.startswith(("fc", "input_norm")),

@@ -35,7 +35,7 @@ REQUIRED = frozenset({"norm.weight", f"{LAYER}hidden_norm.weight"} | {LAYER + na
 VERIFIERS = ("verifier_norm.weight", "verifier_lm_head.weight", "verifier_embed_tokens.weight")
 
 
-def recognised(files: DrafterFiles) -> bool:
+def recognized(files: DrafterFiles) -> bool:
     names = {_canonical(name) for name in files.names}
     return f"{LAYER}hidden_norm.weight" in names or any(_bare(name).startswith(LAYER) for name in files.names)
 

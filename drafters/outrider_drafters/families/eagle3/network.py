@@ -69,7 +69,7 @@ class Eagle3(nn.Module):
         self.lm_head = nn.Linear(sizes.hidden, sizes.draft_vocab, bias=False) if sizes.own_head else None
         if sizes.draft_vocab != sizes.vocab:
             self.register_buffer("d2t", torch.zeros(sizes.draft_vocab, dtype=torch.int64))
-        self.apply(_initialise)
+        self.apply(_initialize)
 
     @property
     def draft_tokens(self) -> Tensor | None:
@@ -157,7 +157,7 @@ class Eagle3(nn.Module):
         }
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=INIT_STD)
         if isinstance(module, nn.Linear) and module.bias is not None:

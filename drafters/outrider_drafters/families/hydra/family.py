@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.target_weights import FrozenTarget, TargetSizes
+from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.heads.newest import NewestHiddenTap, newest_hidden_info
@@ -65,7 +65,7 @@ class HydraDrafter:
     stale_tolerant = False
     tree_in_one = False
 
-    def __init__(self, hydra: Hydra, frozen: FrozenTarget, tap: TapInfo | None = None) -> None:
+    def __init__(self, hydra: Hydra, frozen: TargetWeights, tap: TapInfo | None = None) -> None:
         self.frozen = frozen
         self.like = frozen.embed
         self.tap = tap_info(hydra) if tap is None else tap
@@ -107,7 +107,7 @@ def tap_info(hydra: Hydra) -> TapInfo:
     return newest_hidden_info(sizes.hidden, sizes.offset) if prefix is None else prefix_info(prefix, sizes.offset)
 
 
-def recognises(files: DrafterFiles) -> bool:
+def recognizes(files: DrafterFiles) -> bool:
     by_name = any(BLOCK.fullmatch(name) or OUTPUT.fullmatch(name) for name in files.names)
     return by_name or "hydra_head_arch" in files.config
 
@@ -197,7 +197,7 @@ def in_order(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint.renamed(rename)
 
 
-def _load_drafter(files: DrafterFiles, frozen: FrozenTarget) -> HydraDrafter:
+def _load_drafter(files: DrafterFiles, frozen: TargetWeights) -> HydraDrafter:
     hydra = _load(files, frozen.sizes)
     info = tap_info(hydra)  # of the values as stored
     return HydraDrafter(hydra.to(frozen.embed.device, frozen.embed.dtype), frozen, info)
@@ -216,7 +216,7 @@ FAMILY = Family(
     eats="the target's last hidden state, newest only; of Hydra++ after its prefix layer",
     offline="as far as its heads",
     trees="fixed choices",
-    recognises=recognises,
+    recognizes=recognizes,
     drafter=_load_drafter,
     tap=_load_tap,
     keeps=lambda name: name.startswith(PREFIX),

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from outrider_drafters.blocks.scratch import Scratch
-from outrider_drafters.blocks.token_state import Record, Recorded
+from outrider_drafters.blocks.token_state import TokenState, WithTokenState
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.target_weights import FrozenTarget
+from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import ENDLESS, Drafter
 from outrider_drafters.contracts.tap import NO_FEATURES
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan
@@ -53,12 +53,12 @@ class IndependentDrafter:
         return IndependentState(self)
 
 
-class IndependentState(Recorded):
+class IndependentState(WithTokenState):
     """The model's cache over the tokens; expanded nodes' rows follow. See drafter.DraftState."""
 
     def __init__(self, drafter: IndependentDrafter) -> None:
         self._drafter = drafter
-        self._record = Record(NO_FEATURES.width)
+        self._record = TokenState(NO_FEATURES.width)
         self._cache = CausalCache()
         self._scratch = Scratch(drafter.model.model.device)
         self._num_standing = 0  # rows of the cache that are tokens'; scratch rows follow
@@ -107,13 +107,13 @@ class IndependentState(Recorded):
         return fit_logits(model.run(known, positions, self._cache, mask, last_only), self._drafter.vocab_size)
 
 
-def _recognises(files: DrafterFiles) -> bool:
+def _recognizes(files: DrafterFiles) -> bool:
     """A whole language model; one that is also something more was taken by that family before."""
     named = any(str(name).endswith(ARCHITECTURES) for name in files.config.get("architectures") or ())
     return named and any(name.startswith(PREFIXES) for name in files.names)
 
 
-def _load(files: DrafterFiles, frozen: FrozenTarget) -> Drafter:
+def _load(files: DrafterFiles, frozen: TargetWeights) -> Drafter:
     tied = bool(files.options.tie_to_target)
 
     def prepare(model: PreTrainedModel) -> set[str]:
@@ -125,7 +125,7 @@ def _load(files: DrafterFiles, frozen: FrozenTarget) -> Drafter:
     return IndependentDrafter(CausalModel.load(files.directory, frozen.embed, prepare), frozen.sizes.vocab)
 
 
-def _tie(model: PreTrainedModel, files: DrafterFiles, frozen: FrozenTarget) -> set[str]:
+def _tie(model: PreTrainedModel, files: DrafterFiles, frozen: TargetWeights) -> set[str]:
     """Put the target's embedding and lm_head in place of its own; answers with the names of its own."""
     files.need_equal("hidden size", model.config.get_text_config().hidden_size, frozen.sizes.hidden)
     accessors: Any = model  # transformers' are partly untyped
@@ -145,7 +145,7 @@ FAMILY = Family(
     eats="nothing",
     offline="goes on",
     trees="dynamic",
-    recognises=_recognises,
+    recognizes=_recognizes,
     drafter=_load,
     tap=lambda files, target, like: None,
     keeps=lambda name: True,

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.target_weights import FrozenTarget
+from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.readers.config import read_json
 from outrider_proto.errors import UsageError
 
 TOKENIZER = "tokenizer.json"
 
 
-def check_vocabulary(files: DrafterFiles, rows: int, frozen: FrozenTarget) -> None:
+def check_vocabulary(files: DrafterFiles, rows: int, frozen: TargetWeights) -> None:
     """Raise UsageError unless a drafter with `rows` embeddings has the target's tokens, but for padding."""
     ours, theirs = _words(files.directory), _words(frozen.directory)
     if ours is None or theirs is None:

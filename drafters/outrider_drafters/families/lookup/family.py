@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider_drafters.blocks.token_state import Record, Recorded
+from outrider_drafters.blocks.token_state import TokenState, WithTokenState
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.target_weights import FrozenTarget
+from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import Drafter, level_by_level
 from outrider_drafters.contracts.tap import NO_FEATURES
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
@@ -52,7 +52,7 @@ class LookupDrafter:
         return LookupState(self)
 
 
-class LookupState(Recorded):
+class LookupState(WithTokenState):
     """The text and where each of its n-grams first occurred. See drafter.DraftState.
 
     Appending and rolling back a token cost `ngram` entries each, looking up as many reads, whatever the text's length.
@@ -60,7 +60,7 @@ class LookupState(Recorded):
 
     def __init__(self, drafter: LookupDrafter) -> None:
         self._drafter = drafter
-        self._record = Record(NO_FEATURES.width)
+        self._record = TokenState(NO_FEATURES.width)
         self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> position after its first occurrence; a token is there
         self._places: list[int | None] = []  # of each expanded node: the position it was copied from, None for others
 
@@ -127,7 +127,7 @@ class LookupState(Recorded):
         return logits
 
 
-def _load(files: DrafterFiles, frozen: FrozenTarget) -> Drafter:
+def _load(files: DrafterFiles, frozen: TargetWeights) -> Drafter:
     ngram = files.options.ngram
     return LookupDrafter(frozen.sizes.vocab, NGRAM if ngram is None else ngram)
 
@@ -137,7 +137,7 @@ FAMILY = Family(
     eats="nothing",
     offline="copies",
     trees="chain",
-    recognises=lambda files: False,
+    recognizes=lambda files: False,
     drafter=_load,
     tap=lambda files, target, like: None,
     needs_files=False,

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.target_weights import FrozenTarget, TargetSizes
+from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.heads.newest import NewestHiddenTap, newest_hidden_info
@@ -27,7 +27,7 @@ from outrider_drafters.families.medusa.layout import (
     MedusaLayout,
     read_layout,
     read_token_map,
-    recognises,
+    recognizes,
 )
 from outrider_drafters.readers.checkpoint import MEDUSA_HEADS, write_model
 
@@ -107,7 +107,7 @@ class MedusaDrafter:
     knows_next = True
 
     def __init__(
-        self, medusa: Medusa, frozen: FrozenTarget, shared: Tensor | None = None, tokens: Tensor | None = None
+        self, medusa: Medusa, frozen: TargetWeights, shared: Tensor | None = None, tokens: Tensor | None = None
     ) -> None:
         """`shared` [rows, E]: the one output of all heads, unless they have their own. `tokens` [k] int64: the only
         ones to draft; rows of an output are theirs, or the whole vocabulary's."""
@@ -216,7 +216,7 @@ def _rows(layout: MedusaLayout, target: TargetSizes) -> int:
     return rows if layout.output == "own" else 0
 
 
-def _load_drafter(files: DrafterFiles, frozen: FrozenTarget) -> MedusaDrafter:
+def _load_drafter(files: DrafterFiles, frozen: TargetWeights) -> MedusaDrafter:
     medusa, layout = _load(files, frozen.sizes, frozen.embed)
     shared = layout.files.checkpoint.read(SHARED).to(frozen.embed) if layout.output == "shared" else None
     return MedusaDrafter(medusa, frozen, shared, read_token_map(layout, frozen.sizes))
@@ -231,7 +231,7 @@ FAMILY = Family(
     eats="the target's last hidden state, newest only",
     offline="as far as its heads",
     trees="fixed choices",
-    recognises=recognises,
+    recognizes=recognizes,
     drafter=_load_drafter,
     tap=_load_tap,
 )

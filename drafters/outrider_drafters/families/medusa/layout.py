@@ -57,7 +57,7 @@ class MedusaLayout:
         return "0.0.linear.weight" if self.num_blocks else "0.0.weight"
 
 
-def recognises(files: DrafterFiles) -> bool:
+def recognizes(files: DrafterFiles) -> bool:
     names = _bare(files.checkpoint).names
     return any(pattern.fullmatch(name) for name in names for pattern in (BLOCK, OUTPUT, VLLM_BLOCK))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles, listed
-from outrider_drafters.checkpoints.target_weights import FrozenTarget, TargetSizes
+from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import LastHiddenTap, Tap
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.moa.network import MoA, MoASizes
@@ -95,7 +95,7 @@ def _load(files: DrafterFiles, target: TargetSizes) -> MoA:
     return files.fill(network)
 
 
-def _load_drafter(files: DrafterFiles, frozen: FrozenTarget) -> MoADrafter:
+def _load_drafter(files: DrafterFiles, frozen: TargetWeights) -> MoADrafter:
     moa = _load(files, frozen.sizes)
     info = tap_info(moa, frozen.sizes)  # of the values as stored
     return MoADrafter(moa.to(frozen.embed.device, frozen.embed.dtype), frozen, info)
@@ -114,7 +114,7 @@ FAMILY = Family(
     eats="K/V of all target layers, mixed to one row a token; with TLI those of its last layers too",
     offline="goes on",
     trees="dynamic",
-    recognises=lambda files: any(name.startswith(PARTS) for name in files.names),
+    recognizes=lambda files: any(name.startswith(PARTS) for name in files.names),
     drafter=_load_drafter,
     tap=_load_tap,
     keeps=lambda name: name.startswith(LSA),

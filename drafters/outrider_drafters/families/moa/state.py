@@ -12,8 +12,8 @@ from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.blocks.scratch import Scratch
-from outrider_drafters.blocks.token_state import Record, Recorded
-from outrider_drafters.checkpoints.target_weights import FrozenTarget
+from outrider_drafters.blocks.token_state import TokenState, WithTokenState
+from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import ENDLESS
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.moa.network import MoA
@@ -33,7 +33,7 @@ class MoADrafter:
     tree_in_one = True
 
     def __init__(
-        self, moa: MoA, frozen: FrozenTarget, tap: TapInfo | None = None, last: LastLayers | None = None
+        self, moa: MoA, frozen: TargetWeights, tap: TapInfo | None = None, last: LastLayers | None = None
     ) -> None:
         sizes = moa.sizes
         self.frozen = frozen
@@ -55,13 +55,13 @@ class MoADrafter:
         return (rope if self._one_rope else self.sa.shape.rope(positions)), rope
 
 
-class MoAState(Recorded):
+class MoAState(WithTokenState):
     """SA's cache over the tokens, CA's over the features, the last layers' over both. See drafter.DraftState."""
 
     def __init__(self, drafter: MoADrafter) -> None:
         self._drafter = drafter
         self._device = drafter.frozen.embed.device
-        self._record = Record(drafter.tap.width)
+        self._record = TokenState(drafter.tap.width)
         self._sa_cache = drafter.sa.new_cache()
         self._ca_cache = drafter.ca.new_cache()
         self._tail = TailState(drafter.tail, drafter.tap.width - drafter.mixed_width, drafter.frozen.embed)

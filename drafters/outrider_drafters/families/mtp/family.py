@@ -12,7 +12,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.target_weights import FrozenTarget, TargetSizes
+from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.families.family import Family
 
 NAME = "mtp"
@@ -21,7 +21,7 @@ DEEPSEEK = re.compile(r"\.(eh_proj|enorm|hnorm)\.weight$")
 REMEDY = "; give a drafter of another family, or family=independent where it holds a whole model"
 
 
-def _refuse(files: DrafterFiles, target: FrozenTarget | TargetSizes, like: Tensor | None = None) -> NoReturn:
+def _refuse(files: DrafterFiles, target: TargetWeights | TargetSizes, like: Tensor | None = None) -> NoReturn:
     if any(QWEN.search(name) for name in files.names):
         raise files.fault(
             "multi-token-prediction heads (mtp.*) are not supported: they belong to targets with linear attention,"
@@ -38,7 +38,7 @@ FAMILY = Family(
     eats="the target's last hidden state",
     offline="goes on",
     trees="chain",
-    recognises=lambda files: any(QWEN.search(name) or DEEPSEEK.search(name) for name in files.names),
+    recognizes=lambda files: any(QWEN.search(name) or DEEPSEEK.search(name) for name in files.names),
     drafter=_refuse,
     tap=_refuse,
 )

@@ -67,11 +67,11 @@ class ChatRun:
         self._an_epoch = updates_an_epoch(len(chats), course.length.batch)
         self._updates = max(1, math.ceil(course.length.epochs * self._an_epoch))
         schedule = course.schedule
-        optimiser = torch.optim.AdamW(
+        optimizer = torch.optim.AdamW(
             [parameter for parameter in pupil.parameters() if parameter.requires_grad],
             lr=schedule.peak, betas=(schedule.beta1, schedule.beta2), weight_decay=schedule.weight_decay,
         )  # fmt: skip
-        self._wrapped, self._optimiser = accelerator.prepare(pupil, optimiser)
+        self._wrapped, self._optimizer = accelerator.prepare(pupil, optimizer)
         accelerator.register_for_checkpointing(self.place)
         if has_state(directory):
             load_state(accelerator, directory)
@@ -104,17 +104,17 @@ class ChatRun:
                     yield update
 
     def _take(self, update: Update) -> None:
-        """One step of the optimiser: gradients of all parts and processes, over all tokens that teach."""
+        """One step of the optimizer: gradients of all parts and processes, over all tokens that teach."""
         sums = torch.zeros(3, device=self._accelerator.device)  # main term, hits, positions
         for number, part in enumerate(update.parts):
             last = number == len(update.parts) - 1
             with nullcontext() if last else self._accelerator.no_sync(self._wrapped):
                 sums += self._learn(part, update.num_taught)
-        for group in self._optimiser.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = self._course.schedule.rate(self.place.update, self._an_epoch, self._updates)
         self._accelerator.clip_grad_norm_(self.pupil.parameters(), self._course.schedule.clip_norm)
-        self._optimiser.step()
-        self._optimiser.zero_grad()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
         self.place.update += 1
         self.place.tokens += update.num_taught
         self.place.elapsed_s = self._clock() - self._began_s
@@ -185,7 +185,7 @@ class ChatRun:
 
     def _status(self) -> str:
         tau = "" if math.isnan(self._tau) else f"  tau {self._tau:.2f}"
-        rate = self._optimiser.param_groups[0]["lr"]
+        rate = self._optimizer.param_groups[0]["lr"]
         return (
             f"update {self.place.update}/{self._updates}  {self._speed():.0f} reply tokens/s  lr {rate:.1e}  "
             f"loss {self._loss:.3f}  top-1 {self._hits:.3f}{tau}"

@@ -1,4 +1,4 @@
-"""Muon (Jordan et al., 2024) with matrices of one shape orthogonalised together, as one batched product.
+"""Muon (Jordan et al., 2024) with matrices of one shape orthogonalized together, as one batched product.
 
 The same arithmetic as torch.optim.Muon, which takes them one by one: at our sizes that is a third of a step's time.
 """
@@ -15,7 +15,7 @@ _EPS = 1e-7
 
 
 class Muon:
-    """Nesterov momentum, orthogonalised; decoupled weight decay. Parameters without gradient are not allowed."""
+    """Nesterov momentum, orthogonalized; decoupled weight decay. Parameters without gradient are not allowed."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], weight_decay: float, momentum: float = 0.95) -> None:
         self._groups = _by_shape(parameters)
@@ -27,7 +27,7 @@ class Muon:
         for group, momentum in zip(self._groups, self._momenta, strict=True):
             gradients = torch.stack([parameter.grad for parameter in group])  # type: ignore[misc]  # all have one
             momentum.lerp_(gradients, 1 - self._momentum)
-            update = orthogonalised(gradients.lerp(momentum, self._momentum))
+            update = orthogonalized(gradients.lerp(momentum, self._momentum))
             rows, columns = update.shape[1:]
             matrices: list[Tensor] = [*group]
             if self._weight_decay:
@@ -47,7 +47,7 @@ class Muon:
             momentum.copy_(saved)
 
 
-def orthogonalised(matrices: Tensor) -> Tensor:
+def orthogonalized(matrices: Tensor) -> Tensor:
     """The nearest orthogonal matrices, roughly, in bfloat16: a Newton-Schulz iteration over [n, rows, columns]."""
     tall = matrices.shape[1] > matrices.shape[2]
     x = (matrices.mT if tall else matrices).bfloat16()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from outrider_models.training.core.muon import Muon
 
 
-class Optimiser:
+class Optimizer:
     """Two torch optimisers stepped together; rates are set as a share of the recipe's."""
 
     def __init__(self, model: nn.Module, muon_lr: float, adamw_lr: float, weight_decay: float) -> None:

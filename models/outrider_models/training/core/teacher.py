@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from outrider_drafters.blocks.last_layers import LastLayers
-from outrider_drafters.checkpoints.target_weights import FrozenTarget, resolve_dir, target_sizes
+from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir, target_sizes
 from outrider_drafters.contracts.tap import LAST, Activations
 from outrider_drafters.readers.config import config_int, read_config
 from outrider_models.training.core.interfaces import Needs, Said, TargetFacts
@@ -40,11 +40,11 @@ class Teacher:
             raise UsageError(f"{directory}: not a causal language model that transformers loads ({error})") from error
         return cls(model.to(device), facts)  # type: ignore[arg-type]  # transformers' wrapper hides the arguments
 
-    def frozen(self) -> FrozenTarget:
+    def frozen(self) -> TargetWeights:
         """The parts that drafters borrow, as they lie in the model."""
         eos = self.model.generation_config.eos_token_id if self.model.generation_config else None
         ends = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-        return FrozenTarget(self.embed, self.lm_head, self.facts.sizes, ends, self.facts.directory)
+        return TargetWeights(self.embed, self.lm_head, self.facts.sizes, ends, self.facts.directory)
 
     @torch.no_grad()
     def says(self, tokens: Tensor, needs: Needs) -> Said:  # [B, T] int64, right-padded

@@ -24,7 +24,7 @@ class TargetTask:
         self.tokenizer = _tokenizer(recipe, directory)
         torch.manual_seed(recipe.stream.seed)
         self.network = LlamaForCausalLM(target_config(recipe.shape, self.tokenizer))
-        _initialise(self.network, recipe.shape.embedding_std)
+        _initialize(self.network, recipe.shape.embedding_std)
 
     def loss(self, batch: Batch, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Weighted cross-entropy; by group, that of replies alone. Logits are made only where weights are."""
@@ -85,7 +85,7 @@ def in_common_units(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _initialise(network: LlamaForCausalLM, embedding_std: float) -> None:
+def _initialize(network: LlamaForCausalLM, embedding_std: float) -> None:
     """Start the residual stream as the tokens' embeddings alone, and the logits small all the same.
 
     Layers add nothing at first. Tied embeddings of transformers' 0.02 are soon drowned by what the first layer adds;

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from outrider_models.training.core.optimizer import Optimiser
+from outrider_models.training.core.optimizer import Optimizer
 from outrider_models.training.core.progress import Reporter
 from outrider_models.training.recipes.checkpoint import Position, has_checkpoint, load_checkpoint, save_checkpoint
 from outrider_models.training.recipes.data import GROUPS, Batch, shard_batches
@@ -70,7 +70,7 @@ class Run:
         self.task, self.stream, self.rates, self.directory, self.pace = task, stream, rates, directory, pace
         self._reporter, self._peers = reporter, peers
         self.position = Position()
-        self._optimiser = Optimiser(task.network, rates.muon_lr, rates.adamw_lr, rates.weight_decay)
+        self._optimizer = Optimizer(task.network, rates.muon_lr, rates.adamw_lr, rates.weight_decay)
         directory.mkdir(parents=True, exist_ok=True)
         if has_checkpoint(directory):
             self._resume()
@@ -107,8 +107,8 @@ class Run:
 
     def _step(self, batch: Batch) -> None:
         by_group = self._gradients(self._peers.part(batch))
-        self._peers.sum_gradients(self._optimiser.parameters)
-        self._optimiser.step(self._peers.agree(self.rates.factor(self.progress)), self.rates.clip_norm)
+        self._peers.sum_gradients(self._optimizer.parameters)
+        self._optimizer.step(self._peers.agree(self.rates.factor(self.progress)), self.rates.clip_norm)
         self.position.step += 1
         self.position.tokens += batch.num_tokens
         self.position.elapsed_s = self.pace.clock() - self._began_s
@@ -136,14 +136,14 @@ class Run:
         return self.progress >= 1 or self.position.step - self._first[0] == self.pace.stop_after_steps
 
     def _save(self) -> None:
-        states = {"model": self.task.network.state_dict(), "optimiser": self._optimiser.state_dict()}
+        states = {"model": self.task.network.state_dict(), "optimizer": self._optimizer.state_dict()}
         save_checkpoint(self.directory, self.position, states)
         self.task.export(self.directory)
 
     def _resume(self) -> None:
         self.position, states = load_checkpoint(self.directory)
         self.task.network.load_state_dict(states["model"])
-        self._optimiser.load_state_dict(states["optimiser"])
+        self._optimizer.load_state_dict(states["optimizer"])
 
     def _probe(self) -> None:
         at = self.position

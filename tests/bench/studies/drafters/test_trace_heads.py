@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from outrider_bench.cli.app import app
 from outrider_drafters import (
     Activations,
-    FrozenTarget,
+    TargetWeights,
     grow_tree,
     load_drafter,
     load_tap,
@@ -91,7 +91,7 @@ def test_hydra_plus_drafts_as_on_a_prefix_run_anew(target, hydra_plus):
     assert report["family"] == "hydra"
     assert report["mean_acceptance_length"] > 1.5
     model = LlamaForCausalLM.from_pretrained(target).eval()
-    drafter, tap = load_drafter(hydra_plus, FrozenTarget.load(target)), load_tap(hydra_plus, target)
+    drafter, tap = load_drafter(hydra_plus, TargetWeights.load(target)), load_tap(hydra_plus, target)
     tokens = [*PROMPT, report["cycles"][0]["root"]]
     for cycle in report["cycles"]:
         with torch.inference_mode():

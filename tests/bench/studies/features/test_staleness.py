@@ -17,7 +17,7 @@ from outrider_bench.studies.features.staleness import CODED, LAGS, LATE, Cell, c
 from outrider_bench.studies.features.staleness_command import label
 from outrider_bench.studies.features.staleness_recording import Recording, codings, record
 from outrider_bench.studies.features.staleness_walk import Lag, Walk, accepted
-from outrider_drafters import FrozenTarget, load_drafter
+from outrider_drafters import TargetWeights, load_drafter
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.target import Target
@@ -117,7 +117,7 @@ def test_less_is_accepted_where_features_lack(recorded):
 
 def test_eagle2_taught_for_late_features_loses_little_by_them(recorded):
     drafter, recordings, _ = recorded
-    taught = load_drafter(drafter_dir("eagle2_late"), FrozenTarget.load(target_dir()))
+    taught = load_drafter(drafter_dir("eagle2_late"), TargetWeights.load(target_dir()))
     assert taught.tap == drafter.tap  # so the recordings serve both
     assert (taught.stale_tolerant, drafter.stale_tolerant) == (True, False)
     chosen = [Cell(), Cell(LATE)]

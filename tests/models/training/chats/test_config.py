@@ -48,8 +48,8 @@ def test_changes_nest_and_the_command_line_wins(facts):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("drafter.colour=3", "drafter: unknown keys colour; it has shape"),
-        ("colours.red=3", "unknown tables colours; there are drafter"),
+        ("drafter.color=3", "drafter: unknown keys color; it has shape"),
+        ("colors.red=3", "unknown tables colors; there are drafter"),
         ("length=3", "length=3: need a table"),
         ("length.batch=many", "length.batch='many'"),
         ("length.batch=0", "batch=0"),

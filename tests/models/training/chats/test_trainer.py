@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.checkpoints.target_weights import FrozenTarget
+from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_drafter
 from outrider_drafters.readers.checkpoint import Checkpoint
@@ -91,7 +91,7 @@ def test_the_loss_falls_and_the_export_drafts(family, chats, target, tmp_path):
     log = log_of(tmp_path / "out")
     assert [entry["update"] for entry in log] == [3, 6]
     assert all(1 <= entry["tau"] <= 3 for entry in log)
-    drafter = load_drafter(DrafterSource(str(tmp_path / "out"), run.pupil.options), FrozenTarget.load(target))
+    drafter = load_drafter(DrafterSource(str(tmp_path / "out"), run.pupil.options), TargetWeights.load(target))
     state = drafter.new_state()
     state.append([5, 6, 7])
     if drafter.tap.width:

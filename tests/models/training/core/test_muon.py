@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from outrider_models.training.core.muon import Muon, orthogonalised
+from outrider_models.training.core.muon import Muon, orthogonalized
 
 SHAPES = ((6, 6), (6, 12), (12, 6), (6, 12))
 
@@ -27,5 +27,5 @@ def test_equals_torch(weight_decay):
 
 
 def test_singular_values_become_about_one():
-    values = torch.linalg.svdvals(orthogonalised(torch.randn(3, 8, 20)).float())
+    values = torch.linalg.svdvals(orthogonalized(torch.randn(3, 8, 20)).float())
     assert ((values > 0.5) & (values < 1.4)).all()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from outrider_drafters.checkpoints.target_weights import FrozenTarget
+from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.families.moa.network import pack_kv
 from outrider_drafters.load import load_drafter, load_tap
@@ -89,7 +89,7 @@ HEADS = [name for name in shipped_recipes() if name != "target"]
 def test_every_shipped_recipe_takes_a_step_and_its_drafter_drafts(name, tmp_path):
     run = run_of(name, target_dir(), tmp_path, stop_after_steps=1)
     run.finish()
-    drafter = load_drafter(tmp_path, FrozenTarget.load(target_dir()))
+    drafter = load_drafter(tmp_path, TargetWeights.load(target_dir()))
     state = drafter.new_state()
     state.append([5, 6, 7])
     if drafter.tap.width:
@@ -121,7 +121,7 @@ def test_drafting_continues_what_training_saw(kind, target, tmp_path):
     task.export(tmp_path)
     tokens = collate(task.tokenizer, probe_samples(1)[:1], prompt_weight=0.0).inputs
     n = tokens.shape[1]
-    state = load_drafter(tmp_path, FrozenTarget.load(target)).new_state()
+    state = load_drafter(tmp_path, TargetWeights.load(target)).new_state()
     state.append(tokens[0].tolist())
     acts = task.teacher.activations(tokens[:, :-1], needs_kv=True, hidden_layers=(-1,))
     state.add_features(0, load_tap(tmp_path, target).rows(acts))
