@@ -42,7 +42,7 @@ def test_a_directory_is_no_recipe(tmp_path):
 
 BAD_LINES = {
     "seed = 1": ("", "missing keys seed"),
-    "seed = 1 ": ("seed = 1\ncolour = 3", "unknown keys color"),
+    "seed = 1 ": ("seed = 1\ncolor = 3", "unknown keys color"),
     "seed = 1  ": ("seed = 'one'", "seed='one'"),
     "seed = 1   ": ("seed = true", "seed=True"),
     "num_layers = 8": ("num_layers = 0", "num_layers=0"),

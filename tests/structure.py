@@ -1,0 +1,161 @@
+"""Measures the structure of the rooms from their imports and definitions: `python tests/structure.py [ROOM ...]`.
+
+Nothing of the project is run or imported. tests/test_structure.py holds what is printed here to its limits.
+"""
+
+import ast
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("proto", "netsim", "drafters", "models", "server", "client", "bench")
+MAX_MODULES = 15
+SMALL_LINES = 60
+
+# Modules under SMALL_LINES lines with one importer that stay apart, each with its reason.
+SMALL_ON_PURPOSE: dict[str, str] = {
+    **{
+        f"outrider_netsim.impairments.{name}": "one impairment a file, composed by nesting"
+        for name in ("delay", "loss", "outage", "queue", "rate", "sink", "downstream")
+    },
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str
+    path: Path
+    tree: ast.Module
+    lines: list[str]
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.name == "__init__.py"
+
+    @property
+    def folder(self) -> str:
+        return self.name if self.is_package else self.name.rpartition(".")[0]
+
+
+def modules(rooms: Iterable[str] = ROOMS) -> dict[str, Module]:
+    """Every module of `rooms` by its dotted name, generated stubs left out."""
+    found = {}
+    for room in rooms:
+        for path in sorted((ROOT / room / f"outrider_{room}").rglob("*.py")):
+            if "_pb2" not in path.name:
+                name = ".".join(path.relative_to(ROOT / room).with_suffix("").parts).removesuffix(".__init__")
+                text = path.read_text()
+                found[name] = Module(name, path, ast.parse(text), text.splitlines())
+    return found
+
+
+def imports(module: Module, known: Mapping[str, Module]) -> set[str]:
+    """The modules of `known` that `module` imports, anywhere in its text."""
+    found = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if name in known else node.module)
+    return (found & known.keys()) - {module.name}
+
+
+@dataclass(frozen=True)
+class Structure:
+    modules: dict[str, Module]
+    imports: dict[str, set[str]]
+
+    @classmethod
+    def of(cls, rooms: Iterable[str] = ROOMS) -> "Structure":
+        found = modules(rooms)
+        return cls(found, {name: imports(module, found) for name, module in found.items()})
+
+    def crowds(self) -> list[tuple[str, int]]:
+        """Folders by their number of modules, the fullest first."""
+        counts = Counter(module.folder for module in self.modules.values() if not module.is_package)
+        return counts.most_common()
+
+    def mutual_folders(self) -> list[tuple[str, str]]:
+        """Pairs of folders of which each imports the other."""
+        edges = {
+            (self.modules[name].folder, self.modules[other].folder)
+            for name, others in self.imports.items()
+            for other in others
+        }
+        return sorted((a, b) for a, b in edges if a < b and (b, a) in edges)
+
+    def circle(self) -> list[str]:
+        """One circle of modules that import each other, or nothing."""
+        try:
+            list(TopologicalSorter(self.imports).static_order())
+        except CycleError as error:
+            return list(error.args[1])
+        return []
+
+    def twice(self) -> dict[str, list[str]]:
+        """Public classes whose name is defined more than once, unless one of them is a Protocol."""
+        places: dict[str, list[str]] = defaultdict(list)
+        protocols = set()
+        for module in self.modules.values():
+            for node in _classes(module):
+                places[node.name].append(module.name)
+                if any("Protocol" in ast.dump(base) for base in node.bases):
+                    protocols.add(node.name)
+        return {name: found for name, found in sorted(places.items()) if len(found) > 1 and name not in protocols}
+
+    def small(self) -> dict[str, str]:
+        """Modules under SMALL_LINES lines with one importer, and that importer; those kept on purpose left out."""
+        importers: dict[str, list[str]] = defaultdict(list)
+        for name, others in self.imports.items():
+            for other in others:
+                importers[other].append(name)
+        return {
+            name: importers[name][0]
+            for name, module in self.modules.items()
+            if not module.is_package
+            and len(module.lines) < SMALL_LINES
+            and len(importers[name]) == 1
+            and name not in SMALL_ON_PURPOSE
+        }
+
+    def comments_per_1000_lines(self) -> float:
+        lines = [line.lstrip() for module in self.modules.values() for line in module.lines]
+        return 1000 * sum(line.startswith("# ") for line in lines) / len(lines)
+
+
+def _classes(module: Module) -> Iterator[ast.ClassDef]:
+    for node in module.tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node
+
+
+def report(structure: Structure) -> Iterator[str]:
+    crowds = structure.crowds()
+    folder, most = crowds[0]
+    yield f"modules in the fullest folder: {most} ({folder})"
+    yield from (f"  {folder}: {count}" for folder, count in crowds if count > MAX_MODULES)
+    mutual = structure.mutual_folders()
+    yield f"pairs of folders that import each other: {len(mutual)}"
+    yield from (f"  {a} <-> {b}" for a, b in mutual)
+    circle = structure.circle()
+    yield f"circles of modules: {'at least 1' if circle else 0}"
+    yield from ([f"  {' -> '.join(circle)}"] if circle else [])
+    twice = structure.twice()
+    yield f"class names defined more than once: {len(twice)}"
+    yield from (f"  {name}: {', '.join(places)}" for name, places in twice.items())
+    small = structure.small()
+    kept = f"(kept on purpose: {len(SMALL_ON_PURPOSE)})"
+    yield f"modules under {SMALL_LINES} lines with one importer: {len(small)} {kept}"
+    yield from (f"  {name}, imported by {importer}" for name, importer in small.items())
+    yield f"own-line comments per 1,000 lines: {structure.comments_per_1000_lines():.1f}"
+
+
+if __name__ == "__main__":
+    for line in report(Structure.of(sys.argv[1:] or ROOMS)):
+        print(line)
