@@ -2,9 +2,11 @@
 
 import os
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, which reads it once
+# Before anything imports huggingface_hub or torch, which read them once. Processes that tests start inherit them.
+os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models; more threads only get in each other's way
 
 import asyncio
 import functools
@@ -17,7 +19,7 @@ from hypothesis import settings
 
 from outrider_netsim import EngineError, Link, profile_named
 
-torch.set_num_threads(1)  # tiny models; more threads only get in each other's way
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # whoever imported torch first
 
 settings.register_profile("outrider", deadline=None, derandomize=True, database=None)
 settings.load_profile("outrider")
