@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from outrider_bench.core.provenance import provenance
 from outrider_proto.errors import UsageError
+from outrider_proto.files import write_atomically
 
 
 def write_report(path: Path | None, results: Mapping[str, object]) -> None:
@@ -23,10 +23,8 @@ def write_report(path: Path | None, results: Mapping[str, object]) -> None:
     if str(path) == "-":
         sys.stdout.write(text)
         return
-    partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text)
-        os.replace(partial, path)
+        write_atomically(path, text)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from outrider_proto.addresses import port_of
 from outrider_proto.errors import UsageError
 
 START_TIMEOUT_S = 120.0
@@ -69,7 +70,7 @@ class ServerProcess:
                 raise UsageError(f"the server did not start: {self._log.read_text().strip()[-500:]}")
             time.sleep(0.02)
         ready = json.loads(self._ready_file.read_text())
-        self._port = int(ready["address"].rpartition(":")[2])
+        self._port = port_of(ready["address"])
         self.metrics = ready["metrics"]
 
     def kill(self) -> None:

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from outrider_proto.errors import UsageError
+from outrider_proto.files import write_atomically
 from outrider_proto.frames import TapInfo
 
 FORMAT = 1
@@ -90,11 +90,9 @@ class Tape:
     def save(self, path: Path) -> None:
         """Whole or not at all. Raises UsageError."""
         data = json.dumps(_as_dict(self), separators=(",", ":")).encode()
-        partial = path.with_name(path.name + ".partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-            os.replace(partial, path)
+            write_atomically(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from error
 

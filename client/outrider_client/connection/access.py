@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Self
 
 import grpc
 
+from outrider_proto.addresses import host_of, is_loopback_host
 from outrider_proto.errors import UsageError
 
 MAX_KEY_LENGTH = 256
@@ -52,7 +52,8 @@ class Access:
 
     def check_for(self, server: str) -> None:
         """Raises UsageError where the key would go to `server` for all to read."""
-        if self.has_key and not self.is_encrypted and not self.key_unencrypted and not is_loopback(server):
+        is_private = self.is_encrypted or is_loopback_host(host_of(server))
+        if self.has_key and not is_private and not self.key_unencrypted:
             remedy = "give --tls or --ca FILE, or --send-key-unencrypted to have it so"
             raise UsageError(f"server={server}: the key would go there unencrypted; {remedy}")
 
@@ -92,20 +93,6 @@ class Access:
 
 
 PLAIN = Access()
-
-
-def host_of(server: str) -> str:
-    """Without the port."""
-    return server.rpartition(":")[0].strip("[]")
-
-
-def is_loopback(server: str) -> bool:
-    """Whether it is on this machine, for certain."""
-    host = host_of(server)
-    try:
-        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _read(path: Path | None) -> bytes | None:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from outrider_client.connection.access import PLAIN, Access, Metadata, is_loopback
+from outrider_client.connection.access import PLAIN, Access, Metadata
 from outrider_client.connection.outbox import Outbox
 from outrider_client.connection.tls_diagnosis import TrustError, explained
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import wire
+from outrider_proto.addresses import host_of, is_loopback_host
 from outrider_proto.description import description_from_proto
 from outrider_proto.errors import LinkError, UsageError
 from outrider_proto.frames import ClientFrame, ServerDescription, ServerFrame
@@ -141,7 +142,7 @@ class GrpcTransport:
         """A fresh one; the caller closes it. Raises UsageError."""
         credentials = self._access.credentials()
         options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS]
-        if is_loopback(self.address):
+        if is_loopback_host(host_of(self.address)):
             options.append(_NO_PROXY)
         if credentials is None:
             return grpc.aio.insecure_channel(self.address, options=options)

@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import ssl
 
-from outrider_client.connection.access import Access, host_of
+from outrider_client.connection.access import Access
+from outrider_proto.addresses import host_of, port_of
 from outrider_proto.errors import UsageError
 
 _LOOK_S = 2.0
@@ -55,7 +56,7 @@ async def _looked(server: str, access: Access) -> str | None:
 async def _hangs_up(server: str, context: ssl.SSLContext, name: str | None = None) -> bool | None:
     """Whether the server ends the connection once TLS stands; None where it has no TLS for us."""
     context.set_alpn_protocols(["h2"])
-    host, port = host_of(server), int(server.rpartition(":")[2])
+    host, port = host_of(server), port_of(server)
     try:
         reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name or host)
     except ssl.SSLError:

@@ -8,16 +8,15 @@ have to ask first, and nothing here answers that.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider_client.gateway.errors import ApiError
+from outrider_proto.addresses import is_loopback_host
 
 _CLOSED = ("/v1/", "/outrider/", "/metrics")  # to those who do not know the key; the page itself says nothing
-_LOCAL_NAME = "localhost"
 
 
 class Guard:
@@ -36,7 +35,7 @@ class Guard:
 
     def _objection(self, path: str, headers: Headers) -> ApiError | None:
         host = headers.get("host", "")
-        if self._only_loopback and not is_loopback(_hostname(host)):
+        if self._only_loopback and not is_loopback_host(_hostname(host)):
             return ApiError(403, "host: this gateway answers to localhost only", code="wrong_host")
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
@@ -49,16 +48,6 @@ class Guard:
         scheme, _, key = authorization.partition(" ")
         assert self._api_key is not None
         return scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode("latin-1"), self._api_key)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the name or address is this device's own."""
-    if host.lower().rstrip(".") == _LOCAL_NAME:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _hostname(host: str) -> str:

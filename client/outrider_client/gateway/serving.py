@@ -18,8 +18,8 @@ from outrider_client.core.config import ClientConfig
 from outrider_client.display.display import say
 from outrider_client.gateway.app import create_app
 from outrider_client.gateway.gateway import Gateway, GatewayConfig, drafters
-from outrider_client.gateway.guard import is_loopback
 from outrider_client.models.local_models import LocalModels, head_names
+from outrider_proto.addresses import is_loopback_host, join_host_port
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Serving:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise UsageError(f"port={self.port}: need 0 to 65535")
-        if not is_loopback(self.host) and self.gateway.api_key is None:
+        if not is_loopback_host(self.host) and self.gateway.api_key is None:
             raise UsageError(f"host={self.host}: others can reach it, so give --api-key-file (or --api-key)")
 
 
@@ -70,7 +70,7 @@ async def listening(serving: Serving, models: LocalModels) -> AsyncIterator[tupl
             client = replace(serving.client, server=address, access=access)
             known = drafters(models, head_names(client.drafters))
             gateway = Gateway(client, known, serving.gateway, lambda state: _tell(state, serving.client.server))
-            app = create_app(gateway, emulated, only_loopback=is_loopback(serving.host))
+            app = create_app(gateway, emulated, only_loopback=is_loopback_host(serving.host))
             logging.getLogger("uvicorn").setLevel(logging.WARNING)
             config = uvicorn.Config(
                 app,
@@ -106,8 +106,7 @@ async def _link(serving: Serving) -> AsyncIterator[EmulatedLink | None]:
 
 
 def _announce(serving: Serving, listener: socket.socket) -> None:
-    host = f"[{serving.host}]" if ":" in serving.host else serving.host
-    url = f"http://{host}:{listener.getsockname()[1]}"
+    url = f"http://{join_host_port(serving.host, listener.getsockname()[1])}"
     say(f"gateway at {url}/v1, model {serving.gateway.names[0]}; page at {url}/")
 
 

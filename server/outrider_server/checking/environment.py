@@ -10,7 +10,7 @@ from pathlib import Path
 from outrider_proto.errors import UsageError
 from outrider_server.checking.finding import Finding, found
 from outrider_server.config.config import ServerConfig
-from outrider_server.security.exposure import check_exposure
+from outrider_server.security.address import check_exposure
 
 _SOON = timedelta(days=14)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from outrider_proto.errors import UsageError
+from outrider_proto.files import write_atomically
 from outrider_server.checking.command import check
 from outrider_server.cli.credentials import certs, keys_app
 from outrider_server.cli.signals import StopSignals
@@ -124,13 +125,9 @@ def _announce(server: Server, ready_file: Path | None) -> None:
 
 def _write_whole(file: Path, text: str) -> None:
     """Whoever waits for the file never sees half of it. Raises UsageError."""
-    partial = file.with_name(file.name + ".part")
     try:
-        partial.write_text(text)
-        partial.replace(file)
+        write_atomically(file, text)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise UsageError(f"ready_file={file}: cannot be written: {error.strerror}") from error
 
 

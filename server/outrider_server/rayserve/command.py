@@ -16,12 +16,13 @@ from typing import Annotated
 import typer
 
 from outrider_drafters.checkpoints.target_weights import resolve_dir
+from outrider_proto.addresses import free_port, join_host_port
 from outrider_proto.errors import UsageError
+from outrider_proto.files import write_atomically
 from outrider_server.config.config import ServerConfig
 from outrider_server.config.options import configured
 from outrider_server.rayserve.scale import Scale
-from outrider_server.security.address import host_and_port
-from outrider_server.security.exposure import check_exposure
+from outrider_server.security.address import check_exposure
 
 _DEFAULT = Scale()
 
@@ -51,8 +52,8 @@ def deploy(
     if remove and ray_address is None:
         raise UsageError("remove needs --ray-address: from which cluster?")
     check_exposure(config.host, config.security)
-    config = replace(config, port=config.port or _free_port())
-    http_port = ray_http_port or _free_port()
+    config = replace(config, port=config.port or free_port())
+    http_port = ray_http_port or free_port()
     scale = Scale(replicas, max_replicas, streams_per_replica, surge, cpus, gpus, http_port)
     _need_ray()
     if ray_address is None:
@@ -96,12 +97,10 @@ def _launch(config: ServerConfig, scale: Scale, ready_file: Path | None) -> None
     from outrider_server.rayserve.launch import launch
 
     launch(config, scale)
-    address = host_and_port(config.host, config.port)
+    address = join_host_port(config.host, config.port)
     if ready_file is not None:
         ready = {"address": address, "ray": ray.get_runtime_context().gcs_address, "http_port": scale.http_port}
-        partial = ready_file.with_name(ready_file.name + ".part")
-        partial.write_text(json.dumps(ready) + "\n")
-        partial.replace(ready_file)  # whoever waits for the file never sees half of it
+        write_atomically(ready_file, json.dumps(ready) + "\n")  # a script may be waiting for the file
     number = scale.replicas if scale.max_replicas is None else f"{scale.replicas} to {scale.max_replicas}"
     typer.echo(f"outrider-server: ready on {address}, replicas: {number}; Ray listens on ports of its own", err=True)
 
@@ -120,9 +119,3 @@ def _check_free(host: str, port: int) -> None:
             trial.bind(address)
     except OSError as error:
         raise UsageError(f"cannot listen on {host}:{port}: the port is in use or the address not ours") from error
-
-
-def _free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return int(unused.getsockname()[1])

@@ -16,8 +16,8 @@ from typing import Any, Self
 import grpc
 
 from outrider_proto import verifier_pb2 as pb  # noqa: F401 # Ray's reflection looks the services up by their names
+from outrider_proto.addresses import join_host_port, port_of
 from outrider_server.config.security import Security
-from outrider_server.security.address import host_and_port
 from outrider_server.security.tls import server_credentials
 
 ENVIRONMENT = "OUTRIDER_INGRESS"  # how the proxies, children of Ray's controller, are told
@@ -61,7 +61,7 @@ def start() -> list[object]:
     ingress = Ingress.from_environment()
 
     def add_grpc_address(server: grpc.aio.Server, address: str) -> None:
-        address = host_and_port(ingress.host, int(address.rpartition(":")[2]))
+        address = join_host_port(ingress.host, port_of(address))
         if (credentials := server_credentials(ingress.security)) is None:
             server.add_insecure_port(address)
         else:

@@ -10,6 +10,7 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider_proto.addresses import join_host_port
 from outrider_proto.errors import UsageError
 from outrider_proto.wire import MAX_FRAME_BYTES
 from outrider_server.bundles.catalogue import EdgeBundles
@@ -19,9 +20,8 @@ from outrider_server.rpc.build import build_verifier
 from outrider_server.rpc.bundle_service import BUNDLES, BundlesService
 from outrider_server.rpc.health import Health
 from outrider_server.rpc.service import SERVICE, VerifierService
-from outrider_server.security.address import host_and_port
+from outrider_server.security.address import check_exposure
 from outrider_server.security.authenticator import Gatekeeper
-from outrider_server.security.exposure import check_exposure
 from outrider_server.security.inspection import add_inspection
 from outrider_server.security.tls import server_credentials
 from outrider_server.sessions.verifier import Verifier
@@ -85,7 +85,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        return host_and_port(self.host, self.port)
+        return join_host_port(self.host, self.port)
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """The methods of our services; Ray Serve calls them too (rayserve/)."""

@@ -6,6 +6,10 @@ import ipaddress
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from outrider_proto.addresses import is_loopback_host
+from outrider_proto.errors import UsageError
+from outrider_server.config.security import Security
+
 _OWN_NETWORK = 64  # bits of an IPv6 address that one household or machine has to itself
 
 
@@ -33,16 +37,16 @@ class PeerAddress:
         return cls(str(ip), is_loopback=ip.is_loopback)
 
 
-def host_and_port(host: str, port: int) -> str:
-    """As gRPC wants it: an IPv6 address in brackets, which people may leave out."""
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-
-
-def is_loopback_host(host: str) -> bool:
-    """Whether who listens at this name or address is heard by this machine alone."""
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+def check_exposure(host: str, security: Security) -> None:
+    """Raise UsageError for an address that other machines reach, unless clients need credentials or --open-to-network
+    is given."""
+    if is_loopback_host(host.strip("[]")) or security.open_to_network:
+        return
+    lacking = []
+    if security.tls_cert is None:
+        lacking.append("--tls-cert and --tls-key (`outrider-server certs` makes them)")
+    if not security.knows_clients:
+        lacking.append("--keys (`outrider-server keys add`) or --client-ca")
+    if lacking:
+        remedy = f"give {', and '.join(lacking)}"
+        raise UsageError(f"host={host}: others can reach it; {remedy}, or --open-to-network to serve strangers")

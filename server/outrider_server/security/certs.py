@@ -4,7 +4,6 @@ reads it; the authority may sign end certificates only."""
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from outrider_proto.errors import UsageError
+from outrider_proto.files import write_atomically
 
 _SKEW = timedelta(hours=1)  # a device's clock may be behind ours
 _MAX_NAME = 64  # of a common name, RFC 5280
@@ -134,11 +134,7 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    partial = path.with_name(path.name + ".part")
     try:
-        partial.unlink(missing_ok=True)
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
-            out.write(data)
-        partial.replace(path)
+        write_atomically(path, data, mode)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error

@@ -7,7 +7,6 @@ import asyncio
 import json
 import re
 import shutil
-import socket
 import urllib.request
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from outrider_client.connection.access import Access
 from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_client.connection.heartbeat import Patience
 from outrider_drafters.load import load_tap
+from outrider_proto.addresses import free_port
 from outrider_proto.errors import OutriderError
 from outrider_proto.frames import Open, Opened
 from outrider_server.cli.app import app
@@ -113,12 +113,6 @@ async def balanced(name: str, servers: list[Server], access: Access, folder: Pat
     finally:
         process.kill()
         await process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return unused.getsockname()[1]
 
 
 async def ready(transport: GrpcTransport) -> None:

@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from fuzz_targets.target import FuzzTarget
-from outrider_server.security.address import PeerAddress, is_loopback_host
+from outrider_proto.addresses import is_loopback_host
+from outrider_server.security.address import PeerAddress
 from outrider_server.security.authenticator import _bearer
 from outrider_server.security.keyring import Keyring
 from outrider_server.security.keys import Key, digest_of, new_secret, write_keys

@@ -4,9 +4,8 @@ import pytest
 
 from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_server.config.security import Security
-from outrider_server.security.address import PeerAddress
+from outrider_server.security.address import PeerAddress, check_exposure
 from outrider_server.security.authenticator import Caller, Gatekeeper
-from outrider_server.security.exposure import check_exposure
 from outrider_server.security.keys import Key, digest_of, new_secret, write_keys
 from outrider_server.security.principal import ANYBODY, Quota, Scope
 

@@ -23,6 +23,7 @@ from outrider_client.models.local_models import LocalModels
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_models.corpus import FAMILIES, Family
 from outrider_proto.errors import UsageError
+from outrider_proto.files import write_atomically
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target, eager_attention
 
@@ -71,9 +72,7 @@ def load_texts(directory: Path, mix: Mix, seed: int, dtype: str, device: str, st
         return path
     texts = _made(directory, mix, seed, dtype, device, step)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps([asdict(text) for text in texts]))
-    os.replace(partial, path)
+    write_atomically(path, json.dumps([asdict(text) for text in texts]))
     return path
 
 

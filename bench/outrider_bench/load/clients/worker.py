@@ -33,6 +33,7 @@ from outrider_client.core.config import ClientConfig, Mode, Timeouts
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_netsim import Link, profile_named
+from outrider_proto.addresses import port_of
 
 _MAX_LINE = 1 << 26
 WAIT_FOR_LINK_S = 120.0
@@ -142,7 +143,7 @@ class Worker:
                 names = ("answers", "checked", "verdicts", "tokens", "outages", "strays", "lost", "wrong")
                 _say("told", **{name: sum(getattr(tally, name) for tally in tallies) for name in names})
             case "cut":
-                port = int((self._assignment.server if self._link is None else self._link.address).rpartition(":")[2])
+                port = port_of(self._assignment.server if self._link is None else self._link.address)
                 _say("cut", done=cut_connection(port, self._generator))
             case "silence":
                 task = asyncio.create_task(self._silence(order["seconds"]))

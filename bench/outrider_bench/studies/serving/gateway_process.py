@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from outrider_proto.addresses import free_port
 from outrider_proto.errors import UsageError
 
 _START_TIMEOUT_S = 60.0
@@ -23,7 +23,7 @@ class GatewayProcess:
     """Use as a context manager; `options` are those of `outrider gateway`. Raises UsageError if it does not link up."""
 
     def __init__(self, server: str, options: Sequence[str] = ()) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self._command = [*_COMMAND, "--server", server, "--port", str(self.port), *options]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -56,7 +56,7 @@ class GatewayProcess:
 
 def cold_start_s(server: str) -> float:
     """From starting the process to the first token of an answer, which is asked for as soon as somebody listens."""
-    port = _free_port()
+    port = free_port()
     started = time.perf_counter()
     process = subprocess.Popen([*_COMMAND, "--server", server, "--port", str(port)], stderr=subprocess.DEVNULL)
     try:
@@ -80,9 +80,3 @@ def _first_token(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return int(unused.getsockname()[1])

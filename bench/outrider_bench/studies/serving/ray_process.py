@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from outrider_proto.addresses import port_of
 from outrider_proto.errors import UsageError
 
 _START_TIMEOUT_S = 600.0
@@ -71,7 +72,7 @@ class RayProcess:
 
     def update(self, options: Sequence[str] = ()) -> None:
         """Replace every replica by one with other options; returns when that is done."""
-        ports = ["--port", self.address.rpartition(":")[2], "--ray-http-port", str(self._ready["http_port"])]
+        ports = ["--port", str(port_of(self.address)), "--ray-http-port", str(self._ready["http_port"])]
         command = [*self._command, *options, *ports, "--ray-address", self._ready["ray"]]
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:

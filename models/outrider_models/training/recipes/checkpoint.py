@@ -1,11 +1,12 @@
 """Training state on disk: written beside its place and renamed over it, so that a reader never sees half a file."""
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from outrider_proto.files import atomic_path
 
 _NAME = "checkpoint.pt"
 
@@ -24,10 +25,9 @@ class Position:
 def save_checkpoint(directory: Path, position: Position, states: dict[str, Any]) -> None:  # Any: torch state dicts
     """Replace the checkpoint of `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
-    partial = directory / f"{_NAME}.partial"
     payload = {"position": asdict(position), "torch_rng": torch.get_rng_state(), **states}
-    torch.save(payload, partial)
-    os.replace(partial, directory / _NAME)
+    with atomic_path(directory / _NAME) as partial:
+        torch.save(payload, partial)
 
 
 def load_checkpoint(directory: Path) -> tuple[Position, dict[str, Any]]:

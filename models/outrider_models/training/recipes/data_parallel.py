@@ -6,7 +6,6 @@ operation; processes do so once a step.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -68,11 +67,3 @@ class Peers:
 
 
 ALONE = Peers()
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -13,11 +13,12 @@ from rich.console import Console
 from outrider_models.core.embedded import target_dir
 from outrider_models.training.core.progress import Reporter
 from outrider_models.training.recipes.checkpoint import has_checkpoint
-from outrider_models.training.recipes.data_parallel import ALONE, Peers, free_port
+from outrider_models.training.recipes.data_parallel import ALONE, Peers
 from outrider_models.training.recipes.drafter import DrafterTask
 from outrider_models.training.recipes.recipe import DrafterRecipe, Recipe, TargetRecipe, read_recipe
 from outrider_models.training.recipes.target import TargetTask
 from outrider_models.training.recipes.trainer import Pace, Run, Task
+from outrider_proto.addresses import free_port
 from outrider_proto.errors import UsageError
 
 

@@ -26,9 +26,9 @@ from outrider_models.training.chats.start import ChatOrder, start_on_chats
 from outrider_models.training.chats.validation import Acceptance, Examiner, follow
 from outrider_models.training.core.teacher import Teacher
 from outrider_models.training.families import TRAINABLES
-from outrider_models.training.recipes.data_parallel import free_port
 from outrider_models.training.recipes.probe import probe_samples, prompt_ids
 from outrider_models.training.recipes.target import TargetTask
+from outrider_proto.addresses import free_port
 from outrider_proto.errors import UsageError
 
 QUICK = parse_changes([

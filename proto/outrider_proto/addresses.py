@@ -1,0 +1,40 @@
+"""Network addresses as people write them: HOST:PORT, an IPv6 host in brackets. Opens no connection."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+
+def join_host_port(host: str, port: int) -> str:
+    """HOST:PORT; adds the brackets that people leave out around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def host_of(address: str) -> str:
+    """The host of HOST:PORT, without brackets; empty where there is no port."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def port_of(address: str) -> int:
+    """The port of HOST:PORT. Raises ValueError where it is not a number."""
+    return int(address.rpartition(":")[2])
+
+
+def is_loopback_host(host: str) -> bool:
+    """Return whether a host, without brackets, is certainly this machine. Looks no name up."""
+    # A name that merely resolves to loopback today proves nothing: whoever runs its DNS can point it elsewhere.
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing listens on now."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port: int = unused.getsockname()[1]
+        return port
