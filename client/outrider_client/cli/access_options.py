@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from outrider_client.connection.access import Access
+from outrider_client.core.config import ClientConfig
 
 KEY_VARIABLE = "OUTRIDER_KEY"
 _PANEL = "The way to the server"
@@ -72,3 +73,12 @@ def access_from(options: Mapping[str, Any]) -> Access:  # Any: each option has i
     unencrypted = chosen.pop("send_key_unencrypted", False)
     key = None if chosen.get("key_file") is not None else os.environ.get(KEY_VARIABLE) or None
     return Access(**chosen, key=key, key_unencrypted=unencrypted)
+
+
+PORT = ClientConfig().server.rpartition(":")[2]
+
+
+def with_port(server: str) -> str:
+    """HOST is HOST:50051; what has a port, or is no address at all, stays as it is."""
+    is_bare = server.endswith("]") if server.startswith("[") else ":" not in server
+    return f"{server}:{PORT}" if server and is_bare else server

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from outrider_client.cli.access_options import access_from, with_access_options
-from outrider_client.cli.address import with_port
-from outrider_client.cli.chat_command import chat
+from outrider_client.cli.access_options import access_from, with_access_options, with_port
+from outrider_client.cli.chat.conversation import ChatConversation
+from outrider_client.cli.chat.input import lines
+from outrider_client.cli.chat.link import ChatLink
+from outrider_client.cli.chat.repl import ChatRepl
 from outrider_client.cli.gateway import gateway_command
 from outrider_client.cli.options import client_config, with_client_options
 from outrider_client.cli.pull import pull_command
 from outrider_client.client import Client
 from outrider_client.core.config import ClientConfig
-from outrider_client.display.display import display_for, say, show_answer
-from outrider_client.display.printable import printable
+from outrider_client.display.display import display_for, show_answer
+from outrider_client.display.messages import print_message, printable
 from outrider_client.models.local_models import Prompt
-from outrider_client.privacy.prompt_input import asked_prompt, kinds_of
+from outrider_client.privacy.prompt_input import asked_prompt, kinds_of, read_private
 from outrider_proto.errors import LinkError, OutriderError, Refusal, UsageError
 
 EXIT_USAGE, EXIT_REFUSAL, EXIT_LINK, EXIT_INTERRUPTED = 2, 3, 4, 130
@@ -59,11 +62,11 @@ def generate(
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
     if display.written.token_ids and not display.written.text and not as_json:
-        say("the answer's tokens have no text: --json shows their ids")
+        print_message("the answer's tokens have no text: --json shows their ids")
     if finished.reason == "unverified" and config.mode != "offline":
-        say("the link stayed away: the end of this answer is unverified")
+        print_message("the link stayed away: the end of this answer is unverified")
     if finished.reason == "private":
-        say("private text stays here: the drafter wrote this answer alone, unverified")
+        print_message("private text stays here: the drafter wrote this answer alone, unverified")
     if finished.reason == "link" and config.mode == "offline":
         raise LinkError("offline: neither the drafter nor the last resort could tell how this text goes on")
     if finished.reason == "link":
@@ -88,8 +91,30 @@ def describe(
         print(printable(f"{name.replace('_', ' '):22} {value}"))
 
 
+@app.command()
+@with_client_options
+def chat(
+    as_json: Annotated[bool, Option("--json", help="One JSON object an event.")] = False,
+    private: Annotated[Path | None, Option(help="A file whose text goes along, and never leaves this device.")] = None,
+    profile: Annotated[
+        str | None, Option(help="Put an emulated link before the server, which /link can cut: paper-4g, ...")
+    ] = None,
+    history: Annotated[bool, Option(help="Remember what was said, private text left out, for the arrow keys.")] = True,
+    **options: Any,  # the shared ones
+) -> None:
+    """ChatRepl. /help says what can be asked; <<...>> is private; Ctrl-C ends an answer, Ctrl-D the conversation."""
+    config = client_config(options)
+    conversation = ChatConversation("" if private is None else read_private(private))
+    with contextlib.ExitStack() as stack:
+        link = None if profile is None else stack.enter_context(ChatLink(profile, config.server))
+        reached = config
+        if link is not None:
+            reached = replace(config, server=link.address, access=config.access.through(config.server))
+        client = stack.enter_context(Client(reached))
+        ChatRepl(client, config, conversation, link, as_json=as_json).run(lines(_history() if history else None))
+
+
 app.command("gateway")(with_client_options(gateway_command))
-app.command()(with_client_options(chat))
 app.command("pull")(with_access_options(pull_command))
 
 
@@ -99,7 +124,7 @@ def main() -> None:
     try:
         app()
     except OutriderError as error:
-        say(str(error))
+        print_message(str(error))
         sys.exit(_exit_code(error))
 
 
@@ -110,7 +135,7 @@ def _asked(prompt: str | None, prompt_ids: str | None, private: list[Path], *, f
         return _ids(prompt_ids)
     asked = asked_prompt(sys.stdin.read() if prompt == "-" else prompt or "", private, fences=fences, detect=detect)
     if detect:
-        say(f"private: {', '.join(kinds_of(asked)) or 'nothing'}")
+        print_message(f"private: {', '.join(kinds_of(asked)) or 'nothing'}")
     return asked
 
 
@@ -131,6 +156,12 @@ def _exit_code(error: OutriderError) -> int:
             return EXIT_LINK
         case _:
             return 1
+
+
+def _history() -> Path:
+    from platformdirs import user_state_path
+
+    return user_state_path("outrider") / "chat_history"
 
 
 if __name__ == "__main__":

@@ -44,14 +44,14 @@ def gateway_command(
     _leave_to_requests(on_reconnect, logprobs)
     try:
         from outrider_client.gateway.gateway import GatewayConfig
-        from outrider_client.gateway.serving import Serving, serve
+        from outrider_client.gateway.serving import ServingConfig, serve
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'outrider[gateway]'") from error
     key = _api_key(api_key, api_key_file)
     client = client_config(options | {"wait_for_link": wait_for_link, "max_new_tokens": 1})  # requests say
     names = tuple(model_name or GatewayConfig().names)
     config = GatewayConfig(names, sessions, queue, max_new_tokens, key)
-    serve(Serving(client, config, host, port, profile, engine))
+    serve(ServingConfig(client, config, host, port, profile, engine))
 
 
 def _leave_to_requests(on_reconnect: OnReconnect | None, logprobs: int | None) -> None:

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from outrider_client.cli.access_options import ACCESS_OPTIONS, access_from, with_options
-from outrider_client.cli.address import with_port
+from outrider_client.cli.access_options import ACCESS_OPTIONS, access_from, with_options, with_port
 from outrider_client.connection.heartbeat import Patience
 from outrider_client.core.config import ClientConfig, LastResort, Mode, OnReconnect, Privacy
 from outrider_client.models.pulled import find_pulled

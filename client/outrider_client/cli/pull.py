@@ -14,17 +14,16 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from typer import Argument, Option
 
-from outrider_client.cli.access_options import access_from
-from outrider_client.cli.address import with_port
+from outrider_client.cli.access_options import access_from, with_port
 from outrider_client.core.config import ClientConfig
-from outrider_client.display.display import say
-from outrider_client.display.json import event_name
+from outrider_client.display.json_display import event_name
+from outrider_client.display.messages import print_message
 from outrider_client.pull.pull import (
     BytesPulled,
     FilePulled,
+    PullConfig,
     Pulled,
     PullEvent,
-    PullOrder,
     PullStarted,
     PullWaiting,
     pull,
@@ -33,7 +32,7 @@ from outrider_client.pull.pull import (
 EXIT_INTERRUPTED = 130
 
 
-class Display(Protocol):
+class PullDisplay(Protocol):
     """Shows one pull."""
 
     def show(self, event: PullEvent) -> None: ...
@@ -54,12 +53,14 @@ def pull_command(
 ) -> None:
     """Fetch what this device needs of a server's target and drafter. Goes on where it was interrupted."""
     server = with_port(server)
-    order = PullOrder(server, out, drafter, weights, retry, access=access_from(options))
-    display = JsonPull(sys.stdout) if as_json else TextPull(Console(stderr=True, highlight=False), sys.stdout)
+    order = PullConfig(server, out, drafter, weights, retry, access=access_from(options))
+    display = (
+        JsonPullDisplay(sys.stdout) if as_json else TextPullDisplay(Console(stderr=True, highlight=False), sys.stdout)
+    )
     try:
         pulled = asyncio.run(pull(order, display.show))
     except KeyboardInterrupt:
-        say("stopped; what has come is kept: pull again to go on")
+        print_message("stopped; what has come is kept: pull again to go on")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
         display.close()
@@ -68,7 +69,7 @@ def pull_command(
         print(f"use it with: outrider generate --server {server}{target} PROMPT")
 
 
-class JsonPull:
+class JsonPullDisplay:
     """One JSON object a line; bytes are not counted out."""
 
     def __init__(self, out: TextIO) -> None:
@@ -83,7 +84,7 @@ class JsonPull:
         return
 
 
-class TextPull:
+class TextPullDisplay:
     """A bar where there is a terminal for it, and a line at the end."""
 
     def __init__(self, console: Console, out: TextIO) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 
 from outrider_client.client import Client
 from outrider_client.core.answer_text import Written
 from outrider_client.core.events import Event, Finished, Warned
-from outrider_client.display.json import JsonDisplay
-from outrider_client.display.live import LiveDisplay
-from outrider_client.display.markdown import MarkdownDisplay
-from outrider_client.display.plain import PlainDisplay
-from outrider_client.display.printable import printable
+from outrider_client.display.json_display import JsonDisplay
+from outrider_client.display.messages import print_message, printable
+from outrider_client.display.terminal import LiveDisplay, MarkdownDisplay
 from outrider_client.models.local_models import Prompt
 
 
@@ -57,11 +55,32 @@ def show_answer(
                 case Warned(message=message):
                     warnings.append(message)
     for message in warnings:
-        say(f"warning: {message}")
+        print_message(f"warning: {message}")
     assert finished is not None
     return finished
 
 
-def say(message: str) -> None:
-    """A line for the user, beside the answer."""
-    print(f"outrider: {printable(message)}", file=sys.stderr)
+class PlainDisplay:
+    """One answer."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.written = Written()
+        self._out = out
+        self._num_printed = 0
+
+    def show(self, event: Event) -> None:
+        self.written.take(event)
+        text = self.written.text
+        end = len(text) if isinstance(event, Finished) else self.written.num_settled_chars
+        self._print(text[self._num_printed : end])
+
+    def close(self) -> None:
+        """End the line, if there is one."""
+        if self.written.text and not self.written.text.endswith("\n"):
+            self._print("\n")
+
+    def _print(self, text: str) -> None:
+        if text:
+            self._out.write(printable(text) if self._out.isatty() else text)
+            self._out.flush()
+            self._num_printed += len(text)

@@ -42,7 +42,7 @@ class StatusLine:
             f"τ {statistics.mean_acceptance_length:.2f}",
             f"{statistics.tokens_per_second:.1f} tokens/s",
             f"{statistics.target_calls} calls",
-            f"↑ {in_bytes(statistics.bytes_up)} ↓ {in_bytes(statistics.bytes_down)}",
+            f"↑ {format_bytes(statistics.bytes_up)} ↓ {format_bytes(statistics.bytes_down)}",
         ]
         if len(statistics.heads.cycles) > 1:
             parts.append(_heads(statistics.heads))
@@ -56,7 +56,7 @@ class StatusLine:
         return status.append(" · " + " · ".join(parts), style="dim")
 
 
-def in_bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     """A size for people."""
     return f"{count} B" if count < 1000 else f"{count / 1000:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
 

@@ -19,18 +19,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from outrider_client.connection.link_state import LinkState
-from outrider_client.gateway.answering import Answering
-from outrider_client.gateway.asking import asked_by_chat, asked_by_completion
-from outrider_client.gateway.bodies import Body, ChatForm, CompletionForm
-from outrider_client.gateway.body_limit import BodyLimit
-from outrider_client.gateway.disconnect import GoneError
+from outrider_client.gateway.completion import GatewayCompletion
 from outrider_client.gateway.errors import ApiError, api_error, invalid_request, unknown_model
 from outrider_client.gateway.gateway import Gateway
-from outrider_client.gateway.guard import Guard
 from outrider_client.gateway.link_watch import LinkReport
 from outrider_client.gateway.metrics import CONTENT_TYPE
-from outrider_client.gateway.requests import ChatRequest, CompletionRequest, LinkOrder
-from outrider_client.gateway.stream import answer
+from outrider_client.gateway.middleware import AccessMiddleware, BodyLimitMiddleware
+from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest, LinkCommand
+from outrider_client.gateway.request_mapping import map_chat_request, map_completion_request
+from outrider_client.gateway.response_bodies import Body, ChatFormat, CompletionFormat
+from outrider_client.gateway.responses import DisconnectedError, answer
 from outrider_proto.errors import OutriderError
 
 if TYPE_CHECKING:
@@ -53,8 +51,8 @@ def create_app(gateway: Gateway, emulated: EmulatedLink | None = None, *, only_l
             yield
 
     app = FastAPI(title="Outrider gateway", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(BodyLimit)
-    app.add_middleware(Guard, api_key=gateway.config.api_key, only_loopback=only_loopback)
+    app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(AccessMiddleware, api_key=gateway.config.api_key, only_loopback=only_loopback)
     _add_answers(app, gateway)
     _add_models(app, gateway)
     _add_state(app, gateway)
@@ -67,15 +65,15 @@ def create_app(gateway: Gateway, emulated: EmulatedLink | None = None, *, only_l
 def _add_answers(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
-        answering = Answering(gateway, asked_by_chat(body, request.headers, gateway.client.sampling))
+        answering = GatewayCompletion(gateway, map_chat_request(body, request.headers, gateway.client.sampling))
         usage = answering.asked.include_usage
-        form = ChatForm(body.model, answering.models, stream=body.stream, include_usage=usage)
+        form = ChatFormat(body.model, answering.models, stream=body.stream, include_usage=usage)
         return await answer(request, answering, form)
 
     @app.post("/v1/completions", response_model=None)
     async def completion(body: CompletionRequest, request: Request) -> Response:
-        answering = Answering(gateway, asked_by_completion(body, request.headers, gateway.client.sampling))
-        form = CompletionForm(body.model, answering.models, include_usage=answering.asked.include_usage)
+        answering = GatewayCompletion(gateway, map_completion_request(body, request.headers, gateway.client.sampling))
+        form = CompletionFormat(body.model, answering.models, include_usage=answering.asked.include_usage)
         return await answer(request, answering, form)
 
 
@@ -123,7 +121,7 @@ def _add_link(app: FastAPI, gateway: Gateway, emulated: EmulatedLink | None) -> 
         return EventSourceResponse(events(), sep="\n")
 
     @app.post("/outrider/link")
-    async def order(body: LinkOrder) -> Body:
+    async def order(body: LinkCommand) -> Body:
         if emulated is None:
             raise ApiError(409, "the link is a real one: start the gateway with --profile to have one to cut")
         _obey(emulated, body)
@@ -131,7 +129,7 @@ def _add_link(app: FastAPI, gateway: Gateway, emulated: EmulatedLink | None) -> 
         return shown(gateway.watch.report)
 
 
-def _obey(emulated: EmulatedLink, order: LinkOrder) -> None:
+def _obey(emulated: EmulatedLink, order: LinkCommand) -> None:
     if order.profile is not None:
         if order.profile not in emulated.profiles:  # the terminal may name files of its own, an app may not
             raise ApiError(400, f"profile: choose one of {', '.join(emulated.profiles)}", param="profile")
@@ -161,8 +159,8 @@ def _add_errors(app: FastAPI, gateway: Gateway) -> None:
     async def invalid_header(_: Request, error: ValidationError) -> Response:
         return said(invalid_request([{**each, "loc": ("headers", *each["loc"])} for each in error.errors()]))
 
-    @app.exception_handler(GoneError)
-    async def gone(_: Request, error: GoneError) -> Response:
+    @app.exception_handler(DisconnectedError)
+    async def gone(_: Request, error: DisconnectedError) -> Response:
         return Response(status_code=_CLIENT_CLOSED)
 
     @app.exception_handler(HTTPException)

@@ -12,11 +12,11 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
-from outrider_client.gateway.asking import Asked
 from outrider_client.gateway.errors import ApiError, unknown_model
 from outrider_client.gateway.link_watch import LinkWatch
-from outrider_client.gateway.metrics import Metrics
-from outrider_client.gateway.pool import Pool
+from outrider_client.gateway.metrics import GatewayMetrics
+from outrider_client.gateway.request_mapping import GenerationRequest
+from outrider_client.gateway.session_pool import SessionPool
 from outrider_client.models.local_models import LocalModels
 from outrider_proto.errors import UsageError
 
@@ -60,13 +60,13 @@ class Gateway:
     ) -> None:
         self.config = config
         self.client = replace(client, offline_start=True)
-        self.metrics = Metrics()
+        self.metrics = GatewayMetrics()
         self._models = dict(models)
         self._tasks: set[asyncio.Task[None]] = set()
         self._usual = next(iter(models))
         self._say = say
         transport = GrpcTransport(client.server, client.access)
-        self.pool = Pool(self._new_client, config.sessions, config.queue)
+        self.pool = SessionPool(self._new_client, config.sessions, config.queue)
         self.watch = LinkWatch(self.pool, transport, self._tell)
         self.metrics.link(self.watch.state)
         self.metrics.watch("num_requests_running", lambda: self.pool.num_running)
@@ -92,7 +92,7 @@ class Gateway:
             await asyncio.gather(watching, *self._tasks, return_exceptions=True)
             await self.pool.close()
 
-    def models_for(self, asked: Asked) -> tuple[str, LocalModels]:
+    def models_for(self, asked: GenerationRequest) -> tuple[str, LocalModels]:
         """The drafter's name, and the models with it. Raises ApiError for a model or a drafter that is not here."""
         if asked.model not in self.config.names:
             raise unknown_model(asked.model, self.config.names)

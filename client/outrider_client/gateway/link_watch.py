@@ -12,7 +12,7 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.events import Event, LinkChanged, Stats
 from outrider_client.core.statistics import Statistics
-from outrider_client.gateway.pool import Pool
+from outrider_client.gateway.session_pool import SessionPool
 from outrider_client.privacy.safe_prefix import HUNG_UP
 from outrider_proto.errors import OutriderError
 
@@ -42,7 +42,7 @@ class LinkReport:
 class LinkWatch:
     """`say` is told when the link comes and goes."""
 
-    def __init__(self, pool: Pool, probe: Probe, say: Callable[[LinkState], None]) -> None:
+    def __init__(self, pool: SessionPool, probe: Probe, say: Callable[[LinkState], None]) -> None:
         self.state = LinkState.CONNECTING
         self._pool = pool
         self._probe = probe

@@ -12,14 +12,14 @@ from outrider_client.core.events import Cycle, Event, Finished
 from outrider_client.core.statistics import Statistics
 from outrider_proto.frames import Draft
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "GatewayMetrics"]
 
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _REQUEST_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
-class Metrics:
+class GatewayMetrics:
     """One gateway's, in a registry of its own."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import uvicorn
 from outrider_client.connection.emulated import EmulatedLink, emulated_link
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import ClientConfig
-from outrider_client.display.display import say
+from outrider_client.display.messages import print_message
 from outrider_client.gateway.app import create_app
 from outrider_client.gateway.gateway import Gateway, GatewayConfig, drafters
 from outrider_client.models.local_models import LocalModels, head_names
@@ -30,7 +30,7 @@ _STOP_S = 3  # for answers under way to end
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServingConfig:
     """Raises UsageError for an address that others can reach without a key."""
 
     client: ClientConfig
@@ -47,7 +47,7 @@ class Serving:
             raise UsageError(f"host={self.host}: others can reach it, so give --api-key-file (or --api-key)")
 
 
-def serve(serving: Serving) -> None:
+def serve(serving: ServingConfig) -> None:
     """Until the process is told to stop. Raises UsageError."""
     models = LocalModels.load(serving.client)
     models.prepare()
@@ -55,13 +55,15 @@ def serve(serving: Serving) -> None:
         asyncio.run(_serve(serving, models))
 
 
-async def _serve(serving: Serving, models: LocalModels) -> None:
+async def _serve(serving: ServingConfig, models: LocalModels) -> None:
     async with listening(serving, models) as (server, sockets):
         await server.serve(sockets)
 
 
 @contextlib.asynccontextmanager
-async def listening(serving: Serving, models: LocalModels) -> AsyncIterator[tuple[uvicorn.Server, list[socket.socket]]]:
+async def listening(
+    serving: ServingConfig, models: LocalModels
+) -> AsyncIterator[tuple[uvicorn.Server, list[socket.socket]]]:
     """A server that has its address and only needs to serve. Raises UsageError."""
     with _socket(serving) as listener:
         async with _link(serving) as emulated:
@@ -84,7 +86,7 @@ async def listening(serving: Serving, models: LocalModels) -> AsyncIterator[tupl
             yield uvicorn.Server(config), [listener]
 
 
-def _socket(serving: Serving) -> socket.socket:
+def _socket(serving: ServingConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in serving.host else socket.AF_INET
     try:
         listener = socket.create_server((serving.host, serving.port), family=family, backlog=128)
@@ -97,7 +99,7 @@ def _socket(serving: Serving) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def _link(serving: Serving) -> AsyncIterator[EmulatedLink | None]:
+async def _link(serving: ServingConfig) -> AsyncIterator[EmulatedLink | None]:
     if serving.profile is None:
         yield None
         return
@@ -105,16 +107,16 @@ async def _link(serving: Serving) -> AsyncIterator[EmulatedLink | None]:
         yield link
 
 
-def _announce(serving: Serving, listener: socket.socket) -> None:
+def _announce(serving: ServingConfig, listener: socket.socket) -> None:
     url = f"http://{join_host_port(serving.host, listener.getsockname()[1])}"
-    say(f"gateway at {url}/v1, model {serving.gateway.names[0]}; page at {url}/")
+    print_message(f"gateway at {url}/v1, model {serving.gateway.names[0]}; page at {url}/")
 
 
 def _tell(state: LinkState, server: str) -> None:
     match state:
         case LinkState.OFFLINE:
-            say(f"no link to {server}: the drafter writes alone until there is one")
+            print_message(f"no link to {server}: the drafter writes alone until there is one")
         case LinkState.ONLINE:
-            say(f"linked to {server}")
+            print_message(f"linked to {server}")
         case _:
             pass

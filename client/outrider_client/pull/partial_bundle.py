@@ -28,11 +28,11 @@ from outrider_proto.errors import Reason, UsageError, Violation
 _PART = ".part"
 
 
-class CorruptError(Violation):
+class CorruptFileError(Violation):
     """A file whose bytes are not those that its digest promised. What had come of it is gone."""
 
 
-class Staging:
+class PartialBundle:
     """Where the bundle for `out` grows. Raises UsageError for an `out` that holds something else."""
 
     def __init__(self, out: Path) -> None:
@@ -113,9 +113,9 @@ class Staging:
         path.unlink(missing_ok=True)
         return False
 
-    def part(self, file: BundleFile) -> Part:
+    def part(self, file: BundleFile) -> PartialFile:
         """What there is of a file, open to take the rest."""
-        return Part(self.directory / file.name, file)
+        return PartialFile(self.directory / file.name, file)
 
     def place(self, manifest: BundleManifest) -> None:
         """Check the whole, then let it be `out`. Raises Violation for a bundle that is not what it was said to be."""
@@ -145,7 +145,7 @@ class Staging:
         return 0
 
 
-class Part:
+class PartialFile:
     """One file on its way in; use as a context manager. What is on disk already counts."""
 
     def __init__(self, path: Path, file: BundleFile) -> None:
@@ -175,10 +175,10 @@ class Part:
             rest = rest[count:]
 
     def finish(self) -> None:
-        """Give the file its name. Raises CorruptError, and drops what came, unless it is what was promised."""
+        """Give the file its name. Raises CorruptFileError, and drops what came, unless it is what was promised."""
         if self.num_bytes != self._file.size_bytes or self._digest.digest() != self._file.sha256:
             self._start_anew()
-            raise CorruptError(Reason.MALFORMED_FRAME, f"{self._file.name}: not the bytes its checksum promised")
+            raise CorruptFileError(Reason.MALFORMED_FRAME, f"{self._file.name}: not the bytes its checksum promised")
         os.fsync(self._out.fileno())
         self._out.close()
         _part_of(self._path).replace(self._path)

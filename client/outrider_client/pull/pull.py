@@ -16,7 +16,7 @@ from outrider_client.connection.backoff import Backoff
 from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_client.models.pulled import pulled_dir
 from outrider_client.pull.bundle_source import BundleSource, bundle_source
-from outrider_client.pull.partial_bundle import CorruptError, Part, Staging
+from outrider_client.pull.partial_bundle import CorruptFileError, PartialBundle, PartialFile
 from outrider_proto.bundles import BundleFile, BundleManifest
 from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError, Violation
 from outrider_proto.frames import ServerDescription
@@ -26,7 +26,7 @@ _TRANSIENT = (Reason.SHUTTING_DOWN, Reason.SERVER_FULL, Reason.BUNDLE_NOT_READY,
 
 
 @dataclass(frozen=True, slots=True)
-class PullOrder:
+class PullConfig:
     """What to pull, and where to. Raises UsageError.
 
     `drafter` and `weights` as the server names them, empty for its first. `out` None: the user's data directory, where
@@ -95,14 +95,14 @@ class Pulled:
 PullEvent = PullStarted | BytesPulled | FilePulled | PullWaiting | Pulled
 
 
-async def pull(order: PullOrder, watch: Callable[[PullEvent], None] = lambda event: None) -> Pulled:
+async def pull(order: PullConfig, watch: Callable[[PullEvent], None] = lambda event: None) -> Pulled:
     """Fetch what is missing and put it in place; what has come is kept, whatever happens.
 
     Raises UsageError (full disks included), Refusal, or LinkError when the server cannot be reached at first or stays
     away for too long.
     """
     transport = GrpcTransport(order.server, order.access)
-    staging = Staging(order.out if order.out is not None else pulled_dir(order.server))
+    staging = PartialBundle(order.out if order.out is not None else pulled_dir(order.server))
     with staging.locked():
         return await _Pull(order, transport, staging, watch).run()
 
@@ -111,7 +111,7 @@ class _Pull:
     """One pull over however many connections."""
 
     def __init__(
-        self, order: PullOrder, transport: GrpcTransport, staging: Staging, watch: Callable[[PullEvent], None]
+        self, order: PullConfig, transport: GrpcTransport, staging: PartialBundle, watch: Callable[[PullEvent], None]
     ) -> None:
         self._order = order
         self._transport = transport
@@ -128,7 +128,7 @@ class _Pull:
             try:
                 async with bundle_source(self._transport) as source:
                     return await self._attempt(source)
-            except CorruptError:
+            except CorruptFileError:
                 continue  # once a file: _fetch lets the second time pass
             except (LinkError, Refusal) as error:
                 if isinstance(error, Refusal) and error.reason not in _TRANSIENT:
@@ -167,10 +167,10 @@ class _Pull:
             await asyncio.to_thread(self._finish, part, file)
         self._watch(FilePulled(file.name))
 
-    def _finish(self, part: Part, file: BundleFile) -> None:
+    def _finish(self, part: PartialFile, file: BundleFile) -> None:
         try:
             part.finish()
-        except CorruptError as error:
+        except CorruptFileError as error:
             if file.name in self._corrupt:
                 raise Violation(error.reason, f"{error}, twice") from error
             self._corrupt.add(file.name)
@@ -227,6 +227,6 @@ def _started(manifest: BundleManifest, kept: int) -> PullStarted:
     )
 
 
-def _given_up(error: OutriderError, staging: Staging) -> OutriderError:
+def _given_up(error: OutriderError, staging: PartialBundle) -> OutriderError:
     kept = f"{error}; {staging.num_bytes:,} bytes are kept in {staging.directory}: pull again to go on"
     return Refusal(error.reason, kept) if isinstance(error, Refusal) else LinkError(kept)

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from outrider_client.cli.chat.commands import COMMANDS, Slash, parse_slash
-from outrider_client.cli.chat.conversation import Conversation
-from outrider_client.cli.chat.figures import figures
+from outrider_client.cli.chat.commands import COMMANDS, SlashCommand, parse_command
+from outrider_client.cli.chat.conversation import ChatConversation
 from outrider_client.cli.chat.input import without_private
 from outrider_client.cli.chat.link import ChatLink
-from outrider_client.cli.chat.repl import Talk
+from outrider_client.cli.chat.repl import ChatRepl, statistics_table
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Committed, Finished
@@ -27,20 +26,20 @@ from outrider_proto.errors import LinkError, UsageError
 
 
 def test_lines_with_a_slash_are_orders():
-    assert parse_slash("/mode stream") == Slash("mode", "stream")
-    assert parse_slash("/stats") == Slash("stats")
-    assert parse_slash("//etc is a folder") is None
-    assert parse_slash("3 / 4") is None
+    assert parse_command("/mode stream") == SlashCommand("mode", "stream")
+    assert parse_command("/stats") == SlashCommand("stats")
+    assert parse_command("//etc is a folder") is None
+    assert parse_command("3 / 4") is None
 
 
 @pytest.mark.parametrize(("line", "message"), [("/nonsense", "/nonsense: no such"), ("/stats now", "takes nothing")])
 def test_orders_that_nobody_knows(line, message):
     with pytest.raises(UsageError, match=message):
-        parse_slash(line)
+        parse_command(line)
 
 
 def test_an_answer_to_something_private_is_private():
-    conversation = Conversation("the enclosed")
+    conversation = ChatConversation("the enclosed")
     conversation.asks("Greet <<Ann>>.")
     assert conversation.messages[0]["content"] == (
         Segment("Greet "),
@@ -93,7 +92,7 @@ class Scripted:
 
 
 def talk(client, *lines, config=None):
-    Talk(client, config or ClientConfig(), Conversation()).run(lines)
+    ChatRepl(client, config or ClientConfig(), ChatConversation()).run(lines)
 
 
 def test_turns_add_up_and_orders_hold(capsys, tmp_path):
@@ -149,7 +148,7 @@ def test_what_goes_wrong_first_ends_it():
 
 
 def test_figures_are_summed():
-    table = figures(
+    table = statistics_table(
         [Statistics(new_tokens=10, tokens_per_second=5.0), Statistics(new_tokens=30, tokens_per_second=30.0)]
     )
     names, last, together = (list(column.cells) for column in table.columns)

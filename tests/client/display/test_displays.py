@@ -25,12 +25,10 @@ from outrider_client.core.events import (
 )
 from outrider_client.core.head_statistics import HeadUse
 from outrider_client.core.statistics import Statistics
-from outrider_client.display.display import say, show_answer
-from outrider_client.display.json import JsonDisplay
-from outrider_client.display.live import LiveDisplay
-from outrider_client.display.markdown import MarkdownDisplay
-from outrider_client.display.origin_styles import colored, marked
-from outrider_client.display.plain import PlainDisplay
+from outrider_client.display.display import PlainDisplay, show_answer
+from outrider_client.display.json_display import JsonDisplay
+from outrider_client.display.messages import print_message
+from outrider_client.display.terminal import LiveDisplay, MarkdownDisplay, colored, marked
 from outrider_proto.frames import Draft, Verdict
 from outrider_proto.tree import DraftTree
 
@@ -155,7 +153,7 @@ def test_plain_text_is_left_as_it_is_but_on_a_terminal(is_terminal):
 
 
 def test_messages_hold_no_orders_to_a_terminal(capsys):
-    say("the server says \x1b[2J")
+    print_message("the server says \x1b[2J")
     assert capsys.readouterr().err == "outrider: the server says \ufffd[2J\n"
 
 

@@ -16,7 +16,7 @@ from openai import OpenAI
 from outrider_client.connection.heartbeat import Patience
 from outrider_client.core.config import ClientConfig
 from outrider_client.gateway.gateway import GatewayConfig
-from outrider_client.gateway.serving import Serving, listening
+from outrider_client.gateway.serving import ServingConfig, listening
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.load import load_tap
 from outrider_models.core.embedded import drafter_dir, target_dir
@@ -67,7 +67,7 @@ class RunningGateway:
 
 
 @contextlib.asynccontextmanager
-async def _serving(serving: Serving, models: LocalModels):
+async def _serving(serving: ServingConfig, models: LocalModels):
     async with listening(serving, models) as (server, sockets):
         port = sockets[0].getsockname()[1]
         running = asyncio.create_task(server.serve(sockets))
@@ -107,7 +107,7 @@ def start_gateway(models):
     def start(server: str, gateway: GatewayConfig | None = None, profile: str | None = None, **client) -> InThread:
         config = ClientConfig(server, **({"patience": PATIENT, "wait_for_link_s": 30.0} | client))
         gateway = gateway or GatewayConfig()
-        return InThread(lambda: _serving(Serving(config, gateway, "127.0.0.1", 0, profile, "proxy"), models))
+        return InThread(lambda: _serving(ServingConfig(config, gateway, "127.0.0.1", 0, profile, "proxy"), models))
 
     return start
 

@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 from outrider_client.cli.app import app
 from outrider_client.cli.gateway import _api_key
 from outrider_client.core.config import ClientConfig
-from outrider_client.gateway.body_limit import MAX_BODY_BYTES
 from outrider_client.gateway.gateway import GatewayConfig
-from outrider_client.gateway.guard import Guard
-from outrider_client.gateway.serving import Serving, _socket
+from outrider_client.gateway.middleware import MAX_BODY_BYTES, AccessMiddleware
+from outrider_client.gateway.serving import ServingConfig, _socket
 from outrider_proto.errors import UsageError
 
 SECRET = "zebra-7731"
@@ -179,7 +178,7 @@ def test_the_page_runs_and_shows_nothing_of_others(gateway):
 
 def test_a_key_of_any_letters_and_no_trace_of_it():
     config = GatewayConfig(api_key=" schlüssel\n")
-    guard = Guard(None, config.api_key, only_loopback=False)
+    guard = AccessMiddleware(None, config.api_key, only_loopback=False)
     headers = Headers(raw=[(b"authorization", "Bearer schlüssel".encode())])
     assert guard._objection("/v1/models", headers) is None
     assert guard._objection("/v1/models", Headers({"authorization": "Bearer schl"})).status == 401
@@ -188,7 +187,7 @@ def test_a_key_of_any_letters_and_no_trace_of_it():
 
 def test_an_address_for_others_needs_a_key(tmp_path):
     with pytest.raises(UsageError, match="api-key"):
-        Serving(ClientConfig(), GatewayConfig(), host="0.0.0.0")
+        ServingConfig(ClientConfig(), GatewayConfig(), host="0.0.0.0")
     (tmp_path / "key").write_text("k-1\n")
     assert _api_key(None, tmp_path / "key") == "k-1"
     with pytest.raises(UsageError, match="cannot be read"):
@@ -202,7 +201,7 @@ def test_an_address_for_others_needs_a_key(tmp_path):
 def test_an_address_in_use(start_gateway, gateway, server, models):
     port = int(gateway.url.rpartition(":")[2])
     with pytest.raises(UsageError, match="cannot listen"):
-        _socket(Serving(ClientConfig(), GatewayConfig(), port=port))
+        _socket(ServingConfig(ClientConfig(), GatewayConfig(), port=port))
 
 
 def test_the_command_checks_before_it_loads():

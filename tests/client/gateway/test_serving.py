@@ -6,11 +6,11 @@ import socket
 
 from outrider_client.core.config import ClientConfig
 from outrider_client.gateway.gateway import GatewayConfig
-from outrider_client.gateway.serving import Serving, listening
+from outrider_client.gateway.serving import ServingConfig, listening
 
 
 async def test_small_pieces_do_not_wait_for_acknowledgements(models):
-    serving = Serving(ClientConfig("127.0.0.1:1"), GatewayConfig(), port=0)
+    serving = ServingConfig(ClientConfig("127.0.0.1:1"), GatewayConfig(), port=0)
     async with listening(serving, models) as (_, [listener]):
         with socket.create_connection(listener.getsockname()):
             accepted, _ = listener.accept()

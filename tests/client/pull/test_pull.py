@@ -25,7 +25,7 @@ from outrider_client.cli import app as cli
 from outrider_client.cli.options import client_config
 from outrider_client.connection.backoff import Backoff
 from outrider_client.models.pulled import pulled_dir
-from outrider_client.pull.pull import BytesPulled, FilePulled, PullOrder, PullStarted, PullWaiting, pull
+from outrider_client.pull.pull import BytesPulled, FilePulled, PullConfig, PullStarted, PullWaiting, pull
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.load import load_tap
 from outrider_models.bundling import make_bundle
@@ -77,8 +77,8 @@ def serve(models, made, monkeypatch):
     return server
 
 
-def order(address: str, out: Path, **changes) -> PullOrder:
-    return PullOrder(address, out, **{"backoff": QUICK, "retry_s": 20.0} | changes)
+def order(address: str, out: Path, **changes) -> PullConfig:
+    return PullConfig(address, out, **{"backoff": QUICK, "retry_s": 20.0} | changes)
 
 
 def contents(directory: Path) -> dict[str, bytes]:

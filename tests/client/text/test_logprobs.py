@@ -19,7 +19,7 @@ from outrider_client.connection.heartbeat import Patience
 from outrider_client.connection.local_transport import LocalTransport
 from outrider_client.core.answer_text import Written
 from outrider_client.core.events import Committed, Finished, RolledBack, Unverified, Verified
-from outrider_client.display.json import JsonDisplay
+from outrider_client.display.json_display import JsonDisplay
 from outrider_client.models.local_models import LocalModels
 from outrider_client.text.logprobs import TokenLogprobs
 from outrider_client.text.transcript import Transcript

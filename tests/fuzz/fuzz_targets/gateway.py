@@ -7,7 +7,7 @@ import json
 from pydantic import BaseModel, ValidationError
 
 from fuzz_targets.target import FuzzTarget
-from outrider_client.gateway.requests import ChatRequest, CompletionRequest
+from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest
 
 
 def _bodies(data: bytes) -> list[BaseModel]:

@@ -22,14 +22,14 @@ COMMANDS: dict[str, tuple[str, str]] = {  # name: what follows it, what it does
 
 
 @dataclass(frozen=True, slots=True)
-class Slash:
+class SlashCommand:
     """One such line."""
 
     name: str
     argument: str = ""
 
 
-def parse_slash(line: str) -> Slash | None:
+def parse_command(line: str) -> SlashCommand | None:
     """None for what is to be answered: two slashes at its beginning stand for one. Raises UsageError for what is not
     in COMMANDS."""
     if not line.startswith("/") or line.startswith("//"):
@@ -39,4 +39,4 @@ def parse_slash(line: str) -> Slash | None:
         raise UsageError(f"/{name}: no such command; /help names them, // begins a message with a slash")
     if argument and not COMMANDS[name][0]:
         raise UsageError(f"/{name} takes nothing: {argument!r} is too much")
-    return Slash(name, argument.strip())
+    return SlashCommand(name, argument.strip())

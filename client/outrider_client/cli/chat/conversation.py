@@ -10,7 +10,7 @@ from outrider_client.models.tokenizer import Message
 from outrider_client.privacy.fences import parse_fences
 
 
-class Conversation:
+class ChatConversation:
     """Mutable; begins empty. `private` is text that goes along with the first message."""
 
     def __init__(self, private: str = "") -> None:

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 from rich.console import Console
+from rich.table import Table
 
-from outrider_client.cli.chat.commands import COMMANDS, Slash, parse_slash
-from outrider_client.cli.chat.conversation import Conversation
-from outrider_client.cli.chat.figures import figures
+from outrider_client.cli.chat.commands import COMMANDS, SlashCommand, parse_command
+from outrider_client.cli.chat.conversation import ChatConversation
 from outrider_client.cli.chat.link import ChatLink
 from outrider_client.client import Client
 from outrider_client.core.config import ClientConfig, Mode, Privacy
 from outrider_client.core.statistics import Statistics
-from outrider_client.display.display import display_for, say, show_answer
-from outrider_client.display.printable import printable
+from outrider_client.display.display import display_for, show_answer
+from outrider_client.display.messages import print_message, printable
+from outrider_client.display.status_line import format_bytes
 from outrider_client.privacy.prompt_input import read_private
 from outrider_proto.errors import OutriderError, UsageError
 
 View = Literal["markdown", "origins"]
 
 
-class Talk:
+class ChatRepl:
     """One conversation with one client. `link` is what its connection goes through, if that is emulated."""
 
     def __init__(
         self,
         client: Client,
         config: ClientConfig,
-        conversation: Conversation,
+        conversation: ChatConversation,
         link: ChatLink | None = None,
         *,
         as_json: bool = False,
@@ -49,8 +50,8 @@ class Talk:
         """Raises what befalls the first answer; later ones are reported, and the conversation goes on."""
         for line in lines:
             try:
-                slash = parse_slash(line)
-                if slash == Slash("quit"):
+                slash = parse_command(line)
+                if slash == SlashCommand("quit"):
                     return
                 if slash is None:
                     self._answer(line.removeprefix("/") if line.startswith("//") else line)
@@ -59,7 +60,7 @@ class Talk:
             except OutriderError as error:
                 if not self._statistics and not line.startswith("/"):
                     raise
-                say(str(error))
+                print_message(str(error))
 
     def _answer(self, line: str) -> None:
         self._conversation.asks(line)
@@ -70,19 +71,19 @@ class Talk:
             )
             self._statistics.append(finished.statistics)
         except KeyboardInterrupt:
-            say("stopped")
+            print_message("stopped")
         except OutriderError:
             self._conversation.take_back()
             raise
         private = self._conversation.is_private and self._privacy == "local"
         self._conversation.answered(display.written.text, private=private)
 
-    def _obey(self, slash: Slash) -> None:
+    def _obey(self, slash: SlashCommand) -> None:
         match slash.name, slash.argument:
             case "help", _:
                 self._help()
             case "stats", _:
-                self._console.print(figures(self._statistics) if self._statistics else "no answer yet")
+                self._console.print(statistics_table(self._statistics) if self._statistics else "no answer yet")
             case "mode", argument:
                 self._mode = cast(Mode, self._choice("mode", argument, self._mode, get_args(Mode)))
             case "privacy", argument:
@@ -131,3 +132,33 @@ class Talk:
             Path(name).write_text(self._conversation.text() + "\n", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{name}: cannot be written ({error.strerror})") from error
+
+
+def statistics_table(answers: Sequence[Statistics]) -> Table:
+    """The last answer beside all of them. `answers` is not empty."""
+    table = Table("", "last answer", f"all {len(answers)}", box=None, pad_edge=False)
+    for name, last, together in zip(_NAMES, _column(answers[-1:]), _column(answers), strict=True):
+        table.add_row(name, last, together)
+    return table
+
+
+_NAMES = ("tokens", "tokens/s", "first token, ms", "τ", "R, ms", "target calls", "up", "down", "outages", "unverified")
+
+
+def _column(answers: Sequence[Statistics]) -> tuple[str, ...]:
+    """Sums; means are weighted with each answer's tokens or target calls."""
+    tokens = sum(each.new_tokens for each in answers)
+    calls = sum(each.target_calls for each in answers)
+    seconds = sum(each.new_tokens / each.tokens_per_second for each in answers if each.tokens_per_second)
+    return (
+        f"{tokens}",
+        f"{tokens / seconds:.1f}" if seconds else "-",
+        f"{sum(each.time_to_first_token_ms for each in answers) / len(answers):.0f}",
+        f"{sum(each.mean_acceptance_length * each.target_calls for each in answers) / max(calls, 1):.2f}",
+        f"{answers[-1].rtt_ms:.0f}",
+        f"{calls}",
+        format_bytes(sum(each.bytes_up for each in answers)),
+        format_bytes(sum(each.bytes_down for each in answers)),
+        f"{sum(each.outages for each in answers)}",
+        f"{sum(each.unverified for each in answers)}",
+    )

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from outrider_client.gateway.answering import Answering
-from outrider_client.gateway.outflow import Piece
+from outrider_client.gateway.completion import GatewayCompletion
+from outrider_client.gateway.text_stream import TextChunk
 from outrider_client.models.local_models import LocalModels
 from outrider_client.text.detokenizer import REPLACEMENT
 from outrider_client.text.logprobs import TokenLogprobs
@@ -17,28 +17,28 @@ from outrider_client.text.logprobs import TokenLogprobs
 Body = dict[str, Any]  # Any: whatever JSON holds
 
 
-class Form(Protocol):
+class ResponseFormat(Protocol):
     """How an endpoint puts an answer."""
 
     def opening(self) -> Body | None:
         """The first chunk, before any text."""
 
-    def chunk(self, piece: Piece) -> Body: ...
+    def chunk(self, piece: TextChunk) -> Body: ...
 
-    def closing(self, answering: Answering) -> Body: ...
+    def closing(self, answering: GatewayCompletion) -> Body: ...
 
-    def usage(self, answering: Answering) -> Body: ...
+    def usage(self, answering: GatewayCompletion) -> Body: ...
 
-    def whole(self, answering: Answering, pieces: Sequence[Piece]) -> Body: ...
+    def whole(self, answering: GatewayCompletion, pieces: Sequence[TextChunk]) -> Body: ...
 
 
-class _Form:
+class _FormatBase:
     def __init__(self, prefix: str, kind: str, model: str, models: LocalModels, *, include_usage: bool) -> None:
         self._models = models
         self._include_usage = include_usage
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
-    def usage(self, answering: Answering) -> Body:
+    def usage(self, answering: GatewayCompletion) -> Body:
         return {**self._head, "choices": [], "usage": answering.usage}
 
     def _chunk(self, choice: Body, outrider: Body) -> Body:
@@ -53,7 +53,7 @@ class _Form:
         return [one for one in told if one.token not in self._models.eos_token_ids]
 
 
-class ChatForm(_Form):
+class ChatFormat(_FormatBase):
     """/v1/chat/completions."""
 
     def __init__(self, model: str, models: LocalModels, *, stream: bool, include_usage: bool) -> None:
@@ -63,14 +63,14 @@ class ChatForm(_Form):
     def opening(self) -> Body | None:
         return self._chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None}, {})
 
-    def chunk(self, piece: Piece) -> Body:
+    def chunk(self, piece: TextChunk) -> Body:
         choice = {"delta": {"content": piece.text}, "logprobs": self._logprobs(piece.logprobs), "finish_reason": None}
         return self._chunk(choice, shown(piece))
 
-    def closing(self, answering: Answering) -> Body:
+    def closing(self, answering: GatewayCompletion) -> Body:
         return self._chunk({"delta": {}, "finish_reason": answering.finish_reason}, summary(answering))
 
-    def whole(self, answering: Answering, pieces: Sequence[Piece]) -> Body:
+    def whole(self, answering: GatewayCompletion, pieces: Sequence[TextChunk]) -> Body:
         message = {"role": "assistant", "content": text_of(pieces), "refusal": None}
         told = self._logprobs([one for piece in pieces for one in piece.logprobs])
         choice = {"index": 0, "message": message, "logprobs": told, "finish_reason": answering.finish_reason}
@@ -90,7 +90,7 @@ class ChatForm(_Form):
         return {"token": text, "logprob": logprob, "bytes": None if REPLACEMENT in text else list(text.encode())}
 
 
-class CompletionForm(_Form):
+class CompletionFormat(_FormatBase):
     """/v1/completions."""
 
     def __init__(self, model: str, models: LocalModels, *, include_usage: bool) -> None:
@@ -99,15 +99,15 @@ class CompletionForm(_Form):
     def opening(self) -> Body | None:
         return None
 
-    def chunk(self, piece: Piece) -> Body:
+    def chunk(self, piece: TextChunk) -> Body:
         told = self._logprobs(piece.logprobs, piece.offset)
         return self._chunk({"text": piece.text, "logprobs": told, "finish_reason": None}, shown(piece))
 
-    def closing(self, answering: Answering) -> Body:
+    def closing(self, answering: GatewayCompletion) -> Body:
         choice = {"text": "", "logprobs": None, "finish_reason": answering.finish_reason}
         return self._chunk(choice, summary(answering))
 
-    def whole(self, answering: Answering, pieces: Sequence[Piece]) -> Body:
+    def whole(self, answering: GatewayCompletion, pieces: Sequence[TextChunk]) -> Body:
         told = self._logprobs([one for piece in pieces for one in piece.logprobs], 0)
         text, reason = text_of(pieces), answering.finish_reason
         choice = {"index": 0, "text": text, "logprobs": told, "finish_reason": reason}
@@ -126,11 +126,11 @@ class CompletionForm(_Form):
         }
 
 
-def text_of(pieces: Sequence[Piece]) -> str:
+def text_of(pieces: Sequence[TextChunk]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def shown(piece: Piece) -> Body:
+def shown(piece: TextChunk) -> Body:
     """Where a chunk's text comes from and where it belongs."""
     said: Body = {"origin": piece.origin, "offset": piece.offset}
     for name in ("rollback_to", "verified_to"):
@@ -139,7 +139,7 @@ def shown(piece: Piece) -> Body:
     return said
 
 
-def summary(answering: Answering, pieces: Sequence[Piece] = ()) -> Body:
+def summary(answering: GatewayCompletion, pieces: Sequence[TextChunk] = ()) -> Body:
     """Of a whole answer."""
     said: Body = {"reason": answering.reason, "statistics": asdict(answering.statistics)}
     if answering.warnings:

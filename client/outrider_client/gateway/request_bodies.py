@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from outrider_client.core.config import Mode, Privacy
-from outrider_client.gateway.parameters import message_without_neutral, without_neutral
+from outrider_client.gateway.text_stream import UnverifiedPolicy
 
-UnverifiedText = Literal["hold", "keep", "stream"]
 _Float = Annotated[float, Field(allow_inf_nan=False)]
 MAX_STOPS = 4
 _MAX_STOP_CHARS = 256
@@ -32,14 +32,14 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
 
-class Extension(_Body):
+class OutriderOptions(_Body):
     """`outrider` in the body, or headers `x-outrider-...`."""
 
     mode: Mode | None = None
     drafter: str | None = None
     privacy: Privacy | None = None
     fences: bool = False  # <<private text>> in the messages
-    unverified: UnverifiedText = "hold"  # what the drafter writes while the link is out
+    unverified: UnverifiedPolicy = "hold"  # what the drafter writes while the link is out
 
 
 class StreamOptions(_Body):
@@ -81,7 +81,7 @@ class _Generation(_Body):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    outrider: Extension | None = None
+    outrider: OutriderOptions | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -117,8 +117,76 @@ class CompletionRequest(_Generation):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
 
-class LinkOrder(_Body):
+class LinkCommand(_Body):
     """POST /outrider/link."""
 
     cut: bool | None = None
     profile: str | None = None
+
+
+# Any: whatever JSON holds
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "store": (False,),
+    "metadata": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True,),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "service_tier": ("auto", "default"),
+    "web_search_options": (),
+    "moderation": (),
+    "prompt_cache_key": (),
+    "prompt_cache_retention": (),
+    "prompt_cache_options": (),
+}
+_NEUTRAL_OF_MESSAGE: Mapping[str, tuple[Any, ...]] = {
+    "name": (),
+    "refusal": (),
+    "audio": (),
+    "annotations": ([],),
+    "function_call": (),
+    "tool_calls": ([],),
+}
+
+
+def without_neutral(given: Any) -> Any:
+    """A request without the parameters that change nothing. Raises for one that would."""
+    return _without(given, _NEUTRAL)
+
+
+def message_without_neutral(given: Any) -> Any:
+    """As `without_neutral`, a message."""
+    return _without(given, _NEUTRAL_OF_MESSAGE)
+
+
+def _without(given: Any, neutral: Mapping[str, tuple[Any, ...]]) -> Any:
+    if not isinstance(given, Mapping):
+        return given
+    for name in given.keys() & neutral.keys():
+        if given[name] is not None and not any(_same(given[name], value) for value in neutral[name]):
+            raise PydanticCustomError("unsupported_parameter", "{what}", {"name": name, "what": _said(neutral[name])})
+    return {name: value for name, value in given.items() if name not in neutral}
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _said(values: tuple[Any, ...]) -> str:
+    return f"not supported here, but for {' or '.join(map(repr, values))}" if values else "not supported here"

@@ -10,15 +10,14 @@ from typing import Any
 from outrider_client.core.prompt import is_private
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.gateway.errors import ApiError
-from outrider_client.gateway.requests import (
+from outrider_client.gateway.request_bodies import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
-    Extension,
+    OutriderOptions,
     TextPart,
-    UnverifiedText,
 )
-from outrider_client.gateway.stops import Stops
+from outrider_client.gateway.text_stream import StopStrings, UnverifiedPolicy
 from outrider_client.models.local_models import Prompt
 from outrider_client.models.tokenizer import Message
 from outrider_client.privacy.fences import parse_fences
@@ -28,7 +27,7 @@ _DEFAULT_COMPLETION = 16  # tokens, as OpenAI's
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Asked:
+class GenerationRequest:
     """One answer: `choices` are fields of ClientConfig; `max_tokens` None is as many as there is room for."""
 
     model: str
@@ -36,15 +35,15 @@ class Asked:
     raw: bool
     has_private: bool
     max_tokens: int | None
-    stops: Stops
-    unverified: UnverifiedText
+    stops: StopStrings
+    unverified: UnverifiedPolicy
     drafter: str | None
     choices: Mapping[str, Any]  # Any: each field has its own type
     stream: bool
     include_usage: bool
 
 
-def asked_by_chat(body: ChatRequest, headers: Mapping[str, str], usual: Sampling) -> Asked:
+def map_chat_request(body: ChatRequest, headers: Mapping[str, str], usual: Sampling) -> GenerationRequest:
     """Raises UsageError for private parts that are marked wrongly, ApiError for what lacks its other half."""
     extension = _extension(body.outrider, headers)
     messages = [_message(message, extension.fences) for message in body.messages]
@@ -55,8 +54,8 @@ def asked_by_chat(body: ChatRequest, headers: Mapping[str, str], usual: Sampling
     return _asked(body, extension, messages, usual, limit=limit, logprobs=logprobs)
 
 
-def asked_by_completion(body: CompletionRequest, headers: Mapping[str, str], usual: Sampling) -> Asked:
-    """Raises as `asked_by_chat`."""
+def map_completion_request(body: CompletionRequest, headers: Mapping[str, str], usual: Sampling) -> GenerationRequest:
+    """Raises as `map_chat_request`."""
     extension = _extension(body.outrider, headers)
     prompt: Prompt = body.prompt
     if extension.fences and isinstance(body.prompt, str):
@@ -67,13 +66,13 @@ def asked_by_completion(body: CompletionRequest, headers: Mapping[str, str], usu
 
 def _asked(
     body: ChatRequest | CompletionRequest,
-    extension: Extension,
+    extension: OutriderOptions,
     prompt: Prompt,
     usual: Sampling,
     *,
     limit: int | None,
     logprobs: int | None,
-) -> Asked:
+) -> GenerationRequest:
     choices = _sampling(body, usual) | {
         "mode": extension.mode,
         "privacy": extension.privacy,
@@ -83,13 +82,13 @@ def _asked(
     options = body.stream_options
     if options is not None and not body.stream:
         raise _lacks("stream_options", "stream")
-    return Asked(
+    return GenerationRequest(
         model=body.model,
         prompt=prompt,
         raw=isinstance(body, CompletionRequest),
         has_private=is_private(prompt),
         max_tokens=limit,
-        stops=Stops(body.stops),
+        stops=StopStrings(body.stops),
         unverified=extension.unverified,
         drafter=extension.drafter,
         choices={name: value for name, value in choices.items() if value is not None},
@@ -113,14 +112,14 @@ def _lacks(name: str, other: str) -> ApiError:
     return ApiError(400, f"{name}: need {other}=true with it", param=name)
 
 
-def _extension(given: Extension | None, headers: Mapping[str, str]) -> Extension:
+def _extension(given: OutriderOptions | None, headers: Mapping[str, str]) -> OutriderOptions:
     """The body's, and the headers' where it says nothing. Raises UsageError."""
     said = {} if given is None else given.model_dump(exclude_unset=True)
-    for name in Extension.model_fields:
+    for name in OutriderOptions.model_fields:
         value = headers.get(f"x-outrider-{name}")
         if value is not None:
             said.setdefault(name, value == "true" if name == "fences" and value in ("true", "false") else value)
-    return Extension.model_validate(said)
+    return OutriderOptions.model_validate(said)
 
 
 def _message(message: ChatMessage, fences: bool) -> Message:

@@ -8,7 +8,7 @@ import pytest
 
 from outrider_client.gateway import link_watch
 from outrider_client.gateway.errors import ApiError
-from outrider_client.gateway.pool import Pool
+from outrider_client.gateway.session_pool import SessionPool
 
 
 class Held:
@@ -33,10 +33,10 @@ def pool(made):
         made.append(Held())
         return made[-1]
 
-    return Pool(make, size=2, queue=1)
+    return SessionPool(make, size=2, queue=1)
 
 
-async def answer(pool: Pool, prompt: tuple[int, ...], drafter: str = "d") -> Held:
+async def answer(pool: SessionPool, prompt: tuple[int, ...], drafter: str = "d") -> Held:
     async with pool.lend(drafter, prompt) as client:
         client.tokens = (*prompt, 9, 9)
         return client

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from outrider_client.cli.pull import TextPull
+from outrider_client.cli.pull import TextPullDisplay
 from outrider_client.pull.pull import BytesPulled, FilePulled, Pulled, PullStarted, PullWaiting
 
 STARTED = PullStarted("0" * 64, "llama", "moa", "int8", 2_000_000, 500_000)
@@ -15,7 +15,7 @@ EVENTS = [PullWaiting("gone", 0.1), PullWaiting("gone", 0.2), STARTED, BytesPull
 
 def shown(*, terminal: bool) -> tuple[str, str]:
     said, out = io.StringIO(), io.StringIO()
-    display = TextPull(Console(file=said, force_terminal=terminal, width=120, highlight=False), out)
+    display = TextPullDisplay(Console(file=said, force_terminal=terminal, width=120, highlight=False), out)
     for event in EVENTS:
         display.show(event)
     display.close()

@@ -12,17 +12,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from outrider_client.core.answer_text import Span, Written
 from outrider_client.core.events import Event, Finished, RolledBack, Verified
-from outrider_client.gateway.requests import UnverifiedText
-from outrider_client.gateway.stops import Stops
 from outrider_client.text.logprobs import TokenLogprobs
 from outrider_client.text.transcript import Origin
 
+UnverifiedPolicy = Literal["hold", "keep", "stream"]
+
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextChunk:
     """Text of one origin, from character `offset` of the answer on.
 
     `rollback_to`: first cut the answer to so many characters. `verified_to`: what went out from `offset` to there has
@@ -37,10 +38,10 @@ class Piece:
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-class Outflow:
+class TextStream:
     """One answer's."""
 
-    def __init__(self, stops: Stops, manner: UnverifiedText) -> None:
+    def __init__(self, stops: StopStrings, manner: UnverifiedPolicy) -> None:
         self.stopped = False  # by a stop in text that stands: no more is wanted
         self._stops = stops
         self._manner = manner
@@ -53,7 +54,7 @@ class Outflow:
         self._end: int | None = None  # after the stop
         self._is_over = False
 
-    def take(self, event: Event) -> list[Piece]:
+    def take(self, event: Event) -> list[TextChunk]:
         """What goes out now."""
         if self.stopped:
             return []
@@ -112,11 +113,11 @@ class Outflow:
         self._searched = min(self._searched, len(self._text))
         self._told = min(self._told, kept)
 
-    def _flow(self) -> list[Piece]:
+    def _flow(self) -> list[TextChunk]:
         limit = self._limit()
         if limit < self._sent:
             self._sent = limit
-            return [Piece("", "corrected", limit, rollback_to=limit)]
+            return [TextChunk("", "corrected", limit, rollback_to=limit)]
         return list(self._pieces(limit))
 
     def _limit(self) -> int:
@@ -131,13 +132,13 @@ class Outflow:
         self._searched = len(ready)
         return len(ready) if self._is_over else len(ready) - self._stops.num_held(ready)
 
-    def _pieces(self, limit: int) -> Iterator[Piece]:
+    def _pieces(self, limit: int) -> Iterator[TextChunk]:
         while self._sent < limit:
             at = bisect_right(self._starts, self._sent) - 1
             span, start = self._spans[at], self._starts[at]
             end = min(limit, start + len(span.text))
             told = self._logprobs(at + 1) if end == start + len(span.text) else ()
-            yield Piece(self._text[self._sent : end], span.origin, self._sent, logprobs=told)
+            yield TextChunk(self._text[self._sent : end], span.origin, self._sent, logprobs=told)
             self._sent = end
 
     def _logprobs(self, num_spans: int) -> tuple[TokenLogprobs, ...]:
@@ -146,12 +147,12 @@ class Outflow:
         self._told = num_spans
         return told
 
-    def _notices(self, event: Verified) -> Iterator[Piece]:
+    def _notices(self, event: Verified) -> Iterator[TextChunk]:
         """That text which has gone out is verified."""
         for span, start in zip(self._spans, self._starts, strict=True):
             end = min(start + len(span.text), self._sent)
             if event.first <= span.first < event.first + event.count and start < end:
-                yield Piece("", "accepted", start, verified_to=end, logprobs=span.logprobs)
+                yield TextChunk("", "accepted", start, verified_to=end, logprobs=span.logprobs)
 
 
 def _num_tokens_for(
@@ -161,3 +162,36 @@ def _num_tokens_for(
     known = len(decode(before))
     enough = (n for n in range(1, len(tokens)) if len(decode([*before, *tokens[:n]])) - known >= num_chars)
     return next(enough, len(tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class StopMatch:
+    """A stop text, from its first character to after its last."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopStrings:
+    """None is empty."""
+
+    texts: tuple[str, ...] = ()
+
+    def find(self, text: str, first: int = 0) -> StopMatch | None:
+        """The stop that ends first after the first characters, which hold the end of none."""
+        ends = [StopMatch(at, at + len(stop)) for stop in self.texts if (at := self._find(text, stop, first)) >= 0]
+        return min(ends, key=lambda found: (found.end, found.start), default=None)
+
+    def num_held(self, text: str) -> int:
+        """So many characters at the end could still begin a stop."""
+        return max((_overlap(text, stop) for stop in self.texts), default=0)
+
+    @staticmethod
+    def _find(text: str, stop: str, first: int) -> int:
+        return text.find(stop, max(first - len(stop) + 1, 0))
+
+
+def _overlap(text: str, stop: str) -> int:
+    longest = min(len(stop) - 1, len(text))
+    return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

@@ -11,7 +11,8 @@ import hmac
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider_client.gateway.errors import ApiError
 from outrider_proto.addresses import is_loopback_host
@@ -19,7 +20,7 @@ from outrider_proto.addresses import is_loopback_host
 _CLOSED = ("/v1/", "/outrider/", "/metrics")  # to those who do not know the key; the page itself says nothing
 
 
-class Guard:
+class AccessMiddleware:
     """Around the whole app. `api_key` None: anybody on this device."""
 
     def __init__(self, app: ASGIApp, api_key: str | None, *, only_loopback: bool) -> None:
@@ -58,3 +59,38 @@ def _hostname(host: str) -> str:
 def _unauthorized() -> ApiError:
     message = "api key is missing or wrong: send Authorization: Bearer KEY"
     return ApiError(401, message, "authentication_error", code="invalid_api_key")
+
+
+MAX_BODY_BYTES = 8 * 2**20
+
+
+class BodyLimitMiddleware:
+    """Around the app, which gets the error where it reads the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        counted = _CountedReceive(scope, receive) if scope["type"] == "http" else receive
+        await self._app(scope, counted, send)
+
+
+class _CountedReceive:
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        declared = Headers(scope=scope).get("content-length", "")
+        self._declared = int(declared) if declared.isdecimal() else 0
+        self._num_bytes = 0
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        """Raises HTTPException."""
+        self._check(self._declared)
+        message = await self._receive()
+        self._num_bytes += len(message.get("body", b""))
+        self._check(self._num_bytes)
+        return message
+
+    @staticmethod
+    def _check(num_bytes: int) -> None:
+        if num_bytes > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider_client.cli.address import with_port
+from outrider_client.cli.access_options import with_port
 
 
 @pytest.mark.parametrize(

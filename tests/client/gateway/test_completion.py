@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from outrider_client.core.config import ClientConfig
-from outrider_client.gateway.answering import Answering
-from outrider_client.gateway.asking import asked_by_chat, asked_by_completion
+from outrider_client.gateway.completion import GatewayCompletion
 from outrider_client.gateway.gateway import Gateway, GatewayConfig
-from outrider_client.gateway.requests import ChatRequest, CompletionRequest
+from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest
+from outrider_client.gateway.request_mapping import map_chat_request, map_completion_request
 from outrider_proto.frames import Sampling
 
 
@@ -16,8 +16,8 @@ from outrider_proto.frames import Sampling
 def answering(models):
     gateway = Gateway(ClientConfig(), {"moa": models}, GatewayConfig())
 
-    def prepare(asked) -> Answering:
-        return Answering(gateway, asked)
+    def prepare(asked) -> GatewayCompletion:
+        return GatewayCompletion(gateway, asked)
 
     return prepare
 
@@ -31,10 +31,10 @@ def test_the_limit_does_not_tell_how_long_a_value_is(answering, endpoint):
         if endpoint == "chat":
             messages = [{"role": "user", "content": text}]
             body = ChatRequest.model_validate({"model": "outrider", "messages": messages, "outrider": extension})
-            asked = asked_by_chat(body, {}, Sampling())
+            asked = map_chat_request(body, {}, Sampling())
         else:
             fields = {"model": "outrider", "prompt": text, "max_tokens": 10**6, "outrider": extension}
-            asked = asked_by_completion(CompletionRequest.model_validate(fields), {}, Sampling())
+            asked = map_completion_request(CompletionRequest.model_validate(fields), {}, Sampling())
         prepared = answering(asked)
         return prepared._choices["max_new_tokens"], prepared.prompt_tokens
 

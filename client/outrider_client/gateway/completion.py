@@ -12,10 +12,9 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import Mode
 from outrider_client.core.events import Committed, Event, Finished, RolledBack, Stats, Verified, Warned
 from outrider_client.core.statistics import Statistics
-from outrider_client.gateway.asking import Asked
 from outrider_client.gateway.gateway import Gateway
-from outrider_client.gateway.outflow import Outflow, Piece
-from outrider_client.gateway.requests import UnverifiedText
+from outrider_client.gateway.request_mapping import GenerationRequest
+from outrider_client.gateway.text_stream import TextChunk, TextStream, UnverifiedPolicy
 from outrider_client.models.local_models import LocalModels
 from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.text.transcript import FinishReason
@@ -25,27 +24,27 @@ AppReason = Literal["stop", "length"]
 _WITH_STATS = (Committed, Verified, RolledBack)  # of a verdict, whose Stats follow at once
 
 
-class Answering:
+class GatewayCompletion:
     """Raises ApiError or OutriderError; an answer without a word for want of a link is a LinkError."""
 
-    def __init__(self, gateway: Gateway, asked: Asked) -> None:
+    def __init__(self, gateway: Gateway, asked: GenerationRequest) -> None:
         self.asked = asked
         self.statistics = Statistics()
         self.warnings: list[str] = []
         self.drafter, self.models = gateway.models_for(asked)
         self._gateway = gateway
         manner = self._manner(asked.choices.get("mode", gateway.client.mode))
-        self._outflow = Outflow(asked.stops, manner)
+        self._outflow = TextStream(asked.stops, manner)
         self._sent = () if self._stays_here else _sent(self.models, asked)
         self.prompt_tokens = len(self._sent) or len(self.models.split(asked.prompt, raw=asked.raw).whole)
         on_reconnect = "keep" if manner == "keep" else "verify"
         self._choices = {**asked.choices, "max_new_tokens": self._limit(), "on_reconnect": on_reconnect}
         self._ended_by: FinishReason | None = None
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    async def pieces(self) -> AsyncGenerator[TextChunk, None]:
         """What may go out, as it comes. Whoever stops listening closes it: that ends the answer and keeps the
         session."""
-        arrived: asyncio.Queue[Piece | None] = asyncio.Queue()
+        arrived: asyncio.Queue[TextChunk | None] = asyncio.Queue()
         # A task of its own, which comes to its end in peace when the request is cancelled over and over.
         writing = self._gateway.own(self._write(arrived.put_nowait))
         writing.add_done_callback(lambda _: arrived.put_nowait(None))
@@ -56,7 +55,7 @@ class Answering:
         finally:
             writing.cancel()
 
-    async def _write(self, put: Callable[[Piece], None]) -> None:
+    async def _write(self, put: Callable[[TextChunk], None]) -> None:
         started = time.perf_counter()
         async with self._gateway.pool.lend(self.drafter, self._sent, quiet=self._stays_here) as client:
             client.begin_conversation()  # the last request may have been somebody else's
@@ -98,7 +97,7 @@ class Answering:
         privacy = self.asked.choices.get("privacy", self._gateway.client.privacy)
         return self.asked.has_private and privacy == "local"
 
-    def _manner(self, mode: Mode) -> UnverifiedText:
+    def _manner(self, mode: Mode) -> UnverifiedPolicy:
         """Nothing waits for a verdict that will not come, and a whole answer takes nothing back."""
         if mode == "offline":
             return "keep"
@@ -137,7 +136,7 @@ class Answering:
         return room if wanted is None else min(wanted, room)
 
 
-def _sent(models: LocalModels, asked: Asked) -> tuple[int, ...]:
+def _sent(models: LocalModels, asked: GenerationRequest) -> tuple[int, ...]:
     """The prompt as the server gets it."""
     prompt = Placeholders().replace(asked.prompt) if asked.has_private else asked.prompt
     return tuple(models.encode(prompt, raw=asked.raw))

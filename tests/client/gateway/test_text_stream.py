@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from outrider_client.core.events import Committed, Finished, RolledBack, Unverified, Verified
 from outrider_client.core.statistics import Statistics
-from outrider_client.gateway.outflow import Outflow
-from outrider_client.gateway.stops import Stops
+from outrider_client.gateway.text_stream import StopStrings, TextStream
 
 
 def letters(first: int, text: str, origin: str = "accepted") -> Committed:
@@ -32,7 +31,7 @@ def shown(pieces) -> str:
     return text
 
 
-def flow(outflow: Outflow, events) -> list:
+def flow(outflow: TextStream, events) -> list:
     return [piece for event in events for piece in outflow.take(event)]
 
 
@@ -49,14 +48,16 @@ OUTAGE = [
 
 
 def test_held_text_waits_for_the_target():
-    outflow = Outflow(Stops(), "hold")
+    outflow = TextStream(StopStrings(), "hold")
     sent = [[piece.text for piece in outflow.take(event)] for event in OUTAGE]
     assert sent[:6] == [["one "], [], [], [], [], ["t", "w"]]
     assert "".join(text for texts in sent for text in texts) == "one two three"
 
 
 def test_held_text_comes_in_the_end_when_the_link_stays_away():
-    pieces = flow(Outflow(Stops(), "hold"), [letters(0, "a"), *alone(1, "bc"), Finished("unverified", Statistics())])
+    pieces = flow(
+        TextStream(StopStrings(), "hold"), [letters(0, "a"), *alone(1, "bc"), Finished("unverified", Statistics())]
+    )
     assert [(piece.text, piece.origin) for piece in pieces] == [
         ("a", "accepted"),
         ("b", "unverified"),
@@ -65,7 +66,7 @@ def test_held_text_comes_in_the_end_when_the_link_stays_away():
 
 
 def test_streamed_text_is_verified_or_taken_back():
-    outflow = Outflow(Stops(), "stream")
+    outflow = TextStream(StopStrings(), "stream")
     pieces = flow(outflow, OUTAGE)
     assert shown(pieces) == "one two three"
     assert [(piece.offset, piece.verified_to) for piece in pieces if piece.verified_to] == [(4, 5), (5, 6)]
@@ -77,8 +78,8 @@ def test_streamed_text_is_verified_or_taken_back():
 @given(data=st.data())
 def test_cutting_the_text_up_changes_nothing(manner, data):
     text = data.draw(st.text("ab", max_size=12))
-    stops = Stops(tuple(data.draw(st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))))
-    outflow, first, sent = Outflow(stops, manner), 0, []
+    stops = StopStrings(tuple(data.draw(st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))))
+    outflow, first, sent = TextStream(stops, manner), 0, []
     while first < len(text) and not outflow.stopped:
         size = data.draw(st.integers(1, 5))
         sent += outflow.take(letters(first, text[first : first + size]))
@@ -96,7 +97,7 @@ def test_cutting_the_text_up_changes_nothing(manner, data):
 def test_held_text_is_never_contradicted_nor_sent_late(data):
     """Outages at random: what goes out is always a beginning of what the target says."""
     said = data.draw(st.text("ab ", min_size=1, max_size=20))
-    outflow, text, sent = Outflow(Stops(("b ",)), "hold"), "", ""
+    outflow, text, sent = TextStream(StopStrings(("b ",)), "hold"), "", ""
     while len(text) < len(said):
         guess = data.draw(st.text("ab ", max_size=4))
         for event in alone(len(text), guess):
@@ -122,17 +123,17 @@ def judged(first: int, guess: str, right: int):
 
 
 def test_a_stop_in_unverified_text_ends_nothing_until_it_stands():
-    outflow = Outflow(Stops(("x",)), "stream")
+    outflow = TextStream(StopStrings(("x",)), "stream")
     pieces = flow(outflow, [letters(0, "a"), *alone(1, "bxc")])
     assert (shown(pieces), outflow.stopped) == ("ab", False)
     pieces += flow(outflow, [RolledBack(2, 2, "xc"), letters(2, "c"), END])
     assert (shown(pieces), outflow.has_stopped) == ("abc", False)
-    outflow = Outflow(Stops(("x",)), "stream")
+    outflow = TextStream(StopStrings(("x",)), "stream")
     assert shown(flow(outflow, [letters(0, "a"), *alone(1, "bxc"), Verified(1, 2)])) == "ab"
     assert outflow.stopped
 
 
 def test_text_sent_before_a_rollback_made_it_the_beginning_of_a_stop():
-    outflow = Outflow(Stops(("bx",)), "stream")
+    outflow = TextStream(StopStrings(("bx",)), "stream")
     pieces = flow(outflow, [letters(0, "a"), *alone(1, "bc"), RolledBack(2, 1, "c"), letters(2, "x"), END])
     assert shown(pieces) == "a"

@@ -13,7 +13,7 @@ from outrider_client.text.transcript import common_length
 
 
 @dataclass(slots=True)
-class _Seat:
+class _PooledSession:
     client: AsyncClient
     drafter: str
     is_free: bool = False
@@ -21,7 +21,7 @@ class _Seat:
     left_at: int = 0  # counts answers
 
 
-class Pool:
+class SessionPool:
     """At most `size` sessions, and `queue` answers that wait for one. `make` gives a client with the named drafter."""
 
     def __init__(self, make: Callable[[str], AsyncClient], size: int, queue: int) -> None:
@@ -29,7 +29,7 @@ class Pool:
         self._make = make
         self._size = size
         self._queue = queue
-        self._seats: list[_Seat] = []
+        self._seats: list[_PooledSession] = []
         self._room = asyncio.Semaphore(size)
         self._num_answers = 0
 
@@ -77,13 +77,13 @@ class Pool:
         finally:
             self.num_waiting -= 1
 
-    def _seat(self, drafter: str, prompt: Sequence[int]) -> _Seat:
+    def _seat(self, drafter: str, prompt: Sequence[int]) -> _PooledSession:
         fitting = [seat for seat in self._seats if seat.is_free and seat.drafter == drafter]
         best = max(fitting, key=lambda seat: (_shared(seat, prompt), -seat.left_at), default=None)
         if best is not None and (len(self._seats) == self._size or _goes_on(best, prompt)):
             best.is_free = False
             return best
-        seat = _Seat(self._make(drafter), drafter)
+        seat = _PooledSession(self._make(drafter), drafter)
         self._seats.append(seat)
         return seat
 
@@ -95,10 +95,10 @@ class Pool:
             await seat.client.close()
 
 
-def _shared(seat: _Seat, prompt: Sequence[int]) -> int:
+def _shared(seat: _PooledSession, prompt: Sequence[int]) -> int:
     return common_length(seat.client.tokens, prompt)
 
 
-def _goes_on(seat: _Seat, prompt: Sequence[int]) -> bool:
+def _goes_on(seat: _PooledSession, prompt: Sequence[int]) -> bool:
     """Whether the prompt goes on, or begins anew, what this session holds."""
     return 2 * _shared(seat, prompt) >= min(len(seat.client.tokens), len(prompt))

@@ -1,0 +1,137 @@
+"""An answer on a terminal: text colored by origin as it grows and shrinks, with a status line under it.
+
+Lines that can no longer change scroll away above; only the rest is drawn again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.segment import Segment
+from rich.segment import Segments as Drawn
+from rich.text import Text
+
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.answer_text import Span, Written
+from outrider_client.core.events import Event, Finished
+from outrider_client.display.messages import printable
+from outrider_client.display.status_line import StatusLine
+from outrider_client.text.transcript import Origin
+
+_STATUS_LINES = 2
+
+
+class LiveDisplay:
+    """One answer. `state` is where the link stands at its start."""
+
+    def __init__(self, console: Console, state: LinkState = LinkState.CONNECTING) -> None:
+        self.written = Written()
+        self._console = console
+        self._status = StatusLine(state)
+        self._num_scrolled = 0
+        self._live = Live(console=console, refresh_per_second=12, transient=True)
+        self._live.start()
+
+    def show(self, event: Event) -> None:
+        self.written.take(event)
+        self._status.take(event)
+        text = self._styled(len(self.written.spans))
+        settled = text if isinstance(event, Finished) else self._styled(self.written.num_settled)
+        self._scroll(text, len(settled))
+        self._live.update(Group(self._visible(text[self._num_scrolled :]), self._status.text(self.written)))
+
+    def close(self) -> None:
+        """Leave the text and a last line of figures on the terminal."""
+        self._live.stop()
+        text = self._styled(len(self.written.spans))
+        if len(text) > self._num_scrolled:
+            self._console.print(text[self._num_scrolled :], soft_wrap=True)
+        self._console.print(self._status.text(self.written))
+
+    def _styled(self, num_spans: int) -> Text:
+        return styled(self.written.spans[:num_spans], self._console)
+
+    def _scroll(self, text: Text, num_settled: int) -> None:
+        """Print the whole lines among the settled characters for good."""
+        end = text.plain.rfind("\n", self._num_scrolled, num_settled)
+        if end >= 0:
+            self._console.print(text[self._num_scrolled : end], soft_wrap=True)
+            self._num_scrolled = end + 1
+
+    def _visible(self, text: Text) -> Text:
+        """The last lines, as many as the terminal holds: what is longer cannot be drawn over."""
+        lines = text.wrap(self._console, self._console.width)
+        room = max(self._console.height - _STATUS_LINES - 1, 1)
+        return Text("\n").join(lines[-room:])
+
+
+_STATUS_LINES = 2
+
+
+class MarkdownDisplay:
+    """One answer. `state` is where the link stands at its start."""
+
+    def __init__(self, console: Console, state: LinkState = LinkState.CONNECTING) -> None:
+        self.written = Written()
+        self._console = console
+        self._status = StatusLine(state)
+        self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._drawn)
+        self._live.start()
+
+    def show(self, event: Event) -> None:
+        self.written.take(event)
+        self._status.take(event)
+
+    def close(self) -> None:
+        """Leave the answer and a last line of figures on the terminal."""
+        self._live.stop()
+        self._console.print(self._answer())
+        self._console.print(self._status.text(self.written))
+
+    def _answer(self) -> RenderableType:
+        spans, settled = list(self.written.spans), self.written.num_settled
+        approved = Markdown(printable("".join(span.text for span in spans[:settled])))
+        return Group(approved, styled(spans[settled:], self._console)) if spans[settled:] else approved
+
+    def _drawn(self) -> RenderableType:
+        """The last lines, as many as the terminal holds: what is longer cannot be drawn over."""
+        lines = self._console.render_lines(self._answer(), pad=False)
+        room = max(self._console.height - _STATUS_LINES - 1, 1)
+        ended = [segment for line in lines[-room:] for segment in (*line, Segment.line())]
+        return Group(Drawn(ended), self._status.text(self.written))
+
+
+STYLES: dict[Origin, str] = {
+    "prompt": "",
+    "accepted": "green",
+    "bonus": "cyan",
+    "corrected": "bold magenta",
+    "unverified": "yellow italic",
+    "private": "blue",
+}
+_MARKS: dict[Origin, str] = {"unverified": "~", "corrected": "=", "private": "#"}
+
+
+def styled(spans: Sequence[Span], console: Console) -> Text:
+    """The text of these spans as this console can show it."""
+    return marked(spans) if console.no_color or console.color_system is None else colored(spans)
+
+
+def colored(spans: Sequence[Span]) -> Text:
+    text = Text()
+    for span in spans:
+        text.append(printable(span.text), style=STYLES[span.origin])
+    return text
+
+
+def marked(spans: Sequence[Span]) -> Text:
+    """Without colors. What the target has merely approved bears no marks."""
+    text = Text()
+    for mark, group in groupby(spans, lambda span: _MARKS.get(span.origin, "")):
+        said = printable("".join(span.text for span in group))
+        text.append(f"{{{mark}{said}{mark}}}" if mark and said else said)
+    return text
