@@ -26,7 +26,7 @@ from outrider_drafters.load import load_drafter, open_source
 from outrider_drafters.quantization.quantize import Weights, quantized, stored
 from outrider_drafters.readers.checkpoint import SINGLE, Checkpoint
 from outrider_drafters.readers.config import read_config
-from outrider_proto.bundles import OF_TARGET
+from outrider_proto.bundles import TARGET_FILES
 from outrider_proto.errors import UsageError
 
 EMBEDDING = "embed_tokens.weight"
@@ -126,7 +126,7 @@ def _coded(name: str, tensor: Tensor, weights: str) -> Mapping[str, Tensor]:
 
 def _write_target(target: Path, num_layers: int, packed: Packing, out: Path) -> None:
     """Its small files, embedding, lm_head, and the last layers with the norm after them."""
-    for pattern in OF_TARGET:
+    for pattern in TARGET_FILES:
         for path in target.glob(pattern):
             shutil.copyfile(path, out / path.name)
     config, checkpoint = read_config(target), Checkpoint(target)

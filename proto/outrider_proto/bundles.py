@@ -21,7 +21,7 @@ SHA256_BYTES = 32
 _MAX_TEXT = 256
 _MAX_OFFERS = 64
 # A bundle's files and no others: no pickles, no index that could name files elsewhere, nothing hidden.
-OF_TARGET = (
+TARGET_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer*.json",
@@ -37,7 +37,7 @@ OF_TARGET = (
     "chat_template.json",
     "chat_template.jinja",
 )
-_NAMES = ("bundle.json", "model.safetensors", "drafter/model.safetensors", "drafter/*.json", *OF_TARGET)
+_NAMES = ("bundle.json", "model.safetensors", "drafter/model.safetensors", "drafter/*.json", *TARGET_FILES)
 _SPELLING = re.compile(r"(drafter/)?[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9_])?")
 
 

@@ -50,6 +50,10 @@ class Reason(Enum):
         return self.value[0]
 
 
+# The server is away, on purpose or for now: a client keeps its session and connects again later.
+TRANSIENT_REASONS = frozenset({Reason.SHUTTING_DOWN, Reason.SERVER_FULL, Reason.STALLED, Reason.OVER_QUOTA})
+
+
 class OutriderError(Exception):
     """Base of all errors raised on purpose."""
 
@@ -74,3 +78,8 @@ class Violation(Refusal, ValueError):
 
 class LinkError(OutriderError):
     """The link failed: a lost connection, a missed deadline, an unreachable server."""
+
+
+def is_transient(error: Exception) -> bool:
+    """Return whether the same request may succeed later: the link failed, or the server is away for now."""
+    return isinstance(error, LinkError) or (isinstance(error, Refusal) and error.reason in TRANSIENT_REASONS)

@@ -229,7 +229,7 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Likelihood:
+class TokenLogprob:
     """ln p of a token under the target's softmax as it is, before temperature, top-k and top-p; and the likeliest
     tokens in its place with theirs, the likeliest first. Values are float32. Raises Violation for one out of range.
     """
@@ -249,7 +249,7 @@ class Verdict:
     a Decode was cancelled). Times are the server's: waiting for the model, the target's forward pass, and drafting.
 
     `stale`: the draft assumed what is not so; nothing was done. `tokens`: accepted tokens of a tree that the server
-    grew itself; `path` is empty then. `likelihoods`: of path (or tokens) and bonus, if they were asked for.
+    grew itself; `path` is empty then. `logprobs`: of path (or tokens) and bonus, if they were asked for.
     `tree_budget`: nodes that the next drafts had better not exceed while the server is so busy; 0: no wish.
     """
 
@@ -262,7 +262,7 @@ class Verdict:
     stale: bool = False
     tokens: tuple[int, ...] = ()
     draft_us: int = 0
-    likelihoods: tuple[Likelihood, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
     tree_budget: int = 0
 
 

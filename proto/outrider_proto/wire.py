@@ -9,18 +9,19 @@ from typing import assert_never
 from outrider_proto import frames as f
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Reason, Violation
-from outrider_proto.feature_codec import decode_rows, encode_rows, rows_per_frame
+from outrider_proto.feature_codec import decode_rows, encode_rows, padding, rows_per_frame
 from outrider_proto.fields import check_limits, check_size, check_texts, malformed
-from outrider_proto.logprobs import PackedLikelihoods, pack_likelihoods, unpack_likelihoods
 from outrider_proto.packing import (
     HASH_BYTES,
     TOKEN_BYTES,
+    PackedLogprobs,
+    pack_logprobs,
     pack_parents,
     pack_tokens,
+    unpack_logprobs,
     unpack_parents,
     unpack_tokens,
 )
-from outrider_proto.padding import padding
 from outrider_proto.tree import MAX_NODES, DraftTree
 
 MAX_FRAME_BYTES = 1024 * 1024
@@ -291,7 +292,7 @@ def _verdict_to_proto(frame: f.Verdict) -> pb.Verdict:
         tokens=pack_tokens(frame.tokens),
         draft_us=frame.draft_us,
         tree_budget=frame.tree_budget,
-        logprobs=pb.Logprobs(**pack_likelihoods(frame.likelihoods)._asdict()) if frame.likelihoods else None,
+        logprobs=pb.Logprobs(**pack_logprobs(frame.logprobs)._asdict()) if frame.logprobs else None,
     )
 
 
@@ -313,12 +314,12 @@ def _verdict_from_proto(message: pb.Verdict) -> f.Verdict:
         tokens=unpack_tokens(message.tokens),
         draft_us=message.draft_us,
         tree_budget=message.tree_budget,
-        likelihoods=_likelihoods_from_proto(message.logprobs) if message.HasField("logprobs") else (),
+        logprobs=_logprobs_from_proto(message.logprobs) if message.HasField("logprobs") else (),
     )
 
 
-def _likelihoods_from_proto(message: pb.Logprobs) -> tuple[f.Likelihood, ...]:
-    return unpack_likelihoods(PackedLikelihoods(message.chosen, message.top_tokens, message.top))
+def _logprobs_from_proto(message: pb.Logprobs) -> tuple[f.TokenLogprob, ...]:
+    return unpack_logprobs(PackedLogprobs(message.chosen, message.top_tokens, message.top))
 
 
 def _features_to_proto(frame: f.Features, codec: f.Codec) -> Iterator[pb.Features]:

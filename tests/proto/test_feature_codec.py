@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from outrider_proto import wire
 from outrider_proto.entropy import huffman
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.feature_codec import (
@@ -19,10 +20,12 @@ from outrider_proto.feature_codec import (
     MAX_RAW_BYTES,
     decode_rows,
     encode_rows,
+    padding,
     raw_bytes_per_row,
     rows_per_frame,
+    typical_payload_bytes,
 )
-from outrider_proto.frames import CODECS
+from outrider_proto.frames import CODECS, Features
 from outrider_proto.quantize import quantize_grouped
 
 rows = hnp.arrays(
@@ -30,6 +33,7 @@ rows = hnp.arrays(
 )
 OCTAVE_EIGHTH = 2 ** (1 / 8)  # step sizes come in these, rounded up
 SMALLEST_STEP = 2.0**-20
+WIDTH = 2048
 
 
 def there_and_back(values, codec):
@@ -259,3 +263,49 @@ def test_narrow_rows_take_no_more_memory_than_wide_ones(codec):
         assert tracemalloc.get_traced_memory()[1] < 20 * MAX_RAW_BYTES
     finally:
         tracemalloc.stop()
+
+
+def carried(messages):
+    return [len(message.features.payload) + len(message.features.padding) for message in messages]
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, MANY_ROWS, MANY_ROWS + 1, 60])
+@pytest.mark.parametrize("codec", CODECS)
+def test_typical_size_is_that_of_other_gaussian_rows(codec, num_rows):
+    assert typical_payload_bytes(codec, num_rows, WIDTH) == pytest.approx(
+        len(encode_rows(gaussian(num_rows, WIDTH, seed=3), codec)), rel=0.05
+    )
+
+
+def test_a_piece_of_a_prompt_is_as_coarse_as_the_prompt():
+    piece = len(encode_rows(gaussian(4, WIDTH, seed=3), "lean", MANY_ROWS + 1))
+    assert typical_payload_bytes("lean", 4, WIDTH, of_rows=MANY_ROWS + 1) == pytest.approx(piece, rel=0.02)
+    assert piece < 0.8 * typical_payload_bytes("lean", 4, WIDTH)
+
+
+@pytest.mark.parametrize("values", ["gaussian", "zero"])
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_small_frame_is_padded_to_the_size_of_wide_rows(codec, values):
+    """Headers and tables of narrow rows are not counted again and again."""
+    rows = gaussian(1, 64, seed=3) if values == "gaussian" else np.zeros((1, 64), np.float32)
+    messages = list(wire.server_frame_to_proto(Features(7, 11, rows, last=True, padded_width=WIDTH), codec))
+    assert carried(messages) == [typical_payload_bytes(codec, 1, WIDTH)]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_long_features_are_padded_frame_by_frame_below_the_limit(codec):
+    rows = gaussian(300, 96, seed=3)
+    messages = list(wire.server_frame_to_proto(Features(7, 11, rows, last=True, padded_width=4096), codec))
+    step = rows_per_frame(codec, 4096)
+    assert [message.features.num_rows for message in messages[:-1]] == [step] * (len(messages) - 1)
+    assert sum(carried(messages)) == pytest.approx(typical_payload_bytes(codec, 300, 4096), rel=0.01)
+    assert all(message.ByteSize() < wire.MAX_FRAME_BYTES for message in messages)
+
+
+def test_padding_does_not_compress():
+    filling = padding(100, "int8", 4, WIDTH, 4)
+    assert len(zlib.compress(filling)) > len(filling) == typical_payload_bytes("int8", 4, WIDTH) - 100
+
+
+def test_a_larger_payload_is_not_padded():
+    assert padding(10**6, "int8", 4, WIDTH, 4) == b""

@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_proto.errors import Violation
-from outrider_proto.packing import MAX_TOKEN, pack_parents, pack_tokens, prefix_hash, unpack_parents, unpack_tokens
+from outrider_proto.packing import (
+    MAX_TOKEN,
+    common_prefix_len,
+    pack_parents,
+    pack_tokens,
+    prefix_hash,
+    unpack_parents,
+    unpack_tokens,
+)
 
 tokens = st.lists(st.integers(0, MAX_TOKEN), max_size=300)
 
@@ -36,3 +44,10 @@ def test_parents_round_trip_at_one_byte_each(parents):
 @given(tokens, tokens)
 def test_hash_tells_prefixes_apart(a, b):
     assert (prefix_hash(a) == prefix_hash(b)) == (a == b)
+
+
+@given(tokens, tokens, tokens)
+def test_common_prefix_ends_at_the_first_difference(shared, a, b):
+    length = common_prefix_len([*shared, *a], (*shared, *b))
+    assert [*shared, *a][:length] == [*shared, *b][:length]
+    assert length == min(len(shared) + len(a), len(shared) + len(b)) or [*shared, *a][length] != [*shared, *b][length]

@@ -17,11 +17,10 @@ from outrider_client.connection.rtt import RttEstimator
 from outrider_client.connection.transport import Transport
 from outrider_client.core.config import Timeouts
 from outrider_client.text.transcript import Transcript
-from outrider_proto.errors import LinkError, Reason, Refusal
+from outrider_proto.errors import LinkError, Refusal, is_transient
 from outrider_proto.frames import Open, Opened, Sampling
 
 _MAX_FRUITLESS = 8  # connections in a row that opened and brought no verdict
-_TRANSIENT = (Reason.SHUTTING_DOWN, Reason.SERVER_FULL, Reason.STALLED, Reason.OVER_QUOTA)
 T = TypeVar("T")
 Watcher = Callable[[LinkState, str], None]
 
@@ -183,7 +182,7 @@ class Session:
         try:
             await self._open(self._attempt_s, open_s)
         except (LinkError, Refusal) as error:
-            if isinstance(error, Refusal) and error.reason not in _TRANSIENT:
+            if not is_transient(error):
                 raise
             return error
         return None

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from outrider_client.drafting.sampling import choose_token
 from outrider_client.drafting.worker_thread import Worker
-from outrider_client.text.transcript import common_length
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
@@ -30,6 +29,7 @@ from outrider_drafters.trees.grow import Drafted
 from outrider_drafters.trees.predraft import NOWHERE, Outcome, PreDraft, can_foresee, predraft
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.frames import Sampling, TapInfo
+from outrider_proto.packing import common_prefix_len
 from outrider_proto.tree import DraftTree
 
 T = TypeVar("T")
@@ -265,7 +265,7 @@ class DraftingThread:
 
     @torch.inference_mode()
     def _job(self, tokens: list[int], arrived: list[_Rows], job: Callable[[], T]) -> tuple[T, int]:
-        common = common_length(self._tokens, tokens)
+        common = common_prefix_len(self._tokens, tokens)
         if common < len(self._tokens):
             self._state.rollback(common)
         self._state.append(tokens[common:])

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider_client.connection.tls_diagnosis import TrustError
-from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError
+from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError, is_transient
 
 _INVALID = "invalid_request_error"
-_AWAY = (Reason.SERVER_FULL, Reason.SHUTTING_DOWN, Reason.STALLED, Reason.OVER_QUOTA)
 
 
 class ApiError(Exception):
@@ -44,7 +43,7 @@ def api_error(error: OutriderError) -> ApiError:
             return ApiError(400, str(error))
         case Refusal(reason=Reason.CONTEXT_FULL):
             return ApiError(400, str(error), param="messages", code="context_length_exceeded")
-        case Refusal() if error.reason in _AWAY:
+        case Refusal() if is_transient(error):
             return ApiError(503, str(error), "server_error", code=error.reason.name.lower())
         case Refusal():
             return ApiError(502, f"the server refuses: {error}", "server_error", code=error.reason.name.lower())

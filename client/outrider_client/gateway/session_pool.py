@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from outrider_client.async_client import AsyncClient
 from outrider_client.gateway.errors import ApiError
-from outrider_client.text.transcript import common_length
+from outrider_proto.packing import common_prefix_len
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class SessionPool:
 
 
 def _shared(seat: _PooledSession, prompt: Sequence[int]) -> int:
-    return common_length(seat.client.tokens, prompt)
+    return common_prefix_len(seat.client.tokens, prompt)
 
 
 def _goes_on(seat: _PooledSession, prompt: Sequence[int]) -> bool:

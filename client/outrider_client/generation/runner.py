@@ -9,7 +9,7 @@ from outrider_client.connection.session import wait_asked_for_s
 from outrider_client.generation.generation import Answer
 from outrider_client.generation.modes.auto import LOOPS, auto
 from outrider_client.generation.modes.offline import offline
-from outrider_proto.errors import LinkError, Reason, Refusal
+from outrider_proto.errors import TRANSIENT_REASONS, LinkError, Reason, Refusal
 
 ModeLoop = Callable[[Answer], Awaitable[None]]
 
@@ -80,4 +80,5 @@ async def ride_alone(answer: Answer, error: Exception) -> None:
 
 def is_links_fault(error: LinkError | Refusal) -> bool:
     """A server that goes away on purpose is as gone as one that does not; and so is one that asks us to wait."""
-    return isinstance(error, LinkError) or error.reason in (Reason.SHUTTING_DOWN, Reason.STALLED, Reason.OVER_QUOTA)
+    # A full server is waited for while connecting only, not in the middle of an answer.
+    return isinstance(error, LinkError) or error.reason in TRANSIENT_REASONS - {Reason.SERVER_FULL}

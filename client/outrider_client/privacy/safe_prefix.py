@@ -10,12 +10,14 @@ from outrider_client.core.config import ClientConfig
 from outrider_client.core.statistics import Meter
 from outrider_client.drafting.drafting_thread import Drafting
 from outrider_client.generation.requests import Exchange
-from outrider_proto.errors import LinkError, Reason, Refusal
+from outrider_proto.errors import TRANSIENT_REASONS, LinkError, Reason, Refusal
 from outrider_proto.tree import DraftTree
 
 if TYPE_CHECKING:
     from outrider_client.generation.context import Equipment
 
+# Unlike a generation, private text fails over quota; and unlike a session, at a full server.
+_TRANSIENT = TRANSIENT_REASONS - {Reason.SERVER_FULL, Reason.OVER_QUOTA}
 _MAX_TRIES = 16  # connections that open, and bring the features of none
 HUNG_UP = "hung up: a private answer is being written here"
 
@@ -58,7 +60,7 @@ class SafePrefix:
             try:
                 await self._ask()
             except (LinkError, Refusal) as error:
-                if isinstance(error, Refusal) and error.reason not in (Reason.SHUTTING_DOWN, Reason.STALLED):
+                if isinstance(error, Refusal) and error.reason not in _TRANSIENT:
                     raise
                 await self._session.lose(str(error))
                 if not await self._is_back():

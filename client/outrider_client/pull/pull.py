@@ -18,11 +18,15 @@ from outrider_client.models.pulled import pulled_dir
 from outrider_client.pull.bundle_source import BundleSource, bundle_source
 from outrider_client.pull.partial_bundle import CorruptFileError, PartialBundle, PartialFile
 from outrider_proto.bundles import BundleFile, BundleManifest
-from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError, Violation
+from outrider_proto.errors import TRANSIENT_REASONS, LinkError, OutriderError, Reason, Refusal, UsageError, Violation
 from outrider_proto.frames import ServerDescription
 
 _MAKING_S = 1800.0  # for a server to make a bundle of a large target
-_TRANSIENT = (Reason.SHUTTING_DOWN, Reason.SERVER_FULL, Reason.BUNDLE_NOT_READY, Reason.BUNDLE_CHANGED)
+# Unlike a session, a pull ends at once over quota or stalled; it waits for a bundle in the making instead.
+_TRANSIENT = (TRANSIENT_REASONS - {Reason.STALLED, Reason.OVER_QUOTA}) | {
+    Reason.BUNDLE_NOT_READY,
+    Reason.BUNDLE_CHANGED,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider_proto.errors import Reason, Violation
-from outrider_proto.frames import Likelihood
+from outrider_proto.frames import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,24 +20,21 @@ class TokenLogprobs:
 
 
 def logprobs_of(
-    words: Sequence[int], likelihoods: Sequence[Likelihood], num_top: int | None, vocab_size: int
+    words: Sequence[int], logprobs: Sequence[TokenLogprob], num_top: int | None, vocab_size: int
 ) -> tuple[TokenLogprobs, ...]:
     """Of a verdict's tokens; `num_top` is what was asked for. Raises Violation when that is not what came."""
     expected = 0 if num_top is None else len(words)
-    if len(likelihoods) != expected:
-        raise _misfit(f"log probabilities of {len(likelihoods)} tokens in a verdict that should have {expected}")
-    for likelihood in likelihoods:
-        _check(likelihood, min(num_top or 0, vocab_size), vocab_size)
-    return tuple(
-        TokenLogprobs(word, likelihood.logprob, likelihood.top)
-        for word, likelihood in zip(words, likelihoods, strict=False)
-    )
+    if len(logprobs) != expected:
+        raise _misfit(f"log probabilities of {len(logprobs)} tokens in a verdict that should have {expected}")
+    for entry in logprobs:
+        _check(entry, min(num_top or 0, vocab_size), vocab_size)
+    return tuple(TokenLogprobs(word, entry.logprob, entry.top) for word, entry in zip(words, logprobs, strict=False))
 
 
-def _check(likelihood: Likelihood, num_top: int, vocab_size: int) -> None:
-    if len(likelihood.top) != num_top:
-        raise _misfit(f"{len(likelihood.top)} likeliest tokens where {num_top} were asked for")
-    for token, _ in likelihood.top:
+def _check(entry: TokenLogprob, num_top: int, vocab_size: int) -> None:
+    if len(entry.top) != num_top:
+        raise _misfit(f"{len(entry.top)} likeliest tokens where {num_top} were asked for")
+    for token, _ in entry.top:
         if not 0 <= token < vocab_size:
             raise _misfit(f"token {token} among the likeliest: the vocabulary has {vocab_size}")
 

@@ -21,7 +21,7 @@ from typing import Literal
 from outrider_client.text.logprobs import TokenLogprobs, logprobs_of
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.frames import Codec, Decode, Draft, Features, Finish, Opened, ServerTree, Verdict
-from outrider_proto.packing import prefix_hash
+from outrider_proto.packing import common_prefix_len, prefix_hash
 from outrider_proto.tree import DraftTree
 
 Origin = Literal["prompt", "accepted", "bonus", "corrected", "unverified", "private"]
@@ -114,7 +114,7 @@ class Transcript:
 
     def begin(self, prompt: Sequence[int], max_new_tokens: int, logprobs: int | None = None) -> int:
         """Start an answer, with `logprobs` as in Draft; returns how many of the tokens held so far it shares."""
-        common = common_length(self._tokens, prompt)
+        common = common_prefix_len(self._tokens, prompt)
         self._stable_len = common
         self._tokens = list(prompt)
         self._origins = ["prompt"] * len(prompt)
@@ -180,9 +180,9 @@ class Transcript:
     def apply(self, verdict: Verdict, vocab_size: int) -> Change:
         """The answer to the request in flight. Raises Violation for a verdict that does not fit it."""
         words, path_len = self._words(verdict, vocab_size)
-        logprobs = logprobs_of(words, verdict.likelihoods, self._num_top, vocab_size)
+        logprobs = logprobs_of(words, verdict.logprobs, self._num_top, vocab_size)
         first = self._tail_start
-        confirmed = common_length(self._tokens[first:], words)
+        confirmed = common_prefix_len(self._tokens[first:], words)
         is_over = confirmed < len(words) or verdict.finish is Finish.EOS
         dropped = self._drop_from(first + confirmed) if is_over else 0
         added = words[confirmed : confirmed + max(self.room, 0)]
@@ -292,14 +292,6 @@ class Transcript:
         if verdict.finish is Finish.CONTEXT_FULL:
             return "context"
         return None
-
-
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    shorter = min(len(one), len(other))
-    if tuple(one[:shorter]) == tuple(other[:shorter]):  # nearly always, and far faster than looking one by one
-        return shorter
-    return next(i for i in range(shorter) if one[i] != other[i])
 
 
 def _misfit(message: str) -> Violation:

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from outrider_drafters.contracts.tap import Activations, TapState
 from outrider_drafters.emulation.pace import Pace
-from outrider_proto.frames import Finish, Likelihood
+from outrider_proto.frames import Finish, TokenLogprob
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import Walk, walk, walk_typical
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import Piece
-from outrider_server.engine.logprobs import likelihoods
+from outrider_server.engine.logprobs import token_logprobs
 from outrider_server.engine.sampler import Chooser
 from outrider_server.engine.sequence import Held
 from outrider_server.engine.target import Target
@@ -64,7 +64,7 @@ class Outcome:
     timing: Timing
     walk: Walk | None
     hidden: dict[int, Tensor]
-    likelihoods: tuple[Likelihood, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Engine:
@@ -100,7 +100,7 @@ class Engine:
         self._wait_out(started, len(tokens))
         timing = Timing(started, self._clock())
         walks = self._walks(works, pieces, output.logits)
-        likely = _likelihoods(works, walks, output.logits)
+        likely = _logprobs(works, walks, output.logits)
         outcomes, first = [], 0
         for work, piece, judged, of_words in zip(works, pieces, walks, likely, strict=True):
             rows = slice(first, first := first + piece.num_rows)
@@ -180,16 +180,16 @@ def _likeliest(logits: Tensor) -> list[int]:
     return [int(token) for token in logits.argmax(-1).tolist()]
 
 
-def _likelihoods(works: Sequence[Work], walks: Sequence[Walk | None], logits: Tensor) -> list[tuple[Likelihood, ...]]:
+def _logprobs(works: Sequence[Work], walks: Sequence[Walk | None], logits: Tensor) -> list[tuple[TokenLogprob, ...]]:
     """Empty for those that did not ask."""
-    found: list[tuple[Likelihood, ...]] = []
+    found: list[tuple[TokenLogprob, ...]] = []
     root_row = 0  # of logits
     for work, judged in zip(works, walks, strict=True):
         num_rows = 0 if judged is None else 1 + len(work.tree)
         if judged is None or work.logprobs is None:
             found.append(())
         else:
-            found.append(likelihoods(logits[root_row : root_row + num_rows], work.tree, judged, work.logprobs))
+            found.append(token_logprobs(logits[root_row : root_row + num_rows], work.tree, judged, work.logprobs))
         root_row += num_rows
     return found
 

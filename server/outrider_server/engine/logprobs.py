@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider_proto.frames import MIN_LOGPROB, Likelihood
+from outrider_proto.frames import MIN_LOGPROB, TokenLogprob
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import Walk
 
 
-def likelihoods(logits: Tensor, tree: DraftTree, walk: Walk, num_top: int) -> tuple[Likelihood, ...]:
+def token_logprobs(logits: Tensor, tree: DraftTree, walk: Walk, num_top: int) -> tuple[TokenLogprob, ...]:
     """logits [1 + nodes, vocab] of root and nodes. Of path and bonus, each with the `num_top` likeliest in its place.
 
     Raises Violation for logits that are no numbers.
@@ -23,6 +23,6 @@ def likelihoods(logits: Tensor, tree: DraftTree, walk: Walk, num_top: int) -> tu
     scores = torch.cat([judged.gather(-1, tokens[:, None]), likeliest], dim=-1)
     logprobs = (scores - judged.logsumexp(-1, keepdim=True)).clamp(MIN_LOGPROB, 0.0)
     return tuple(
-        Likelihood(own, tuple(zip(ids, values, strict=True)))
+        TokenLogprob(own, tuple(zip(ids, values, strict=True)))
         for (own, *values), ids in zip(logprobs.tolist(), top.tolist(), strict=True)
     )

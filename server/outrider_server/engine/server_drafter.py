@@ -16,6 +16,7 @@ from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_drafter
 from outrider_drafters.trees.grow import grow_tree
+from outrider_proto.packing import common_prefix_len
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.target import Target
 
@@ -40,7 +41,7 @@ class SessionDrafter:
     def grow(self, known: Known, shape: TreeShape, cancelled: Callable[[], bool]) -> DraftTree:
         """A draft below the root; `cancelled` ends it between levels."""
         tokens = list(known.tokens)
-        common = _common_length(self._tokens, tokens)
+        common = common_prefix_len(self._tokens, tokens)
         if common < len(self._tokens):
             self._state.rollback(common)
         self._state.append(tokens[common:])
@@ -70,10 +71,3 @@ def _frozen(target: Target, directory: Path) -> TargetWeights:
     rows = embed.detach()
     head = rows if lm_head is embed else lm_head.detach()
     return TargetWeights(rows, head, target_sizes(directory), target.eos_token_ids, directory)
-
-
-def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    for i, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
-            return i
-    return min(len(first), len(second))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import Refusal
-from outrider_proto.frames import Decode, Draft, Features, Finish, Likelihood, Verdict
+from outrider_proto.frames import Decode, Draft, Features, Finish, TokenLogprob, Verdict
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import Walk
 from outrider_server.engine.engine import Outcome, Work
@@ -183,7 +183,7 @@ class Job:
             self._tokens_left = 0
         elif isinstance(self._frame, Decode) and self._tokens_left == 0:
             finish = Finish.LIMIT
-        self.post(self._verdict(outcome.walk, finish, outcome.likelihoods, tree_budget))
+        self.post(self._verdict(outcome.walk, finish, outcome.logprobs, tree_budget))
         self._has_spoken = True
         if outcome.walk.bonus is not None:
             self._chain = (outcome.walk.bonus,)
@@ -205,7 +205,7 @@ class Job:
         self.post(refusal)
         self.post(Done())
 
-    def _verdict(self, walk: Walk, finish: Finish, likelihoods: tuple[Likelihood, ...], tree_budget: int) -> Verdict:
+    def _verdict(self, walk: Walk, finish: Finish, logprobs: tuple[TokenLogprob, ...], tree_budget: int) -> Verdict:
         by_number = isinstance(self._frame, Draft)  # the client knows the tree
         return Verdict(
             self._frame.seq,
@@ -216,7 +216,7 @@ class Job:
             verify_us=round(self._verify_s * 1e6),
             tokens=() if by_number else self._tree.path_tokens(walk.path),
             draft_us=round(self._draft_s * 1e6),
-            likelihoods=likelihoods,
+            logprobs=logprobs,
             tree_budget=tree_budget,
         )
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from outrider_client.controller.codec_choice import COARSEST, FINEST, OF_FINEST, Load, codec_for
 from outrider_client.core.config import ClientConfig
-from outrider_proto.padding import weight
+from outrider_proto.feature_codec import typical_payload_bytes
 
 WIDE, NARROW = 960.0, 45.0  # bytes a row: of a large target, of the embedded one
 loads = st.builds(Load, st.floats(1, 1e4), st.floats(0.1, 1e3), st.floats(1e3, 1e9))
@@ -52,4 +52,6 @@ def test_what_is_said_of_the_codecs_is_so():
     """Of Gaussian rows."""
     assert ClientConfig().codec == FINEST
     for codec, of_finest in OF_FINEST.items():
-        assert weight(codec, 4, 2048) / weight(FINEST, 4, 2048) == pytest.approx(of_finest, abs=0.03)
+        assert typical_payload_bytes(codec, 4, 2048) / typical_payload_bytes(FINEST, 4, 2048) == pytest.approx(
+            of_finest, abs=0.03
+        )

@@ -26,7 +26,7 @@ from outrider_client.text.transcript import Transcript
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
 from outrider_proto.errors import LinkError, UsageError, Violation
-from outrider_proto.frames import Likelihood, Verdict
+from outrider_proto.frames import TokenLogprob, Verdict
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.server_drafter import load_drafters
@@ -234,14 +234,14 @@ def test_numbers_out_of_range(wrong):
 
 
 VOCAB = 64
-GOOD = tuple(Likelihood(-0.5, ((token, -0.5), (1, -2.0))) for token in (8, 9, 20))
+GOOD = tuple(TokenLogprob(-0.5, ((token, -0.5), (1, -2.0))) for token in (8, 9, 20))
 
 
-def judged(likelihoods, *, asked: int | None = 2, max_new_tokens: int = 9, vocab: int = VOCAB):
+def judged(logprobs, *, asked: int | None = 2, max_new_tokens: int = 9, vocab: int = VOCAB):
     transcript = Transcript()
     transcript.begin((5, 6), max_new_tokens, asked)
     draft = transcript.next_draft(DraftTree.chain((8, 9)), 0)
-    return transcript.apply(Verdict(draft.seq, (0, 1), 20, likelihoods=likelihoods), vocab)
+    return transcript.apply(Verdict(draft.seq, (0, 1), 20, logprobs=logprobs), vocab)
 
 
 def test_a_verdict_is_joined_with_its_tokens_as_far_as_there_is_room():
@@ -254,12 +254,12 @@ def test_a_verdict_is_joined_with_its_tokens_as_far_as_there_is_room():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"likelihoods": ()}, "log probabilities of 0 tokens in a verdict that should have 3"),
-        ({"likelihoods": GOOD[:2]}, "log probabilities of 2 tokens in a verdict that should have 3"),
-        ({"likelihoods": GOOD, "asked": None}, "log probabilities of 3 tokens in a verdict that should have 0"),
-        ({"likelihoods": GOOD, "asked": 1}, "2 likeliest tokens where 1"),
-        ({"likelihoods": GOOD, "asked": 3}, "2 likeliest tokens where 3"),
-        ({"likelihoods": (*GOOD[:2], Likelihood(-1.0, ((VOCAB, -1.0), (1, -2.0))))}, "token 64 among the likeliest"),
+        ({"logprobs": ()}, "log probabilities of 0 tokens in a verdict that should have 3"),
+        ({"logprobs": GOOD[:2]}, "log probabilities of 2 tokens in a verdict that should have 3"),
+        ({"logprobs": GOOD, "asked": None}, "log probabilities of 3 tokens in a verdict that should have 0"),
+        ({"logprobs": GOOD, "asked": 1}, "2 likeliest tokens where 1"),
+        ({"logprobs": GOOD, "asked": 3}, "2 likeliest tokens where 3"),
+        ({"logprobs": (*GOOD[:2], TokenLogprob(-1.0, ((VOCAB, -1.0), (1, -2.0))))}, "token 64 among the likeliest"),
     ],
 )
 def test_a_verdict_that_is_not_what_was_asked_for(wrong, message):
@@ -273,6 +273,6 @@ def test_a_tail_that_is_confirmed_gets_those_of_its_tokens():
     for token in (8, 9, 10):
         transcript.write_unverified(token)
     draft = transcript.next_draft(transcript.tail_chain(255), 0)
-    change = transcript.apply(Verdict(draft.seq, (0, 1), 20, likelihoods=GOOD), VOCAB)
+    change = transcript.apply(Verdict(draft.seq, (0, 1), 20, logprobs=GOOD), VOCAB)
     assert (change.confirmed, change.dropped, change.bonus) == (2, 1, (20,))
     assert [one.token for one in change.logprobs] == [8, 9, 20]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_client.text.transcript import Transcript, common_length
+from outrider_client.text.transcript import Transcript
 from outrider_proto.errors import Violation
 from outrider_proto.frames import Features, Finish, Opened, Verdict
-from outrider_proto.packing import prefix_hash
+from outrider_proto.packing import common_prefix_len, prefix_hash
 from outrider_proto.tree import DraftTree
 
 VOCAB = 100
@@ -223,13 +223,6 @@ def test_verdict_that_does_not_fit(verdict):
         transcript.apply(verdict, VOCAB)
 
 
-@given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
-def test_common_length(one, other):
-    common = common_length(one, other)
-    assert one[:common] == other[:common]
-    assert common == min(len(one), len(other)) or one[common] != other[common]
-
-
 @given(st.data())
 def test_any_tail_ends_as_the_targets_text(data):
     """Whatever the drafter wrote, checking it leaves a prefix of what the target writes."""
@@ -242,7 +235,7 @@ def test_any_tail_ends_as_the_targets_text(data):
     while transcript.tail_len:
         done = transcript.committed_len - len(PROMPT)
         chain = transcript.tail_chain(max_nodes)
-        num_right = common_length(chain.tokens, truth[done:])
+        num_right = common_prefix_len(chain.tokens, truth[done:])
         answered(transcript, chain, tuple(range(num_right)), truth[done + num_right])
     assert list(transcript.new_tokens) == truth[: len(transcript.new_tokens)]
-    assert len(transcript.new_tokens) > common_length(tail, truth) or not tail
+    assert len(transcript.new_tokens) > common_prefix_len(tail, truth) or not tail

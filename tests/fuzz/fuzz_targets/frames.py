@@ -33,7 +33,7 @@ _CLIENT: dict[str, f.ClientFrame] = {
     "ping": f.Ping(2**63),
     "close": f.Close(),
 }
-_LIKELY = f.Likelihood(-0.5, ((3, -0.5), (4, -2.0)))
+_LIKELY = f.TokenLogprob(-0.5, ((3, -0.5), (4, -2.0)))
 _SERVER: dict[str, f.ServerFrame] = {
     "opened": f.Opened("0" * 32, False, 0, b"01234567", 512, 255, (2,)),
     "opened-resumed": f.Opened("0" * 32, True, 19, b"01234567", 512, 64, (2, 7), True),
@@ -41,7 +41,7 @@ _SERVER: dict[str, f.ServerFrame] = {
     "verdict-eos": f.Verdict(1, (0, 2), None, f.Finish.EOS),
     "verdict-stale": f.Verdict(2, (), None, stale=True),
     "verdict-tokens": f.Verdict(3, (), 7, f.Finish.LIMIT, tokens=(5, 6), draft_us=100),
-    "verdict-likely": f.Verdict(3, (1,), 7, likelihoods=(_LIKELY, _LIKELY)),
+    "verdict-likely": f.Verdict(3, (1,), 7, logprobs=(_LIKELY, _LIKELY)),
     "pong": f.Pong(2**63),
 }
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 import struct
 
 from fuzz_targets.target import FuzzTarget
-from outrider_proto.frames import Likelihood
-from outrider_proto.logprobs import PackedLikelihoods, pack_likelihoods, unpack_likelihoods
-from outrider_proto.packing import pack_parents, pack_tokens, prefix_hash, unpack_parents, unpack_tokens
+from outrider_proto.frames import TokenLogprob
+from outrider_proto.packing import (
+    PackedLogprobs,
+    pack_logprobs,
+    pack_parents,
+    pack_tokens,
+    prefix_hash,
+    unpack_logprobs,
+    unpack_parents,
+    unpack_tokens,
+)
 from outrider_proto.tree import ROOT, DraftTree
 
 
@@ -54,30 +62,30 @@ def _tree_seeds() -> dict[str, bytes]:
     }
 
 
-def _likelihoods(data: bytes) -> tuple[Likelihood, ...]:
+def _likelihoods(data: bytes) -> tuple[TokenLogprob, ...]:
     """Two lengths of two bytes, then chosen, top tokens, top."""
     if len(data) < 4:
         return ()
     chosen, tokens = struct.unpack_from("<HH", data)
     rest = data[4:]
-    return unpack_likelihoods(PackedLikelihoods(rest[:chosen], rest[chosen : chosen + tokens], rest[chosen + tokens :]))
+    return unpack_logprobs(PackedLogprobs(rest[:chosen], rest[chosen : chosen + tokens], rest[chosen + tokens :]))
 
 
-def _check_likelihoods(likelihoods: tuple[Likelihood, ...]) -> None:
+def _check_likelihoods(likelihoods: tuple[TokenLogprob, ...]) -> None:
     if likelihoods:
-        assert unpack_likelihoods(pack_likelihoods(likelihoods)) == likelihoods
+        assert unpack_logprobs(pack_logprobs(likelihoods)) == likelihoods
 
 
 def _likelihood_seeds() -> dict[str, bytes]:
-    def framed(packed: PackedLikelihoods) -> bytes:
+    def framed(packed: PackedLogprobs) -> bytes:
         return struct.pack("<HH", len(packed.chosen), len(packed.top_tokens)) + b"".join(packed)
 
     return {
-        "one": framed(pack_likelihoods([Likelihood(-1.5)])),
-        "with-top": framed(pack_likelihoods([Likelihood(-0.5, ((3, -0.25), (9, -2.0)))] * 3)),
-        "least": framed(pack_likelihoods([Likelihood(-9999.0, ((3, 0.0),))])),
-        "no-number": framed(PackedLikelihoods(struct.pack("<f", float("nan")), b"", b"")),
-        "uneven": framed(PackedLikelihoods(bytes(8), bytes(9), bytes(12))),
+        "one": framed(pack_logprobs([TokenLogprob(-1.5)])),
+        "with-top": framed(pack_logprobs([TokenLogprob(-0.5, ((3, -0.25), (9, -2.0)))] * 3)),
+        "least": framed(pack_logprobs([TokenLogprob(-9999.0, ((3, 0.0),))])),
+        "no-number": framed(PackedLogprobs(struct.pack("<f", float("nan")), b"", b"")),
+        "uneven": framed(PackedLogprobs(bytes(8), bytes(9), bytes(12))),
     }
 
 

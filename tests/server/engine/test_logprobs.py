@@ -15,7 +15,7 @@ from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import Walk
 from outrider_server.engine.engine import Engine, Work
-from outrider_server.engine.logprobs import likelihoods
+from outrider_server.engine.logprobs import token_logprobs
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.sampler import Chooser
 from outrider_server.engine.sequence import Held
@@ -72,11 +72,11 @@ async def session(verifier: Verifier, sampling: Sampling = SAMPLINGS["greedy"]):
 def check(given, rows: torch.Tensor, words, num_top: int) -> None:
     """`rows` say what follows, in the places of `words`."""
     assert len(given) == len(words) > 0
-    for likelihood, row, word in zip(given, rows[: len(words)], words, strict=True):
-        assert likelihood.logprob == pytest.approx(row[word].item(), abs=TOLERANCE)
+    for entry, row, word in zip(given, rows[: len(words)], words, strict=True):
+        assert entry.logprob == pytest.approx(row[word].item(), abs=TOLERANCE)
         best, ids = row.topk(num_top)
-        assert [token for token, _ in likelihood.top] == ids.tolist()
-        assert [value for _, value in likelihood.top] == pytest.approx(best.tolist(), abs=TOLERANCE)
+        assert [token for token, _ in entry.top] == ids.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(best.tolist(), abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("rule", SAMPLINGS)
@@ -91,7 +91,7 @@ async def test_a_drafts_path_and_bonus(plain, rule):
             tree = tree_around(RNG, ahead[len(text) :], 6, 8)
             verdict = await talk.verdict(len(text) - 1, (), text[-1], tree, logprobs=num_top)
             words = [*tree.path_tokens(verdict.path), *([] if verdict.bonus is None else [verdict.bonus])]
-            check(verdict.likelihoods, plain([*text, *words])[len(text) - 1 :], words, num_top)
+            check(verdict.logprobs, plain([*text, *words])[len(text) - 1 :], words, num_top)
             text += words
             deepest = max(deepest, len(verdict.path))
         assert deepest >= 2
@@ -102,7 +102,7 @@ async def test_a_prompt_in_chunks_and_a_decode(plain):
     async with serving() as verifier, session(verifier) as talk:
         verdicts = await talk.decode(0, prompt[:-1], prompt[-1], 5, logprobs=4)
     words = text_of(verdicts)
-    given = [one for verdict in verdicts for one in verdict.likelihoods]
+    given = [one for verdict in verdicts for one in verdict.logprobs]
     check(given, plain([*prompt, *words])[len(prompt) - 1 :], words, 4)
 
 
@@ -116,7 +116,7 @@ async def test_what_the_server_drafts(plain, rule):
             prophet.text = Prophet(PROMPT + text_of(verdicts)).text
     assert any(verdict.tokens for verdict in verdicts)
     words = text_of(verdicts)
-    given = [one for verdict in verdicts for one in verdict.likelihoods]
+    given = [one for verdict in verdicts for one in verdict.logprobs]
     check(given, plain([*PROMPT, *words])[HAVE - 1 :], words, 2)
 
 
@@ -128,7 +128,7 @@ async def test_a_path_that_ends_the_text_has_no_bonus(truth, plain):
         tree = DraftTree.chain(truth[:6])
         verdict = await talk.verdict(0, PROMPT[:-1], PROMPT[-1], tree, logprobs=1)
     assert (verdict.path, verdict.bonus) == ((0, 1, 2), None)
-    check(verdict.likelihoods, plain([*PROMPT, *truth[:3]])[HAVE - 1 :], truth[:3], 1)
+    check(verdict.logprobs, plain([*PROMPT, *truth[:3]])[HAVE - 1 :], truth[:3], 1)
 
 
 async def test_stale_and_cancelled_verdicts_have_none(truth):
@@ -140,15 +140,15 @@ async def test_stale_and_cancelled_verdicts_have_none(truth):
         while not isinstance(judged := await talk.receive(), Verdict):
             pass
     assert stale.stale
-    assert stale.likelihoods == ()
-    assert len(judged.likelihoods) == 1
+    assert stale.logprobs == ()
+    assert len(judged.logprobs) == 1
     async with serving() as verifier, session(verifier) as talk:
         decoding = asyncio.create_task(talk.decode(0, PROMPT[:-1], PROMPT[-1], 400, logprobs=1))
         await asyncio.sleep(0)
         await talk.send(Cancel(1))
         last = (await decoding)[-1]
     assert last.finish is Finish.CANCELLED
-    assert last.likelihoods == ()
+    assert last.logprobs == ()
 
 
 def test_only_those_who_ask_pay(plain, monkeypatch):
@@ -157,9 +157,9 @@ def test_only_those_who_ask_pay(plain, monkeypatch):
 
     def counting(logits, *rest):
         asked.append(len(logits))
-        return likelihoods(logits, *rest)
+        return token_logprobs(logits, *rest)
 
-    monkeypatch.setattr("outrider_server.engine.engine.likelihoods", counting)
+    monkeypatch.setattr("outrider_server.engine.engine.token_logprobs", counting)
     prompts = [random_tokens(RNG, count) for count in (7, 3, 9, 5)]
     trees = [random_tree(RNG, count) for count in (4, 6, 0, 5)]
     works = [
@@ -169,11 +169,11 @@ def test_only_those_who_ask_pay(plain, monkeypatch):
     context = Work(Held(target().kv, None), random_tokens(RNG, 6))
     outcomes = Engine(target()).verify([works[0], context, *works[1:]])
     assert asked == [7, 6]
-    assert [len(outcome.likelihoods) > 0 for outcome in outcomes] == [False, False, True, False, True]
+    assert [len(outcome.logprobs) > 0 for outcome in outcomes] == [False, False, True, False, True]
     for prompt, tree, outcome in zip(prompts, trees, outcomes[:1] + outcomes[2:], strict=True):
-        if outcome.likelihoods:
+        if outcome.logprobs:
             words = [*tree.path_tokens(outcome.walk.path), outcome.walk.bonus]
-            check(outcome.likelihoods, plain([*prompt, *words])[len(prompt) - 1 :], words, 2)
+            check(outcome.logprobs, plain([*prompt, *words])[len(prompt) - 1 :], words, 2)
 
 
 @pytest.mark.parametrize("wrong", [-1, 21])
@@ -194,9 +194,9 @@ async def test_numbers_out_of_range_are_refused(wrong):
 
 def test_of_impossible_tokens_and_small_vocabularies():
     logits = torch.tensor([[0.0, -torch.inf, 1.0]])
-    (one,) = likelihoods(logits, DraftTree(), Walk((), 1, Finish.NOT_YET), 20)
+    (one,) = token_logprobs(logits, DraftTree(), Walk((), 1, Finish.NOT_YET), 20)
     assert one.logprob == MIN_LOGPROB
     assert [token for token, _ in one.top] == [2, 0, 1]
     assert one.top[2][1] == MIN_LOGPROB
     with pytest.raises(Violation, match="logprob=nan"):
-        likelihoods(torch.full((1, VOCAB), torch.nan), DraftTree(), Walk((), 1, Finish.NOT_YET), 0)
+        token_logprobs(torch.full((1, VOCAB), torch.nan), DraftTree(), Walk((), 1, Finish.NOT_YET), 0)

@@ -6,8 +6,8 @@ from talk import TAP, talking
 from tiny_targets import random_tokens, target
 
 from outrider_drafters.emulation.pace import Pace
+from outrider_proto.feature_codec import typical_payload_bytes
 from outrider_proto.frames import Features, Sampling, Verdict
-from outrider_proto.padding import weight
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import server_frame_to_proto
 from outrider_server.engine.engine import Engine, Work
@@ -85,4 +85,4 @@ async def test_verdicts_tell_the_paced_time_and_features_are_padded():
     pieces = [frame for frame in frames if isinstance(frame, Features)]
     assert [len(piece.rows) for piece in pieces] == [8, 4, 1]
     sizes = [sum(message.ByteSize() for message in server_frame_to_proto(piece, "int8")) for piece in pieces]
-    assert sizes == pytest.approx([weight("int8", n, 2048) for n in (8, 4, 1)], rel=0.02)
+    assert sizes == pytest.approx([typical_payload_bytes("int8", n, 2048) for n in (8, 4, 1)], rel=0.02)

@@ -57,14 +57,14 @@ def as_received(pieces: list[Features]) -> np.ndarray:
     return np.concatenate([server_frame_from_proto(message).rows for message in messages])
 
 
-@pytest.mark.parametrize(("num_rows", "fineness"), [(MANY_ROWS, LEAN), (MANY_ROWS + 4, LEANER)])
-async def test_pieces_are_coded_as_the_whole_would_be(num_rows, fineness):
+@pytest.mark.parametrize(("num_rows", "rule"), [(MANY_ROWS, LEAN), (MANY_ROWS + 4, LEANER)])
+async def test_pieces_are_coded_as_the_whole_would_be(num_rows, rule):
     """Each piece has fewer rows than a prompt; a codec that asks must be told of the whole."""
     rows = np.random.default_rng(0).standard_normal((num_rows, 2048)).astype(np.float32)
     pieces = await sent(Features(1, 7, rows, last=True))
     assert [len(piece.rows) for piece in pieces[:-1]] == [8] * (len(pieces) - 1)
     assert {piece.of_rows for piece in pieces} == {num_rows}
-    assert np.array_equal(as_received(pieces), dequantize_grouped(quantize_grouped(rows, fineness), num_rows, 2048))
+    assert np.array_equal(as_received(pieces), dequantize_grouped(quantize_grouped(rows, rule), num_rows, 2048))
 
 
 async def test_what_is_a_piece_already_stays_one_of_the_whole():

@@ -77,9 +77,9 @@ def paper(rows: Rows) -> bytes:
 
 _QUANTIZED: Mapping[str, Callable[[Rows], bytes]] = {
     "int8": quantize_per_row,
-    "int4-grouped": partial(quantize_grouped, fineness=INT4),
-    "lean, replies": partial(quantize_grouped, fineness=LEAN),
-    "lean, prompts": partial(quantize_grouped, fineness=LEANER),
+    "int4-grouped": partial(quantize_grouped, rule=INT4),
+    "lean, replies": partial(quantize_grouped, rule=LEAN),
+    "lean, prompts": partial(quantize_grouped, rule=LEANER),
 }
 _CODERS: Mapping[str, Callable[[bytes], bytes]] = {
     "none": bytes,

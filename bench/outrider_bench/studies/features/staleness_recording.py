@@ -15,7 +15,7 @@ from outrider_bench.core.in_process_pair import Pair
 from outrider_bench.core.prompts import Question
 from outrider_proto.feature_codec import decode_rows, encode_rows
 from outrider_proto.frames import CODECS, Codec, Draft, Features
-from outrider_proto.quantize import Fineness, dequantize_grouped, quantize_grouped
+from outrider_proto.quantize import StepRule, dequantize_grouped, quantize_grouped
 from outrider_proto.tree import DraftTree
 
 Rows = NDArray[np.float32]
@@ -53,9 +53,9 @@ async def record(pair: Pair, asked: Sequence[Question], answers: Sequence[tuple[
 
 def codings() -> dict[str, Coded]:
     """The codecs, and symmetric numbers of so many bits with a step for every 64 values."""
-    by_bits = {bits: Fineness("absmax", 1 / (2 ** (bits - 1) - 1)) for bits in BITS}
+    by_bits = {bits: StepRule("absmax", 1 / (2 ** (bits - 1) - 1)) for bits in BITS}
     return {codec: partial(_there_and_back, codec) for codec in CODECS} | {
-        f"{bits} bits": partial(_quantized, fineness) for bits, fineness in by_bits.items()
+        f"{bits} bits": partial(_quantized, rule) for bits, rule in by_bits.items()
     }
 
 
@@ -63,8 +63,8 @@ def _there_and_back(codec: Codec, rows: Rows) -> Rows:
     return decode_rows(encode_rows(rows, codec), codec, *rows.shape)
 
 
-def _quantized(fineness: Fineness, rows: Rows) -> Rows:
-    return dequantize_grouped(quantize_grouped(rows, fineness), *rows.shape)
+def _quantized(rule: StepRule, rows: Rows) -> Rows:
+    return dequantize_grouped(quantize_grouped(rows, rule), *rows.shape)
 
 
 async def _features(pair: Pair, tokens: tuple[int, ...]) -> Rows:

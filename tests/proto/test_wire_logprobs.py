@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import wire
 from outrider_proto.errors import Reason, Violation
-from outrider_proto.frames import MAX_TOP_LOGPROBS, MIN_LOGPROB, Decode, Draft, Finish, Likelihood, ServerTree, Verdict
+from outrider_proto.frames import (
+    MAX_TOP_LOGPROBS,
+    MIN_LOGPROB,
+    Decode,
+    Draft,
+    Finish,
+    ServerTree,
+    TokenLogprob,
+    Verdict,
+)
 from outrider_proto.tree import DraftTree
 
 logprob = st.floats(MIN_LOGPROB, 0.0, width=32)
@@ -19,8 +28,8 @@ logprob = st.floats(MIN_LOGPROB, 0.0, width=32)
 def verdicts(draw) -> Verdict:
     num_top = draw(st.integers(0, MAX_TOP_LOGPROBS))
     place = st.lists(st.tuples(st.integers(0, 2**24 - 1), logprob), min_size=num_top, max_size=num_top).map(tuple)
-    likelihoods = draw(st.lists(st.builds(Likelihood, logprob, place), max_size=6))
-    return Verdict(7, tuple(range(len(likelihoods))), 9, likelihoods=tuple(likelihoods))
+    logprobs = draw(st.lists(st.builds(TokenLogprob, logprob, place), max_size=6))
+    return Verdict(7, tuple(range(len(logprobs))), 9, logprobs=tuple(logprobs))
 
 
 def to_bytes(frame) -> bytes:
@@ -65,7 +74,7 @@ def test_off_costs_no_byte(frame, as_it_was):
 
 def test_the_longest_stays_far_below_the_limit_of_a_frame():
     place = tuple((token, -1.0) for token in range(MAX_TOP_LOGPROBS))
-    verdict = Verdict(7, tuple(range(255)), 9, likelihoods=(Likelihood(-1.0, place),) * 256)
+    verdict = Verdict(7, tuple(range(255)), 9, logprobs=(TokenLogprob(-1.0, place),) * 256)
     data = to_bytes(verdict)
     assert len(data) < wire.MAX_FRAME_BYTES / 20
     assert wire.server_frame_from_proto(pb.ServerFrame.FromString(data)) == verdict
@@ -110,6 +119,6 @@ def test_no_more_than_twenty_can_be_asked_for(request_of):
 
 def test_a_sender_does_not_send_nonsense_either():
     with pytest.raises(Violation, match="logprob=nan"):
-        Likelihood(float("nan"))
+        TokenLogprob(float("nan"))
     with pytest.raises(Violation, match="logprob=1"):
-        Likelihood(-1.0, ((3, 1.0),))
+        TokenLogprob(-1.0, ((3, 1.0),))
