@@ -22,13 +22,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal
 
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.tree import DraftTree
+
+if TYPE_CHECKING:  # every command line imports this module, and numpy takes half of its time to --help
+    import numpy as np
+    from numpy.typing import NDArray
 
 Codec = Literal["int8", "int8-grouped", "int4-grouped", "lean", "leaner", "bf16", "float32"]
 CODECS: tuple[Codec, ...] = ("int8", "int8-grouped", "int4-grouped", "lean", "leaner", "bf16", "float32")

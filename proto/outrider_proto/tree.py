@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from outrider_proto.errors import Reason, Violation
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ROOT = -1
 MAX_NODES = 255  # a parent travels as one byte, 0 being the root
@@ -68,6 +70,8 @@ class DraftTree:
 
     def ancestors(self) -> NDArray[np.bool_]:
         """[nodes, nodes] bool: entry (i, j) says that j is i or an ancestor of i."""
+        import numpy as np  # here, since every command line imports this module
+
         mask = np.eye(len(self), dtype=np.bool_)
         for node, parent in enumerate(self.parents):
             if parent != ROOT:
