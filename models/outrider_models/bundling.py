@@ -33,7 +33,7 @@ EMBEDDING = "embed_tokens.weight"
 
 
 @dataclass(frozen=True, eq=False)
-class _Watched(TargetWeights):
+class _RecordingTarget(TargetWeights):
     """A target that remembers how many of its last layers were asked for."""
 
     asked: list[int] = field(default_factory=list)
@@ -49,7 +49,7 @@ def make_bundle(target: str | Path, drafter: str | Path, weights: str, out: Path
     directory, source = resolve_dir(target), DrafterSource.parse(drafter)
     _check(weights, directory, out)
     frozen = TargetWeights.load(directory)
-    watched = _Watched(frozen.embed, frozen.lm_head, frozen.sizes, frozen.eos_token_ids, frozen.directory)
+    watched = _RecordingTarget(frozen.embed, frozen.lm_head, frozen.sizes, frozen.eos_token_ids, frozen.directory)
     loaded = load_drafter(source, watched)
     family, files = open_source(source)
     packed = _packing(weights)

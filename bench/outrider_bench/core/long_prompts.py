@@ -8,7 +8,7 @@ from typing import cast
 
 from outrider_bench.core.prompts import SEED, Question
 from outrider_client.models.local_models import LocalModels
-from outrider_models.corpus import Family, Message, generate
+from outrider_models.corpus import Family, SampleMessage, generate
 
 _FIRST_SEED = SEED + 2  # of what was asked before: other questions before each, or sessions would remember them
 
@@ -27,6 +27,6 @@ def _late(question: Question, seed: int, models: LocalModels, least: int) -> Que
     return Question(replace(question.sample, messages=messages), prompt)
 
 
-def _encoded(messages: Sequence[Message], models: LocalModels) -> tuple[int, ...]:
+def _encoded(messages: Sequence[SampleMessage], models: LocalModels) -> tuple[int, ...]:
     told = [message.as_dict() for message in messages]
     return tuple(models.encode(told, raw=False))  # type: ignore[arg-type] # a TypedDict is no dict to mypy

@@ -123,13 +123,13 @@ def _train_recipe(
     processes: int,
 ) -> None:
     from outrider_models.core.embedded import drafter_source
-    from outrider_models.training.recipes import start as training
+    from outrider_models.training.recipes import train as training
 
     if minutes is not None and minutes <= 0:
         raise UsageError(f"--minutes {minutes}: need more than 0")
     from_drafter = drafter_source(start) if start else None
-    order = training.Order(recipe, out, Path(target) if target else None, from_drafter, minutes)
-    training.start(order, resume=resume, processes=processes)
+    order = training.RecipeRunOptions(recipe, out, Path(target) if target else None, from_drafter, minutes)
+    training.train_recipe(order, resume=resume, processes=processes)
 
 
 def _train_on_chats(
@@ -148,10 +148,10 @@ def _train_on_chats(
     table = merged(read_toml(settings) if settings else {}, parse_changes(changes))
     if find_spec("accelerate") is None:
         raise UsageError("training on chats needs accelerate: pip install 'outrider[train]'")
-    from outrider_models.training.chats.start import ChatOrder, start_on_chats
+    from outrider_models.training.chats.train import ChatRunOptions, train_on_chats
 
-    order = ChatOrder(family, data, out, target, table, drafter_source(start) if start else None)
-    start_on_chats(order, resume=resume)
+    order = ChatRunOptions(family, data, out, target, table, drafter_source(start) if start else None)
+    train_on_chats(order, resume=resume)
 
 
 def _write(samples: Iterator[Sample], out: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from outrider_models.corpus import FAMILIES, Message, Sample, exercises, generate
+from outrider_models.corpus import FAMILIES, Sample, SampleMessage, exercises, generate
 
 BOS, EOS, PAD, USER, ASSISTANT = SPECIALS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
@@ -86,7 +86,7 @@ def encode_samples(tokenizer: Tokenizer, samples: Sequence[Sample]) -> list[Enco
             for sample in samples]  # fmt: skip
 
 
-def _join(tokenizer: Tokenizer, messages: Sequence[Message], parts: Iterable[list[int]]) -> Encoded:
+def _join(tokenizer: Tokenizer, messages: Sequence[SampleMessage], parts: Iterable[list[int]]) -> Encoded:
     ids, is_reply = [special_id(tokenizer, BOS)], [False]
     for message, part in zip(messages, parts, strict=True):
         reply = message.role == "assistant"

@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable, Iterator
 
 from outrider_models.corpus import chat, code, copying, instruct, math, qa, summary
-from outrider_models.corpus.sample import FAMILIES, SPLITS, Family, Message, Sample, Split, split_of
+from outrider_models.corpus.sample import FAMILIES, SPLITS, Family, Sample, SampleMessage, Split, split_of
 from outrider_proto.errors import UsageError
 
-__all__ = ["FAMILIES", "SPLITS", "Family", "Message", "Sample", "Split", "exercises", "generate", "split_of"]
+__all__ = ["FAMILIES", "SPLITS", "Family", "Sample", "SampleMessage", "Split", "exercises", "generate", "split_of"]
 
 _MAKERS: dict[Family, Callable[[random.Random], Sample]] = {
     "code": code.make,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider_models.corpus import words
-from outrider_models.corpus.sample import Entities, Message, Sample
+from outrider_models.corpus.sample import Entities, Sample, SampleMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ def make(rng: random.Random) -> Sample:
     greeting, opening, hello = rng.choice(_GREETINGS)
     facts = [(fact, fact.draw(rng)) for fact in rng.sample(_FACTS, rng.randint(1, 2))]
     first = opening + rng.choice(_INTRODUCTIONS).format(name=name)
-    messages = [Message("user", f"{first} {_told(facts[0], rng)}")]
-    messages.append(Message("assistant", f"{hello.format(name=name)} {facts[0][0].reply.format(a=facts[0][1])}"))
+    messages = [SampleMessage("user", f"{first} {_told(facts[0], rng)}")]
+    messages.append(SampleMessage("assistant", f"{hello.format(name=name)} {facts[0][0].reply.format(a=facts[0][1])}"))
     for fact in facts[1:]:
-        messages.append(Message("user", _told(fact, rng)))
-        messages.append(Message("assistant", f"I see, {name}. {fact[0].reply.format(a=fact[1])}"))
+        messages.append(SampleMessage("user", _told(fact, rng)))
+        messages.append(SampleMessage("assistant", f"I see, {name}. {fact[0].reply.format(a=fact[1])}"))
     ending, question, answer, entities = _ending(name, facts, rng)
-    messages.append(Message("user", question))
+    messages.append(SampleMessage("user", question))
     key = "chat:" + ">".join((greeting, *(fact.key for fact, _ in facts), ending))
     return Sample("chat", tuple(messages), answer, key, Entities(entities))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from outrider_models.corpus.sample import Check, Entities, Exact, HiddenTests, Number, Sample
-from outrider_models.corpus.sandbox import Job, run_jobs
+from outrider_models.corpus.sandbox import SandboxJob, run_jobs
 
 _ANSWER = re.compile(r"Answer:\s*(-?\d+)")
 _FENCE = re.compile(r"```(?:python)?\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -56,9 +56,9 @@ def _count(verdicts: list[bool]) -> Score:
     return Score(sum(verdicts), len(verdicts))
 
 
-def _job(tests: HiddenTests, text: str) -> Job:
+def _job(tests: HiddenTests, text: str) -> SandboxJob:
     fenced = _FENCE.search(text)
-    return Job(fenced.group(1) if fenced else text, tests.function, tests.cases)
+    return SandboxJob(fenced.group(1) if fenced else text, tests.function, tests.cases)
 
 
 def _said(check: Check, text: str) -> bool:

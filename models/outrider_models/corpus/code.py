@@ -1,16 +1,12 @@
 """Family `code`: a description of one to three operations -> a Python function, checked by eight hidden tests."""
 
 import random
-from typing import Literal
 
-from outrider_models.corpus import ops_number, ops_numbers, ops_text, ops_words
-from outrider_models.corpus.op import Op
+from outrider_models.corpus.operations import OPERATIONS, Kind, Operation
 from outrider_models.corpus.sample import HiddenTests, Sample, ask
 from outrider_models.corpus.words import PLAIN, split
 
-Kind = Literal["numbers", "words", "text", "number"]
 NUM_TESTS = 8
-_OPS = {"numbers": ops_numbers, "words": ops_words, "text": ops_text, "number": ops_number}
 _VERBS = split("get make pick find build apply compute process handle solve run check filter convert prepare")
 _NOUNS = split("values items data result numbers words list total report text score code part line entry")
 _ARGS: dict[Kind, tuple[str, ...]] = {
@@ -32,8 +28,8 @@ _KINDS: tuple[Kind, ...] = ("numbers", "numbers", "words", "words", "text", "num
 def make(rng: random.Random) -> Sample:
     """Draw a composition, its wording and its tests."""
     kind = rng.choice(_KINDS)
-    steps = rng.sample(_OPS[kind].STEPS, rng.choices((1, 2, 3), (1, 5, 4))[0])
-    end = rng.choice(_OPS[kind].ENDS)
+    steps = rng.sample(OPERATIONS[kind].steps, rng.choices((1, 2, 3), (1, 5, 4))[0])
+    end = rng.choice(OPERATIONS[kind].ends)
     bound = [_Bound(op, rng) for op in (*steps, end)]
     name, arg = f"{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}", rng.choice(_ARGS[kind])
     key = "code:" + ">".join((kind, *(op.key for op in steps), end.key))
@@ -44,7 +40,7 @@ def make(rng: random.Random) -> Sample:
 class _Bound:
     """An operation with its constant chosen."""
 
-    def __init__(self, op: Op, rng: random.Random) -> None:
+    def __init__(self, op: Operation, rng: random.Random) -> None:
         self.op = op
         self.constant: int | str | None = None
         if "{k}" in op.line:

@@ -15,7 +15,7 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class SampleMessage:
     """One turn of a conversation."""
 
     role: Role
@@ -62,13 +62,13 @@ class Sample:
     """`messages` ends with a user turn; `answer` is the reference reply to it."""
 
     family: str
-    messages: tuple[Message, ...]
+    messages: tuple[SampleMessage, ...]
     answer: str
     key: str  # the composition: what the split is made by
     check: Check = field(compare=False)
 
-    def conversation(self) -> tuple[Message, ...]:
-        return (*self.messages, Message("assistant", self.answer))
+    def conversation(self) -> tuple[SampleMessage, ...]:
+        return (*self.messages, SampleMessage("assistant", self.answer))
 
     def as_dict(self) -> Mapping[str, object]:
         messages: Sequence[dict[str, str]] = [message.as_dict() for message in self.messages]
@@ -77,7 +77,7 @@ class Sample:
 
 def ask(family: str, key: str, prompt: str, answer: str, check: Check) -> Sample:
     """A sample of one user turn."""
-    return Sample(family, (Message("user", prompt),), answer, key, check)
+    return Sample(family, (SampleMessage("user", prompt),), answer, key, check)
 
 
 def split_of(key: str) -> Split:

@@ -19,7 +19,7 @@ SECONDS_TO_START = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SandboxJob:
     """Source that should define `function`; each case is an argument and the value wanted, as Python literals."""
 
     source: str
@@ -27,7 +27,7 @@ class Job:
     cases: tuple[tuple[str, str], ...]
 
 
-def run_jobs(jobs: Sequence[Job]) -> list[bool]:
+def run_jobs(jobs: Sequence[SandboxJob]) -> list[bool]:
     """Whether each job passed all of its cases."""
     verdicts: list[bool] = []
     while len(verdicts) < len(jobs):
@@ -35,7 +35,7 @@ def run_jobs(jobs: Sequence[Job]) -> list[bool]:
     return verdicts
 
 
-def _run_process(jobs: Sequence[Job]) -> list[bool]:
+def _run_process(jobs: Sequence[SandboxJob]) -> list[bool]:
     """Verdicts of the first jobs: of all of them, or up to and with the one that ended the process."""
     program = (resources.files("outrider_models") / "corpus" / "sandbox_main.py").read_text()
     limits = {"memory_bytes": MEMORY_BYTES, "seconds_per_job": SECONDS_PER_JOB}

@@ -7,13 +7,13 @@ import pytest
 from outrider_models.corpus import generate
 from outrider_models.corpus.check import score, score_all, score_by_family
 from outrider_models.corpus.sample import Entities, Exact, HiddenTests, Number, Sample
-from outrider_models.corpus.sandbox import Job, run_jobs
+from outrider_models.corpus.sandbox import SandboxJob, run_jobs
 
 CASES = (("[1, 2]", "3"), ("[]", "0"))
 
 
 def job(source):
-    return Job(source, "f", CASES)
+    return SandboxJob(source, "f", CASES)
 
 
 GOOD = job("def f(x):\n    return sum(x)")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider_models.training.chats.tokens import ChatTokens
-from outrider_models.training.core.interfaces import Text
+from outrider_models.training.core.interfaces import Batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,7 +17,7 @@ class Update:
     """One update's share of one process: as many parts as every other process has."""
 
     parts: list[list[ChatTokens | None]]  # None: a row that teaches nothing, where chats do not divide
-    num_taught: int  # reply tokens of the whole update, of all processes
+    num_labels: int  # reply tokens of the whole update, of all processes
 
 
 _LEAST = 32  # tokens of a row that stands for no chat: enough for what looks several ahead
@@ -39,10 +39,10 @@ def epoch_updates(
         rows: list[ChatTokens | None] = [*chosen]
         rows += [None] * (-len(rows) % (part * processes))
         parts = [rows[i : i + part] for i in range(0, len(rows), part)]
-        yield Update(parts[process::processes], sum(chat.num_taught for chat in chosen))
+        yield Update(parts[process::processes], sum(chat.num_labels for chat in chosen))
 
 
-def text_of(part: Sequence[ChatTokens | None], device: torch.device) -> Text:
+def make_batch(part: Sequence[ChatTokens | None], device: torch.device) -> Batch:
     """Right-padded; a missing chat is a row of zeros that teaches nothing."""
     longest = max((len(chat.ids) for chat in part if chat is not None), default=_LEAST)
     ids = np.zeros((len(part), longest), np.int64)
@@ -51,7 +51,7 @@ def text_of(part: Sequence[ChatTokens | None], device: torch.device) -> Text:
         if chat is not None:
             ids[row, : len(chat.ids)], is_reply[row, : len(chat.ids)] = chat.ids, chat.is_reply
     tokens, counts = torch.from_numpy(ids).to(device), torch.from_numpy(is_reply).to(device)
-    return Text(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), counts[:, 1:].contiguous())
+    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), counts[:, 1:].contiguous())
 
 
 def reply_frequencies(chats: Sequence[ChatTokens], vocab: int) -> Tensor:

@@ -17,7 +17,7 @@ _SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     role: str
     content: str
 
@@ -26,7 +26,7 @@ class Turn:
 class Chat:
     """One conversation with at least one reply; `source` is its file and line."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[ChatTurn, ...]
     source: str
 
 
@@ -55,7 +55,7 @@ def _chat(line: str, source: str) -> Chat:
     return Chat(turns, source)
 
 
-def _turns(entry: Any, source: str) -> Iterator[Turn]:  # Any: whatever the line holds
+def _turns(entry: Any, source: str) -> Iterator[ChatTurn]:  # Any: whatever the line holds
     if isinstance(entry, dict) and isinstance(entry.get("messages"), list):
         turns, role_key, text_key, roles = entry["messages"], "role", "content", {role: role for role in ROLES}
     elif isinstance(entry, dict) and isinstance(entry.get("conversations"), list):
@@ -68,4 +68,4 @@ def _turns(entry: Any, source: str) -> Iterator[Turn]:  # Any: whatever the line
             raise UsageError(f"{source}: turn {number}: {role_key}={role!r}: choose one of {', '.join(roles)}")
         if not isinstance(text, str):
             raise UsageError(f"{source}: turn {number}: {text_key} is no text")
-        yield Turn(roles[role], text)
+        yield ChatTurn(roles[role], text)

@@ -10,7 +10,8 @@ from accelerate import Accelerator
 from outrider_proto.errors import UsageError
 
 _STATE = "state"
-_COURSE = "course.json"
+# Part of the checkpoint format; config.json is the exported drafter's own, in the same directory.
+_CONFIG = "course.json"
 
 
 def has_state(directory: Path) -> bool:
@@ -37,15 +38,15 @@ def load_state(accelerator: Accelerator, directory: Path) -> None:
     accelerator.load_state(str(_newest(directory)))
 
 
-def note_course(directory: Path, course: dict[str, Any]) -> None:  # Any: JSON values
+def write_config(directory: Path, config: dict[str, Any]) -> None:  # Any: JSON values
     """Write what the run is made of."""
-    (directory / _COURSE).write_text(json.dumps(course, indent=2) + "\n")
+    (directory / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def check_course(directory: Path, course: dict[str, Any]) -> None:  # Any: as above
+def check_config(directory: Path, config: dict[str, Any]) -> None:  # Any: as above
     """Raise UsageError naming what differs from the run that is to be resumed."""
-    before = json.loads((directory / _COURSE).read_text())
-    now = json.loads(json.dumps(course))
+    before = json.loads((directory / _CONFIG).read_text())
+    now = json.loads(json.dumps(config))
     if differing := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
         raise UsageError(f"--resume: {directory} was begun with another {', '.join(differing)}; start anew elsewhere")
 

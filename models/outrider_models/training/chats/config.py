@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from outrider_models.core.tables import Table, changed, need_at_least
-from outrider_models.training.core.family import Trainable
+from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import TargetFacts
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_proto.errors import UsageError
@@ -24,7 +24,7 @@ class DataSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineSettings:
     """How the work is laid out, without changing what is learnt."""
 
     part: int  # chats in one pass on one device; gradients add up to length.batch
@@ -37,7 +37,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Validation:
+class ValidationSettings:
     """Drafting on held-out prompts as a client does: chains of `levels` tokens against the target's greedy text."""
 
     every_updates: int  # 0: only at the end
@@ -51,26 +51,26 @@ class Validation:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class TrainConfig:
     """`drafter` is the family's settings."""
 
-    family: Trainable
+    family: TrainableFamily
     drafter: Any  # a dataclass of the family's
     schedule: Schedule
     length: Length
     data: DataSettings
-    machine: Machine
-    validation: Validation
+    machine: MachineSettings
+    validation: ValidationSettings
 
 
 _COMMON: dict[str, Any] = {  # Any: one dataclass each
     "data": DataSettings(max_length=2048, held_out=32, seed=0),
-    "machine": Machine(part=1, precision="auto", checkpoint_updates=500),
-    "validation": Validation(every_updates=500, new_tokens=128, levels=5),
+    "machine": MachineSettings(part=1, precision="auto", checkpoint_updates=500),
+    "validation": ValidationSettings(every_updates=500, new_tokens=128, levels=5),
 }
 
 
-def course_of(family: Trainable, target: TargetFacts, changes: Table) -> Course:
+def make_train_config(family: TrainableFamily, target: TargetFacts, changes: Table) -> TrainConfig:
     """The family's defaults for a target, changed. Raises UsageError that names the key."""
     defaults = {
         "drafter": family.defaults(target),
@@ -81,7 +81,7 @@ def course_of(family: Trainable, target: TargetFacts, changes: Table) -> Course:
     if unknown := sorted(set(changes) - set(defaults)):
         raise UsageError(f"settings: unknown tables {', '.join(unknown)}; there are {', '.join(defaults)}")
     tables = {name: changed(value, _table(changes, name), name) for name, value in defaults.items()}
-    return Course(family=family, **tables)
+    return TrainConfig(family=family, **tables)
 
 
 def _table(changes: Table, name: str) -> Table:

@@ -18,7 +18,7 @@ from outrider_models.training.chats.chats import Chat
 from outrider_proto.errors import UsageError
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-Message = dict[str, str]
+MessageDict = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class ChatTokens:
         return cast(list[int], self.ids[: int(self.is_reply.argmax())].tolist())
 
     @property
-    def num_taught(self) -> int:
+    def num_labels(self) -> int:
         """Reply tokens that some token before them predicts."""
         return int(self.is_reply[1:].sum())
 
@@ -49,7 +49,7 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, chat: Chat, max_length: int) ->
             raise
         raise UsageError(f"{chat.source}: the target's chat template refuses it ({error})") from error
     cut = ChatTokens(np.array(ids[:max_length], np.int32), np.array(is_reply[:max_length], bool))
-    return cut if cut.num_taught else None
+    return cut if cut.num_labels else None
 
 
 def need_chat_template(tokenizer: PreTrainedTokenizerBase, target: object) -> None:
@@ -64,7 +64,7 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> str:
     return tokenizer.get_chat_template()
 
 
-def _by_mask(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tuple[list[int], list[bool]]:
+def _by_mask(tokenizer: PreTrainedTokenizerBase, messages: list[MessageDict]) -> tuple[list[int], list[bool]]:
     written = cast(
         dict[str, Any],  # Any: ids, masks
         tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True),
@@ -72,7 +72,7 @@ def _by_mask(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tup
     return written["input_ids"], [bool(flag) for flag in written["assistant_masks"]]
 
 
-def _by_prefix(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tuple[list[int], list[bool]]:
+def _by_prefix(tokenizer: PreTrainedTokenizerBase, messages: list[MessageDict]) -> tuple[list[int], list[bool]]:
     whole = _rendered(tokenizer, messages)
     spans = [span for i, message in enumerate(messages)
              if message["role"] == "assistant" and (span := _span(tokenizer, messages, i, whole))]  # fmt: skip
@@ -82,7 +82,7 @@ def _by_prefix(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> t
 
 
 def _span(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], i: int, whole: str
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[MessageDict], i: int, whole: str
 ) -> tuple[int, int] | None:
     """Where in the whole text reply i stands, first character and end; None where the template shows it otherwise."""
     before, through = _rendered(tokenizer, messages[:i]), _rendered(tokenizer, messages[: i + 1])
@@ -98,5 +98,5 @@ def _num_equal(first: str, second: str) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], opening: bool = False) -> str:
+def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[MessageDict], opening: bool = False) -> str:
     return cast(str, tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=opening))

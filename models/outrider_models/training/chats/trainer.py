@@ -1,4 +1,4 @@
-"""The training loop on chats: update, show, save, examine, resume. Devices, precision and state are accelerate's."""
+"""The training loop on chats: update, show, save, validate, resume. Devices, precision and state are accelerate's."""
 
 import math
 import tempfile
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from outrider_drafters.checkpoints.fingerprint import mark_drafter
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_models.training.chats.batches import Update, epoch_updates, text_of, updates_an_epoch
+from outrider_models.training.chats.batches import Update, epoch_updates, make_batch, updates_an_epoch
 from outrider_models.training.chats.checkpoint import has_state, load_state, save_state
-from outrider_models.training.chats.config import Course
+from outrider_models.training.chats.config import TrainConfig
 from outrider_models.training.chats.tokens import ChatTokens
-from outrider_models.training.chats.validation import Acceptance, Examiner
-from outrider_models.training.core.interfaces import Marks, Pupil
-from outrider_models.training.core.progress import Reporter
+from outrider_models.training.chats.validation import AcceptanceCounts, Validator
+from outrider_models.training.core.interfaces import LossOutput, TrainableDrafter
+from outrider_models.training.core.progress import ProgressReporter
 from outrider_models.training.core.teacher import Teacher
 
 _SMOOTHING = 0.98
@@ -31,7 +31,7 @@ _PATIENCE = timedelta(hours=2)  # of other processes, while the leader examines
 
 
 @dataclass(slots=True)
-class Place:
+class ChatPosition:
     """How far a run is; accelerate saves and loads it with the rest."""
 
     update: int = 0
@@ -45,120 +45,120 @@ class Place:
         self.update, self.tokens, self.elapsed_s = state["update"], state["tokens"], state["elapsed_s"]
 
 
-class ChatRun:
+class ChatTrainer:
     """One drafter on its way through the chats. What a checkpoint holds is all that the next update depends on."""
 
     def __init__(
         self,
         accelerator: Accelerator,
-        course: Course,
+        config: TrainConfig,
         teacher: Teacher,
-        pupil: Pupil,
+        drafter: TrainableDrafter,
         chats: Sequence[ChatTokens],
-        examiner: Examiner | None,
+        validator: Validator | None,
         directory: Path,
-        reporter: Reporter,
+        reporter: ProgressReporter,
         stop_after_updates: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.pupil, self.place = pupil, Place()
-        self._accelerator, self._course, self._teacher = accelerator, course, teacher
-        self._chats, self._examiner, self._directory, self._reporter = chats, examiner, directory, reporter
-        self._an_epoch = updates_an_epoch(len(chats), course.length.batch)
-        self._updates = max(1, math.ceil(course.length.epochs * self._an_epoch))
-        schedule = course.schedule
+        self.drafter, self.position = drafter, ChatPosition()
+        self._accelerator, self._config, self._teacher = accelerator, config, teacher
+        self._chats, self._validator, self._directory, self._reporter = chats, validator, directory, reporter
+        self._an_epoch = updates_an_epoch(len(chats), config.length.batch)
+        self._updates = max(1, math.ceil(config.length.epochs * self._an_epoch))
+        schedule = config.schedule
         optimizer = torch.optim.AdamW(
-            [parameter for parameter in pupil.parameters() if parameter.requires_grad],
+            [parameter for parameter in drafter.parameters() if parameter.requires_grad],
             lr=schedule.peak, betas=(schedule.beta1, schedule.beta2), weight_decay=schedule.weight_decay,
         )  # fmt: skip
-        self._wrapped, self._optimizer = accelerator.prepare(pupil, optimizer)
-        accelerator.register_for_checkpointing(self.place)
+        self._wrapped, self._optimizer = accelerator.prepare(drafter, optimizer)
+        accelerator.register_for_checkpointing(self.position)
         if has_state(directory):
             load_state(accelerator, directory)
-        self._last = self._updates
+        self._stop_at = self._updates
         if stop_after_updates is not None:
-            self._last = min(self._updates, self.place.update + stop_after_updates)
-        self._clock, self._began_s = clock, clock() - self.place.elapsed_s
-        self._first = (self.place.tokens, self.place.elapsed_s)
+            self._stop_at = min(self._updates, self.position.update + stop_after_updates)
+        self._clock, self._began_s = clock, clock() - self.position.elapsed_s
+        self._first = (self.position.tokens, self.position.elapsed_s)
         self._loss = self._hits = float("nan")
         self._tau = float("nan")
 
     def finish(self) -> None:
         """Train to the end; the drafter is in the directory then."""
         for update in self._remaining():
-            self._take(update)
-            self._look_up()
+            self._step(update)
+            self._report_and_save()
         self._save()
-        self._examine()
+        self._validate()
 
     def _remaining(self) -> Iterator[Update]:
-        settings, length = self._course, self._course.length
-        while self.place.update < self._last:
-            epoch, done = divmod(self.place.update, self._an_epoch)
+        settings, length = self._config, self._config.length
+        while self.position.update < self._stop_at:
+            epoch, done = divmod(self.position.update, self._an_epoch)
             updates = epoch_updates(
                 self._chats, length.batch, settings.machine.part, settings.data.seed, epoch,
                 self._accelerator.process_index, self._accelerator.num_processes,
             )  # fmt: skip
             for number, update in enumerate(updates):
-                if number >= done and self.place.update < self._last:
+                if number >= done and self.position.update < self._stop_at:
                     yield update
 
-    def _take(self, update: Update) -> None:
+    def _step(self, update: Update) -> None:
         """One step of the optimizer: gradients of all parts and processes, over all tokens that teach."""
         sums = torch.zeros(3, device=self._accelerator.device)  # main term, hits, positions
         for number, part in enumerate(update.parts):
             last = number == len(update.parts) - 1
             with nullcontext() if last else self._accelerator.no_sync(self._wrapped):
-                sums += self._learn(part, update.num_taught)
+                sums += self._backward(part, update.num_labels)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._course.schedule.rate(self.place.update, self._an_epoch, self._updates)
-        self._accelerator.clip_grad_norm_(self.pupil.parameters(), self._course.schedule.clip_norm)
+            group["lr"] = self._config.schedule.rate(self.position.update, self._an_epoch, self._updates)
+        self._accelerator.clip_grad_norm_(self.drafter.parameters(), self._config.schedule.clip_norm)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        self.place.update += 1
-        self.place.tokens += update.num_taught
-        self.place.elapsed_s = self._clock() - self._began_s
-        self._remember(self._accelerator.reduce(sums))
+        self.position.update += 1
+        self.position.tokens += update.num_labels
+        self.position.elapsed_s = self._clock() - self._began_s
+        self._smooth(self._accelerator.reduce(sums))
 
-    def _learn(self, part: Sequence[ChatTokens | None], num_taught: int) -> Tensor:  # [3]
-        text = text_of(part, self._accelerator.device)
-        said = self._teacher.says(text.tokens, self.pupil.needs)
-        marks: Marks = self._wrapped(text, said, self.place.update / self._updates)
+    def _backward(self, part: Sequence[ChatTokens | None], num_labels: int) -> Tensor:  # [3]
+        text = make_batch(part, self._accelerator.device)
+        target = self._teacher.run(text.tokens, self.drafter.target_request)
+        output: LossOutput = self._wrapped(text, target, self.position.update / self._updates)
         # Several processes' gradients are averaged; what is wanted is the sum over their parts.
-        self._accelerator.backward(marks.total * self._accelerator.num_processes / num_taught)
-        counted = torch.tensor(float(len(marks.main)), device=text.tokens.device)
-        return torch.stack((marks.main.sum().float(), marks.hits.sum().float(), counted))
+        self._accelerator.backward(output.total * self._accelerator.num_processes / num_labels)
+        counted = torch.tensor(float(len(output.main)), device=text.tokens.device)
+        return torch.stack((output.main.sum().float(), output.hits.sum().float(), counted))
 
-    def _remember(self, sums: Tensor) -> None:
+    def _smooth(self, sums: Tensor) -> None:
         main, hits, positions = sums.tolist()
         if positions:
             self._loss = _blend(self._loss, main / positions)
             self._hits = _blend(self._hits, hits / positions)
 
-    def _look_up(self) -> None:
-        """Show where the run is; save and examine when it is time."""
+    def _report_and_save(self) -> None:
+        """Show where the run is; save and validate when it is time."""
         if self._accelerator.is_main_process:
-            self._reporter.update(self.place.update / self._updates, self.place.elapsed_s, self._status())
-        if self._due(self._course.machine.checkpoint_updates):
+            self._reporter.update(self.position.update / self._updates, self.position.elapsed_s, self._status())
+        if self._due(self._config.machine.checkpoint_updates):
             self._save()
-        if self._due(self._course.validation.every_updates):
-            self._examine()
+        if self._due(self._config.validation.every_updates):
+            self._validate()
 
     def _due(self, every: int) -> bool:
-        return bool(every) and self.place.update % every == 0 and self.place.update < self._last
+        return bool(every) and self.position.update % every == 0 and self.position.update < self._stop_at
 
     def _save(self) -> None:
         """The state to resume from, and the drafter in its published layout."""
         save_state(self._accelerator, self._directory)
         if self._accelerator.is_main_process:
-            self.pupil.export(self._directory)
+            self.drafter.export(self._directory)
             mark_drafter(self._directory, self._teacher.facts.directory)
 
-    def _examine(self) -> None:
+    def _validate(self) -> None:
         """Note loss and tau; the leader alone, of files as a client would load them."""
         if self._accelerator.is_main_process:
             found = self._acceptance()
-            at = self.place
+            at = self.position
             entry = {"update": at.update, "tokens": at.tokens, "elapsed_s": round(at.elapsed_s, 1)}
             learnt = {
                 "loss": round(self._loss, 4),
@@ -169,32 +169,32 @@ class ChatRun:
             self._reporter.record({**entry, **learnt, **told})
         self._accelerator.wait_for_everyone()
 
-    def _acceptance(self) -> Acceptance | None:
-        if self._examiner is None:
+    def _acceptance(self) -> AcceptanceCounts | None:
+        if self._validator is None:
             return None
         with tempfile.TemporaryDirectory() as directory:
-            self.pupil.export(Path(directory))
-            found = self._examiner.examine(DrafterSource(directory, self.pupil.options))
+            self.drafter.export(Path(directory))
+            found = self._validator.validate(DrafterSource(directory, self.drafter.options))
         self._tau = found.tau
         return found
 
     def _speed(self) -> float:
         tokens, elapsed_s = self._first
-        seconds = self.place.elapsed_s - elapsed_s
-        return (self.place.tokens - tokens) / seconds if seconds else 0.0
+        seconds = self.position.elapsed_s - elapsed_s
+        return (self.position.tokens - tokens) / seconds if seconds else 0.0
 
     def _status(self) -> str:
         tau = "" if math.isnan(self._tau) else f"  tau {self._tau:.2f}"
         rate = self._optimizer.param_groups[0]["lr"]
         return (
-            f"update {self.place.update}/{self._updates}  {self._speed():.0f} reply tokens/s  lr {rate:.1e}  "
+            f"update {self.position.update}/{self._updates}  {self._speed():.0f} reply tokens/s  lr {rate:.1e}  "
             f"loss {self._loss:.3f}  top-1 {self._hits:.3f}{tau}"
         )
 
 
-def make_accelerator(course: Course) -> Accelerator:
+def make_accelerator(config: TrainConfig) -> Accelerator:
     """One process, or its place among those that `accelerate launch` or `torchrun` started."""
-    precision = course.machine.precision
+    precision = config.machine.precision
     if precision == "auto":
         precision = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
     patience = InitProcessGroupKwargs(timeout=_PATIENCE)

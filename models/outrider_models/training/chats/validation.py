@@ -17,12 +17,12 @@ from outrider_drafters.contracts.tap import Tap
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_drafter, load_tap
 from outrider_drafters.trees.grow import grow_tree
-from outrider_models.training.chats.config import Validation
+from outrider_models.training.chats.config import ValidationSettings
 from outrider_models.training.core.teacher import Teacher
 
 
 @dataclass(slots=True)
-class Acceptance:
+class AcceptanceCounts:
     """Counts over verdicts. `by_depth[d]` is how many accepted d drafted tokens."""
 
     tokens: int = 0
@@ -43,21 +43,21 @@ class Acceptance:
         self.tokens += gained
 
 
-class Examiner:
+class Validator:
     """Held-out prompts and what the target answers to them, which is asked once."""
 
-    def __init__(self, teacher: Teacher, prompts: Sequence[list[int]], settings: Validation) -> None:
+    def __init__(self, teacher: Teacher, prompts: Sequence[list[int]], settings: ValidationSettings) -> None:
         self._teacher, self._prompts, self._settings = teacher, prompts, settings
         self._texts: list[list[int]] | None = None
 
-    def examine(self, source: DrafterSource) -> Acceptance:
+    def validate(self, source: DrafterSource) -> AcceptanceCounts:
         """Load the drafter and draft along all texts. Raises UsageError where its files do not load."""
         if self._texts is None:
             self._texts = [self._answered(prompt) for prompt in self._prompts]
         like = self._teacher.embed
-        drafter = load_drafter(source, self._teacher.frozen())
+        drafter = load_drafter(source, self._teacher.target_weights())
         tap = load_tap(source, self._teacher.facts.directory, like.dtype, like.device)
-        found = Acceptance()
+        found = AcceptanceCounts()
         for prompt, text in zip(self._prompts, self._texts, strict=True):
             rows = None if tap is None else self._features(tap, text)
             follow(drafter, text, len(prompt), rows, self._settings.levels, found)
@@ -84,7 +84,7 @@ class Examiner:
 
 
 def follow(
-    drafter: Drafter, text: Sequence[int], prompt: int, rows: Tensor | None, levels: int, found: Acceptance
+    drafter: Drafter, text: Sequence[int], prompt: int, rows: Tensor | None, levels: int, found: AcceptanceCounts
 ) -> None:
     """Draft chains along a text of which the first `prompt` tokens are given; rows [len(text), width] are its features.
 

@@ -1,4 +1,4 @@
-"""What passes between a frozen target and a drafter in training. Knows no family."""
+"""The interface between a frozen target and a drafter in training. Knows no family."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -14,31 +14,30 @@ from outrider_drafters.checkpoints.target_weights import TargetSizes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Text:
-    """Right-padded rows of tokens, and which of them teach."""
+class Batch:
+    """Right-padded rows of tokens, and the mask of those that are trained."""
 
     tokens: Tensor  # [B, T] int64
-    successors: Tensor  # [B, T] int64: the token after position i
-    counts: Tensor  # [B, T] bool: that token belongs to a reply, so what predicts it is learnt
+    labels: Tensor  # [B, T] int64: the token after position i
+    loss_mask: Tensor  # [B, T] bool: the label belongs to a reply, so its prediction is trained
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """What a family wants to hear of the target: hidden states by Hugging Face's index (-1: after the final norm), and
-    whether the keys and values of its layers; how many of its last layers are to be run on something else."""
+class TargetRequest:
+    """The parts of the target's output that a family needs."""
 
-    hidden: tuple[int, ...] = (-1,)
-    kv: bool = False
-    last_layers: int = 0
+    hidden: tuple[int, ...] = (-1,)  # hidden states by Hugging Face's index; -1: after the final norm
+    kv: bool = False  # keys and values of all layers
+    last_layers: int = 0  # how many last layers the drafter runs on its own states
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Said:
-    """What the target knows of a text, and the parts of it that drafters borrow. No gradient flows here."""
+class TargetOutput:
+    """The target's output for a batch, and the weights that drafters borrow from it. No gradient flows here."""
 
     embed: Tensor  # [V, E]
     lm_head: Tensor  # [V, E]
-    unit: Tensor  # []: about the rms of its last hidden states, from its final norm
+    feature_scale: Tensor  # []: roughly the rms of its last hidden states, from its final norm
     hidden: Mapping[int, Tensor]  # each [B, T, E]
     keys: Tensor | None = None  # [B, L, kv_heads, T, head_dim], post-RoPE
     values: Tensor | None = None
@@ -46,52 +45,52 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Marks:
-    """What a drafter made of a text. Means are for who knows how many positions count over the whole update."""
+class LossOutput:
+    """A drafter's loss on a batch, as sums: only the trainer knows how many positions the whole update has."""
 
-    total: Tensor  # []: all terms, weighted, summed over the positions that count
+    total: Tensor  # []: all terms, weighted, summed over the masked-in positions
     main: Tensor  # [n] the main term of the first drafted token, without gradient
-    hits: Tensor  # [n] bool: its likeliest token is the target's
-    rows: Tensor  # [n] int64: which row of the text
+    hits: Tensor  # [n] bool: the drafter's likeliest token is the target's
+    rows: Tensor  # [n] int64: row of the batch
 
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """What a family's sizes follow from."""
+    """Properties of the target that a family's sizes follow from."""
 
     directory: Path
     sizes: TargetSizes
     mlp: int  # width of its MLP
 
 
-Frequencies = Callable[[], Tensor]  # how often each token [V] int64 stands in replies
+Frequencies = Callable[[], Tensor]  # counts [V] int64 of each token in replies
 
 
-class Pupil(nn.Module, ABC):
-    """A drafter in training: its network, and how it learns. `forward` is the whole lesson: what wraps it for several
-    devices has to see one call."""
+class TrainableDrafter(nn.Module, ABC):
+    """A drafter in training: its network and its loss."""
 
     network: nn.Module
-    needs = Needs()
-    options = DrafterOptions()  # with which the exported files are to be loaded
-    also_stored: frozenset[str] = frozenset()  # tensors of published files that no run trains
+    target_request = TargetRequest()
+    options = DrafterOptions()  # options that the exported files must be loaded with
+    untrained_tensors: frozenset[str] = frozenset()  # tensors of published files that no run trains
 
-    def start_from(self, lm_head: Tensor) -> None:  # most start from nothing
-        """Take from the target's lm_head [V, E] what the family starts from; called once, before training."""
+    def init_from_lm_head(self, lm_head: Tensor) -> None:  # most families start from random weights alone
+        """Initialize from the target's lm_head [V, E], where the family does so; called once, before training."""
 
-    def go_on_from(self, files: DrafterFiles) -> None:
-        """Take the weights of a drafter of this family and these sizes instead. Raises UsageError."""
-        self.network.load_state_dict(files.tensors_for(self.network, self.also_stored))
+    def load_weights(self, files: DrafterFiles) -> None:
+        """Load a drafter of this family and these sizes. Raises UsageError."""
+        self.network.load_state_dict(files.tensors_for(self.network, self.untrained_tensors))
 
+    # The whole loss is computed inside forward: DistributedDataParallel synchronizes gradients around that one call.
     @abstractmethod
-    def forward(self, text: Text, said: Said, progress: float) -> Marks:
-        """`progress` is the share of the run that is done."""
+    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+        """Compute the loss; `progress` is the share of the run that is done."""
 
     @abstractmethod
     def export(self, directory: Path) -> None:
         """Write the family's published layout, in bfloat16."""
 
 
-def rows_of(counts: Tensor) -> Tensor:  # [B, T] bool -> [n] int64
-    """The row of each position that counts."""
-    return counts.nonzero()[:, 0]
+def rows_of(mask: Tensor) -> Tensor:  # [B, T] bool -> [n] int64
+    """Return the row of each position in the mask."""
+    return mask.nonzero()[:, 0]

@@ -54,7 +54,7 @@ class Compared:
     hits: Tensor  # [n] bool: both have the same likeliest token
 
 
-def size_of(features: Tensor) -> Tensor:
+def rms(features: Tensor) -> Tensor:
     """Root mean square of all values."""
     return features.float().pow(2).mean().sqrt()
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
-class Reporter:
+class ProgressReporter:
     """Bar or lines on `console`; `record` appends to the run's log file."""
 
     def __init__(self, directory: Path, title: str, console: Console | None = None, every_s: float = 30.0) -> None:

@@ -13,7 +13,7 @@ from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir, target_sizes
 from outrider_drafters.contracts.tap import LAST, Activations
 from outrider_drafters.readers.config import config_int, read_config
-from outrider_models.training.core.interfaces import Needs, Said, TargetFacts
+from outrider_models.training.core.interfaces import TargetFacts, TargetOutput, TargetRequest
 from outrider_proto.errors import UsageError
 
 
@@ -40,33 +40,33 @@ class Teacher:
             raise UsageError(f"{directory}: not a causal language model that transformers loads ({error})") from error
         return cls(model.to(device), facts)  # type: ignore[arg-type]  # transformers' wrapper hides the arguments
 
-    def frozen(self) -> TargetWeights:
+    def target_weights(self) -> TargetWeights:
         """The parts that drafters borrow, as they lie in the model."""
         eos = self.model.generation_config.eos_token_id if self.model.generation_config else None
         ends = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
         return TargetWeights(self.embed, self.lm_head, self.facts.sizes, ends, self.facts.directory)
 
     @torch.no_grad()
-    def says(self, tokens: Tensor, needs: Needs) -> Said:  # [B, T] int64, right-padded
+    def run(self, tokens: Tensor, request: TargetRequest) -> TargetOutput:  # [B, T] int64, right-padded
         """All that is needed of it for a text. Raises UsageError when it does not keep K/V of the whole text."""
-        inner = any(layer != LAST for layer in needs.hidden)
-        output = self.model.base_model(input_ids=tokens, use_cache=needs.kv, output_hidden_states=inner)
+        inner = any(layer != LAST for layer in request.hidden)
+        output = self.model.base_model(input_ids=tokens, use_cache=request.kv, output_hidden_states=inner)
         hidden = {layer: output.last_hidden_state if layer == LAST else output.hidden_states[layer]
-                  for layer in needs.hidden}  # fmt: skip
-        keys, values = _stacked(output.past_key_values, tokens.shape[1]) if needs.kv else (None, None)
-        last_layers = self._last_layers(needs.last_layers) if needs.last_layers else None
-        return Said(self.embed, self.lm_head, self._unit, hidden, keys, values, last_layers)
+                  for layer in request.hidden}  # fmt: skip
+        keys, values = _stacked(output.past_key_values, tokens.shape[1]) if request.kv else (None, None)
+        last_layers = self._last_layers(request.last_layers) if request.last_layers else None
+        return TargetOutput(self.embed, self.lm_head, self._unit, hidden, keys, values, last_layers)
 
     def activations(self, tokens: Tensor, needs_kv: bool, hidden_layers: tuple[int, ...]) -> Activations:
         """The same for one text [1, T], as a tap reads it."""
-        said = self.says(tokens, Needs(hidden_layers, needs_kv))
+        target = self.run(tokens, TargetRequest(hidden_layers, needs_kv))
         nothing = self.embed.new_empty(0)
-        keys, values = (nothing if part is None else part[0] for part in (said.keys, said.values))
-        return Activations(keys, values, {layer: rows[0] for layer, rows in said.hidden.items()})
+        keys, values = (nothing if part is None else part[0] for part in (target.keys, target.values))
+        return Activations(keys, values, {layer: rows[0] for layer, rows in target.hidden.items()})
 
     def _last_layers(self, count: int) -> LastLayers:
         if count not in self._read:
-            self._read[count] = self.frozen().last_layers(count)
+            self._read[count] = self.target_weights().last_layers(count)
         return self._read[count]
 
 

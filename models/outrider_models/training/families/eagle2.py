@@ -14,8 +14,16 @@ from torch import Tensor
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle2.family import EMBEDDING, Eagle2, Eagle2Sizes
 from outrider_models.core.tables import need_at_least
-from outrider_models.training.core.family import Trainable
-from outrider_models.training.core.interfaces import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.core.family import TrainableFamily
+from outrider_models.training.core.interfaces import (
+    Batch,
+    Frequencies,
+    LossOutput,
+    TargetFacts,
+    TargetOutput,
+    TrainableDrafter,
+    rows_of,
+)
 from outrider_models.training.core.losses import PAPER, Losses, compare, feature_distance, linear, soft_cross_entropy
 from outrider_models.training.core.rates import Length, Schedule
 
@@ -50,25 +58,25 @@ def eagle_sizes(shape: EagleShape, target: TargetSizes) -> Eagle2Sizes:
     )
 
 
-class Eagle2Pupil(Pupil):
-    also_stored = frozenset({EMBEDDING})
+class TrainableEagle2(TrainableDrafter):
+    untrained_tensors = frozenset({EMBEDDING})
 
     def __init__(self, settings: Eagle2Settings, target: TargetFacts) -> None:
         super().__init__()
         self._settings, self._target = settings, target.sizes
         self.network: Eagle2 = Eagle2(eagle_sizes(settings.shape, target.sizes))
 
-    def forward(self, text: Text, said: Said, progress: float) -> Marks:
-        losses, hidden = self._settings.losses, said.hidden[-1]
+    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+        losses, hidden = self._settings.losses, target.hidden[-1]
         features = noisy(hidden[:, :-1], self._settings.noise if self.training else 0.0)
-        drafted = self.network.forward_train(F.embedding(text.tokens[:, 1:], said.embed), features)
-        counts = text.counts[:, 1:]
-        ours, theirs = drafted[counts], hidden[:, 1:][counts]
-        head = linear(said.lm_head)
+        drafted = self.network.forward_train(F.embedding(batch.tokens[:, 1:], target.embed), features)
+        mask = batch.loss_mask[:, 1:]
+        ours, theirs = drafted[mask], hidden[:, 1:][mask]
+        head = linear(target.lm_head)
         compared = compare(head, ours, head, theirs, soft_cross_entropy, self._target.vocab)
-        feature = feature_distance(ours, theirs, said.unit if losses.in_units else 1.0)
+        feature = feature_distance(ours, theirs, target.feature_scale if losses.in_units else 1.0)
         total = (losses.divergence * compared.loss + losses.feature * feature).sum()
-        return Marks(total, compared.loss.detach(), compared.hits, rows_of(counts))
+        return LossOutput(total, compared.loss.detach(), compared.hits, rows_of(mask))
 
     def export(self, directory: Path) -> None:
         """SafeAILab's layout, without a copy of the target's embedding."""
@@ -85,15 +93,15 @@ def default_shape(target: TargetFacts) -> EagleShape:
     return EagleShape(kv_heads=target.sizes.kv_heads, intermediate=target.mlp)
 
 
-def make_pupil(settings: Eagle2Settings, target: TargetFacts, frequencies: Frequencies) -> Pupil:
-    return Eagle2Pupil(settings, target)
+def make_drafter(settings: Eagle2Settings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
+    return TrainableEagle2(settings, target)
 
 
-TRAINABLE = Trainable(
+FAMILY = TrainableFamily(
     name="eagle2",
     settings=Eagle2Settings,
     defaults=lambda target: Eagle2Settings(default_shape(target), PAPER, noise=0.1),
-    pupil=make_pupil,
+    make_drafter=make_drafter,
     schedule=Schedule(
         peak=3e-5, last=0.0, warmup_updates=2000, decay="linear", decay_epochs=0,
         beta1=0.9, beta2=0.95, weight_decay=0.01, clip_norm=0.5,

@@ -20,8 +20,17 @@ from outrider_drafters.families.eagle3.network import Eagle3
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 from outrider_drafters.families.eagle3.tap_layers import default_layers
 from outrider_models.core.tables import need_at_least
-from outrider_models.training.core.family import Trainable
-from outrider_models.training.core.interfaces import Frequencies, Marks, Needs, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.core.family import TrainableFamily
+from outrider_models.training.core.interfaces import (
+    Batch,
+    Frequencies,
+    LossOutput,
+    TargetFacts,
+    TargetOutput,
+    TargetRequest,
+    TrainableDrafter,
+    rows_of,
+)
 from outrider_models.training.core.losses import HeadDecay, compare, linear, soft_cross_entropy
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.eagle2 import EagleShape, default_shape
@@ -42,15 +51,15 @@ class Eagle3Settings:
             raise UsageError(f"target_layers={list(self.target_layers)}: need at least one, none twice")
 
 
-class Eagle3Pupil(Pupil):
+class TrainableEagle3(TrainableDrafter):
     draft_tokens: Tensor
     covered: Tensor  # [V] bool: can be drafted
-    also_stored = frozenset({EMBEDDING, T2D})
+    untrained_tensors = frozenset({EMBEDDING, T2D})
 
     def __init__(self, settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> None:
         super().__init__()
         self._settings, self._target = settings, target.sizes
-        self.needs = Needs(hidden=(-1, *settings.target_layers))
+        self.target_request = TargetRequest(hidden=(-1, *settings.target_layers))
         self.network: Eagle3 = Eagle3(_sizes(settings, target))
         vocab = target.sizes.vocab
         chosen = most_frequent(frequencies(), settings.draft_vocab) if settings.draft_vocab < vocab else None
@@ -58,25 +67,25 @@ class Eagle3Pupil(Pupil):
             self.network.set_draft_tokens(chosen)
         self._cover(torch.arange(vocab) if chosen is None else chosen)
 
-    def start_from(self, lm_head: Tensor) -> None:
+    def init_from_lm_head(self, lm_head: Tensor) -> None:
         assert self.network.lm_head is not None
         with torch.no_grad():
             self.network.lm_head.weight.copy_(lm_head[self.draft_tokens.to(lm_head.device)])
 
-    def go_on_from(self, files: DrafterFiles) -> None:
+    def load_weights(self, files: DrafterFiles) -> None:
         """Its draft vocabulary comes with it."""
-        super().go_on_from(canonical(files))
+        super().load_weights(canonical(files))
         if (chosen := self.network.draft_tokens) is not None:
             self._cover(chosen)
 
-    def forward(self, text: Text, said: Said, progress: float) -> Marks:
-        embeds = F.embedding(text.tokens[:, 1:], said.embed)
-        states = torch.cat([said.hidden[layer] for layer in self._settings.target_layers], dim=-1)
+    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+        embeds = F.embedding(batch.tokens[:, 1:], target.embed)
+        states = torch.cat([target.hidden[layer] for layer in self._settings.target_layers], dim=-1)
         count = min(self._settings.steps.count, embeds.shape[1])
         steps = self.network.forward_train(embeds, self.network.fuse(states[:, :-1]), count)
-        marks = [self._marks(step.logits, number, text, said) for number, step in enumerate(steps)]
-        weighted = [weight * one.total for weight, one in zip(self._settings.steps.weights, marks, strict=False)]
-        return Marks(torch.stack(weighted).sum(), marks[0].main, marks[0].hits, marks[0].rows)
+        outputs = [self._loss_output(step.logits, number, batch, target) for number, step in enumerate(steps)]
+        weighted = [weight * one.total for weight, one in zip(self._settings.steps.weights, outputs, strict=False)]
+        return LossOutput(torch.stack(weighted).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows)
 
     def export(self, directory: Path) -> None:
         """SafeAILab's layout, d2t and t2d inside, without a copy of the target's embedding."""
@@ -88,16 +97,16 @@ class Eagle3Pupil(Pupil):
         covered[tokens] = True
         self.register_buffer("covered", covered, persistent=False)
 
-    def _marks(self, logits: Tensor, step: int, text: Text, said: Said) -> Marks:
+    def _loss_output(self, logits: Tensor, step: int, batch: Batch, target: TargetOutput) -> LossOutput:
         """Row t of a step predicts token t + 2 + step: what the target's position t + 1 + step knows."""
         ahead = step + 1
-        counts = text.counts[:, ahead:]
-        ours = logits[:, : counts.shape[1]][counts]
-        theirs = said.hidden[-1][:, ahead:][counts]
+        mask = batch.loss_mask[:, ahead:]
+        ours = logits[:, : mask.shape[1]][mask]
+        theirs = target.hidden[-1][:, ahead:][mask]
         compared = compare(
-            _as_it_is, ours, linear(said.lm_head), theirs, self._loss, self._target.vocab, self.draft_tokens
+            _as_it_is, ours, linear(target.lm_head), theirs, self._loss, self._target.vocab, self.draft_tokens
         )
-        return Marks(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(counts))
+        return LossOutput(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(mask))
 
     def _loss(self, logits: Tensor, wanted: Tensor) -> Tensor:
         learnable = self.covered[wanted.argmax(-1)]
@@ -110,8 +119,8 @@ def most_frequent(frequencies: Tensor, count: int) -> Tensor:
     return order[:count].sort().values
 
 
-def make_pupil(settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> Pupil:
-    return Eagle3Pupil(settings, target, frequencies)
+def make_drafter(settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
+    return TrainableEagle3(settings, target, frequencies)
 
 
 def _as_it_is(logits: Tensor) -> Tensor:
@@ -139,7 +148,7 @@ def _sizes(settings: Eagle3Settings, target: TargetFacts) -> Eagle3Sizes:
     )
 
 
-TRAINABLE = Trainable(
+FAMILY = TrainableFamily(
     name="eagle3",
     settings=Eagle3Settings,
     defaults=lambda target: Eagle3Settings(
@@ -149,7 +158,7 @@ TRAINABLE = Trainable(
         steps=HeadDecay(count=7, decay=0.8),
         rope_theta=10000.0,  # of the published heads, whatever the target's
     ),
-    pupil=make_pupil,
+    make_drafter=make_drafter,
     schedule=Schedule(
         peak=5e-5, last=0.0, warmup_updates=12000, decay="linear", decay_epochs=0,
         beta1=0.9, beta2=0.95, weight_decay=0.0, clip_norm=0.5,

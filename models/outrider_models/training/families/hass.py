@@ -3,6 +3,15 @@ likeliest tokens (weights of HArmonizedSS/HASS train/main_hass.py: 1.0 feature +
 
 Every step weighs the same, and hidden states that go into the next step carry no gradient, as there; unless `detached`
 is false: then a step also learns to be of use to those after it, as EAGLE-3's do.
+
+Row t of step j is the drafter at position t + j, j levels below the last true feature, that of position t. It eats its
+own output of step j - 1 instead of a feature, and sees what it will see when it drafts:
+
+    step 0   x_{t+1}      rows .. t of step 0                         (true features)
+    step 1   x_{t+2}      rows .. t of step 0, row t of step 1
+    step 2   x_{t+3}      rows .. t of step 0, rows t of steps 1, 2
+
+Keys and values of all steps lie one after another: the mask is a triangle, then diagonals.
 """
 
 from dataclasses import dataclass
@@ -15,8 +24,16 @@ from torch import Tensor
 from outrider_drafters.blocks.layers import LlamaBlock
 from outrider_drafters.families.eagle2.family import EMBEDDING, Eagle2
 from outrider_models.core.tables import need_at_least
-from outrider_models.training.core.family import Trainable
-from outrider_models.training.core.interfaces import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.core.family import TrainableFamily
+from outrider_models.training.core.interfaces import (
+    Batch,
+    Frequencies,
+    LossOutput,
+    TargetFacts,
+    TargetOutput,
+    TrainableDrafter,
+    rows_of,
+)
 from outrider_models.training.core.losses import (
     PAPER,
     Losses,
@@ -28,7 +45,6 @@ from outrider_models.training.core.losses import (
 )
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.eagle2 import EagleShape, default_shape, eagle_sizes, noisy
-from outrider_models.training.families.steps import joined, step_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +62,32 @@ class HassSettings:
         need_at_least(self, 0, "noise", "top_weight")
 
 
-class HassPupil(Pupil):
-    also_stored = frozenset({EMBEDDING})
+class TrainableHass(TrainableDrafter):
+    untrained_tensors = frozenset({EMBEDDING})
 
     def __init__(self, settings: HassSettings, target: TargetFacts) -> None:
         super().__init__()
         self._settings, self._target = settings, target.sizes
         self.network: Eagle2 = Eagle2(eagle_sizes(settings.shape, target.sizes))
 
-    def forward(self, text: Text, said: Said, progress: float) -> Marks:
-        steps: list[Marks] = []
-        for step, drafted in enumerate(self._drafted(text, said)):
+    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+        steps: list[LossOutput] = []
+        for step, drafted in enumerate(self._drafted(batch, target)):
             ahead = step + 1  # row t aims at the feature of position t + 1 + step
-            wanted, counts = said.hidden[-1][:, ahead:], text.counts[:, ahead:]
-            steps.append(self._marks(drafted[counts], wanted[counts], said, rows_of(counts)))
+            wanted, mask = target.hidden[-1][:, ahead:], batch.loss_mask[:, ahead:]
+            steps.append(self._loss_output(drafted[mask], wanted[mask], target, rows_of(mask)))
         first = steps[0]
-        return Marks(torch.stack([marks.total for marks in steps]).sum(), first.main, first.hits, first.rows)
+        return LossOutput(torch.stack([outputs.total for outputs in steps]).sum(), first.main, first.hits, first.rows)
 
     def export(self, directory: Path) -> None:
         """SafeAILab's layout, which is HASS's, without a copy of the target's embedding."""
         self.network.export(directory, self._target, torch.bfloat16, self._settings.steps)
 
-    def _drafted(self, text: Text, said: Said) -> list[Tensor]:
+    def _drafted(self, batch: Batch, target: TargetOutput) -> list[Tensor]:
         """Hidden states [B, T - 1 - step, E] of every step."""
-        block, embeds = self.network.layers[0], F.embedding(text.tokens, said.embed)
+        block, embeds = self.network.layers[0], F.embedding(batch.tokens, target.embed)
         assert isinstance(block, LlamaBlock)
-        features = noisy(said.hidden[-1][:, :-1], self._settings.noise if self.training else 0.0)
+        features = noisy(target.hidden[-1][:, :-1], self._settings.noise if self.training else 0.0)
         keys: list[Tensor] = []
         values: list[Tensor] = []
         outputs: list[Tensor] = []
@@ -86,29 +102,40 @@ class HassPupil(Pupil):
             features = outputs[-1].detach() if self._settings.detached else outputs[-1]
         return outputs
 
-    def _marks(self, drafted: Tensor, wanted: Tensor, said: Said, rows: Tensor) -> Marks:
-        head, losses = linear(said.lm_head), self._settings.losses
+    def _loss_output(self, drafted: Tensor, wanted: Tensor, target: TargetOutput, rows: Tensor) -> LossOutput:
+        head, losses = linear(target.lm_head), self._settings.losses
         compared = compare(head, drafted, head, wanted, self._logit_loss, self._target.vocab)
-        feature = feature_distance(drafted, wanted, said.unit if losses.in_units else 1.0)
+        feature = feature_distance(drafted, wanted, target.feature_scale if losses.in_units else 1.0)
         total = (compared.loss + losses.feature * feature).sum()
-        return Marks(total, compared.loss.detach(), compared.hits, rows)
+        return LossOutput(total, compared.loss.detach(), compared.hits, rows)
 
     def _logit_loss(self, logits: Tensor, wanted: Tensor) -> Tensor:
         whole = self._settings.losses.divergence * soft_cross_entropy(logits, wanted)
         return whole + self._settings.top_weight * top_cross_entropy(logits, wanted, self._settings.top_k)
 
 
-def make_pupil(settings: HassSettings, target: TargetFacts, frequencies: Frequencies) -> Pupil:
-    return HassPupil(settings, target)
+def step_mask(rows: int, step: int, device: torch.device) -> Tensor:
+    """[rows, rows * (step + 1)] bool, true where a query of `step` sees a key."""
+    ones = torch.ones(rows, rows, dtype=torch.bool, device=device)
+    return torch.cat([ones.tril(), *[torch.eye(rows, dtype=torch.bool, device=device)] * step], dim=1)
 
 
-TRAINABLE = Trainable(
+def joined(parts: list[Tensor], rows: int) -> Tensor:
+    """The first `rows` rows of keys or values [B, heads, >= rows, head_dim] of all steps, one after another."""
+    return torch.cat([part[:, :, :rows] for part in parts], dim=2)
+
+
+def make_drafter(settings: HassSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
+    return TrainableHass(settings, target)
+
+
+FAMILY = TrainableFamily(
     name="hass",
     settings=HassSettings,
     defaults=lambda target: HassSettings(
         default_shape(target), PAPER, noise=0.1, steps=3, detached=True, top_k=10, top_weight=1.0
     ),
-    pupil=make_pupil,
+    make_drafter=make_drafter,
     schedule=Schedule(
         peak=3e-5, last=0.0, warmup_updates=2000, decay="linear", decay_epochs=0,
         beta1=0.9, beta2=0.95, weight_decay=0.01, clip_norm=0.5,

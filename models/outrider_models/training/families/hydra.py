@@ -17,8 +17,16 @@ from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.families.hydra.family import EMBEDDINGS, ROPE_THETA, in_order
 from outrider_drafters.families.hydra.network import Hydra, HydraSizes
 from outrider_models.core.tables import need_at_least
-from outrider_models.training.core.family import Trainable
-from outrider_models.training.core.interfaces import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.core.family import TrainableFamily
+from outrider_models.training.core.interfaces import (
+    Batch,
+    Frequencies,
+    LossOutput,
+    TargetFacts,
+    TargetOutput,
+    TrainableDrafter,
+    rows_of,
+)
 from outrider_models.training.core.losses import compare, linear, soft_cross_entropy
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.eagle2 import EagleShape, default_shape
@@ -40,8 +48,8 @@ class HydraSettings:
             raise UsageError(f"dropout={self.dropout}: need at least 0 and less than 1")
 
 
-class HydraPupil(Pupil):
-    also_stored = frozenset(EMBEDDINGS)
+class TrainableHydra(TrainableDrafter):
+    untrained_tensors = frozenset(EMBEDDINGS)
 
     def __init__(self, settings: HydraSettings, target: TargetFacts) -> None:
         super().__init__()
@@ -49,42 +57,46 @@ class HydraPupil(Pupil):
         self.network: Hydra = Hydra(_sizes(settings, target))
         self.network.hydra_lm_head.requires_grad_(settings.own_output)
 
-    def start_from(self, lm_head: Tensor) -> None:
+    def init_from_lm_head(self, lm_head: Tensor) -> None:
         self.network.start_from(lm_head)
 
-    def go_on_from(self, files: DrafterFiles) -> None:
-        super().go_on_from(files.with_checkpoint(in_order(files.checkpoint)))
+    def load_weights(self, files: DrafterFiles) -> None:
+        super().load_weights(files.with_checkpoint(in_order(files.checkpoint)))
 
-    def forward(self, text: Text, said: Said, progress: float) -> Marks:
-        hidden = said.hidden[-1]
+    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+        hidden = target.hidden[-1]
         features = hidden if self.network.prefix is None else self.network.prefix(hidden)
-        embeds = F.embedding(text.tokens, said.embed)
-        marks = [self._marks(number, features, embeds, text, said) for number in range(self._settings.heads)]
-        return Marks(torch.stack([one.total for one in marks]).sum(), marks[0].main, marks[0].hits, marks[0].rows)
+        embeds = F.embedding(batch.tokens, target.embed)
+        outputs = [self._loss_output(number, features, embeds, batch, target) for number in range(self._settings.heads)]
+        return LossOutput(
+            torch.stack([one.total for one in outputs]).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows
+        )
 
     def export(self, directory: Path) -> None:
         """The published layout, without its copy of the embedding."""
         self.network.export(directory, self._target, torch.bfloat16, self._base)
 
-    def _marks(self, number: int, features: Tensor, embeds: Tensor, text: Text, said: Said) -> Marks:
+    def _loss_output(
+        self, number: int, features: Tensor, embeds: Tensor, batch: Batch, target: TargetOutput
+    ) -> LossOutput:
         """Head i at row t reads tokens t + 1 .. t + 1 + i and predicts t + 2 + i, as position t + 1 + i does."""
         ahead = number + 1
-        counts = text.counts[:, ahead:]
-        rows = counts.shape[1]
-        parts = [embeds[:, 1 + further : 1 + further + rows][counts] for further in range(ahead)]
-        x = torch.cat((features[:, :rows][counts], *parts), dim=-1)
+        mask = batch.loss_mask[:, ahead:]
+        rows = mask.shape[1]
+        parts = [embeds[:, 1 + further : 1 + further + rows][mask] for further in range(ahead)]
+        x = torch.cat((features[:, :rows][mask], *parts), dim=-1)
         dropout = self._settings.dropout if self.training else 0.0
 
         def student(rows: Tensor) -> Tensor:
             return self.network.head_logits(number, rows, dropout)
 
-        theirs = said.hidden[-1][:, ahead:][counts]
-        compared = compare(student, x, linear(said.lm_head), theirs, soft_cross_entropy, self._target.vocab)
-        return Marks(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(counts))
+        theirs = target.hidden[-1][:, ahead:][mask]
+        compared = compare(student, x, linear(target.lm_head), theirs, soft_cross_entropy, self._target.vocab)
+        return LossOutput(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(mask))
 
 
-def make_pupil(settings: HydraSettings, target: TargetFacts, frequencies: Frequencies) -> Pupil:
-    return HydraPupil(settings, target)
+def make_drafter(settings: HydraSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
+    return TrainableHydra(settings, target)
 
 
 def _sizes(settings: HydraSettings, target: TargetFacts) -> HydraSizes:
@@ -107,13 +119,13 @@ def _sizes(settings: HydraSettings, target: TargetFacts) -> HydraSizes:
     )
 
 
-TRAINABLE = Trainable(
+FAMILY = TrainableFamily(
     name="hydra",
     settings=HydraSettings,
     defaults=lambda target: HydraSettings(
         heads=4, blocks=4, prefix=True, shape=default_shape(target), own_output=True, dropout=0.2
     ),
-    pupil=make_pupil,
+    make_drafter=make_drafter,
     schedule=Schedule(
         peak=5e-4, last=1.65e-4, warmup_updates=100, decay="cosine", decay_epochs=0,
         beta1=0.9, beta2=0.999, weight_decay=0.1, clip_norm=1.0,

@@ -15,8 +15,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_models.core.tables import need_at_least
-from outrider_models.training.core.family import Trainable, divisor
-from outrider_models.training.core.interfaces import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.core.family import TrainableFamily, divisor
+from outrider_models.training.core.interfaces import (
+    Batch,
+    Frequencies,
+    LossOutput,
+    TargetFacts,
+    TargetOutput,
+    TrainableDrafter,
+    rows_of,
+)
 from outrider_models.training.core.losses import compare, linear, soft_cross_entropy
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_proto.errors import UsageError
@@ -42,7 +50,7 @@ class IndependentSettings:
             )
 
 
-class IndependentPupil(Pupil):
+class TrainableIndependent(TrainableDrafter):
     def __init__(self, settings: IndependentSettings, target: TargetFacts) -> None:
         super().__init__()
         self._target = target
@@ -50,16 +58,16 @@ class IndependentPupil(Pupil):
         if (rows := len(self._output())) < target.sizes.vocab:
             raise UsageError(f"start={settings.start}: vocabulary of {rows}, the target's {target.sizes.vocab}")
 
-    def go_on_from(self, files: DrafterFiles) -> None:
+    def load_weights(self, files: DrafterFiles) -> None:
         raise UsageError(f"--start {files.directory}: an independent drafter goes on from `start` in its own settings")
 
-    def forward(self, text: Text, said: Said, progress: float) -> Marks:
-        drafted = self.network.base_model(input_ids=text.tokens, use_cache=False).last_hidden_state
-        counts, vocab = text.counts, self._target.sizes.vocab
-        student, teacher = linear(self._output()[:vocab]), linear(said.lm_head)
-        theirs = said.hidden[-1][counts]
-        compared = compare(student, drafted[counts], teacher, theirs, soft_cross_entropy, vocab)
-        return Marks(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(counts))
+    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+        drafted = self.network.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        mask, vocab = batch.loss_mask, self._target.sizes.vocab
+        student, teacher = linear(self._output()[:vocab]), linear(target.lm_head)
+        theirs = target.hidden[-1][mask]
+        compared = compare(student, drafted[mask], teacher, theirs, soft_cross_entropy, vocab)
+        return LossOutput(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(mask))
 
     def export(self, directory: Path) -> None:
         """A Hugging Face directory with the target's tokenizer."""
@@ -74,8 +82,8 @@ class IndependentPupil(Pupil):
         return weight
 
 
-def make_pupil(settings: IndependentSettings, target: TargetFacts, frequencies: Frequencies) -> Pupil:
-    return IndependentPupil(settings, target)
+def make_drafter(settings: IndependentSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
+    return TrainableIndependent(settings, target)
 
 
 def default_settings(target: TargetFacts) -> IndependentSettings:
@@ -120,11 +128,11 @@ def _continued(start: str) -> PreTrainedModel:
     return model
 
 
-TRAINABLE = Trainable(
+FAMILY = TrainableFamily(
     name="independent",
     settings=IndependentSettings,
     defaults=default_settings,
-    pupil=make_pupil,
+    make_drafter=make_drafter,
     schedule=Schedule(
         peak=3e-4, last=3e-5, warmup_updates=500, decay="cosine", decay_epochs=0,
         beta1=0.9, beta2=0.95, weight_decay=0.1, clip_norm=1.0,

@@ -13,8 +13,16 @@ from torch import Tensor
 
 from outrider_drafters.families.medusa.family import Medusa, MedusaSizes
 from outrider_models.core.tables import need_at_least
-from outrider_models.training.core.family import Trainable
-from outrider_models.training.core.interfaces import Frequencies, Marks, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.core.family import TrainableFamily
+from outrider_models.training.core.interfaces import (
+    Batch,
+    Frequencies,
+    LossOutput,
+    TargetFacts,
+    TargetOutput,
+    TrainableDrafter,
+    rows_of,
+)
 from outrider_models.training.core.losses import HeadDecay, compare, token_cross_entropy
 from outrider_models.training.core.rates import Length, Schedule
 
@@ -30,7 +38,7 @@ class MedusaSettings:
         need_at_least(self, 1, "blocks")
 
 
-class MedusaPupil(Pupil):
+class TrainableMedusa(TrainableDrafter):
     def __init__(self, settings: MedusaSettings, target: TargetFacts) -> None:
         super().__init__()
         self._settings, self._target, self._base = settings, target.sizes, target.directory.name
@@ -39,47 +47,47 @@ class MedusaPupil(Pupil):
             MedusaSizes(target.sizes.hidden, rows, settings.heads.count, settings.blocks, tied=settings.tied)
         )
 
-    def start_from(self, lm_head: Tensor) -> None:
+    def init_from_lm_head(self, lm_head: Tensor) -> None:
         if self._settings.own_output:
             self.network.start_from(lm_head)
 
-    def forward(self, text: Text, said: Said, progress: float) -> Marks:
-        marks = [self._marks(number, text, said) for number in range(self._settings.heads.count)]
-        weighted = [weight * one.total for weight, one in zip(self._settings.heads.weights, marks, strict=True)]
-        return Marks(torch.stack(weighted).sum(), marks[0].main, marks[0].hits, marks[0].rows)
+    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+        outputs = [self._loss_output(number, batch, target) for number in range(self._settings.heads.count)]
+        weighted = [weight * one.total for weight, one in zip(self._settings.heads.weights, outputs, strict=True)]
+        return LossOutput(torch.stack(weighted).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows)
 
     def export(self, directory: Path) -> None:
         """The published v0.1 layout."""
         self.network.export(directory, self._target, torch.bfloat16, self._base)
 
-    def _marks(self, number: int, text: Text, said: Said) -> Marks:
+    def _loss_output(self, number: int, batch: Batch, target: TargetOutput) -> LossOutput:
         """Head i at row t predicts token t + 2 + i, the successor of position t + 1 + i."""
         ahead, head = number + 1, self.network.heads[number]
-        counts = text.counts[:, ahead:]
-        rows = said.hidden[-1][:, : counts.shape[1]][counts]
-        tokens = text.successors[:, ahead:][counts]
+        mask = batch.loss_mask[:, ahead:]
+        rows = target.hidden[-1][:, : mask.shape[1]][mask]
+        tokens = batch.labels[:, ahead:][mask]
 
         def student(hidden: Tensor) -> Tensor:
             output: Tensor = head(hidden)
-            return output if self._settings.own_output else F.linear(output, said.lm_head)
+            return output if self._settings.own_output else F.linear(output, target.lm_head)
 
         compared = compare(student, rows, _as_they_are, tokens, token_cross_entropy, self._target.vocab)
-        return Marks(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(counts))
+        return LossOutput(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(mask))
 
 
-def make_pupil(settings: MedusaSettings, target: TargetFacts, frequencies: Frequencies) -> Pupil:
-    return MedusaPupil(settings, target)
+def make_drafter(settings: MedusaSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
+    return TrainableMedusa(settings, target)
 
 
 def _as_they_are(tokens: Tensor) -> Tensor:
     return tokens
 
 
-TRAINABLE = Trainable(
+FAMILY = TrainableFamily(
     name="medusa",
     settings=MedusaSettings,
     defaults=lambda target: MedusaSettings(HeadDecay(count=5, decay=0.8), blocks=1, tied=True, own_output=False),
-    pupil=make_pupil,
+    make_drafter=make_drafter,
     schedule=Schedule(
         peak=1e-3, last=0.0, warmup_updates=100, decay="cosine", decay_epochs=0,
         beta1=0.9, beta2=0.999, weight_decay=0.0, clip_norm=1.0,

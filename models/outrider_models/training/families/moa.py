@@ -20,15 +20,24 @@ from outrider_drafters.checkpoints.source import DrafterOptions
 from outrider_drafters.families.moa.network import MoA, MoASizes, pack_kv
 from outrider_drafters.readers.config import read_config
 from outrider_models.core.tables import need_at_least
-from outrider_models.training.core.family import Trainable, divisor
-from outrider_models.training.core.interfaces import Frequencies, Marks, Needs, Pupil, Said, TargetFacts, Text, rows_of
+from outrider_models.training.core.family import TrainableFamily, divisor
+from outrider_models.training.core.interfaces import (
+    Batch,
+    Frequencies,
+    LossOutput,
+    TargetFacts,
+    TargetOutput,
+    TargetRequest,
+    TrainableDrafter,
+    rows_of,
+)
 from outrider_models.training.core.losses import (
     PAPER,
     Losses,
     compare,
     feature_distance,
     linear,
-    size_of,
+    rms,
     soft_cross_entropy,
 )
 from outrider_models.training.core.rates import Length, Schedule
@@ -73,7 +82,7 @@ class MoaSettings:
         need_at_least(self, 0, "tli")
 
 
-class MoaPupil(Pupil):
+class TrainableMoa(TrainableDrafter):
     def __init__(self, settings: MoaSettings, target: TargetFacts) -> None:
         super().__init__()
         self._settings, self._target = settings, target.sizes
@@ -81,44 +90,44 @@ class MoaPupil(Pupil):
             raise UsageError(f"tli={settings.tli}: the target has {target.sizes.layers} layers")
         self.network: MoA = MoA(_sizes(settings, target))
         entering = (-1 - settings.tli,) if settings.tli else ()
-        self.needs = Needs(hidden=(-1, *entering), kv=settings.lsa, last_layers=settings.tli)
+        self.target_request = TargetRequest(hidden=(-1, *entering), kv=settings.lsa, last_layers=settings.tli)
         self.options = DrafterOptions(tli=settings.tli)
 
-    def forward(self, text: Text, said: Said, progress: float) -> Marks:
-        counts, hidden = text.counts, said.hidden[-1]
-        drafted, entering_distance = self._drafted(text, said, progress)
-        ours, theirs = drafted[counts], hidden[counts]
-        head = linear(said.lm_head)
+    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+        mask, hidden = batch.loss_mask, target.hidden[-1]
+        drafted, entering_distance = self._drafted(batch, target, progress)
+        ours, theirs = drafted[mask], hidden[mask]
+        head = linear(target.lm_head)
         compared = compare(head, ours, head, theirs, soft_cross_entropy, self._target.vocab)
         losses = self._settings.losses
-        feature = feature_distance(ours, theirs, said.unit if losses.in_units else 1.0)
+        feature = feature_distance(ours, theirs, target.feature_scale if losses.in_units else 1.0)
         if entering_distance is not None:
             feature = 0.5 * feature + 0.5 * entering_distance
         total = (losses.divergence * compared.loss + losses.feature * feature).sum()
-        return Marks(total, compared.loss.detach(), compared.hits, rows_of(counts))
+        return LossOutput(total, compared.loss.detach(), compared.hits, rows_of(mask))
 
-    def _drafted(self, text: Text, said: Said, progress: float) -> tuple[Tensor, Tensor | None]:
+    def _drafted(self, batch: Batch, target: TargetOutput, progress: float) -> tuple[Tensor, Tensor | None]:
         """What stands for the target's last hidden states [B, T, E]; with TLI, how far what enters its last layers is
         from the target's own [n]."""
-        starts = sync_points(text.counts, self._settings.blocks)
+        starts = sync_points(batch.loss_mask, self._settings.blocks)
         stairs = self._stairs(len(starts), progress).to(starts.device) if self._settings.staircase else None
-        embeds = F.embedding(text.tokens, said.embed)
-        drafted = self.network.forward_train(embeds, self._activations(said), starts, stairs)
+        embeds = F.embedding(batch.tokens, target.embed)
+        drafted = self.network.forward_train(embeds, self._activations(target), starts, stairs)
         if not self._settings.tli:
             return drafted, None
-        assert said.last_layers is not None
-        entering = said.hidden[-1 - self._settings.tli]
-        finished = said.last_layers.forward_train(drafted, entering, starts)
-        wanted = entering[text.counts]
-        unit = size_of(wanted) if self._settings.losses.in_units else 1.0
-        return finished.hidden, feature_distance(finished.entering[text.counts], wanted, unit)
+        assert target.last_layers is not None
+        entering = target.hidden[-1 - self._settings.tli]
+        finished = target.last_layers.forward_train(drafted, entering, starts)
+        wanted = entering[batch.loss_mask]
+        unit = rms(wanted) if self._settings.losses.in_units else 1.0
+        return finished.hidden, feature_distance(finished.entering[batch.loss_mask], wanted, unit)
 
-    def _activations(self, said: Said) -> Tensor:
+    def _activations(self, target: TargetOutput) -> Tensor:
         if not self._settings.lsa:
-            return said.hidden[-1]
-        assert said.keys is not None
-        assert said.values is not None
-        return pack_kv(said.keys, said.values)
+            return target.hidden[-1]
+        assert target.keys is not None
+        assert target.values is not None
+        return pack_kv(target.keys, target.values)
 
     def _stairs(self, rows: int, progress: float) -> Tensor:  # [rows] bool
         return torch.rand(rows) < 1 - 2 * progress if self.training else torch.zeros(rows, dtype=torch.bool)
@@ -161,8 +170,8 @@ def default_shape(target: TargetFacts) -> MoaShape:
     )
 
 
-def make_pupil(settings: MoaSettings, target: TargetFacts, frequencies: Frequencies) -> Pupil:
-    return MoaPupil(settings, target)
+def make_drafter(settings: MoaSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
+    return TrainableMoa(settings, target)
 
 
 def _sizes(settings: MoaSettings, target: TargetFacts) -> MoASizes:
@@ -186,13 +195,13 @@ def _sizes(settings: MoaSettings, target: TargetFacts) -> MoASizes:
     )
 
 
-TRAINABLE = Trainable(
+FAMILY = TrainableFamily(
     name="moa",
     settings=MoaSettings,
     defaults=lambda target: MoaSettings(
         default_shape(target), Blocks(5, 15, blind_share=0.0), PAPER, tli=0, lsa=True, staircase=False
     ),
-    pupil=make_pupil,
+    make_drafter=make_drafter,
     schedule=Schedule(
         peak=6e-4, last=3e-5, warmup_updates=50, decay="linear", decay_epochs=1.0,
         beta1=0.9, beta2=0.95, weight_decay=0.0, clip_norm=1.0,

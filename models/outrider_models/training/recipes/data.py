@@ -14,13 +14,13 @@ from torch import Tensor
 
 from outrider_models.core.tokenizer import PAD, Encoded, encode_samples, special_id
 from outrider_models.corpus import FAMILIES, Sample, exercises, generate
-from outrider_models.training.recipes.recipe import Stream
+from outrider_models.training.recipes.recipe import StreamSettings
 
 GROUPS = (*FAMILIES, "copying")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class LabeledBatch:
     """Right-padded rows. `weights` is zero on padding and belongs to the token predicted, like `labels`."""
 
     inputs: Tensor  # [rows, length] int64
@@ -31,7 +31,7 @@ class Batch:
     total_weight: float  # sum of weights: what sums of losses are divided by
 
 
-def shard_batches(stream: Stream, tokenizer: Tokenizer, shard: int) -> list[Batch]:
+def shard_batches(stream: StreamSettings, tokenizer: Tokenizer, shard: int) -> list[LabeledBatch]:
     """All batches of one shard, in training order."""
     samples = shard_samples(stream, shard)
     encoded = encode_samples(tokenizer, samples)
@@ -45,13 +45,13 @@ def shard_batches(stream: Stream, tokenizer: Tokenizer, shard: int) -> list[Batc
     return batches
 
 
-def collate(tokenizer: Tokenizer, samples: Sequence[Sample], prompt_weight: float) -> Batch:
+def collate(tokenizer: Tokenizer, samples: Sequence[Sample], prompt_weight: float) -> LabeledBatch:
     """These samples as one batch."""
     families = [sample.family for sample in samples]
     return _padded(encode_samples(tokenizer, samples), families, prompt_weight, special_id(tokenizer, PAD))
 
 
-def shard_samples(stream: Stream, shard: int) -> list[Sample]:
+def shard_samples(stream: StreamSettings, shard: int) -> list[Sample]:
     """Copying practice as the recipe has it by then, and the families by their weights."""
     progress = shard * stream.shard_samples * _MEAN_TOKENS / stream.total_tokens
     seed = stream.seed * 1_000_003 + shard
@@ -79,7 +79,7 @@ def _rows(order: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> It
         yield rows
 
 
-def _padded(rows: list[Encoded], families: list[str], prompt_weight: float, pad: int) -> Batch:
+def _padded(rows: list[Encoded], families: list[str], prompt_weight: float, pad: int) -> LabeledBatch:
     longest = max(len(row.ids) for row in rows)
     ids = np.full((len(rows), longest), pad, dtype=np.int64)
     weights = np.zeros((len(rows), longest), dtype=np.float32)
@@ -87,7 +87,7 @@ def _padded(rows: list[Encoded], families: list[str], prompt_weight: float, pad:
         ids[i, : len(row.ids)] = row.ids
         weights[i, : len(row.ids)] = np.where(row.is_reply, 1.0, prompt_weight)
     tokens = torch.from_numpy(ids)
-    return Batch(
+    return LabeledBatch(
         inputs=tokens[:, :-1].contiguous(),
         labels=tokens[:, 1:].contiguous(),
         weights=torch.from_numpy(weights)[:, 1:].contiguous(),

@@ -13,27 +13,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from outrider_models.training.recipes.data import Batch
+from outrider_models.training.recipes.data import LabeledBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Peers:
+class DataParallel:
     """This process's place among `size` equal ones; number 0 leads: it alone decides, saves and reports."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
-    def join(cls, rank: int, size: int, port: int) -> Peers:
+    def join(cls, rank: int, size: int, port: int) -> DataParallel:
         """Meet the others on this machine."""
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
         return cls(rank, size)
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         return self.rank == 0
 
-    def part(self, batch: Batch) -> Batch:
+    def local_rows(self, batch: LabeledBatch) -> LabeledBatch:
         """This process's rows; `total_weight` stays that of the whole batch, so that sums of parts add up."""
         if self.size == 1:
             return batch
@@ -57,7 +57,7 @@ class Peers:
         for parameter, piece in zip(parameters, pieces, strict=True):
             parameter.grad = piece.view_as(parameter)
 
-    def agree(self, value: float) -> float:
+    def broadcast(self, value: float) -> float:
         """The leader's value."""
         if self.size == 1:
             return value
@@ -66,4 +66,4 @@ class Peers:
         return float(said)
 
 
-ALONE = Peers()
+SINGLE_PROCESS = DataParallel()

@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider_models.core.tables import Table, build, need_at_least, read_toml
 from outrider_models.corpus.sample import EXERCISES, FAMILIES
-from outrider_models.training.families import TRAINABLES
+from outrider_models.training.families import TRAINABLE_FAMILIES
 from outrider_proto.errors import UsageError
 
 
@@ -36,7 +36,7 @@ class Exercise:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamSettings:
     """What is read, in which order."""
 
     seed: int
@@ -104,7 +104,7 @@ class TargetShape:
 @dataclass(frozen=True, slots=True)
 class TargetRecipe:
     shape: TargetShape
-    stream: Stream
+    stream: StreamSettings
     rates: Rates
 
 
@@ -114,12 +114,12 @@ class DrafterRecipe:
 
     family: str
     settings: Any  # a dataclass of the family's
-    stream: Stream
+    stream: StreamSettings
     rates: Rates
 
 
 Recipe = TargetRecipe | DrafterRecipe
-_RUN = {"stream": Stream, "rates": Rates}
+_RUN = {"stream": StreamSettings, "rates": Rates}
 
 
 def read_recipe(name_or_path: str) -> Recipe:
@@ -133,15 +133,18 @@ def parse_recipe(table: Table) -> Recipe:
     Raises UsageError that names the key.
     """
     kind = table.get("kind")
-    if kind not in ("target", *TRAINABLES):
-        raise UsageError(f"recipe: kind={kind!r}: choose one of target, {', '.join(TRAINABLES)}")
+    if kind not in ("target", *TRAINABLE_FAMILIES):
+        raise UsageError(f"recipe: kind={kind!r}: choose one of target, {', '.join(TRAINABLE_FAMILIES)}")
     rest = {name: value for name, value in table.items() if name != "kind"}
     if kind == "target":
         return build(TargetRecipe, rest, "recipe")
     if missing := [name for name in _RUN if name not in rest]:
         raise UsageError(f"recipe: missing keys {', '.join(missing)}")
-    stream, rates = build(Stream, rest.pop("stream"), "recipe.stream"), build(Rates, rest.pop("rates"), "recipe.rates")
-    return DrafterRecipe(str(kind), build(TRAINABLES[str(kind)].settings, rest, "recipe"), stream, rates)
+    stream, rates = (
+        build(StreamSettings, rest.pop("stream"), "recipe.stream"),
+        build(Rates, rest.pop("rates"), "recipe.rates"),
+    )
+    return DrafterRecipe(str(kind), build(TRAINABLE_FAMILIES[str(kind)].settings, rest, "recipe"), stream, rates)
 
 
 def _read_table(name_or_path: str) -> Table:

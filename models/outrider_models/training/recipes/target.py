@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from outrider_models.core.tokenizer import BOS, EOS, PAD, corpus_texts, save_tokenizer, special_id, train_tokenizer
-from outrider_models.training.recipes.data import Batch
+from outrider_models.training.recipes.data import LabeledBatch
 from outrider_models.training.recipes.probe import probe, probe_samples
 from outrider_models.training.recipes.recipe import TargetRecipe, TargetShape
-from outrider_models.training.recipes.trainer import by_group
+from outrider_models.training.recipes.trainer import mean_by_group
 
 
 class TargetTask:
@@ -26,7 +26,7 @@ class TargetTask:
         self.network = LlamaForCausalLM(target_config(recipe.shape, self.tokenizer))
         _initialize(self.network, recipe.shape.embedding_std)
 
-    def loss(self, batch: Batch, progress: float = 0.0) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: LabeledBatch, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Weighted cross-entropy; by group, that of replies alone. Logits are made only where weights are."""
         with torch.autocast("cpu", torch.bfloat16):
             hidden = self.network.model(input_ids=batch.inputs, use_cache=False).last_hidden_state
@@ -35,13 +35,13 @@ class TargetTask:
         losses = F.cross_entropy(logits.float(), batch.labels[kept], reduction="none")
         weights = batch.weights[kept]
         groups = batch.groups[:, None].expand_as(batch.weights)[kept]
-        return (losses * weights).sum() / batch.total_weight, by_group(losses, groups, weights == 1)
+        return (losses * weights).sum() / batch.total_weight, mean_by_group(losses, groups, weights == 1)
 
     def export(self, directory: Path) -> None:
         """The plain Hugging Face layout: weights in bfloat16, configurations, tokenizer."""
         config = LlamaConfig.from_dict(self.network.config.to_dict())
         half = LlamaForCausalLM(config).bfloat16()
-        half.load_state_dict(in_common_units(self.network.state_dict()))
+        half.load_state_dict(rescale_features(self.network.state_dict()))
         half.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]  # unannotated in transformers
             bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
         )
@@ -70,7 +70,7 @@ def target_config(shape: TargetShape, tokenizer: Tokenizer) -> LlamaConfig:
     )
 
 
-def in_common_units(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def rescale_features(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same function with features of about size two and small embeddings, as large models have them.
 
     Dividing embeddings and all that layers add by one number, and giving it back in the final norm, changes no logit

@@ -11,12 +11,11 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from outrider_models.training.core.optimizer import Optimizer
-from outrider_models.training.core.progress import Reporter
+from outrider_models.training.core.progress import ProgressReporter
 from outrider_models.training.recipes.checkpoint import Position, has_checkpoint, load_checkpoint, save_checkpoint
-from outrider_models.training.recipes.data import GROUPS, Batch, shard_batches
-from outrider_models.training.recipes.data_parallel import ALONE, Peers
-from outrider_models.training.recipes.recipe import Rates, Stream
-from outrider_models.training.recipes.schedule import progress_of
+from outrider_models.training.recipes.data import GROUPS, LabeledBatch, shard_batches
+from outrider_models.training.recipes.data_parallel import SINGLE_PROCESS, DataParallel
+from outrider_models.training.recipes.recipe import Rates, StreamSettings
 
 _SMOOTHING = 0.98
 
@@ -30,7 +29,7 @@ class Task(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
-    def loss(self, batch: Batch, progress: float = 0.0) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: LabeledBatch, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """The loss to descend at `progress` of the run, and for show its main term by group, [groups], nan where
         absent."""
         ...
@@ -43,7 +42,7 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RunTiming:
     """How long a run may take, and how often it saves and probes itself."""
 
     budget_s: float | None = None
@@ -54,27 +53,27 @@ class Pace:
     clock: Callable[[], float] = time.monotonic
 
 
-class Run:
+class RecipeTrainer:
     """One task on its way through the stream. What a checkpoint holds is all that the next step depends on."""
 
     def __init__(
         self,
         task: Task,
-        stream: Stream,
+        stream: StreamSettings,
         rates: Rates,
         directory: Path,
-        reporter: Reporter,
-        pace: Pace = Pace(),
-        peers: Peers = ALONE,
+        reporter: ProgressReporter,
+        timing: RunTiming = RunTiming(),
+        parallel: DataParallel = SINGLE_PROCESS,
     ) -> None:
-        self.task, self.stream, self.rates, self.directory, self.pace = task, stream, rates, directory, pace
-        self._reporter, self._peers = reporter, peers
+        self.task, self.stream, self.rates, self.directory, self.timing = task, stream, rates, directory, timing
+        self._reporter, self._parallel = reporter, parallel
         self.position = Position()
         self._optimizer = Optimizer(task.network, rates.muon_lr, rates.adamw_lr, rates.weight_decay)
         directory.mkdir(parents=True, exist_ok=True)
         if has_checkpoint(directory):
             self._resume()
-        self._began_s = pace.clock() - self.position.elapsed_s
+        self._began_s = timing.clock() - self.position.elapsed_s
         self._saved_s = self._probed_s = self.position.elapsed_s
         self._first = (self.position.step, self.position.tokens, self.position.elapsed_s)
         self._smoothed = [float("nan")] * len(GROUPS)
@@ -83,20 +82,20 @@ class Run:
         """Train to the end and write the model."""
         for batch in self._batches():
             self._step(batch)
-            if self._peers.leads:
-                self._look_up()
-            if self._peers.agree(self._ended()):
+            if self._parallel.is_leader:
+                self._report_and_save()
+            if self._parallel.broadcast(self._ended()):
                 break
-        if self._peers.leads:
+        if self._parallel.is_leader:
             self._save()
             self._probe()
 
     @property
     def progress(self) -> float:
         at = self.position
-        return progress_of(at.tokens, self.stream.total_tokens, at.elapsed_s, self.pace.budget_s)
+        return progress_of(at.tokens, self.stream.total_tokens, at.elapsed_s, self.timing.budget_s)
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Iterator[LabeledBatch]:
         while True:
             batches = shard_batches(self.stream, self.task.tokenizer, self.position.shard)
             while self.position.batch < len(batches):
@@ -105,35 +104,35 @@ class Run:
                 yield batch
             self.position.shard, self.position.batch = self.position.shard + 1, 0
 
-    def _step(self, batch: Batch) -> None:
-        by_group = self._gradients(self._peers.part(batch))
-        self._peers.sum_gradients(self._optimizer.parameters)
-        self._optimizer.step(self._peers.agree(self.rates.factor(self.progress)), self.rates.clip_norm)
+    def _step(self, batch: LabeledBatch) -> None:
+        by_group = self._gradients(self._parallel.local_rows(batch))
+        self._parallel.sum_gradients(self._optimizer.parameters)
+        self._optimizer.step(self._parallel.broadcast(self.rates.factor(self.progress)), self.rates.clip_norm)
         self.position.step += 1
         self.position.tokens += batch.num_tokens
-        self.position.elapsed_s = self.pace.clock() - self._began_s
+        self.position.elapsed_s = self.timing.clock() - self._began_s
         self._smoothed = [_blend(old, new) for old, new in zip(self._smoothed, by_group.tolist(), strict=True)]
 
-    def _gradients(self, part: Batch) -> Tensor:  # [groups]
+    def _gradients(self, part: LabeledBatch) -> Tensor:  # [groups]
         if not len(part.inputs):  # fewer rows than processes
             return torch.full((len(GROUPS),), float("nan"))
         loss, by_group = self.task.loss(part, self.progress)
         loss.backward()  # type: ignore[no-untyped-call]  # unannotated in torch
         return by_group
 
-    def _look_up(self) -> None:
+    def _report_and_save(self) -> None:
         """Show where the run is; save and probe when it is time."""
         elapsed_s = self.position.elapsed_s
         self._reporter.update(self.progress, elapsed_s, self._status())
-        if elapsed_s - self._saved_s >= self.pace.checkpoint_s:
+        if elapsed_s - self._saved_s >= self.timing.checkpoint_s:
             self._saved_s = elapsed_s
             self._save()
-        if elapsed_s - self._probed_s >= self.pace.probe_s:
+        if elapsed_s - self._probed_s >= self.timing.probe_s:
             self._probed_s = elapsed_s
             self._probe()
 
     def _ended(self) -> bool:
-        return self.progress >= 1 or self.position.step - self._first[0] == self.pace.stop_after_steps
+        return self.progress >= 1 or self.position.step - self._first[0] == self.timing.stop_after_steps
 
     def _save(self) -> None:
         states = {"model": self.task.network.state_dict(), "optimizer": self._optimizer.state_dict()}
@@ -149,7 +148,7 @@ class Run:
         at = self.position
         losses = {name: round(loss, 4) for name, loss in zip(GROUPS, self._smoothed, strict=True) if loss == loss}
         entry = {"step": at.step, "tokens": at.tokens, "elapsed_s": round(at.elapsed_s, 1)}
-        scores = self.task.probe(self.pace.probe_samples)
+        scores = self.task.probe(self.timing.probe_samples)
         self._reporter.record({**entry, "tokens_per_s": round(self._rate(), 1), "loss": losses, "scores": scores})
 
     def _rate(self) -> float:
@@ -162,7 +161,14 @@ class Run:
         return f"{self.position.tokens / 1e6:.2f} M tokens  {self._rate():.0f} tokens/s  loss: {losses}"
 
 
-def by_group(values: Tensor, groups: Tensor, counted: Tensor) -> Tensor:
+def progress_of(tokens: int, total_tokens: int, elapsed_s: float, budget_s: float | None) -> float:
+    """Share of the run that is done, by tokens or by time, whichever is further."""
+    # Time counts too: the learning rate has to finish its decay within the budget.
+    of_time = elapsed_s / budget_s if budget_s else 0.0
+    return min(1.0, max(tokens / total_tokens, of_time))
+
+
+def mean_by_group(values: Tensor, groups: Tensor, counted: Tensor) -> Tensor:
     """Mean of values [n] over each group [n], of those that are counted [n]; nan for a group without any."""
     share = counted.float()
     sums = torch.zeros(2, len(GROUPS)).index_add_(1, groups, torch.stack((values.detach().float() * share, share)))

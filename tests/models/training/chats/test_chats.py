@@ -9,12 +9,17 @@ from transformers import AutoTokenizer
 
 from outrider_models.core.embedded import target_dir
 from outrider_models.core.tokenizer import EOS
-from outrider_models.training.chats.batches import epoch_updates, reply_frequencies, text_of, updates_an_epoch
-from outrider_models.training.chats.chats import Chat, Turn, read_chats
+from outrider_models.training.chats.batches import epoch_updates, make_batch, reply_frequencies, updates_an_epoch
+from outrider_models.training.chats.chats import Chat, ChatTurn, read_chats
 from outrider_models.training.chats.tokens import ChatTokens, need_chat_template, tokenize
 from outrider_proto.errors import UsageError
 
-TURNS = (Turn("user", "What is 2 + 3?"), Turn("assistant", "Answer: 5"), Turn("user", "Why?"), Turn("assistant", "So."))
+TURNS = (
+    ChatTurn("user", "What is 2 + 3?"),
+    ChatTurn("assistant", "Answer: 5"),
+    ChatTurn("user", "Why?"),
+    ChatTurn("assistant", "So."),
+)
 CHAT = Chat(TURNS, "chats.jsonl:1")
 MASKING = (
     "{% for message in messages %}{% if message.role == 'assistant' %}<|assistant|>"
@@ -113,7 +118,7 @@ def test_long_chats_are_cut_and_those_without_a_reply_left_out(tokenizer):
     whole = tokenize(tokenizer, CHAT, 100)
     cut = tokenize(tokenizer, CHAT, len(whole.prompt) + 2)
     assert len(cut.ids) == len(whole.prompt) + 2
-    assert cut.num_taught == 2
+    assert cut.num_labels == 2
     assert tokenize(tokenizer, CHAT, len(whole.prompt)) is None
 
 
@@ -147,7 +152,7 @@ def test_processes_share_every_update_evenly(part, processes):
         assert len({len(update.parts) for update in same}) == 1
         assert all(len(rows) == part for update in same for rows in update.parts)
         chats = [chat for update in same for rows in update.parts for chat in rows if chat is not None]
-        assert {update.num_taught for update in same} == {sum(chat.num_taught for chat in chats)}
+        assert {update.num_labels for update in same} == {sum(chat.num_labels for chat in chats)}
         seen += chats
     assert sorted(len(chat.ids) for chat in seen) == [len(chat.ids) for chat in CHATS]
 
@@ -162,11 +167,11 @@ def test_the_order_follows_from_seed_and_epoch():
 
 
 def test_a_text_pairs_tokens_with_their_successors():
-    text = text_of([chat_of(5, 2), None, chat_of(3, 1)], "cpu")
+    text = make_batch([chat_of(5, 2), None, chat_of(3, 1)], "cpu")
     assert text.tokens.tolist() == [[0, 1, 2, 3], [0] * 4, [0, 1, 2, 0]]
-    assert text.successors[0].tolist() == [1, 2, 3, 4]
-    assert text.counts.tolist() == [[False, False, True, True], [False] * 4, [False, True, False, False]]
-    assert text_of([None], "cpu").counts.sum() == 0
+    assert text.labels[0].tolist() == [1, 2, 3, 4]
+    assert text.loss_mask.tolist() == [[False, False, True, True], [False] * 4, [False, True, False, False]]
+    assert make_batch([None], "cpu").loss_mask.sum() == 0
 
 
 def test_frequencies_are_of_replies():

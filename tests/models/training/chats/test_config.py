@@ -5,11 +5,11 @@ import pytest
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_models.core.embedded import target_dir
 from outrider_models.core.tables import merged, parse_changes
-from outrider_models.training.chats.config import course_of
+from outrider_models.training.chats.config import make_train_config
 from outrider_models.training.core.interfaces import TargetFacts
 from outrider_models.training.core.rates import Schedule
 from outrider_models.training.core.teacher import target_facts
-from outrider_models.training.families import TRAINABLES, trainable
+from outrider_models.training.families import TRAINABLE_FAMILIES, trainable_family
 from outrider_proto.errors import UsageError
 
 LLAMA3_8B = TargetSizes(4096, 32, 32, 8, 128, 128256, 500000.0, 1e-5, 8192, "llama")
@@ -22,25 +22,25 @@ def facts():
 
 def test_defaults_are_the_papers(facts):
     big = TargetFacts(target_dir(), LLAMA3_8B, 14336)
-    moa = course_of(trainable("moa"), big, {})
+    moa = make_train_config(trainable_family("moa"), big, {})
     shape = moa.drafter.shape  # Table 6
     assert (shape.layer_kv_heads, shape.layer_intermediate) == (16, 6144)
     assert (shape.self_kv_heads, shape.self_intermediate) == (4, 512)
     assert (shape.cross_kv_heads, shape.cross_intermediate) == (8, 7168)
-    assert course_of(trainable("eagle3"), big, {}).drafter.target_layers == (2, 16, 29)
-    assert course_of(trainable("eagle3"), big, {}).drafter.draft_vocab == 32000
+    assert make_train_config(trainable_family("eagle3"), big, {}).drafter.target_layers == (2, 16, 29)
+    assert make_train_config(trainable_family("eagle3"), big, {}).drafter.draft_vocab == 32000
 
 
 def test_changes_nest_and_the_command_line_wins(facts):
     file = {"drafter": {"blocks": {"longest": 20}}, "length": {"epochs": 2.0}}
     sets = ["drafter.blocks.longest=30", "schedule.decay=cosine", "machine.precision='no'", "length.batch=3"]
-    course = course_of(trainable("moa"), facts, merged(file, parse_changes(sets)))
-    assert (course.drafter.blocks.shortest, course.drafter.blocks.longest) == (5, 30)
-    assert (course.length.epochs, course.length.batch) == (2.0, 3)
-    assert course.schedule.decay == "cosine"
-    assert course.schedule.peak == trainable("moa").schedule.peak
-    layers = course_of(
-        trainable("eagle3"), facts, parse_changes(["drafter.target_layers=[1, 2]"])
+    config = make_train_config(trainable_family("moa"), facts, merged(file, parse_changes(sets)))
+    assert (config.drafter.blocks.shortest, config.drafter.blocks.longest) == (5, 30)
+    assert (config.length.epochs, config.length.batch) == (2.0, 3)
+    assert config.schedule.decay == "cosine"
+    assert config.schedule.peak == trainable_family("moa").schedule.peak
+    layers = make_train_config(
+        trainable_family("eagle3"), facts, parse_changes(["drafter.target_layers=[1, 2]"])
     ).drafter.target_layers
     assert layers == (1, 2)
 
@@ -67,7 +67,7 @@ def test_changes_nest_and_the_command_line_wins(facts):
 )
 def test_a_wrong_change_is_named(change, message, facts):
     with pytest.raises(UsageError) as error:
-        course_of(trainable("moa"), facts, parse_changes([change]))
+        make_train_config(trainable_family("moa"), facts, parse_changes([change]))
     assert message in str(error.value)
 
 
@@ -76,11 +76,11 @@ def test_a_table_where_a_value_stood():
         parse_changes(["length=3", "length.batch=1"])
 
 
-@pytest.mark.parametrize("name", TRAINABLES)
+@pytest.mark.parametrize("name", TRAINABLE_FAMILIES)
 def test_every_family_has_defaults_for_the_embedded_target(name, facts):
-    course = course_of(trainable(name), facts, {})
-    assert course.family.name == name
-    assert course_of(trainable(name), facts, {"drafter": {}}) == course
+    config = make_train_config(trainable_family(name), facts, {})
+    assert config.family.name == name
+    assert make_train_config(trainable_family(name), facts, {"drafter": {}}) == config
 
 
 def schedule(**changes):

@@ -20,12 +20,12 @@ from outrider_drafters.trees.grow import grow_tree
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_models.core.tables import merged, parse_changes
 from outrider_models.corpus import generate
-from outrider_models.training.chats.batches import text_of
-from outrider_models.training.chats.config import Validation
-from outrider_models.training.chats.start import ChatOrder, start_on_chats
-from outrider_models.training.chats.validation import Acceptance, Examiner, follow
+from outrider_models.training.chats.batches import make_batch
+from outrider_models.training.chats.config import ValidationSettings
+from outrider_models.training.chats.train import ChatRunOptions, train_on_chats
+from outrider_models.training.chats.validation import AcceptanceCounts, Validator, follow
 from outrider_models.training.core.teacher import Teacher
-from outrider_models.training.families import TRAINABLES
+from outrider_models.training.families import TRAINABLE_FAMILIES
 from outrider_models.training.recipes.probe import probe_samples, prompt_ids
 from outrider_models.training.recipes.target import TargetTask
 from outrider_proto.addresses import free_port
@@ -67,8 +67,8 @@ def chats(tmp_path_factory):
 
 def train(family, chats, target, out, *sets, start=None, resume=False, stop=None):
     changes = merged(QUICK, parse_changes([*SMALLER.get(family, []), *sets]))
-    order = ChatOrder(family, chats, out, str(target), changes, start and str(start))
-    return start_on_chats(order, resume=resume, console=Console(quiet=True), stop_after_updates=stop)
+    order = ChatRunOptions(family, chats, out, str(target), changes, start and str(start))
+    return train_on_chats(order, resume=resume, console=Console(quiet=True), stop_after_updates=stop)
 
 
 def log_of(directory):
@@ -78,12 +78,12 @@ def log_of(directory):
 @torch.no_grad()
 def loss_of(run):
     """On all that is trained on, under the same masks each time."""
-    text = text_of(run._chats, torch.device("cpu"))
+    text = make_batch(run._chats, torch.device("cpu"))
     torch.manual_seed(0)
-    return float(run.pupil.eval()(text, run._teacher.says(text.tokens, run.pupil.needs), 1.0).total)
+    return float(run.drafter.eval()(text, run._teacher.run(text.tokens, run.drafter.target_request), 1.0).total)
 
 
-@pytest.mark.parametrize("family", TRAINABLES)
+@pytest.mark.parametrize("family", TRAINABLE_FAMILIES)
 def test_the_loss_falls_and_the_export_drafts(family, chats, target, tmp_path):
     before = loss_of(train(family, chats, target, tmp_path / "untrained", stop=0))
     run = train(family, chats, target, tmp_path / "out", "validation.every_updates=3", "length.epochs=1.5")
@@ -91,7 +91,7 @@ def test_the_loss_falls_and_the_export_drafts(family, chats, target, tmp_path):
     log = log_of(tmp_path / "out")
     assert [entry["update"] for entry in log] == [3, 6]
     assert all(1 <= entry["tau"] <= 3 for entry in log)
-    drafter = load_drafter(DrafterSource(str(tmp_path / "out"), run.pupil.options), TargetWeights.load(target))
+    drafter = load_drafter(DrafterSource(str(tmp_path / "out"), run.drafter.options), TargetWeights.load(target))
     state = drafter.new_state()
     state.append([5, 6, 7])
     if drafter.tap.width:
@@ -116,7 +116,7 @@ def tensors_of(directory):
     return {name: checkpoint.read(name) for name in checkpoint.names}
 
 
-@pytest.mark.parametrize("family", [name for name in TRAINABLES if name != "independent"])
+@pytest.mark.parametrize("family", [name for name in TRAINABLE_FAMILIES if name != "independent"])
 def test_a_run_goes_on_from_given_weights(family, chats, target, tmp_path):
     train(family, chats, target, tmp_path / "given", "data.seed=7", stop=1)
     train(family, chats, target, tmp_path / "taken", start=tmp_path / "given", stop=0)
@@ -134,12 +134,12 @@ def test_an_eagle3_head_brings_its_draft_vocabulary(chats, target, tmp_path):
     train("eagle3", chats, target, tmp_path / "given", stop=0)
     few = tmp_path / "few.jsonl"
     few.write_text(chats.read_text().splitlines(keepends=True)[-1])
-    own = train("eagle3", few, target, tmp_path / "fresh", stop=0).pupil
+    own = train("eagle3", few, target, tmp_path / "fresh", stop=0).drafter
     run = train("eagle3", few, target, tmp_path / "taken", start=tmp_path / "given", stop=1)
-    brought = run.pupil.network.draft_tokens
+    brought = run.drafter.network.draft_tokens
     assert not torch.equal(own.draft_tokens, brought)
-    assert torch.equal(run.pupil.draft_tokens, brought)
-    assert torch.equal(run.pupil.covered.nonzero()[:, 0], brought)
+    assert torch.equal(run.drafter.draft_tokens, brought)
+    assert torch.equal(run.drafter.covered.nonzero()[:, 0], brought)
 
 
 def test_how_an_update_is_laid_out_does_not_matter(chats, target, tmp_path):
@@ -147,7 +147,7 @@ def test_how_an_update_is_laid_out_does_not_matter(chats, target, tmp_path):
     for part in (1, 4, 6):
         sets = (f"machine.part={part}", "drafter.noise=0.0", "schedule.peak=1e-3", "data.held_out=0")
         run = train("eagle2", chats, target, tmp_path / str(part), *sets)
-        weights.append(torch.cat([p.detach().flatten() for p in run.pupil.parameters()]))
+        weights.append(torch.cat([p.detach().flatten() for p in run.drafter.parameters()]))
     for other in weights[1:]:
         torch.testing.assert_close(other, weights[0], atol=1e-4, rtol=0)
 
@@ -172,7 +172,7 @@ def test_two_processes_train_what_one_does(chats, target, tmp_path):
 
 def test_bf16_leaves_the_weights_themselves_wide(chats, target, tmp_path):
     run = train("moa", chats, target, tmp_path, "machine.precision=bf16", stop=1)
-    assert {parameter.dtype for parameter in run.pupil.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in run.drafter.parameters()} == {torch.float32}
     assert run._teacher.embed.dtype == torch.bfloat16
     assert log_of(tmp_path)[-1]["loss"] > 0
 
@@ -245,7 +245,7 @@ class Parrot:
 def test_tau_is_counted_as_verdicts_would():
     text = list(range(10, 24))
     says = [*text[:6], 49, *text[7:], 0, 0, 0]  # wrong at position 6 only
-    parrot, found = Parrot(says), Acceptance()
+    parrot, found = Parrot(says), AcceptanceCounts()
     follow(parrot, text, 3, torch.zeros(len(text), 2), 4, found)
     # Root 3 (the prompt's verdict): drafts 4 5 _ _, two right, 6 as the bonus; 7 .. 10 right, 11; then 12, 13.
     assert found.by_depth == [0, 0, 2, 0, 1]
@@ -258,7 +258,7 @@ def test_the_shipped_drafter_is_examined_as_the_benchmark_does():
     teacher = Teacher.load(target_dir(), torch.float32)
     tokenizer = Tokenizer.from_file(str(target_dir() / "tokenizer.json"))
     prompts = [prompt_ids(tokenizer, sample) for sample in probe_samples(1)[:3]]
-    found = Examiner(teacher, prompts, Validation(every_updates=0, new_tokens=40, levels=4)).examine(
+    found = Validator(teacher, prompts, ValidationSettings(every_updates=0, new_tokens=40, levels=4)).validate(
         DrafterSource(str(drafter_dir("moa")))
     )
     assert 3.5 < found.tau <= 5

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.load import load_drafter, load_tap
-from outrider_models.training.core.interfaces import Text
+from outrider_models.training.core.interfaces import Batch
 from outrider_models.training.core.losses import Losses, compare, linear, soft_cross_entropy, top_cross_entropy
 from outrider_models.training.core.teacher import Teacher
-from outrider_models.training.families import TRAINABLES, trainable
+from outrider_models.training.families import TRAINABLE_FAMILIES, trainable_family
 from outrider_models.training.families.eagle3 import most_frequent
 from outrider_models.training.recipes.target import TargetTask
 from outrider_proto.errors import UsageError
@@ -41,30 +41,30 @@ def teacher(tiny_recipe, tmp_path_factory):
     return Teacher.load(directory, torch.float32)
 
 
-def pupil_of(teacher, name, **changes):
-    family = trainable(name)
+def model_of(teacher, name, **changes):
+    family = trainable_family(name)
     settings = replace(family.defaults(teacher.facts), **SMALL.get(name, {}) | changes)
     torch.manual_seed(3)
-    pupil = family.pupil(settings, teacher.facts, lambda: torch.arange(teacher.facts.sizes.vocab) % 7)
-    pupil.start_from(teacher.lm_head)
+    model = family.make_drafter(settings, teacher.facts, lambda: torch.arange(teacher.facts.sizes.vocab) % 7)
+    model.init_from_lm_head(teacher.lm_head)
     with torch.no_grad():
-        for parameter in pupil.parameters():
+        for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
             parameter.copy_(parameter.bfloat16())  # as exported
-    return pupil
+    return model
 
 
-def text(vocab, rows=1):
+def make_batch(vocab, rows=1):
     tokens = torch.randint(5, vocab, (rows, LENGTH + 1), generator=torch.Generator().manual_seed(1))
-    counts = (torch.arange(LENGTH) >= PROMPT).expand(rows, -1)
-    return Text(tokens[:, :-1], tokens[:, 1:], counts)
+    loss_mask = (torch.arange(LENGTH) >= PROMPT).expand(rows, -1)
+    return Batch(tokens[:, :-1], tokens[:, 1:], loss_mask)
 
 
-def levels(teacher, pupil, directory, tokens, ahead, depth):
+def levels(teacher, model, directory, tokens, ahead, depth):
     """Logits [V] of every level that follows position t + ahead, t by t, drafted along the true tokens."""
-    pupil.export(directory)
-    source = DrafterSource(str(directory), pupil.options)
-    drafter, tap = load_drafter(source, teacher.frozen()), load_tap(source, teacher.facts.directory)
+    model.export(directory)
+    source = DrafterSource(str(directory), model.options)
+    drafter, tap = load_drafter(source, teacher.target_weights()), load_tap(source, teacher.facts.directory)
     rows = None
     if tap is not None:
         rows = tap.new_state().rows(teacher.activations(tokens[None], tap.needs_kv, tap.hidden_layers))
@@ -106,21 +106,21 @@ DEPTHS = {  # how far ahead of t the root is, how many levels, what each weighs 
 @pytest.mark.parametrize("name", DEPTHS)
 def test_the_loss_is_that_of_drafting_along_the_text(name, teacher, tmp_path):
     ahead, depth, decay = DEPTHS[name]
-    pupil = pupil_of(teacher, name)
-    lesson = text(teacher.facts.sizes.vocab)
+    model = model_of(teacher, name)
+    batch = make_batch(teacher.facts.sizes.vocab)
     with torch.no_grad():
-        marks = pupil(lesson, teacher.says(lesson.tokens, pupil.needs), 0.0)
-        wanted = teacher.model(lesson.tokens).logits[0]
+        loss_output = model(batch, teacher.run(batch.tokens, model.target_request), 0.0)
+        wanted = teacher.model(batch.tokens).logits[0]
     total, first = 0.0, 0
-    for t, made in levels(teacher, pupil, tmp_path, lesson.tokens[0], ahead, depth):
+    for t, made in levels(teacher, model, tmp_path, batch.tokens[0], ahead, depth):
         for level, logits in enumerate(made):
             place = t + ahead + level  # whose successor is predicted
-            if not lesson.counts[0, place]:
+            if not batch.loss_mask[0, place]:
                 continue
             first += level == 0
             match name:
                 case "medusa":
-                    loss = F.cross_entropy(logits, lesson.successors[0, place])
+                    loss = F.cross_entropy(logits, batch.labels[0, place])
                 case "hass":
                     loss = hass_loss(logits, wanted[place])
                 case "eagle2":
@@ -128,21 +128,21 @@ def test_the_loss_is_that_of_drafting_along_the_text(name, teacher, tmp_path):
                 case _:
                     loss = soft(logits, wanted[place])
             total += float(decay**level * loss)
-    assert len(marks.main) == first
-    assert float(marks.total) == pytest.approx(total, rel=2e-3)
+    assert len(loss_output.main) == first
+    assert float(loss_output.total) == pytest.approx(total, rel=2e-3)
 
 
-def slope(pupil, lesson, said, direction):
+def slope(model, batch, output, direction):
     """Of the loss along a direction in the space of parameters: by autograd, and by differences."""
 
     def moved(by):
         with torch.no_grad():
-            for parameter, way in zip(pupil.parameters(), direction, strict=True):
+            for parameter, way in zip(model.parameters(), direction, strict=True):
                 parameter.add_(way, alpha=by)
-        return pupil(lesson, said, 0.0).total
+        return model(batch, output, 0.0).total
 
     total = moved(0.0)
-    gradients = torch.autograd.grad(total, list(pupil.parameters()))
+    gradients = torch.autograd.grad(total, list(model.parameters()))
     told = sum(float((gradient * way).sum()) for gradient, way in zip(gradients, direction, strict=True))
     size = 1e-3
     above, below = float(moved(size).detach()), float(moved(-2 * size).detach())
@@ -151,11 +151,11 @@ def slope(pupil, lesson, said, direction):
 
 @pytest.mark.parametrize("detached", [True, False])
 def test_a_step_of_hass_learns_for_those_after_it_unless_detached(detached, teacher):
-    pupil = pupil_of(teacher, "hass", detached=detached)
-    lesson = text(teacher.facts.sizes.vocab)
+    model = model_of(teacher, "hass", detached=detached)
+    batch = make_batch(teacher.facts.sizes.vocab)
     torch.manual_seed(0)
-    direction = [torch.randn_like(parameter) for parameter in pupil.parameters()]
-    told, found = slope(pupil, lesson, teacher.says(lesson.tokens, pupil.needs), direction)
+    direction = [torch.randn_like(parameter) for parameter in model.parameters()]
+    told, found = slope(model, batch, teacher.run(batch.tokens, model.target_request), direction)
     assert (told == pytest.approx(found, rel=0.02)) is not detached
 
 
@@ -169,60 +169,62 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", [*TRAINABLES, "moa without LSA", "moa tli", "moa stairs", "hydra mlp", "medusa own"])
+@pytest.mark.parametrize(
+    "name", [*TRAINABLE_FAMILIES, "moa without LSA", "moa tli", "moa stairs", "hydra mlp", "medusa own"]
+)
 def test_everything_that_learns_gets_a_gradient_and_padding_changes_nothing(name, teacher):
     kind, _, variant = name.partition(" ")
-    pupil = pupil_of(teacher, kind, **VARIANTS[variant])
-    lesson = text(teacher.facts.sizes.vocab, rows=2)
+    model = model_of(teacher, kind, **VARIANTS[variant])
+    batch = make_batch(teacher.facts.sizes.vocab, rows=2)
     totals = []
     for padding in (0, 3):
-        counts, *tokens = (F.pad(x, (0, padding)) for x in (lesson.counts, lesson.tokens, lesson.successors))
+        loss_mask, *tokens = (F.pad(x, (0, padding)) for x in (batch.loss_mask, batch.tokens, batch.labels))
         torch.manual_seed(0)
-        marks = pupil(Text(*tokens, counts), teacher.says(tokens[0], pupil.needs), 0.0)
-        totals.append(float(marks.total.detach()))
-    marks.total.backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in pupil.parameters() if p.requires_grad)
+        loss_output = model(Batch(*tokens, loss_mask), teacher.run(tokens[0], model.target_request), 0.0)
+        totals.append(float(loss_output.total.detach()))
+    loss_output.total.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters() if p.requires_grad)
     assert totals[0] == pytest.approx(totals[1], rel=1e-4)
     assert not any(p.requires_grad for p in teacher.model.parameters())
 
 
-@pytest.mark.parametrize("name", TRAINABLES)
+@pytest.mark.parametrize("name", TRAINABLE_FAMILIES)
 def test_rows_that_teach_nothing_are_harmless(name, teacher):
-    pupil = pupil_of(teacher, name)
-    lesson = text(teacher.facts.sizes.vocab)
-    silent = Text(lesson.tokens, lesson.successors, torch.zeros_like(lesson.counts))
-    marks = pupil(silent, teacher.says(silent.tokens, pupil.needs), 0.5)
-    marks.total.backward()
-    assert float(marks.total.detach()) == 0
-    assert len(marks.main) == 0
+    model = model_of(teacher, name)
+    batch = make_batch(teacher.facts.sizes.vocab)
+    silent = Batch(batch.tokens, batch.labels, torch.zeros_like(batch.loss_mask))
+    loss_output = model(silent, teacher.run(silent.tokens, model.target_request), 0.5)
+    loss_output.total.backward()
+    assert float(loss_output.total.detach()) == 0
+    assert len(loss_output.main) == 0
 
 
 def test_moa_weighs_both_features_equally_where_target_layers_follow(teacher):
-    lesson = text(teacher.facts.sizes.vocab)
+    batch = make_batch(teacher.facts.sizes.vocab)
     losses = Losses(divergence=0.0, feature=1.0, in_units=False)
-    pupil = pupil_of(teacher, "moa", tli=1, losses=losses)
-    said = teacher.says(lesson.tokens, pupil.needs)
+    model = model_of(teacher, "moa", tli=1, losses=losses)
+    output = teacher.run(batch.tokens, model.target_request)
     torch.manual_seed(0)
-    total = pupil(lesson, said, 0.0).total
+    total = model(batch, output, 0.0).total
     torch.manual_seed(0)
-    final, entering = pupil._drafted(lesson, said, 0.0)
-    distance = F.smooth_l1_loss(final, said.hidden[-1], reduction="none").mean(-1)[lesson.counts]
+    final, entering = model._drafted(batch, output, 0.0)
+    distance = F.smooth_l1_loss(final, output.hidden[-1], reduction="none").mean(-1)[batch.loss_mask]
     torch.testing.assert_close(total, (0.5 * distance + 0.5 * entering).sum())
-    layer = teacher.model(lesson.tokens, output_hidden_states=True).hidden_states[-2]
-    assert torch.equal(said.hidden[-2], layer)
+    layer = teacher.model(batch.tokens, output_hidden_states=True).hidden_states[-2]
+    assert torch.equal(output.hidden[-2], layer)
 
 
 def test_the_staircase_is_gone_after_half_of_the_run(teacher):
-    pupil = pupil_of(teacher, "moa", staircase=True)
-    assert pupil._stairs(1000, 0.0).all()
-    assert 400 < int(pupil._stairs(1000, 0.25).sum()) < 600
-    assert not pupil._stairs(1000, 0.5).any()
+    model = model_of(teacher, "moa", staircase=True)
+    assert model._stairs(1000, 0.0).all()
+    assert 400 < int(model._stairs(1000, 0.25).sum()) < 600
+    assert not model._stairs(1000, 0.5).any()
 
 
 @pytest.mark.parametrize("steps", [1, 8])
 def test_hass_tells_drafters_over_how_many_steps_it_taught(steps, teacher, tmp_path):
-    pupil_of(teacher, "hass", steps=steps).export(tmp_path)
-    assert load_drafter(tmp_path, teacher.frozen()).stale_tolerant is (steps == 8)
+    model_of(teacher, "hass", steps=steps).export(tmp_path)
+    assert load_drafter(tmp_path, teacher.target_weights()).stale_tolerant is (steps == 8)
 
 
 def test_logits_in_parts_are_the_same(monkeypatch):
@@ -251,9 +253,9 @@ def test_the_draft_vocabulary_is_what_stands_most_often():
 
 
 def test_what_cannot_be_drafted_teaches_nothing(teacher):
-    pupil = pupil_of(teacher, "eagle3", draft_vocab=1)
-    lesson = text(teacher.facts.sizes.vocab)
-    assert float(pupil(lesson, teacher.says(lesson.tokens, pupil.needs), 0.0).total.detach()) == 0
+    model = model_of(teacher, "eagle3", draft_vocab=1)
+    batch = make_batch(teacher.facts.sizes.vocab)
+    assert float(model(batch, teacher.run(batch.tokens, model.target_request), 0.0).total.detach()) == 0
 
 
 @pytest.mark.parametrize(
@@ -269,9 +271,9 @@ def test_what_cannot_be_drafted_teaches_nothing(teacher):
 )
 def test_a_wrong_size_is_named(name, changes, message, teacher):
     with pytest.raises(UsageError, match=message):
-        pupil_of(teacher, name, **changes)
+        model_of(teacher, name, **changes)
 
 
 def test_an_unknown_family():
     with pytest.raises(UsageError, match="moa, eagle2, hass"):
-        trainable("oracle")
+        trainable_family("oracle")

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from outrider_models.training.recipes.data import shard_batches
-from outrider_models.training.recipes.data_parallel import ALONE, Peers
-from outrider_models.training.recipes.start import Order, start
+from outrider_models.training.recipes.data_parallel import SINGLE_PROCESS, DataParallel
 from outrider_models.training.recipes.target import TargetTask
+from outrider_models.training.recipes.train import RecipeRunOptions, train_recipe
 
 TINY = """
 kind = "target"
@@ -44,7 +44,7 @@ def test_parts_of_a_batch_add_up(tiny_recipe, tmp_path):
     batch = shard_batches(tiny_recipe.stream, task.tokenizer, 0)[3]
     whole = gradients(task, batch)
     assert len(batch.inputs) >= 3
-    parts = [gradients(task, Peers(rank, 3).part(batch)) for rank in range(3)]
+    parts = [gradients(task, DataParallel(rank, 3).local_rows(batch)) for rank in range(3)]
     for i, gradient in enumerate(whole):
         torch.testing.assert_close(sum(part[i] for part in parts), gradient, atol=1e-3, rtol=0.05)  # bfloat16 products
 
@@ -57,8 +57,8 @@ def gradients(task, batch):
 
 def test_alone_nothing_is_shared(tiny_recipe, tokenizer):
     batch = shard_batches(tiny_recipe.stream, tokenizer, 0)[0]
-    assert ALONE.part(batch) is batch
-    assert ALONE.agree(0.3) == 0.3
+    assert SINGLE_PROCESS.local_rows(batch) is batch
+    assert SINGLE_PROCESS.broadcast(0.3) == 0.3
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_two_processes_train_what_one_does(tmp_path):
     weights = []
     for processes in (1, 2):
         out = tmp_path / str(processes)
-        start(Order(str(recipe), out), processes=processes)
+        train_recipe(RecipeRunOptions(str(recipe), out), processes=processes)
         weights.append(torch.load(out / "checkpoint.pt", weights_only=True)["model"])
     for name, tensor in weights[0].items():
         torch.testing.assert_close(weights[1][name], tensor, atol=0.03, rtol=0)

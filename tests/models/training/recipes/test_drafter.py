@@ -15,16 +15,16 @@ from outrider_drafters.load import load_drafter, load_tap
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_drafters.trees.grow import grow_tree
 from outrider_models.core.embedded import drafter_dir, target_dir
-from outrider_models.training.core.interfaces import Needs
+from outrider_models.training.core.interfaces import TargetRequest
 from outrider_models.training.core.losses import soft_cross_entropy
-from outrider_models.training.core.progress import Reporter
+from outrider_models.training.core.progress import ProgressReporter
 from outrider_models.training.families.moa import Blocks, sync_points
 from outrider_models.training.recipes.data import collate
 from outrider_models.training.recipes.probe import probe_samples
 from outrider_models.training.recipes.recipe import read_recipe, shipped_recipes
-from outrider_models.training.recipes.start import make_task
 from outrider_models.training.recipes.target import TargetTask
-from outrider_models.training.recipes.trainer import Pace, Run
+from outrider_models.training.recipes.train import make_task
+from outrider_models.training.recipes.trainer import RecipeTrainer, RunTiming
 
 KINDS = ("moa", "eagle2")
 
@@ -41,12 +41,12 @@ def small(kind):
     return replace(recipe, stream=replace(recipe.stream, shard_samples=60, batch_tokens=512, total_tokens=6000))
 
 
-def run_of(kind, target, directory, **pace):
+def run_of(kind, target, directory, **timing):
     recipe = small(kind)
     directory.mkdir(exist_ok=True)
-    pace = Pace(**{"probe_samples": 1, "clock": lambda: 0.0} | pace)
-    reporter = Reporter(directory, "test", Console(quiet=True))
-    return Run(make_task(recipe, directory, target), recipe.stream, recipe.rates, directory, reporter, pace)
+    timing = RunTiming(**{"probe_samples": 1, "clock": lambda: 0.0} | timing)
+    reporter = ProgressReporter(directory, "test", Console(quiet=True))
+    return RecipeTrainer(make_task(recipe, directory, target), recipe.stream, recipe.rates, directory, reporter, timing)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -126,22 +126,22 @@ def test_drafting_continues_what_training_saw(kind, target, tmp_path):
     acts = task.teacher.activations(tokens[:, :-1], needs_kv=True, hidden_layers=(-1,))
     state.add_features(0, load_tap(tmp_path, target).rows(acts))
     task.network.load_state_dict({k: v.bfloat16().float() for k, v in task.network.state_dict().items()})
-    said = task.teacher.says(tokens, Needs(kv=True))
-    embeds = torch.nn.functional.embedding(tokens, said.embed)
+    output = task.teacher.run(tokens, TargetRequest(kv=True))
+    embeds = torch.nn.functional.embedding(tokens, output.embed)
     with torch.no_grad():
         if kind == "moa":
             starts = torch.full((1, n), n - 2)
-            drafted = task.network.forward_train(embeds, pack_kv(said.keys, said.values), starts)
+            drafted = task.network.forward_train(embeds, pack_kv(output.keys, output.values), starts)
         else:
-            drafted = task.network.forward_train(embeds[:, 1:], said.hidden[-1][:, :-1])
-        wanted = drafted[0, -1] @ said.lm_head.T
+            drafted = task.network.forward_train(embeds[:, 1:], output.hidden[-1][:, :-1])
+        wanted = drafted[0, -1] @ output.lm_head.T
     torch.testing.assert_close(state.root_logits(), wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_eagle_counts_all_tokens_of_a_reply(target, tmp_path):
     task = make_task(small("eagle2"), tmp_path, target)
     batch = collate(task.tokenizer, probe_samples(1)[:1], prompt_weight=0.0)
-    assert len(task.lesson(batch).main) == int(batch.weights.sum())
+    assert len(task.forward(batch).main) == int(batch.weights.sum())
     # Row t predicts token t + 2; a prompt is longer than one token, so no reply token falls off the front.
 
 

@@ -9,21 +9,22 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider_models.corpus import FAMILIES
-from outrider_models.training.core.progress import Reporter
+from outrider_models.training.core.progress import ProgressReporter
 from outrider_models.training.recipes.data import collate, shard_batches, shard_samples
 from outrider_models.training.recipes.probe import answers, probe_samples
 from outrider_models.training.recipes.recipe import Exercise, Rates
-from outrider_models.training.recipes.schedule import progress_of
-from outrider_models.training.recipes.target import TargetTask, in_common_units
-from outrider_models.training.recipes.trainer import Pace, Run
+from outrider_models.training.recipes.target import TargetTask, rescale_features
+from outrider_models.training.recipes.trainer import RecipeTrainer, RunTiming, progress_of
 
 QUIET = {"probe_samples": 1, "clock": lambda: 0.0}
 
 
-def run_of(recipe, directory, **pace):
+def run_of(recipe, directory, **timing):
     directory.mkdir(exist_ok=True)
-    reporter = Reporter(directory, "test", Console(quiet=True))
-    return Run(TargetTask(recipe, directory), recipe.stream, recipe.rates, directory, reporter, Pace(**QUIET | pace))
+    reporter = ProgressReporter(directory, "test", Console(quiet=True))
+    return RecipeTrainer(
+        TargetTask(recipe, directory), recipe.stream, recipe.rates, directory, reporter, RunTiming(**QUIET | timing)
+    )
 
 
 def trained(recipe, directory, steps):
@@ -66,7 +67,7 @@ def test_common_units_change_no_logit(tiny_recipe, tmp_path):
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)  # at the start layers add nothing
         before = network(tokens)
-        network.load_state_dict(in_common_units(network.state_dict()))
+        network.load_state_dict(rescale_features(network.state_dict()))
         after = network(tokens, output_hidden_states=True)
     torch.testing.assert_close(after.logits, before.logits, atol=1e-2, rtol=0)  # the norms' epsilon
     size = after.hidden_states[-1].pow(2).mean().sqrt()

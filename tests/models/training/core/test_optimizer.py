@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from outrider_models.training.core.muon import Muon, orthogonalized
+from outrider_models.training.core.optimizer import Muon, orthogonalized
 
 SHAPES = ((6, 6), (6, 12), (12, 6), (6, 12))
 
