@@ -12,7 +12,7 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.connection.local_transport import LocalTransport
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
-from outrider_server.engine.taps import load_taps
+from outrider_server.engine.load import load_taps
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
 

@@ -13,7 +13,7 @@ import torch
 from outrider_bench.core.progress import Counter, Step
 from outrider_bench.load.clients.texts import LoadText
 from outrider_bench.load.measures.process_use import on_cores
-from outrider_server.engine.target import DTYPES
+from outrider_server.engine.hf_model import DTYPES
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_models.corpus import Family
 from outrider_netsim import ProfileError, profile_named
 from outrider_proto.errors import UsageError
-from outrider_server.engine.target import DTYPES
+from outrider_server.engine.hf_model import DTYPES
 
 NO_LINK = "none"
 KINDS: tuple[Kind, ...] = ("replay", "real")

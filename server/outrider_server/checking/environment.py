@@ -79,7 +79,7 @@ def _certificates(name: str, path: Path, now: datetime) -> Iterator[Finding]:
 
 
 def _keys(path: Path) -> str:
-    from outrider_server.security.keyring import Keyring
+    from outrider_server.security.keys import Keyring
 
     Keyring(path)
     return f"{path} can be read"

@@ -12,8 +12,7 @@ from outrider_proto.errors import OutriderError
 from outrider_proto.frames import ClientFrame, Decode, Finish, Open, Opened, ServerTree, Verdict
 from outrider_server.checking.finding import Finding, found
 from outrider_server.config.config import ServerConfig
-from outrider_server.engine.server_drafter import load_drafters
-from outrider_server.engine.taps import load_taps
+from outrider_server.engine.load import load_drafters, load_taps
 from outrider_server.engine.target import Target
 from outrider_server.parallel.load import load_target
 from outrider_server.sessions.verifier import Verifier

@@ -8,7 +8,10 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read as grpc is imported: it 
 
 import asyncio
 import json
+import signal
+from collections.abc import Coroutine, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -16,18 +19,18 @@ import typer
 
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
-from outrider_server.checking.command import check
+from outrider_server.checking.finding import Finding
 from outrider_server.cli.credentials import certs, keys_app
-from outrider_server.cli.signals import StopSignals
 from outrider_server.config.config import ServerConfig
+from outrider_server.config.file import as_toml
 from outrider_server.config.options import configured
-from outrider_server.config.toml_text import as_toml
 from outrider_server.rayserve.command import deploy
 
 if TYPE_CHECKING:
     from outrider_server.rpc.server import Server
 
 _GIVE_UP_S = 5.0
+_SHOWN = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
@@ -50,7 +53,26 @@ def serve(
     asyncio.run(_serve(config, ready_file))
 
 
-app.command()(configured(check))
+@app.command()
+@configured
+def check(
+    config: ServerConfig,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Try a configuration out without serving: files, addresses, certificates, target and drafters. Exit code 0, or 2
+    when something would keep the server from starting."""
+    findings: list[Finding] = []
+    for finding in _findings(config):
+        findings.append(finding)
+        if not as_json:
+            typer.echo(f"{_SHOWN[finding.verdict]} {finding.subject}: {finding.text}")
+    is_good = all(finding.verdict != "error" for finding in findings)
+    if as_json:
+        typer.echo(json.dumps({"ok": is_good, "findings": [asdict(finding) for finding in findings]}))
+    if not is_good:
+        raise SystemExit(2)
+
+
 app.command()(deploy)
 app.command()(certs)
 app.add_typer(keys_app, name="keys")
@@ -61,6 +83,15 @@ app.add_typer(keys_app, name="keys")
 def show(config: ServerConfig) -> None:
     """Print the configuration that these options and this file make, as a file."""
     typer.echo(as_toml(config), nl=False)
+
+
+def _findings(config: ServerConfig) -> Iterator[Finding]:
+    from outrider_server.checking.environment import look_around
+
+    yield from look_around(config)
+    from outrider_server.checking.models import try_models  # torch and transformers: what takes time comes last
+
+    yield from try_models(config)
 
 
 async def _serve(config: ServerConfig, ready_file: Path | None) -> None:
@@ -129,6 +160,34 @@ def _write_whole(file: Path, text: str) -> None:
         write_atomically(file, text)
     except OSError as error:
         raise UsageError(f"ready_file={file}: cannot be written: {error.strerror}") from error
+
+
+class StopSignals:
+    """Listens from the moment it is made, on the running loop. SIGHUP, which would end the process, is only ignored:
+    certificates and keys are read again whenever their files change."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._came)
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
+
+    async def unless_second(self, work: Coroutine[None, None, None]) -> None:
+        """Do it, or break it off at the second signal."""
+        working, hurry = asyncio.ensure_future(work), asyncio.ensure_future(self.second.wait())
+        try:
+            await asyncio.wait((working, hurry), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, hurry):
+                task.cancel()
+            await asyncio.gather(working, hurry, return_exceptions=True)
+        if not working.cancelled():
+            working.result()
+
+    def _came(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
 
 
 def main() -> None:

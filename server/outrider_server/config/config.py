@@ -9,11 +9,12 @@ from typing import Annotated, Literal, get_args
 
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import MAX_NODES
-from outrider_server.config.flag import FORBID_EXTRA, Flag
+from outrider_server.config.schema import FORBID_EXTRA, Flag
 from outrider_server.config.security import Security
 from outrider_server.config.telemetry import Telemetry
 from outrider_server.kv.size import parse_bytes
-from outrider_server.scheduling.scheduler import SchedulerName
+
+SchedulerName = Literal["fair", "plain"]
 
 
 @dataclass(frozen=True, slots=True)

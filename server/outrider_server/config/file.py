@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from outrider_models.core.embedded import drafter_source, model_dirs
 from outrider_proto.errors import UsageError
 from outrider_server.config.config import ServerConfig
+from outrider_server.config.schema import ConfigField, config_fields
 
 _SECTIONS = ("limits", "security", "telemetry")
 _NAMES_OR_PATHS = ("target", "drafters", "pace")  # may name a model or hardware, else a path
@@ -126,3 +128,44 @@ def _with_embedded(config: ServerConfig) -> ServerConfig:
     home = embedded.pop("target")
     drafters = tuple(map(drafter_source, config.drafters)) or tuple(map(str, embedded.values()))
     return replace(config, target=str(home), drafters=drafters)
+
+
+def as_toml(config: ServerConfig) -> str:
+    """A file that load_config() reads as `config`."""
+    return "\n".join(_toml_lines(config)) + "\n"
+
+
+def _toml_lines(config: ServerConfig) -> Iterator[str]:
+    ordered = sorted(
+        config_fields(ServerConfig), key=lambda setting: len(setting.path) > 1
+    )  # a section runs to the next one's head
+    for section, group in groupby(ordered, key=lambda setting: setting.path[:-1]):
+        if section:
+            yield from ("", f"[{'.'.join(section)}]")
+        for setting in group:
+            yield from _toml_entry(setting, config)
+
+
+def _toml_entry(setting: ConfigField, config: ServerConfig) -> Iterator[str]:
+    value: object = config
+    for part in setting.path:
+        value = getattr(value, part)
+    if setting.flag.help:
+        yield f"# {setting.flag.help}"
+    if value is None:
+        yield f"# {setting.path[-1]} ="
+    else:
+        yield f"{setting.path[-1]} = {_toml_value(value)}"
+
+
+def _toml_value(value: object) -> str:
+    """Of what configurations hold; TOML's strings, numbers and arrays are JSON's, but for the two below."""
+    match value:
+        case float() if value in (float("inf"), float("-inf")) or value != value:
+            return str(value)
+        case Path():
+            return _toml_value(str(value))
+        case tuple():
+            return f"[{', '.join(map(_toml_value, value))}]"
+        case _:
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from outrider_proto.errors import UsageError
-from outrider_server.config.flag import FORBID_EXTRA, Flag
+from outrider_server.config.schema import FORBID_EXTRA, Flag
 
 _DAY_S = 86_400.0  # gRPC counts milliseconds in 32 bits
 

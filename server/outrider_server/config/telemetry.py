@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from outrider_proto.errors import UsageError
-from outrider_server.config.flag import FORBID_EXTRA, Flag
+from outrider_server.config.schema import FORBID_EXTRA, Flag
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]

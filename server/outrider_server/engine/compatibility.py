@@ -12,7 +12,7 @@ from outrider_proto.errors import UsageError
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch
 from outrider_server.engine.batch_segment import Call, Piece
-from outrider_server.kv.shape import KVShape
+from outrider_server.kv.budget import KVShape
 from outrider_server.kv.slot import Slot
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}

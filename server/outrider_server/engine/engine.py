@@ -21,8 +21,7 @@ from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import Walk, walk, walk_typical
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import Piece
-from outrider_server.engine.logprobs import token_logprobs
-from outrider_server.engine.sampler import Chooser
+from outrider_server.engine.sampler import Chooser, token_logprobs
 from outrider_server.engine.sequence import Held
 from outrider_server.engine.target import Target
 

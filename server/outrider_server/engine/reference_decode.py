@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider_server.engine.target import Target, eager_attention
+from outrider_server.engine.hf_model import eager_attention
+from outrider_server.engine.target import Target
 
 
 @torch.inference_mode()

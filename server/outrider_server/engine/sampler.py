@@ -16,10 +16,10 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from outrider_proto.frames import Sampling
+from outrider_proto.frames import MIN_LOGPROB, Sampling, TokenLogprob
 from outrider_proto.sampling_noise import uniform
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.acceptance import NOT_TYPICAL
+from outrider_server.engine.acceptance import NOT_TYPICAL, Walk
 
 _COLDEST = 1e-30  # below it float32 has no quotient, and what is drawn would be no token
 _ENTROPY_FLOOR = 1e-5  # keeps ln finite; part of the published rule
@@ -74,3 +74,21 @@ def _processors(sampling: Sampling) -> LogitsProcessorList:
     if sampling.top_p < 1.0:
         processors.append(TopPLogitsWarper(sampling.top_p))
     return processors
+
+
+def token_logprobs(logits: Tensor, tree: DraftTree, walk: Walk, num_top: int) -> tuple[TokenLogprob, ...]:
+    """logits [1 + nodes, vocab] of root and nodes. Of path and bonus, each with the `num_top` likeliest in its place.
+
+    Raises Violation for logits that are no numbers.
+    """
+    bonus = () if walk.bonus is None else (walk.bonus,)
+    tokens = torch.tensor([*tree.path_tokens(walk.path), *bonus], device=logits.device)
+    rows = [0, *(1 + node for node in walk.path)][: len(tokens)]  # each says what follows it
+    judged = logits[rows].float()
+    likeliest, top = judged.topk(min(num_top, judged.shape[-1]))
+    scores = torch.cat([judged.gather(-1, tokens[:, None]), likeliest], dim=-1)
+    logprobs = (scores - judged.logsumexp(-1, keepdim=True)).clamp(MIN_LOGPROB, 0.0)
+    return tuple(
+        TokenLogprob(own, tuple(zip(ids, values, strict=True)))
+        for (own, *values), ids in zip(logprobs.tolist(), top.tolist(), strict=True)
+    )

@@ -19,9 +19,8 @@ from outrider_drafters.contracts.tap import Activations, Memoryless, Tap, TapSta
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.packing import prefix_hash
 from outrider_server.engine.server_drafter import SessionDrafter
-from outrider_server.kv.budget import OutOfRoom
+from outrider_server.kv.budget import KVShape, OutOfRoom
 from outrider_server.kv.memory import Memory
-from outrider_server.kv.shape import KVShape
 
 
 class Worker(Protocol):

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir, target_sizes
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_drafters.load import load_drafter
 from outrider_drafters.trees.grow import grow_tree
 from outrider_proto.packing import common_prefix_len
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +46,3 @@ class SessionDrafter:
             if len(rows):
                 self._state.add_features(first, torch.from_numpy(rows))
         return grow_tree(self._state, shape, cancelled)
-
-
-def load_drafters(target: Target, target_dir: str | Path, sources: Sequence[str | Path]) -> list[Drafter]:
-    """Client halves on the target's own embedding and lm_head. Raises UsageError."""
-    frozen = _frozen(target, resolve_dir(target_dir))
-    return [load_drafter(source, frozen) for source in sources]
-
-
-def _frozen(target: Target, directory: Path) -> TargetWeights:
-    """What drafters borrow of a target, out of the one that is loaded; from its files where this process has a part."""
-    if target.ranks is not None:
-        borrowed = TargetWeights.load(directory, target.kv.dtype)
-        embed_rows = borrowed.embed.to(target.kv.device)
-        head_rows = embed_rows if borrowed.lm_head is borrowed.embed else borrowed.lm_head.to(target.kv.device)
-        return replace(borrowed, embed=embed_rows, lm_head=head_rows)
-    embed: nn.Parameter = target.model.get_input_embeddings().weight  # type: ignore[assignment] # nn.Module's
-    lm_head: nn.Parameter = target.model.get_output_embeddings().weight  # type: ignore[no-untyped-call] # transformers
-    rows = embed.detach()
-    head = rows if lm_head is embed else lm_head.detach()
-    return TargetWeights(rows, head, target_sizes(directory), target.eos_token_ids, directory)

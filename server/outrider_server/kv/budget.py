@@ -2,6 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from outrider_server.kv.size import parse_bytes, show_bytes
+
+_log = logging.getLogger(__name__)
+_SHARE = 2  # of what is free, one part in so many
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one row of K/V looks like, equal in all layers of a target."""
+
+    layers: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.layers * self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
 
 class OutOfRoom(Exception):
     """There is no room for so many bytes now. Nothing has changed; ask again when somebody has ended."""
@@ -32,3 +61,37 @@ class Budget:
         """Back what was taken."""
         assert 0 <= num_bytes <= self.used_bytes
         self.used_bytes -= num_bytes
+
+
+def budget_bytes(told: str | None, shape: KVShape) -> int:
+    """For the K/V and features of all sessions: what the server was told, or half of what is free."""
+    num_bytes = default_budget(shape.device) if told is None else parse_bytes(told)
+    tokens = num_bytes // shape.bytes_per_token
+    _log.info("%s for K/V and features, %d tokens of K/V alone", show_bytes(num_bytes), tokens)
+    return num_bytes
+
+
+def default_budget(device: torch.device) -> int:
+    """Half of what is free on the device, now that the target is loaded."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // _SHARE
+    return min(_available_bytes(), _container_bytes()) // _SHARE
+
+
+def _available_bytes() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # no Linux: what the C library says
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _container_bytes() -> int:
+    """What a container may still take; as good as endless outside one."""
+    try:
+        most = (_CGROUP / "memory.max").read_text().strip()
+        return 2**62 if most == "max" else max(int(most) - int((_CGROUP / "memory.current").read_text()), 0)
+    except (OSError, ValueError):
+        return 2**62

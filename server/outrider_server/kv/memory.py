@@ -14,10 +14,9 @@ from heapq import heapify, heappop, heappush
 from typing import Literal, Protocol
 
 from outrider_proto.errors import Reason, Refusal
-from outrider_server.kv.budget import Budget, OutOfRoom
+from outrider_server.kv.budget import Budget, KVShape, OutOfRoom
 from outrider_server.kv.prefix import BLOCK, Prefix, first_name
-from outrider_server.kv.prefixes import Holder, Prefixes
-from outrider_server.kv.shape import KVShape
+from outrider_server.kv.prefix_cache import Holder, Prefixes
 from outrider_server.kv.slot import Slot, Take
 from outrider_server.kv.store import Pool, Store, size_class
 

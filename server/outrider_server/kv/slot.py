@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider_server.kv.budget import OutOfRoom
+from outrider_server.kv.budget import KVShape, OutOfRoom
 from outrider_server.kv.prefix import Prefix
-from outrider_server.kv.shape import KVShape
 from outrider_server.kv.store import Pool, Store, empty_store, unlimited
 
 Take = Callable[[int, int], Store]  # rows and width of the features; raises OutOfRoom

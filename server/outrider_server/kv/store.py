@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider_server.kv.budget import Budget, OutOfRoom
-from outrider_server.kv.shape import KVShape
+from outrider_server.kv.budget import Budget, KVShape, OutOfRoom
 
 _SMALLEST = 128  # rows
 _SLAB_LANES = 16

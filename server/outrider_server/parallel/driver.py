@@ -13,11 +13,12 @@ from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_proto.errors import Reason, Refusal
 from outrider_server.config.config import ServerConfig
 from outrider_server.engine.attention import SlotAttention
-from outrider_server.engine.target import Target, check_dtype, public_name
+from outrider_server.engine.hf_model import check_dtype
+from outrider_server.engine.target import Target, public_name
 from outrider_server.parallel.divisible import check_divisible
 from outrider_server.parallel.gathered_attention import GatheringDoor
 from outrider_server.parallel.pass_message import Order
-from outrider_server.parallel.ranks import Ranks
+from outrider_server.parallel.ranks import RankProcesses
 from outrider_server.parallel.shard import Shard, load_shard
 
 
@@ -27,7 +28,7 @@ def load_divided(config: ServerConfig) -> Target:
     check_dtype(config.dtype)
     check_divisible(path, config.tensor_parallel, config.device)
     shard = Shard(str(path), config.dtype, config.device, 0, config.tensor_parallel, "", config.threads)
-    ranks, shard = Ranks.start(shard)
+    ranks, shard = RankProcesses.start(shard)
     try:
         model = load_shard(shard)
         ranks.await_loaded()
@@ -48,7 +49,7 @@ def load_divided(config: ServerConfig) -> Target:
 
 
 class _Leader:
-    def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
+    def __init__(self, model: PreTrainedModel, ranks: RankProcesses) -> None:
         self._model = model
         self._ranks = ranks
         self._forward = model.forward

@@ -79,7 +79,7 @@ class _Follower:
         return f"killed by {Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-class Ranks:
+class RankProcesses:
     """`broken` is done, with the reason, once a pass can no longer be had: then this process is to end, too."""
 
     def __init__(self, folder: TemporaryDirectory[str], followers: list[_Follower]) -> None:
@@ -92,7 +92,7 @@ class Ranks:
         self.broken.set_running_or_notify_cancel()  # who stops waiting for it must not cancel it
 
     @classmethod
-    def start(cls, shard: Shard) -> tuple[Ranks, Shard]:
+    def start(cls, shard: Shard) -> tuple[RankProcesses, Shard]:
         """All but rank 0, and where to meet them. Raises UsageError."""
         folder = TemporaryDirectory(prefix="outrider-ranks-")
         shard = replace(shard, meeting=f"{folder.name}/meeting")

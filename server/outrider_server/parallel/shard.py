@@ -13,7 +13,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from outrider_proto.errors import UsageError
-from outrider_server.engine.target import DTYPES, is_small, load_model
+from outrider_server.engine.hf_model import DTYPES, is_small, load_model
 
 COLLECTIVE_S = 60.0  # what one rank waits for another within a pass, or to meet it
 _LOOPBACK = ("lo", "lo0")

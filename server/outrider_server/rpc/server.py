@@ -8,23 +8,27 @@ from types import TracebackType
 from typing import Self
 
 import grpc
+import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider_drafters.emulation.pace import Pace
 from outrider_proto.addresses import join_host_port
 from outrider_proto.errors import UsageError
 from outrider_proto.wire import MAX_FRAME_BYTES
 from outrider_server.bundles.catalogue import EdgeBundles
 from outrider_server.config.config import ServerConfig
 from outrider_server.config.telemetry import Telemetry
-from outrider_server.rpc.build import build_verifier
+from outrider_server.engine.load import load_drafters, load_taps
+from outrider_server.engine.target import Target
+from outrider_server.parallel.load import load_target
 from outrider_server.rpc.bundle_service import BUNDLES, BundlesService
-from outrider_server.rpc.health import Health
 from outrider_server.rpc.service import SERVICE, VerifierService
+from outrider_server.rpc.standard_services import Health, add_inspection
 from outrider_server.security.address import check_exposure
 from outrider_server.security.authenticator import Gatekeeper
-from outrider_server.security.inspection import add_inspection
 from outrider_server.security.tls import server_credentials
 from outrider_server.sessions.verifier import Verifier
+from outrider_server.telemetry.observer import Observer
 from outrider_server.telemetry.reporter import Reporter
 
 _LAST_WORDS_S = 1.0  # what the last statuses, and downloads of bundles, get to leave
@@ -156,3 +160,23 @@ class Server:
 
     async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         await self.stop()
+
+
+def build_verifier(config: ServerConfig, observer: Observer | None = None) -> Verifier:
+    """Load target, taps and drafters. Raises UsageError."""
+    pace = None if config.pace is None else Pace.load(config.pace)
+    target = load_target(config)
+    try:
+        return _verifier_on(target, config, observer, pace)
+    except BaseException:
+        target.close()
+        raise
+
+
+def _verifier_on(target: Target, config: ServerConfig, observer: Observer | None, pace: Pace | None) -> Verifier:
+    if (threads := config.threads or (1 if target.is_small else None)) is not None:
+        torch.set_num_threads(threads)
+    taps = load_taps(target, config.target, config.drafters)
+    drafters = load_drafters(target, config.target, config.drafters) if config.server_draft else []
+    wait_s = config.security.longest_wait_s
+    return Verifier(target, taps, config.limits, pace=pace, drafters=drafters, observer=observer, longest_wait_s=wait_s)

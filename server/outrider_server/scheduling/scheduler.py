@@ -21,11 +21,11 @@ from collections import deque
 from collections.abc import Hashable, Sequence, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Literal, Protocol, TypeAlias, assert_never
+from typing import Protocol, TypeAlias, assert_never
 
 from outrider_proto.tree import MAX_NODES
+from outrider_server.config.config import SchedulerName
 
-SchedulerName = Literal["fair", "plain"]
 Payer: TypeAlias = Hashable
 SHORT_CONTEXT = 32  # rows: a job with no more of it is a draft, not prefill
 _PREFILL_SHARE = 4  # of the budget, one part in so many

@@ -17,8 +17,7 @@ from outrider_proto.errors import Reason, Refusal
 from outrider_server.config.security import Security
 from outrider_server.security.address import PeerAddress
 from outrider_server.security.address_limits import PerMinute, Unopened
-from outrider_server.security.keyring import Keyring
-from outrider_server.security.keys import utc_now
+from outrider_server.security.keys import Keyring, utc_now
 from outrider_server.security.principal import ANYBODY, Principal, Scope
 
 _log = logging.getLogger(__name__)

@@ -33,8 +33,7 @@ from outrider_server.scheduling.callback_queue import Mailbox
 from outrider_server.scheduling.engine_loop import Inquiry, Kept
 from outrider_server.scheduling.request import Answer, Job
 from outrider_server.security.principal import Principal, Scope
-from outrider_server.security.quotas import Allowance
-from outrider_server.security.rate_limit import Toll
+from outrider_server.security.rate_limit import Allowance, Toll
 from outrider_server.sessions.frame_checks import check_drafting, check_open, check_tokens
 from outrider_server.sessions.session_table import Session, SessionTable
 from outrider_server.sessions.stream_writer import ROOM_BYTES, Stream

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from importlib.metadata import version
 
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import Tap
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
+from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import ClientFrame, ServerDescription, ServerFrame
 from outrider_server.config.config import Limits
 from outrider_server.config.security import Security
 from outrider_server.engine.engine import Engine
 from outrider_server.engine.target import Target
-from outrider_server.kv.available import budget_bytes
+from outrider_server.kv.budget import budget_bytes
 from outrider_server.kv.memory import Memory
 from outrider_server.scheduling.callback_queue import Mailbox
 from outrider_server.scheduling.engine_loop import Inquiry, ModelThread
 from outrider_server.security.principal import ANYBODY, Principal
-from outrider_server.security.quotas import Allowances
-from outrider_server.sessions.description import description
+from outrider_server.security.rate_limit import Allowances
 from outrider_server.sessions.session_table import Session, SessionTable
 from outrider_server.sessions.stream_reader import Conversation, House
 from outrider_server.sessions.stream_writer import Stream
-from outrider_server.telemetry.gauges import Census
-from outrider_server.telemetry.observer import Observer
+from outrider_server.telemetry.observer import Census, Observer
 
 _SWEEP_S = 5.0  # how often parked sessions are looked at when nobody opens one
 _STREAMS_A_SESSION = 4  # one speaks for it; others are about to take it over, to be refused, or to end
@@ -61,7 +61,7 @@ class Verifier:
         self._target = target
         self._taps: Mapping[str, Tap] = {tap.info.fingerprint: tap for tap in taps}
         self._clock = clock
-        self._description = description(target, self._taps.values(), self._limits.max_nodes)
+        self._description = _description(target, self._taps.values(), self._limits.max_nodes)
         self._sessions = SessionTable(self._limits.session_ttl_s, self._limits.max_sessions, self._forgotten)
         self.memory = Memory(target.kv, budget_bytes(self._limits.kv_memory, target.kv), self._limits.shared_prefixes)
         self._thread = ModelThread(Engine(target, pace), self._limits, self.observer.ticked)
@@ -226,3 +226,18 @@ def _paced(drafter: Drafter, pace: Pace | None) -> Drafter:
 
 def _shutting_down() -> Refusal:
     return Refusal(Reason.SHUTTING_DOWN, "the server is shutting down")
+
+
+def _description(target: Target, taps: Iterable[Tap], max_nodes: int) -> ServerDescription:
+    return ServerDescription(
+        protocol_version=PROTOCOL_VERSION,
+        server_version=version("outrider"),
+        target_name=target.name,
+        target_fingerprint=target.fingerprint,
+        tokenizer_fingerprint=target.tokenizer_fingerprint,
+        vocab_size=target.vocab_size,
+        max_context=target.max_context,
+        max_nodes=max_nodes,
+        eos_token_ids=target.eos_token_ids,
+        taps=tuple(tap.info for tap in taps),
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft
@@ -15,6 +16,21 @@ from outrider_server.scheduling.request import Answer
 from outrider_server.scheduling.step_stats import TickReport
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Sessions with a stream and without one; bytes of K/V and features in use, and how many there may be (None: as
+    many as the machine has). Since the start: sessions evicted for want of room, and context tokens looked for and
+    found among the prefixes that are stored once."""
+
+    active: int
+    parked: int
+    kv_bytes: int = 0
+    kv_limit_bytes: int | None = None
+    evictions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 class StreamWatch:

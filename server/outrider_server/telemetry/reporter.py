@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from outrider_proto.errors import UsageError
 from outrider_server.config.telemetry import Telemetry
 from outrider_server.telemetry.access_log import AccessLog
-from outrider_server.telemetry.gauges import Census
-from outrider_server.telemetry.observer import Observer, Observers
+from outrider_server.telemetry.observer import Census, Observer, Observers
 
 if TYPE_CHECKING:
     from threading import Thread

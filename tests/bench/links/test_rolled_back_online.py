@@ -26,10 +26,10 @@ from outrider_drafters.load import load_tap
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import ROOT, DraftTree
 from outrider_server.engine.engine import Engine, Work
+from outrider_server.engine.load import load_taps
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.sampler import Chooser
 from outrider_server.engine.sequence import Held
-from outrider_server.engine.taps import load_taps
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
 

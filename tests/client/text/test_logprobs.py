@@ -28,9 +28,10 @@ from outrider_drafters.load import load_tap
 from outrider_proto.errors import LinkError, UsageError, Violation
 from outrider_proto.frames import TokenLogprob, Verdict
 from outrider_proto.tree import DraftTree
+from outrider_server.engine.hf_model import eager_attention
+from outrider_server.engine.load import load_drafters
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.server_drafter import load_drafters
-from outrider_server.engine.target import Target, eager_attention
+from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 

@@ -10,8 +10,7 @@ from fuzz_targets.target import FuzzTarget
 from outrider_proto.addresses import is_loopback_host
 from outrider_server.security.address import PeerAddress
 from outrider_server.security.authenticator import _bearer
-from outrider_server.security.keyring import Keyring
-from outrider_server.security.keys import Key, digest_of, new_secret, write_keys
+from outrider_server.security.keys import Key, Keyring, digest_of, new_secret, write_keys
 
 
 @cache

@@ -13,11 +13,9 @@ from tiny_targets import build
 from typer.testing import CliRunner
 
 from outrider_models.bundling import make_bundle
-from outrider_server.cli.app import _announce, app
-from outrider_server.cli.signals import StopSignals
+from outrider_server.cli.app import StopSignals, _announce, app
 from outrider_server.config.config import ServerConfig
-from outrider_server.rpc.build import build_verifier
-from outrider_server.rpc.server import Server
+from outrider_server.rpc.server import Server, build_verifier
 
 COMMAND = [sys.executable, "-c", "from outrider_server.cli.app import main; main()"]
 

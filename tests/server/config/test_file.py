@@ -11,11 +11,10 @@ from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.errors import UsageError
 from outrider_server.cli.app import app
 from outrider_server.config.config import Limits, ServerConfig
-from outrider_server.config.file import load_config
-from outrider_server.config.options import settings
+from outrider_server.config.file import as_toml, load_config
+from outrider_server.config.schema import config_fields
 from outrider_server.config.security import Security
 from outrider_server.config.telemetry import Telemetry
-from outrider_server.config.toml_text import as_toml
 
 ROOT = Path(__file__).parents[3]
 
@@ -145,11 +144,11 @@ def test_a_file_that_cannot_be_read(tmp_path, content, message):
 
 
 def test_every_field_is_an_option_and_a_line_of_the_file():
-    names = [setting.name for setting in settings()]
+    names = [setting.name for setting in config_fields(ServerConfig)]
     assert len(set(names)) == len(names)
     assert {"drafter", "session-ttl", "max-nodes", "tls-cert", "metrics-port"} <= set(names)
     told = tomllib.loads(as_toml(load_config(None, {})))
-    for setting in settings():
+    for setting in config_fields(ServerConfig):
         place = told
         for part in setting.path[:-1]:
             place = place[part]

@@ -8,7 +8,7 @@ from tiny_targets import CONFIGS, random_tokens, random_tree, target
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import Piece
-from outrider_server.engine.target import eager_attention
+from outrider_server.engine.hf_model import eager_attention
 from outrider_server.kv.slot import Slot
 
 TOLERANCE = 1e-5

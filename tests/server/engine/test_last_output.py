@@ -10,7 +10,8 @@ from outrider_proto.errors import UsageError
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import Piece
-from outrider_server.engine.target import Target, TargetOutput, eager_attention
+from outrider_server.engine.hf_model import eager_attention
+from outrider_server.engine.target import Target, TargetOutput
 from outrider_server.kv.slot import Slot
 
 TOKENS = [3, 41, 7, 7, 59, 12]

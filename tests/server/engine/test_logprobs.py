@@ -15,9 +15,8 @@ from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import Walk
 from outrider_server.engine.engine import Engine, Work
-from outrider_server.engine.logprobs import token_logprobs
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.sampler import Chooser
+from outrider_server.engine.sampler import Chooser, token_logprobs
 from outrider_server.engine.sequence import Held
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier

@@ -21,8 +21,9 @@ from outrider_proto.frames import Cancel, Decode, Draft, Features, Finish, Sampl
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
 from outrider_server.config.config import Limits
+from outrider_server.engine.load import load_drafters
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.server_drafter import Known, SessionDrafter, load_drafters
+from outrider_server.engine.server_drafter import Known, SessionDrafter
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
 

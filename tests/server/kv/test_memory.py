@@ -12,10 +12,9 @@ from outrider_drafters.contracts.tap import Activations, Memoryless
 from outrider_proto.errors import Reason, Refusal, Violation
 from outrider_proto.frames import TapInfo
 from outrider_server.engine.sequence import Held
-from outrider_server.kv.budget import OutOfRoom
+from outrider_server.kv.budget import KVShape, OutOfRoom
 from outrider_server.kv.memory import Memory, Sharing
 from outrider_server.kv.prefix import BLOCK, Prefix
-from outrider_server.kv.shape import KVShape
 from outrider_server.kv.store import size_class
 
 SHAPE = KVShape(layers=2, kv_heads=1, key_dim=2, value_dim=3, dtype=torch.float32, device=torch.device("cpu"))

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_server.kv.shape import KVShape
+from outrider_server.kv.budget import KVShape
 from outrider_server.kv.slot import Slot
 
 SHAPE = KVShape(layers=2, kv_heads=3, key_dim=4, value_dim=5, dtype=torch.float32, device=torch.device("cpu"))

@@ -26,10 +26,9 @@ from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
 from outrider_server.config.config import Limits, ServerConfig
 from outrider_server.engine.engine import Engine, Work
+from outrider_server.engine.load import load_drafters, load_taps
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.sequence import Held
-from outrider_server.engine.server_drafter import load_drafters
-from outrider_server.engine.taps import load_taps
 from outrider_server.engine.target import Target
 from outrider_server.parallel.load import load_target
 from outrider_server.parallel.pass_message import Order

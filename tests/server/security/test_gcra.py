@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from outrider_proto.errors import Reason, Refusal
 from outrider_server.security.gcra import Gcra
 from outrider_server.security.principal import ANYBODY, Principal, Quota
-from outrider_server.security.quotas import Allowance, Allowances
+from outrider_server.security.rate_limit import Allowance, Allowances
 
 
 class Clock:

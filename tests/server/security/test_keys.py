@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from outrider_proto.errors import UsageError
 from outrider_server.cli.app import app
-from outrider_server.security.keyring import Keyring
-from outrider_server.security.keys import Key, digest_of, new_secret, read_keys, write_keys
+from outrider_server.security.keys import Key, Keyring, digest_of, new_secret, read_keys, write_keys
 from outrider_server.security.principal import Quota, Scope
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)

@@ -24,8 +24,9 @@ from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_models.corpus import FAMILIES, Family
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
+from outrider_server.engine.hf_model import eager_attention
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.target import Target, eager_attention
+from outrider_server.engine.target import Target
 
 MARGIN_TOKENS = 16  # known beyond the longest answer that is asked for, so that its last draft can be right too
 _LEAST_MARGIN = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}  # between the two likeliest logits

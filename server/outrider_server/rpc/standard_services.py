@@ -1,17 +1,47 @@
-"""gRPC's server reflection, for this machine's own and those who have a key: strangers need not learn what to try."""
+"""gRPC's own services beside ours: health checks and server reflection."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, Sequence
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.status import refusal_status
 from outrider_server.security.address import PeerAddress
 from outrider_server.security.authenticator import Caller, Gatekeeper
+
+
+class Health(aio.HealthServicer):
+    """Lets go of those who watch before the server ends: gRPC would log a traceback for each of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watches: set[asyncio.Task[None]] = set()
+
+    async def Watch(
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
+    ) -> None:
+        watch = asyncio.create_task(super().Watch(request, context))
+        self._watches.add(watch)
+        try:
+            await asyncio.wait((watch,))
+        finally:
+            watch.cancel()
+            self._watches.discard(watch)
+
+    def end_watches(self) -> bool:
+        """Whether there were any."""
+        for watch in self._watches:
+            watch.cancel()
+        return bool(self._watches)
 
 
 class _Inspection(reflection.aio.ReflectionServicer):
