@@ -13,24 +13,25 @@ from typing import Any, Self
 
 from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_client.connection.link_state import LinkState
-from outrider_client.connection.session import Manners, Session
+from outrider_client.connection.policy import ConnectionPolicy
+from outrider_client.connection.session import ClientSession
 from outrider_client.connection.transport import Transport
-from outrider_client.controller.decision import OnlineMode
-from outrider_client.controller.mode_controller import Pilot
-from outrider_client.core.answer_text import Written
+from outrider_client.controller.choice import OnlineMode
+from outrider_client.controller.mode_controller import ModeController
+from outrider_client.core.answer_text import AnswerText
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Event, Finished
 from outrider_client.core.prompt import is_private
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.core.statistics import Statistics
-from outrider_client.drafting.acceptance_check import Fit
-from outrider_client.drafting.drafting_thread import Drafting, DraftingThread
-from outrider_client.generation.context import Equipment
-from outrider_client.generation.generation import Answer
-from outrider_client.generation.runner import ride
+from outrider_client.drafting.acceptance_check import AcceptanceCheck
+from outrider_client.drafting.drafting_thread import AsyncDrafter, DraftingThread
+from outrider_client.generation.context import GenerationContext
+from outrider_client.generation.generation import Generation
+from outrider_client.generation.runner import run_generation
 from outrider_client.models.local_models import LocalModels, Prompt
 from outrider_client.privacy.placeholders import Placeholders
-from outrider_client.privacy.private_answer import answer_privately
+from outrider_client.privacy.private_generation import generate_privately
 from outrider_client.text.logprobs import TokenLogprobs
 from outrider_client.text.transcript import FinishReason, Origin, Transcript
 from outrider_drafters.emulation.pace import Pace
@@ -38,7 +39,7 @@ from outrider_drafters.families.lookup.family import LookupDrafter
 from outrider_proto.errors import LinkError, UsageError
 from outrider_proto.frames import ServerDescription
 
-LAST_RESORT_MATCH = 2  # tokens: after a single one that occurred before, anything may follow
+FALLBACK_MIN_MATCH = 2  # tokens: after a single one that occurred before, anything may follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class AsyncClient:
         *,
         models: LocalModels | None = None,
         transport: Transport | None = None,
-        drafting: Drafting | None = None,
+        drafting: AsyncDrafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config if config is not None else ClientConfig()
@@ -80,7 +81,7 @@ class AsyncClient:
         self._transport = transport if transport is not None else GrpcTransport(self.config.server, self.config.access)
         self._given_drafting = drafting
         self._clock = clock
-        self._equipment: Equipment | None = None
+        self._context: GenerationContext | None = None
         self._placeholders = Placeholders()
         self._busy = False
 
@@ -95,7 +96,7 @@ class AsyncClient:
     @property
     def link_state(self) -> LinkState:
         """Where the link stands."""
-        return LinkState.CONNECTING if self._equipment is None else self._equipment.session.state
+        return LinkState.CONNECTING if self._context is None else self._context.session.state
 
     def begin_conversation(self) -> None:
         """Forget the private values of the last one, which placeholders of the next would bring back."""
@@ -104,22 +105,22 @@ class AsyncClient:
     @property
     def tokens(self) -> Sequence[int]:
         """Of the session so far; empty before the first answer."""
-        return () if self._equipment is None else self._equipment.transcript.tokens
+        return () if self._context is None else self._context.transcript.tokens
 
     @property
     def num_bytes(self) -> tuple[int, int]:
         """Up and down, over all answers."""
-        return (0, 0) if self._equipment is None else self._equipment.session.num_bytes
+        return (0, 0) if self._context is None else self._context.session.num_bytes
 
     @property
     def rtt_s(self) -> float | None:
         """The measured round trip; None before there is one."""
-        return None if self._equipment is None else self._equipment.session.rtt.mean_s
+        return None if self._context is None else self._context.session.rtt.mean_s
 
     @property
-    def riding(self) -> OnlineMode | None:
-        """The mode that was ridden last with a link; of `auto`, what it chose."""
-        return None if self._equipment is None else self._equipment.pilot.riding
+    def active_mode(self) -> OnlineMode | None:
+        """The mode that was mode_run last with a link; of `auto`, what it chose."""
+        return None if self._context is None else self._context.controller.active_mode
 
     async def describe(self) -> ServerDescription:
         """What the server hosts. Raises LinkError or Refusal."""
@@ -156,7 +157,7 @@ class AsyncClient:
 
     async def complete(self, prompt: Prompt, **overrides: Any) -> Completion:  # Any: see for_answer
         """The whole answer. Raises as `generate`."""
-        written, finished = Written(), None
+        written, finished = AnswerText(), None
         async with contextlib.aclosing(self.generate(prompt, **overrides)) as events:
             async for event in events:
                 written.take(event)
@@ -173,58 +174,58 @@ class AsyncClient:
 
     async def close(self) -> None:
         """End the session. Safe to call twice."""
-        equipment, self._equipment = self._equipment, None
-        if equipment is not None:
-            await equipment.session.close()
-            for drafting in (equipment.drafting, equipment.last_resort):
+        context, self._context = self._context, None
+        if context is not None:
+            await context.session.close()
+            for drafting in (context.drafting, context.fallback_drafter):
                 if drafting is not None:
                     await drafting.close()
         await self._transport.close()
 
     async def _write(self, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]) -> None:
-        equipment = await self._equip()
+        context = await self._prepare()
         try:
             if config.privacy == "local" and is_private(prompt):
-                await answer_privately(equipment, prompt, config, emit)
+                await generate_privately(context, prompt, config, emit)
             else:
-                await self._ride(equipment, prompt, config, emit)
+                await self._ride(context, prompt, config, emit)
         finally:
-            equipment.session.watcher = lambda state, detail: None
+            context.session.watcher = lambda state, detail: None
 
     async def _ride(
-        self, equipment: Equipment, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]
+        self, context: GenerationContext, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]
     ) -> None:
         shown = self._placeholders.replace(prompt) if config.privacy == "placeholder" else prompt
-        answer = Answer(equipment, config, emit, self._placeholders.values)
+        answer = Generation(context, config, emit, self._placeholders.values)
         try:
-            answer.begin(equipment.models.encode(shown, raw=config.raw))
-            await equipment.session.sample_with(config.sampling)
-            await ride(answer)
+            answer.begin(context.models.encode(shown, raw=config.raw))
+            await context.session.set_sampling(config.sampling)
+            await run_generation(answer)
         except asyncio.CancelledError:
             answer.abandon()
             raise
         except Exception:
-            await equipment.session.forget()
+            await context.session.forget()
             raise
 
-    async def _equip(self) -> Equipment:
-        if self._equipment is None:
+    async def _prepare(self) -> GenerationContext:
+        if self._context is None:
             if self._models is None:
                 self._models = await asyncio.to_thread(LocalModels.load, self.config)
             await asyncio.to_thread(self._models.prepare)
-            self._equipment = self._equipped(self._models)
-        return self._equipment
+            self._context = self._new_context(self._models)
+        return self._context
 
-    def _equipped(self, models: LocalModels) -> Equipment:
+    def _new_context(self, models: LocalModels) -> GenerationContext:
         transcript = Transcript()
-        introduction = models.introduction(self.config.codec, self.config.sampling)
-        manners = Manners(self.config.timeouts, self.config.patience, self.config.backoff)
-        session = Session(self._transport, introduction, transcript, manners, self._clock, random.Random())
+        open_frame = models.open_frame(self.config.codec, self.config.sampling)
+        policy = ConnectionPolicy(self.config.timeouts, self.config.patience, self.config.backoff)
+        session = ClientSession(self._transport, open_frame, transcript, policy, self._clock, random.Random())
         drafting = self._given_drafting
         if drafting is None and models.drafter is not None:
             drafting = DraftingThread(models.drafter, models.drafter_threads)
-        last_resort = DraftingThread(LookupDrafter(models.vocab_size, shortest=LAST_RESORT_MATCH))
+        fallback_drafter = DraftingThread(LookupDrafter(models.vocab_size, shortest=FALLBACK_MIN_MATCH))
         pace = None if self.config.pace is None else Pace.load(self.config.pace)
-        pilot = Pilot(drafting, pace, self._clock)
-        fit = Fit(models.vocab_size)
-        return Equipment(models, session, transcript, drafting, last_resort, fit, pilot, self._clock)
+        controller = ModeController(drafting, pace, self._clock)
+        fit = AcceptanceCheck(models.vocab_size)
+        return GenerationContext(models, session, transcript, drafting, fallback_drafter, fit, controller, self._clock)

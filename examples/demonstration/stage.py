@@ -14,7 +14,7 @@ from demonstration.recording import Answer, Recording
 from demonstration.terminal import AnswerView
 from outrider_client import AsyncClient
 from outrider_client.core.events import Event
-from outrider_client.models.tokenizer import Message
+from outrider_client.core.prompt import PromptMessage
 from outrider_models.corpus import FAMILIES, Sample, generate
 from outrider_models.corpus.check import score_all
 from outrider_netsim import Link, Profile
@@ -75,7 +75,7 @@ class Stage:
                     self._begin_outage(view)
 
     async def _events(self, sample: Sample) -> AsyncIterator[Event]:
-        messages = [Message(role=message.role, content=message.content) for message in sample.messages]
+        messages = [PromptMessage(role=message.role, content=message.content) for message in sample.messages]
         async with contextlib.aclosing(self._client.generate(messages, wait_for_link_s=WAIT_FOR_LINK_S)) as events:
             async for event in events:
                 yield event

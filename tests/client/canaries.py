@@ -12,10 +12,9 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from outrider_client.core.prompt import Prompt, is_private
+from outrider_client.core.prompt import Prompt, PromptMessage, is_private
 from outrider_client.core.prompt_segments import Segment
-from outrider_client.models.private_tokens import Split
-from outrider_client.models.tokenizer import Message
+from outrider_client.models.private_tokens import PrivateSplit
 from outrider_proto import wire
 from outrider_proto.packing import pack_tokens, prefix_hash
 
@@ -44,7 +43,7 @@ def asked(generator: random.Random, size: Callable[[], int] = lambda: 0) -> Aske
     turns = [_segments(generator, size, made.canaries) for _ in range(generator.choice((1, 1, 2, 3)))]
     if not any(map(is_private, turns)):
         turns[generator.randrange(len(turns))].append(_private(generator, size, made.canaries))
-    made.prompt = turns[0] if len(turns) == 1 else [Message(role="user", content=turn) for turn in turns]
+    made.prompt = turns[0] if len(turns) == 1 else [PromptMessage(role="user", content=turn) for turn in turns]
     return made
 
 
@@ -88,7 +87,7 @@ def hashes_of(canary: str, encode: Encode) -> Iterator[bytes]:
     yield prefix_hash(list(encode(canary)))
 
 
-def prefix_hashes(split: Split, answer: Sequence[int]) -> Iterator[bytes]:
+def prefix_hashes(split: PrivateSplit, answer: Sequence[int]) -> Iterator[bytes]:
     """Of every prefix that holds something private, the answer included: from its third letter on, for the target may
     say the first by chance. A blank before it is safe."""
     whole = [*split.whole, *answer]

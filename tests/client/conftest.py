@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from outrider_client.async_client import AsyncClient
-from outrider_client.connection.backoff import Backoff
-from outrider_client.connection.heartbeat import Patience
-from outrider_client.connection.local_transport import LocalTransport
-from outrider_client.core.config import ClientConfig, Timeouts
+from outrider_client.connection.policy import Backoff, Patience, Timeouts
+from outrider_client.connection.transport import LocalTransport
+from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.drafter import ENDLESS, level_by_level
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
@@ -141,9 +140,9 @@ class FakeVerifier:
         """The replies, up to the first one before which a Decode was cancelled."""
         for reply in self._replies(session_id, frame):
             yield reply
-            goes_on = not reply.last if isinstance(reply, Features) else reply.finish is Finish.NOT_YET
+            should_continue = not reply.last if isinstance(reply, Features) else reply.finish is Finish.NOT_YET
             whole = frame.features_from is None or isinstance(reply, Features)
-            if isinstance(frame, Decode) and frame.seq in cancelled and goes_on and whole:
+            if isinstance(frame, Decode) and frame.seq in cancelled and should_continue and whole:
                 yield Verdict(frame.seq, (), None, Finish.CANCELLED)
                 if frame.features_from is not None:  # the newest row again
                     held = self.sessions[session_id]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from outrider_client import Client
-from outrider_client.connection.local_transport import LocalTransport
+from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.events import Committed, Finished
 from outrider_proto.errors import LinkError, UsageError
 

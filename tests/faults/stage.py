@@ -8,8 +8,7 @@ from pathlib import Path
 from talk import calling
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.connection.heartbeat import Patience
-from outrider_client.core.config import Timeouts
+from outrider_client.connection.policy import Patience, Timeouts
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from stage import ANSWER_S, NEW, PROMPT, answer, client, plain, served, verifier
 
-from outrider_client.connection.backoff import Backoff
-from outrider_client.connection.heartbeat import Patience
-from outrider_client.core.config import Timeouts
+from outrider_client.connection.policy import Backoff, Patience, Timeouts
 from outrider_proto.errors import LinkError, Refusal
 from outrider_proto.frames import Features, Finish, Opened, Pong, Verdict
 from outrider_proto.status import DETAILS_KEY

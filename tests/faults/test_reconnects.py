@@ -10,15 +10,15 @@ import pytest
 from stage import PROMPT, answer, client, opened, plain, server, until
 from talk import calling
 
-from outrider_client.connection.backoff import Backoff
-from outrider_client.connection.link import Link
+from outrider_client.connection.link import ServerLink
+from outrider_client.connection.policy import Backoff
 from outrider_server.engine.sequence import Held
 from outrider_server.scheduling.request import Job
 from outrider_server.sessions.stream_writer import Stream
 
 NUM = 1000
 AT_ONCE = 20
-COUNTED = (Stream, Held, Job, Link, asyncio.Task)
+COUNTED = (Stream, Held, Job, ServerLink, asyncio.Task)
 
 
 def standing() -> Counter:
@@ -28,7 +28,7 @@ def standing() -> Counter:
     return kinds + Counter(threads=threading.active_count(), descriptors=len(os.listdir("/proc/self/fd")))
 
 
-SLACK = Counter(Stream=3, Held=3, Job=3, Link=3, Task=9, threads=3, descriptors=9)  # what happens to be under way
+SLACK = Counter(Stream=3, Held=3, Job=3, ServerLink=3, Task=9, threads=3, descriptors=9)  # what happens to be under way
 
 
 async def settled(before: Counter) -> None:
@@ -51,7 +51,7 @@ async def test_one_client_that_loses_its_connection_again_and_again(warm):
     async with client(warm.address, backoff=Backoff(first_s=0.001, cap_s=0.002)) as mine:
         assert await answer(mine) == plain()
         before = standing()
-        session = mine._equipment.session
+        session = mine._context.session
         for number in range(NUM // 5):
             await session.lose("cut by the test")
             await session.reconnect()

@@ -130,7 +130,7 @@ async def test_a_session_that_a_replayed_open_took_over_is_taken_back(running):
         tap = running.verifier.describe().taps[0].fingerprint
         async with opened(running, session_id=session_id, committed_len=3, tap=tap) as (_, about):
             assert about.resumed
-            await until(lambda: mine._equipment.session.link.has_failed, "the older stream's client to hear of its end")
+            await until(lambda: mine._context.session.link.has_failed, "the older stream's client to hear of its end")
             longer = await answer(mine, max_new_tokens=NEW + 8)
     assert longer == plain(PROMPT, NEW + 8)
 

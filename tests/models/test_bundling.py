@@ -105,7 +105,7 @@ def test_clients_take_it_as_target_and_drafter(bundle):
     """With the fingerprints of the full target, its tokenizer, and the drafter that is in it."""
     models = LocalModels.load(ClientConfig(target=bundle))
     full = LocalModels.load(ClientConfig())
-    assert models.introduction() == full.introduction()
+    assert models.open_frame() == full.open_frame()
     assert models.encode("Hello", raw=False) == full.encode("Hello", raw=False)
     assert (models.eos_token_ids, models.max_context) == (full.eos_token_ids, full.max_context)
     assert tokenizer_fingerprint(bundle) == tokenizer_fingerprint(target_dir())

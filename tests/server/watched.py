@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.policy import Patience
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_server.config.config import ServerConfig
 from outrider_server.rpc.server import Server

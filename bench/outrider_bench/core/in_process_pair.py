@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_client.async_client import AsyncClient
-from outrider_client.connection.local_transport import LocalTransport
+from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_server.engine.load import load_taps

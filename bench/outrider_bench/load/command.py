@@ -36,7 +36,7 @@ from outrider_bench.load.serving import serving
 from outrider_bench.load.soak import Soaked, SoakPlan, soak
 from outrider_bench.load.tables import control_table, latency_table, soak_table, throughput_table, use_table
 from outrider_client.cli.access_options import with_access_options
-from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.policy import Patience
 from outrider_client.core.config import Mode
 from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_drafters.contracts.tree_shape import TreeShape

@@ -70,7 +70,7 @@ async def run_once(
     records: dict[str, list[Recorded]] = {way.name: [] for way in ways}
     async with AsyncExitStack() as stack:
         clients = {way.name: await _ready(way, course, config, stack) for way in ways}
-        introduction = course.models.introduction(config.codec)
+        introduction = course.models.open_frame(config.codec)
         pinger = await stack.enter_async_context(Pinger(through.address, introduction, time.perf_counter))
         for place, question in enumerate(course.asked):
             await pinger.ping(PINGS)

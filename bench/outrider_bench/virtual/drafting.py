@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from outrider_bench.core.oracle_drafter import StandIn
 from outrider_bench.virtual.overhead import Overhead
 from outrider_bench.virtual.texts import TapedText, Texts
-from outrider_client.drafting.drafting_thread import Cost, Lookout, PreDraftSpec, Ready
+from outrider_client.drafting.drafting_thread import AheadCost, AheadDraft, PreDraftSpec, Ready
 from outrider_drafters.contracts.drafter import DraftState
 from outrider_drafters.contracts.tree_choices import Choices
 from outrider_drafters.contracts.tree_shape import TreePlan
@@ -45,7 +45,7 @@ class ReplayedDrafting(StandIn):
     def __init__(self, texts: Texts, pace: Pace, overhead: Overhead) -> None:
         super().__init__(texts.tape.tap, stale_tolerant=texts.tape.stale_tolerant)
         self.names = (texts.tape.drafter,)
-        self.can_look_out = texts.tape.endless
+        self.can_draft_ahead = texts.tape.endless
         self.current = 0
         self.num_levels = 0
         self._texts = texts
@@ -61,19 +61,19 @@ class ReplayedDrafting(StandIn):
         drafted = drafts[-1] if drafts else Drafted()
         return Routed(drafted, 0, confidence_of(drafted), len(drafts[:1]), len(drafts), skipped=False)
 
-    def look_out(
+    def draft_ahead(
         self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready | None = None
-    ) -> Lookout:
-        async def make(lookout: Lookout) -> tuple[PreDraft, ...]:
+    ) -> AheadDraft:
+        async def make(ahead_draft: AheadDraft) -> tuple[PreDraft, ...]:
             if ready is not None:
                 await ready()
-            lookout.begin()
+            ahead_draft.begin()
             async with self._drafter:
-                made = await self._foresee(tuple(tokens), tree, wanted, lookout)
-            lookout.is_whole = bool(made) and lookout.truth() is None
+                made = await self._foresee(tuple(tokens), tree, wanted, ahead_draft)
+            ahead_draft.is_whole = bool(made) and ahead_draft.truth() is None
             return made
 
-        return Lookout(make)
+        return AheadDraft(make)
 
     async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
         async with self._drafter:
@@ -81,7 +81,7 @@ class ReplayedDrafting(StandIn):
         return self._texts.of(tokens).likeliest(len(tokens))
 
     async def _foresee(
-        self, tokens: tuple[int, ...], tree: DraftTree, wanted: PreDraftSpec, lookout: Lookout
+        self, tokens: tuple[int, ...], tree: DraftTree, wanted: PreDraftSpec, ahead_draft: AheadDraft
     ) -> tuple[PreDraft, ...]:
         """Level by level as forecast.predraft: the tree's own nodes, the bonuses, and then the drafts below them."""
         if not self._texts.tape.endless:
@@ -89,16 +89,16 @@ class ReplayedDrafting(StandIn):
         text, known = self._texts.of(tokens), self._num_features
         for _ in range(1 if self._texts.tape.tree_in_one else 1 + max(tree.depths(), default=0)):
             await self._level(wanted.outcomes)
-        if lookout.truth() is not None or not (likely := text.outcomes(len(tokens), tree, wanted.outcomes, known)):
+        if ahead_draft.truth() is not None or not (likely := text.outcomes(len(tokens), tree, wanted.outcomes, known)):
             return ()
         drafts = {outcome: _drafts_below(text, tokens, tree, outcome, wanted, known) for outcome, _ in likely}
         await self._level(wanted.outcomes)
         levels = 1
         for _ in range(1, wanted.plan.levels):
-            if (true := lookout.truth()) is not None:
+            if (true := ahead_draft.truth()) is not None:
                 likely = [pair for pair in likely if pair[0] == true]
             else:
-                lookout.cost = Cost(levels * self._level_s(wanted.outcomes), levels, wanted.outcomes)
+                ahead_draft.cost = AheadCost(levels * self._level_s(wanted.outcomes), levels, wanted.outcomes)
             if all(len(drafts[outcome]) <= levels for outcome, _ in likely):
                 break
             await self._level(len(likely))

@@ -182,7 +182,7 @@ class _Teller:
         self._has_tap = pair.models.drafter is not None and bool(pair.models.drafter.tap.fingerprint)
 
     async def first(self, prompt: Sequence[int]) -> int:
-        self._connection.send(self._pair.models.introduction("float32"))
+        self._connection.send(self._pair.models.open_frame("float32"))
         opened = await self._connection.receive()
         assert isinstance(opened, Opened)
         return await self._ask(tuple(prompt[:-1]), prompt[-1])

@@ -125,7 +125,7 @@ async def _pings_ms(stage: Stage, link: VirtualLink) -> list[float]:
     times = []
     async with _served(stage, link) as transport:
         connection = await transport.connect()
-        connection.send(stage.models.introduction(stage.codec))
+        connection.send(stage.models.open_frame(stage.codec))
         await connection.receive()
         for nonce in range(PINGS * len(stage.texts.tape.recordings)):
             await asyncio.sleep(_PAUSE_S)

@@ -26,7 +26,7 @@ from outrider_client.core.config import ClientConfig
 from outrider_client.display.display import display_for, show_answer
 from outrider_client.display.messages import print_message, printable
 from outrider_client.models.local_models import Prompt
-from outrider_client.privacy.prompt_input import asked_prompt, kinds_of, read_private
+from outrider_client.privacy.fences import parse_prompt, private_kinds, read_private_file
 from outrider_proto.errors import LinkError, OutriderError, Refusal, UsageError
 
 EXIT_USAGE, EXIT_REFUSAL, EXIT_LINK, EXIT_INTERRUPTED = 2, 3, 4, 130
@@ -104,7 +104,7 @@ def chat(
 ) -> None:
     """ChatRepl. /help says what can be asked; <<...>> is private; Ctrl-C ends an answer, Ctrl-D the conversation."""
     config = client_config(options)
-    conversation = ChatConversation("" if private is None else read_private(private))
+    conversation = ChatConversation("" if private is None else read_private_file(private))
     with contextlib.ExitStack() as stack:
         link = None if profile is None else stack.enter_context(ChatLink(profile, config.server))
         reached = config
@@ -133,9 +133,9 @@ def _asked(prompt: str | None, prompt_ids: str | None, private: list[Path], *, f
         raise UsageError("give either PROMPT or --prompt-ids")
     if prompt_ids is not None:
         return _ids(prompt_ids)
-    asked = asked_prompt(sys.stdin.read() if prompt == "-" else prompt or "", private, fences=fences, detect=detect)
+    asked = parse_prompt(sys.stdin.read() if prompt == "-" else prompt or "", private, fences=fences, detect=detect)
     if detect:
-        print_message(f"private: {', '.join(kinds_of(asked)) or 'nothing'}")
+        print_message(f"private: {', '.join(private_kinds(asked)) or 'nothing'}")
     return asked
 
 

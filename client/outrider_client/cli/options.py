@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from outrider_client.cli.access_options import ACCESS_OPTIONS, access_from, with_options, with_port
-from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.policy import Patience
 from outrider_client.core.config import ClientConfig, LastResort, Mode, OnReconnect, Privacy
 from outrider_client.models.pulled import find_pulled
 from outrider_drafters.contracts.tree_choices import Choices

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import grpc
 
 from outrider_client.connection.access import PLAIN, Access, Metadata
-from outrider_client.connection.outbox import Outbox
-from outrider_client.connection.tls_diagnosis import TrustError, explained
+from outrider_client.connection.tls_diagnosis import TrustError, explain_tls_failure
+from outrider_client.connection.transport import SendQueue
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import wire
 from outrider_proto.addresses import host_of, is_loopback_host
@@ -52,7 +52,7 @@ class GrpcConnection:
         self.bytes_down = 0
         self._address = address
         self._channel = channel
-        self._outbox = Outbox()
+        self._outbox = SendQueue()
         self._call: ServerStream | None = _stub(channel).Session(self._messages(), metadata=metadata)
 
     async def wait_until_connected(self) -> None:
@@ -161,7 +161,7 @@ class GrpcTransport:
         try:
             yield
         except LinkError as error:
-            meaning = await explained(self.address, self._access, str(error))
+            meaning = await explain_tls_failure(self.address, self._access, str(error))
             if meaning is None:
                 raise
             message = f"cannot reach {self.address}: {meaning}"

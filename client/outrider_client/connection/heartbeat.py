@@ -1,44 +1,59 @@
-"""When to ping while something is awaited, and when silence means that the link is lost. Pure: time is an argument.
+"""When to ping while a reply is awaited, and when silence means that the link is lost. Pure: time is an argument.
 
-A stalled TCP connection says nothing for minutes. So while an answer is awaited a Ping goes out every half round trip,
-and when neither its Pong nor anything else has come for 1.5 R + 4 deviations, the link is lost: some 2 R after the cut.
+A stalled TCP connection says nothing for minutes. So while a reply is awaited a Ping goes out every half round trip,
+and when neither its Pong nor any other frame has arrived for 1.5 R + 4 deviations, the link is lost: about 2 R after
+the cut.
 
     cut       ping                                  lost
      |---------|-------------------------------------|
        <= R/2           1.5 R + 4 deviations
 
-What stretches the patience: a floor (schedulers stall), bytes under way that a slow link needs time for, a factor that
-doubles whenever a link given up for lost turned out to be there, and another one until a connection has brought its
+What stretches the deadline: a floor (schedulers stall), the time a slow link needs for the bytes under way, a factor
+that doubles whenever a link given up for lost turns out to be alive, and another one until a connection has brought its
 first verdict (servers warm up).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from outrider_client.connection.policy import Patience
 
-from outrider_client.connection.rtt import RttEstimator
-from outrider_proto.errors import UsageError
-
+_MEAN_WEIGHT = 1 / 8
+_SPREAD_WEIGHT = 1 / 4
 _UNKNOWN_RTT_S = 1.0  # as RFC 6298 starts
 _MAX_FACTOR = 16.0
 _UNPROVED_FACTOR = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How soon silence counts. `floor_s` is the least; `assumed_rate_bps` the rate that a link is trusted to have.
+class RttEstimator:
+    """Smoothed round trip and mean deviation, in seconds. Pure: it is told what others measured."""
 
-    Raises UsageError.
-    """
+    def __init__(self) -> None:
+        self._mean_s: float | None = None
+        self._spread_s = 0.0
+        self._measured = False
 
-    floor_s: float = 0.2
-    assumed_rate_bps: float = 2e6
+    @property
+    def mean_s(self) -> float | None:
+        """None before anything is known."""
+        return self._mean_s
 
-    def __post_init__(self) -> None:
-        if not self.floor_s >= 0:
-            raise UsageError(f"floor_s={self.floor_s}: need 0 or more")
-        if not self.assumed_rate_bps > 0:
-            raise UsageError(f"assumed_rate_bps={self.assumed_rate_bps}: need more than 0")
+    @property
+    def spread_s(self) -> float:
+        return self._spread_s
+
+    def guess(self, seconds: float) -> None:
+        """An upper bound, such as the time a connection took to open; the first sample replaces it."""
+        if not self._measured:
+            self._mean_s, self._spread_s = seconds, seconds / 2
+
+    def add(self, sample_s: float) -> None:
+        """One measured round trip."""
+        sample_s = max(sample_s, 0.0)
+        if self._mean_s is None or not self._measured:
+            self._mean_s, self._spread_s, self._measured = sample_s, sample_s / 2, True
+            return
+        self._spread_s += _SPREAD_WEIGHT * (abs(sample_s - self._mean_s) - self._spread_s)
+        self._mean_s += _MEAN_WEIGHT * (sample_s - self._mean_s)
 
 
 class Heartbeat:
@@ -82,7 +97,7 @@ class Heartbeat:
         """Any frame came: the link lives."""
         self._heard_at = now
 
-    def forgive(self, seconds: float) -> None:
+    def discount_pause(self, seconds: float) -> None:
         """Our own loop stood still for so long: that silence was not the link's."""
         self._heard_at += seconds
 

@@ -8,8 +8,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 
-from outrider_client.connection.heartbeat import Heartbeat
-from outrider_client.connection.rtt import RttEstimator
+from outrider_client.connection.heartbeat import Heartbeat, RttEstimator
 from outrider_client.connection.transport import Connection
 from outrider_proto.errors import LinkError, OutriderError, Reason, Violation
 from outrider_proto.frames import ClientFrame, Close, Features, Open, Opened, Ping, Pong, Verdict
@@ -20,7 +19,7 @@ _FRAME_BYTES = 1024  # what a frame takes beside its rows, about
 Reply = Verdict | Features
 
 
-class Link:
+class ServerLink:
     """Owns a connection from Open to close. One task receives from it; pings go out while that task waits."""
 
     def __init__(
@@ -77,7 +76,7 @@ class Link:
             raise Violation(Reason.MALFORMED_FRAME, "the server sent a second Opened")
         return reply
 
-    async def say_goodbye(self, timeout_s: float) -> None:
+    async def send_close(self, timeout_s: float) -> None:
         """Send Close and wait for the server to end the stream."""
         self.connection.send(Close())
         await asyncio.wait({self._reader}, timeout=timeout_s)
@@ -115,7 +114,7 @@ class Link:
                 await self._arrival.wait()
         late = self._clock() - due
         if late > _LATE_S:
-            self._heartbeat.forgive(late)
+            self._heartbeat.discount_pause(late)
 
     def _watch(self) -> None:
         now = self._clock()

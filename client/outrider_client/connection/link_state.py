@@ -23,7 +23,7 @@ class LinkState(Enum):
     CLOSED = "closed"
 
 
-class Happening(Enum):
+class LinkEvent(Enum):
     """What can happen to a link."""
 
     OPENED = "opened"
@@ -33,25 +33,25 @@ class Happening(Enum):
     CLOSED = "closed"
 
 
-_TABLE: dict[tuple[LinkState, Happening], LinkState] = {
-    (LinkState.CONNECTING, Happening.OPENED): LinkState.ONLINE,
-    (LinkState.CONNECTING, Happening.LOST): LinkState.OFFLINE,
-    (LinkState.ONLINE, Happening.LOST): LinkState.OFFLINE,
-    (LinkState.OFFLINE, Happening.CONNECTED): LinkState.RESUMING,
-    (LinkState.RESUMING, Happening.LOST): LinkState.OFFLINE,
-    (LinkState.RESUMING, Happening.CAUGHT_UP): LinkState.ONLINE,
+_TABLE: dict[tuple[LinkState, LinkEvent], LinkState] = {
+    (LinkState.CONNECTING, LinkEvent.OPENED): LinkState.ONLINE,
+    (LinkState.CONNECTING, LinkEvent.LOST): LinkState.OFFLINE,
+    (LinkState.ONLINE, LinkEvent.LOST): LinkState.OFFLINE,
+    (LinkState.OFFLINE, LinkEvent.CONNECTED): LinkState.RESUMING,
+    (LinkState.RESUMING, LinkEvent.LOST): LinkState.OFFLINE,
+    (LinkState.RESUMING, LinkEvent.CAUGHT_UP): LinkState.ONLINE,
 }
 
 
-class IllegalChange(RuntimeError):
+class IllegalTransition(RuntimeError):
     """A bug of ours: something happened that cannot happen in this state."""
 
 
-def next_state(state: LinkState, happening: Happening) -> LinkState:
-    """Raises IllegalChange for what the table does not list."""
-    if happening is Happening.CLOSED and state is not LinkState.CLOSED:
+def next_state(state: LinkState, happening: LinkEvent) -> LinkState:
+    """Raises IllegalTransition for what the table does not list."""
+    if happening is LinkEvent.CLOSED and state is not LinkState.CLOSED:
         return LinkState.CLOSED
     following = _TABLE.get((state, happening))
     if following is None:
-        raise IllegalChange(f"link {state.value}: cannot be {happening.value}")
+        raise IllegalTransition(f"link {state.value}: cannot be {happening.value}")
     return following

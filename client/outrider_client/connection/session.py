@@ -6,16 +6,14 @@ import asyncio
 import itertools
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
-from outrider_client.connection.backoff import Backoff
-from outrider_client.connection.heartbeat import Heartbeat, Patience
-from outrider_client.connection.link import Link
-from outrider_client.connection.link_state import Happening, LinkState, next_state
-from outrider_client.connection.rtt import RttEstimator
+from outrider_client.connection.heartbeat import Heartbeat, RttEstimator
+from outrider_client.connection.link import ServerLink
+from outrider_client.connection.link_state import LinkEvent, LinkState, next_state
+from outrider_client.connection.policy import ConnectionPolicy
 from outrider_client.connection.transport import Transport
-from outrider_client.core.config import Timeouts
 from outrider_client.text.transcript import Transcript
 from outrider_proto.errors import LinkError, Refusal, is_transient
 from outrider_proto.frames import Open, Opened, Sampling
@@ -25,16 +23,7 @@ T = TypeVar("T")
 Watcher = Callable[[LinkState, str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Manners:
-    """How patiently a session treats its link."""
-
-    timeouts: Timeouts
-    patience: Patience
-    backoff: Backoff
-
-
-def wait_asked_for_s(error: Exception) -> float:
+def retry_after_s(error: Exception) -> float:
     """How long a refusal asks us to stay away."""
     return error.retry_after_s or 0.0 if isinstance(error, Refusal) else 0.0
 
@@ -43,15 +32,15 @@ class SilenceError(LinkError):
     """Nothing came within the time allowed: neither an answer nor a refusal."""
 
 
-class Session:
+class ClientSession:
     """State, link and limits; the tokens are the transcript's."""
 
     def __init__(
         self,
         transport: Transport,
-        introduction: Open,
+        open_frame: Open,
         transcript: Transcript,
-        manners: Manners,
+        policy: ConnectionPolicy,
         clock: Callable[[], float],
         generator: random.Random,
     ) -> None:
@@ -60,12 +49,12 @@ class Session:
         self.rtt = RttEstimator()
         self.watcher: Watcher = lambda state, detail: None
         self._transport = transport
-        self._introduction = introduction
+        self._open_frame = open_frame
         self._transcript = transcript
-        self._manners = manners
+        self._policy = policy
         self._clock = clock
         self._generator = generator
-        self._link: Link | None = None
+        self._link: ServerLink | None = None
         self._limits: Opened | None = None
         self._patience_factor = 1.0
         self._num_failures = 0
@@ -74,7 +63,7 @@ class Session:
         self._bytes_before = (0, 0)  # on connections that are gone
 
     @property
-    def link(self) -> Link:
+    def link(self) -> ServerLink:
         """Raises LinkError when there is none."""
         if self._link is None:
             raise LinkError(f"{self._transport.address}: not connected")
@@ -103,23 +92,23 @@ class Session:
         if self._link is not None and self._link.has_failed:
             await self.lose("the connection broke while idle")
         if self._link is None:
-            timeouts = self._manners.timeouts
+            timeouts = self._policy.timeouts
             await self._open(timeouts.connect_s, timeouts.open_s)
 
-    async def sample_with(self, sampling: Sampling) -> None:
+    async def set_sampling(self, sampling: Sampling) -> None:
         """A stream's sampling is fixed, so another one needs another stream."""
-        if sampling != self._introduction.sampling:
-            self._introduction = replace(self._introduction, sampling=sampling)
-            await self._hang_up()
+        if sampling != self._open_frame.sampling:
+            self._open_frame = replace(self._open_frame, sampling=sampling)
+            await self._disconnect()
 
     async def lose(self, detail: str) -> None:
         """The link is gone, or to be given up."""
-        await self._hang_up()
+        await self._disconnect()
         if self.state is not LinkState.OFFLINE:
-            self._happens(Happening.LOST, detail)
+            self._happens(LinkEvent.LOST, detail)
 
     @property
-    def untried_s(self) -> float:
+    def first_attempt_s(self) -> float:
         """How long the first attempt since the loss may still take; 0 once one has failed."""
         return 0.0 if self._num_failures else self._attempt_s
 
@@ -130,8 +119,8 @@ class Session:
         for attempt in itertools.count():
             silent = isinstance(failure, SilenceError)
             tried = attempt + max(self._num_fruitless - 1, 0)  # one that opens and ends at once is spared as well
-            delay_s = self._manners.backoff.delay_s(tried, self._generator, after_silence=silent)
-            await asyncio.sleep(max(delay_s, after_s if failure is None else wait_asked_for_s(failure)))
+            delay_s = self._policy.backoff.delay_s(tried, self._generator, after_silence=silent)
+            await asyncio.sleep(max(delay_s, after_s if failure is None else retry_after_s(failure)))
             # A link that is there at once was given up too soon; one that is not, was not.
             self._patience_factor = self._patience_factor * 2 if attempt == 0 else 1.0
             failure = await self._attempt(attempt)
@@ -142,33 +131,33 @@ class Session:
     def caught_up(self) -> None:
         """The server holds the session's tokens again."""
         if self.state is LinkState.RESUMING:
-            self._happens(Happening.CAUGHT_UP)
+            self._happens(LinkEvent.CAUGHT_UP)
 
     def proved(self) -> None:
         """A verdict came through: the link is what it seems."""
         self._patience_factor = 1.0
         self._num_fruitless = 0
 
-    def is_in_vain(self, seconds: float) -> bool:
+    def makes_no_progress(self, seconds: float) -> bool:
         """Whether connection after connection has opened for so long, and none has brought a verdict."""
         return self._num_fruitless >= _MAX_FRUITLESS and self._clock() - self._fruitless_since >= seconds
 
     async def close(self) -> None:
         """Tell the server, if that can be done soon. Safe to call twice."""
         if self._link is not None:
-            await self._link.say_goodbye(self._manners.timeouts.goodbye_s)
+            await self._link.send_close(self._policy.timeouts.goodbye_s)
             await self._link.close()
             self._link = None
         if self.state is not LinkState.CLOSED:
-            self._happens(Happening.CLOSED)
+            self._happens(LinkEvent.CLOSED)
 
     async def forget(self) -> None:
         """After a refusal: the next answer starts a session of its own."""
         if self._link is not None:
             await self.lose("refused")
-        self._introduction = replace(self._introduction, session_id="")
+        self._open_frame = replace(self._open_frame, session_id="")
 
-    async def _hang_up(self) -> None:
+    async def _disconnect(self) -> None:
         """Without this connection; the next one goes on from there."""
         link, self._link = self._link, None
         if link is not None:
@@ -178,7 +167,7 @@ class Session:
 
     async def _attempt(self, number: int) -> LinkError | Refusal | None:
         """What it failed by, if it did."""
-        open_s = min(self._attempt_s * 2.0 ** min(number, 16), self._manners.timeouts.open_s)
+        open_s = min(self._attempt_s * 2.0 ** min(number, 16), self._policy.timeouts.open_s)
         try:
             await self._open(self._attempt_s, open_s)
         except (LinkError, Refusal) as error:
@@ -189,16 +178,16 @@ class Session:
 
     async def _open(self, connect_s: float, open_s: float) -> None:
         connection = await self._in_time(connect_s, self._transport.connect())
-        heartbeat = Heartbeat(self.rtt, self._manners.patience, self._patience_factor)
-        link = Link(connection, self.rtt, heartbeat, self._clock)
+        heartbeat = Heartbeat(self.rtt, self._policy.patience, self._patience_factor)
+        link = ServerLink(connection, self.rtt, heartbeat, self._clock)
         if self.state is LinkState.OFFLINE:
-            self._happens(Happening.CONNECTED)
+            self._happens(LinkEvent.CONNECTED)
         try:
             opened = await self._in_time(open_s, link.open(self._opening()))
         except BaseException as error:
             await link.close()
             if self.state is LinkState.RESUMING:
-                self._happens(Happening.LOST, str(error))
+                self._happens(LinkEvent.LOST, str(error))
             raise
         self._adopt(link, opened)
 
@@ -210,25 +199,25 @@ class Session:
             raise SilenceError(f"{self._transport.address}: no answer within {seconds:g} s") from error
 
     def _opening(self) -> Open:
-        committed_len = self._transcript.committed_len if self._introduction.session_id else 0
-        return replace(self._introduction, committed_len=committed_len)
+        committed_len = self._transcript.committed_len if self._open_frame.session_id else 0
+        return replace(self._open_frame, committed_len=committed_len)
 
-    def _adopt(self, link: Link, opened: Opened) -> None:
+    def _adopt(self, link: ServerLink, opened: Opened) -> None:
         self._link = link
         self._limits = opened
         self.tree_budget = 0
         if not self._num_fruitless:
             self._fruitless_since = self._clock()
         self._num_fruitless += 1
-        self._introduction = replace(self._introduction, session_id=opened.session_id)
+        self._open_frame = replace(self._open_frame, session_id=opened.session_id)
         self._transcript.resume(opened)
         if self.state is LinkState.CONNECTING:
-            self._happens(Happening.OPENED)
+            self._happens(LinkEvent.OPENED)
 
     @property
     def _attempt_s(self) -> float:
-        return max(self._manners.timeouts.reconnect_s, 6 * (self.rtt.mean_s or 0.0))
+        return max(self._policy.timeouts.reconnect_s, 6 * (self.rtt.mean_s or 0.0))
 
-    def _happens(self, happening: Happening, detail: str = "") -> None:
+    def _happens(self, happening: LinkEvent, detail: str = "") -> None:
         self.state = next_state(self.state, happening)
         self.watcher(self.state, detail)

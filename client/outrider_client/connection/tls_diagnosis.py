@@ -27,7 +27,7 @@ class TrustError(UsageError):
     """The link is there and carries bytes, but the two sides are not set up for each other: trying again is no use."""
 
 
-async def explained(server: str, access: Access, said: str) -> str | None:
+async def explain_tls_failure(server: str, access: Access, said: str) -> str | None:
     """What is wrong, where gRPC said `said`; None when it is not about trust."""
     for sign, meaning in _SAID:
         if sign in said:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_client.controller.terms import FURTHER_DOWN, PRIOR_ACCEPTANCE
+from outrider_client.controller.prediction import ACCEPTANCE_DECAY, PRIOR_ACCEPTANCE
 from outrider_proto.tree import ROOT, DraftTree
 
 _KEPT = 1 - 1 / 160  # of what is known, by each verdict
@@ -11,7 +11,7 @@ _PRIOR_WEIGHT = 6  # verdicts
 _ENOUGH = 32  # tokens, for their ranks
 
 
-class Acceptance:
+class AcceptanceEstimator:
     """A position starts from what is known of the one before it, the first from a prior on the bright side, and goes
     back there while it is not tried. So trees that have become shallow do not stay so by an old disappointment."""
 
@@ -49,7 +49,7 @@ class Acceptance:
     def by_position(self) -> tuple[float, ...]:
         shares: list[float] = []
         for tried, accepted in zip(self._tried, self._accepted, strict=True):
-            prior = shares[-1] * FURTHER_DOWN if shares else PRIOR_ACCEPTANCE
+            prior = shares[-1] * ACCEPTANCE_DECAY if shares else PRIOR_ACCEPTANCE
             shares.append((accepted + _PRIOR_WEIGHT * prior) / (tried + _PRIOR_WEIGHT))
         return tuple(shares)
 

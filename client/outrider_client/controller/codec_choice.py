@@ -15,12 +15,12 @@ from outrider_proto.frames import Codec
 
 FINEST: Codec = "lean"
 COARSEST: Codec = "leaner"
-OF_FINEST: Mapping[Codec, float] = {FINEST: 1.0, COARSEST: 0.74}  # bytes of a reply's row: docs/features.md
+SIZE_VS_FINEST: Mapping[Codec, float] = {FINEST: 1.0, COARSEST: 0.74}  # bytes of a reply's row: docs/features.md
 _FULL, _ROOMY = 0.75, 0.6
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class FeatureLoad:
     """A reply's row as it would weigh in the finest codec, the tokens that come, and the link's rate downwards; None
     for what no one has measured yet."""
 
@@ -41,7 +41,7 @@ class Load:
         return f"in {FINEST} they would take {self.share:.2f} of {self.down_bps / 1e3:.0f} kbit/s"
 
 
-def codec_for(load: Load, in_use: Codec) -> Codec:
+def codec_for(load: FeatureLoad, in_use: Codec) -> Codec:
     """The one in use where nothing speaks for another."""
     share = load.share
     if share is None or _ROOMY <= share < _FULL:

@@ -1,58 +1,128 @@
-"""What the controller can choose between, and what it chose."""
+"""The decision itself: the fastest mode as far as is known, and no change for less than a margin.
+
+What is predicted of a mode is multiplied by its correction: the tokens that came of it against those predicted then.
+A harbour (stream, server-draft) is blind to the round trip and sure of its speed, so that little speaks against it:
+
+    to a harbour            1 % faster       so that no mode is kept that is slower than it
+    to another mode         4 % faster
+    within a mode           2 % faster
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_proto.frames import Codec
+from outrider_client.controller.choice import AHEAD, NON_SPLIT, SPLIT, Choice, OnlineMode, Variant
+from outrider_client.controller.measurements import Measurements, ModeLimits
+from outrider_client.controller.prediction import Prediction, PredictionTerms
+from outrider_client.controller.search import RatedChoice, best_in, rate
 
-OnlineMode = Literal["stream", "server-draft", "stop-and-wait", "proactive", "pipelined"]
-SPLIT: tuple[OnlineMode, ...] = ("stop-and-wait", "proactive", "pipelined")
-AHEAD: tuple[OnlineMode, ...] = ("proactive", "pipelined")  # those that draft while a verdict is awaited
-HARBOURS: tuple[OnlineMode, ...] = ("stream", "server-draft")  # blind to the round trip
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A way of feeding the drafter: the features' codec and TLI, the target layers that the drafter runs itself.
-
-    The factors, on tau and on the time of a draft level, are against the variant in use.
-    """
-
-    codec: Codec = "int8"
-    tli: int = 0
-    bytes_per_token: float = 0.0
-    tau_factor: float = 1.0
-    level_factor: float = 1.0
+PROBE_TOKENS = 4
+_TO_HARBOUR = 1.01
+_TO_MODE = 1.04
+_WITHIN_MODE = 1.02
+_ORDER = ("stream", *SPLIT, "server-draft")  # of equals the one that costs the server least
+Corrections = Mapping[OnlineMode, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """`levels`: of a tree grown while nothing is in flight, or of the server's own; `ahead_levels`: of those grown
-    ahead of a verdict. `probe`: leave after so many tokens, it is there to be timed; 0: no probe.
+class ModeComparison:
+    """What was compared: the best choice of each mode, with its speed as predicted and corrected."""
 
-    `variant` is a hint: TLI takes another drafter, and for the codec see coarseness.py.
-    """
+    terms: PredictionTerms
+    rated: Mapping[OnlineMode, RatedChoice]
+    corrections: Corrections = field(default_factory=dict)
 
-    mode: OnlineMode
-    levels: int = 5
-    breadth: int = 4
-    budget: int = 16
-    ahead_levels: int = 5
-    ahead_budget: int = 16
-    outcomes: int = 1
-    in_flight: int = 1
-    wait_for_features: bool = False
-    variant: Variant = Variant()
-    probe: int = 0
-    why: str = field(default="", compare=False)
+    def speed(self, rated: RatedChoice) -> float:
+        return rated.tokens_per_second * self.corrections.get(rated.choice.mode, 1.0)
 
-    @property
-    def shape(self) -> TreeShape:
-        return TreeShape(self.breadth, self.levels, self.budget)
 
-    @property
-    def ahead_shape(self) -> TreeShape:
-        return TreeShape(self.breadth, self.ahead_levels, self.ahead_budget)
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`gain`: how many times as fast as going on."""
+
+    choice: Choice
+    gain: float = 1.0
+
+
+def choose(measured: Measurements, current: Choice | None, corrections: Corrections | None = None) -> Choice:
+    """What to do next; `current` itself (but for its `why`) where nothing is enough better."""
+    return decide(measured, current, corrections).choice
+
+
+def decide(measured: Measurements, current: Choice | None, corrections: Corrections | None = None) -> Decision:
+    """As choose, with how much it matters."""
+    if measured.is_cold:
+        why = "nothing is known yet: the target writes alone and is timed"
+        return Decision(Choice("stream", variant=measured.limits.variants[0], probe=PROBE_TOKENS, why=why))
+    weighed = _weigh(measured, corrections or {})
+    if current is None or current.mode not in weighed.rated:
+        best = max(weighed.rated.values(), key=lambda rated: round(weighed.speed(rated), 6))  # of equals the first
+        return Decision(_with_reason(weighed, best, None))
+    kept = _kept(weighed, replace(current, variant=_on_offer(measured, current), probe=0))
+    others = [rated for mode, rated in weighed.rated.items() if mode != current.mode]
+    worth = [rated for rated in others if weighed.speed(rated) > weighed.speed(kept) * _margin(rated)]
+    chosen = max(worth, key=weighed.speed, default=kept)
+    gain = weighed.speed(chosen) / max(weighed.speed(kept), 1e-9)
+    return Decision(_with_reason(weighed, chosen, kept), gain)
+
+
+def _weigh(measured: Measurements, corrections: Corrections) -> ModeComparison:
+    terms = PredictionTerms(measured)
+    allowed: list[OnlineMode] = [mode for mode in _ORDER if mode in measured.limits.modes]
+    return ModeComparison(terms, {mode: best_in(terms, mode) for mode in allowed}, corrections)
+
+
+def _on_offer(measured: Measurements, current: Choice) -> Variant:
+    variants = measured.limits.variants
+    return current.variant if current.variant in variants else variants[0]
+
+
+def _kept(weighed: ModeComparison, current: Choice) -> RatedChoice:
+    """The current mode, as it is or in a better way."""
+    best, now = weighed.rated[current.mode], rate(weighed.terms, current)
+    if not _fits(weighed.terms.limits, current):
+        return best
+    return best if best.tokens_per_second > now.tokens_per_second * _WITHIN_MODE else now
+
+
+def _fits(limits: ModeLimits, current: Choice) -> bool:
+    """Whether the limits, which may have changed, still allow it."""
+    if current.mode == "stream":
+        return True
+    if limits.fixed and not (current.levels == current.ahead_levels == limits.shape.levels):
+        return False
+    if current.mode in AHEAD and limits.outcomes not in (None, current.outcomes):
+        return False
+    if current.mode in SPLIT and limits.wait_for_features not in (None, current.wait_for_features):
+        return False
+    levels, nodes = max(current.levels, current.ahead_levels), max(current.budget, current.ahead_budget)
+    return levels <= limits.max_levels and nodes <= limits.max_nodes
+
+
+def _margin(rated: RatedChoice) -> float:
+    return _TO_HARBOUR if rated.choice.mode in NON_SPLIT else _TO_MODE
+
+
+def _with_reason(weighed: ModeComparison, chosen: RatedChoice, kept: RatedChoice | None) -> Choice:
+    return replace(chosen.choice, why=f"{_speeds(weighed, chosen, kept)}: {_grounds(weighed, chosen.prediction)}")
+
+
+def _speeds(weighed: ModeComparison, chosen: RatedChoice, kept: RatedChoice | None) -> str:
+    rivals = [rated for rated in weighed.rated.values() if rated.choice.mode != chosen.choice.mode]
+    rival = kept if kept in rivals else max(rivals, key=weighed.speed, default=None)
+    said = f"{chosen.choice.mode} {weighed.speed(chosen):.1f} tokens/s"
+    return said if rival is None else f"{said} against {weighed.speed(rival):.1f} of {rival.choice.mode}"
+
+
+def _grounds(weighed: ModeComparison, prediction: Prediction) -> str:
+    terms = weighed.terms
+    split = max((weighed.rated[mode] for mode in SPLIT if mode in weighed.rated), key=weighed.speed, default=None)
+    said = f"R {terms.rtt:.0f} ms, T_v {terms.verify:.0f} ms"
+    if split is None:
+        return said
+    tau = split.prediction.tau
+    bound = ">" if terms.rtt > (tau - 1.0) * terms.verify else "<"
+    hits = f", hits {prediction.hit_rate:.2f}" if prediction.hit_rate else ""
+    return f"{said}, t_d {terms.level:.1f} ms, tau {tau:.1f}{hits}; R {bound} (tau - 1) T_v"

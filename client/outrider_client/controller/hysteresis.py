@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider_client.controller.choose import Corrections, Decision, choose, deliberate
-from outrider_client.controller.decision import AHEAD, HARBOURS, SPLIT, Choice, OnlineMode
-from outrider_client.controller.experience import Experience
-from outrider_client.controller.measured import Measured
-from outrider_client.controller.observer import Observer
-from outrider_client.controller.predict import predict
+from outrider_client.controller.choice import AHEAD, NON_SPLIT, SPLIT, Choice, OnlineMode
+from outrider_client.controller.decision import Corrections, Decision, choose, decide
+from outrider_client.controller.measurements import Measurements
+from outrider_client.controller.mode_history import ModeHistory
+from outrider_client.controller.observer import CycleObserver
+from outrider_client.controller.prediction import PredictionTerms, predict
 from outrider_client.controller.search import best_in
-from outrider_client.controller.terms import Terms
 
 _REVIEW_EVERY = 16  # tokens
 _PATIENCE = 3  # reviews in a row
@@ -26,16 +25,16 @@ _LONGEST_S = 480.0
 _DISAPPOINTS = 0.95
 
 
-class Controller:
+class ModeSelector:
     """Of one client, over all its answers. It is not told of time: the observer is."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: CycleObserver) -> None:
         self.observer = observer
         self._current: Choice | None = None
         self._reviewed_at = 0  # tokens
         self._learnt_at_s = 0.0
         self._streak = 0
-        self._experience: dict[OnlineMode, Experience] = {}
+        self._experience: dict[OnlineMode, ModeHistory] = {}
         self._half_lives_s: dict[OnlineMode, float] = {}
         self._knows_hits = False
 
@@ -53,7 +52,7 @@ class Controller:
 
     def _review(self, current: Choice) -> Choice:
         self._learn(current)
-        decision = deliberate(self._measured(), current, self._favouring_untried(current))
+        decision = decide(self._measured(), current, self._favouring_untried(current))
         self._reviewed_at = self.observer.num_tokens
         if decision.choice.mode == current.mode:
             return self._adopt(decision.choice)
@@ -65,7 +64,7 @@ class Controller:
 
     def _favouring_untried(self, current: Choice) -> Corrections:
         """Harbours show nothing of hits, so that a split which no one has tried is worth a trial soon."""
-        untried = dict.fromkeys(SPLIT, _UNTRIED) if current.mode in HARBOURS else {}
+        untried = dict.fromkeys(SPLIT, _UNTRIED) if current.mode in NON_SPLIT else {}
         return {**untried, **self._corrections}
 
     def _is_convincing(self, decision: Decision) -> bool:
@@ -83,7 +82,10 @@ class Controller:
 
     def _disappoints(self, mode: OnlineMode) -> bool:
         """Whether it was slower than its closed form says."""
-        said, known = best_in(Terms(self.observer.measured()), mode), best_in(Terms(self._measured()), mode)
+        said, known = (
+            best_in(PredictionTerms(self.observer.measured()), mode),
+            best_in(PredictionTerms(self._measured()), mode),
+        )
         return known.tokens_per_second * self._corrections.get(mode, 1.0) < _DISAPPOINTS * said.tokens_per_second
 
     def _learn(self, current: Choice) -> None:
@@ -91,11 +93,11 @@ class Controller:
         elapsed_s, self._learnt_at_s = self.observer.active_s - self._learnt_at_s, self.observer.active_s
         for mode in self._experience.keys() - {current.mode}:
             self._experience[mode].fade(0.5 ** (elapsed_s / self._half_lives_s.get(mode, _HALF_LIFE_S)))
-        ridden, measured = self.observer.ridden(), self.observer.measured()
+        mode_run, measured = self.observer.take_mode_run(), self.observer.measured()
         if measured.hit_rates and not self._knows_hits:
             self._learn_ahead_anew()
-        if current.mode == ridden.mode != "stream":
-            self._experience.setdefault(ridden.mode, Experience()).learn(ridden, predict(measured, current))
+        if current.mode == mode_run.mode != "stream":
+            self._experience.setdefault(mode_run.mode, ModeHistory()).learn(mode_run, predict(measured, current))
 
     def _learn_ahead_anew(self) -> None:
         """Hit rates are known by now: what was late before was mostly a guess at them that was wrong."""
@@ -103,7 +105,7 @@ class Controller:
         for mode in AHEAD:
             self._experience.pop(mode, None)
 
-    def _measured(self) -> Measured:
+    def _measured(self) -> Measurements:
         """With what has been learnt of the modes."""
         late_ms = {mode: known.late_ms for mode, known in self._experience.items()}
         return replace(self.observer.measured(), late_ms=late_ms)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from outrider_client.connection.rtt import RttEstimator
+from outrider_client.connection.heartbeat import RttEstimator
 from outrider_client.controller.acceptance import path_of
-from outrider_client.controller.codec_choice import FINEST, OF_FINEST, Load, codec_for
-from outrider_client.controller.decision import AHEAD, Choice, OnlineMode, Variant
-from outrider_client.controller.hysteresis import Controller
-from outrider_client.controller.measured import Limits
-from outrider_client.controller.observer import Declared, Observer
+from outrider_client.controller.choice import AHEAD, Choice, OnlineMode, Variant
+from outrider_client.controller.codec_choice import FINEST, SIZE_VS_FINEST, FeatureLoad, codec_for
+from outrider_client.controller.hysteresis import ModeSelector
+from outrider_client.controller.measurements import ModeLimits
+from outrider_client.controller.observer import CycleObserver, Priors
 from outrider_client.controller.smoothing import Median
 from outrider_client.core.config import ClientConfig
-from outrider_client.drafting.drafting_thread import Drafting, Lookout
+from outrider_client.drafting.drafting_thread import AheadDraft, AsyncDrafter
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.trees.predraft import Outcome
-from outrider_proto.feature_codec import MANY_ROWS as MORE_THAN_REPLIES
+from outrider_proto.feature_codec import MANY_ROWS as MAX_REPLY_ROWS
 from outrider_proto.frames import Codec, Decode, Draft, Opened, Verdict
 from outrider_proto.tree import MAX_NODES, DraftTree
 
@@ -33,15 +33,15 @@ _FEW = 12
 _TOLERANT, _INTOLERANT = 0.98, 0.8  # of tau, one verdict late: docs/features.md
 
 
-class Pilot:
+class ModeController:
     """Of one client, over all its answers; `clock` counts seconds."""
 
-    def __init__(self, drafting: Drafting | None, pace: Pace | None, clock: Callable[[], float]) -> None:
-        self.riding: OnlineMode | None = None
+    def __init__(self, drafting: AsyncDrafter | None, pace: Pace | None, clock: Callable[[], float]) -> None:
+        self.active_mode: OnlineMode | None = None
         self._drafting = drafting
         self._clock = clock
-        self._observer = Observer(Limits(), _declared(drafting, pace))
-        self._controller = Controller(self._observer)
+        self._observer = CycleObserver(ModeLimits(), _declared(drafting, pace))
+        self._selector = ModeSelector(self._observer)
         self._config = ClientConfig()
         self._own_plan: TreePlan | None = None
         self._choice: Choice | None = None
@@ -64,9 +64,9 @@ class Pilot:
         self._choice = self._trial = None
         self._num_answers += 1
 
-    def enters(self, mode: OnlineMode) -> None:
+    def enter_mode(self, mode: OnlineMode) -> None:
         """A loop begins."""
-        self.riding = mode
+        self.active_mode = mode
         self._observer.began(mode, self._clock())
         self._trial = None
 
@@ -74,9 +74,9 @@ class Pilot:
         """What to ride next, with trees of so many nodes at most: the mode under way, unless another one has become
         better."""
         if rtt.mean_s is not None:
-            self._observer.took_rtt(rtt.mean_s, rtt.spread_s)
+            self._observer.record_rtt(rtt.mean_s, rtt.spread_s)
         self._observer.limits = self._limits(opened, max_nodes)
-        choice = self._controller.decide()
+        choice = self._selector.decide()
         if self._choice is None or self._choice.mode != choice.mode:
             _log.info("mode %s: %s", choice.mode, choice.why)
         self._choice = choice
@@ -93,7 +93,7 @@ class Pilot:
 
     def _choose_codec(self) -> None:
         observed = self._observer
-        load = Load(self._reply_row_bytes.value, observed.tokens_per_second, observed.down_bps)
+        load = FeatureLoad(self._reply_row_bytes.value, observed.tokens_per_second, observed.down_bps)
         codec = codec_for(load, self._codec)
         if codec != self._codec:
             _log.info("features in %s: %s", codec, load)
@@ -109,38 +109,40 @@ class Pilot:
         factors = self._observer.measured().batch_factors
         return next(count for count in _OUTCOMES if count == 1 or factors.get(count, 1.0) <= _CHEAP)
 
-    def took_verdict(self, request: Draft | Decode, verdict: Verdict, *, stale: bool, is_last: bool = False) -> None:
+    def record_verdict(self, request: Draft | Decode, verdict: Verdict, *, stale: bool, is_last: bool = False) -> None:
         """`stale`: its draft was grown without the newest features. `is_last`: the answer ends with it."""
         now = self._clock()
         if isinstance(request, Draft):
             cut = 0 if self._choice is None or not is_last else min(self._choice.levels, self._choice.ahead_levels)
-            self._observer.took_verdict(now, verdict, request.tree or None, cut, stale=stale)
+            self._observer.record_verdict(now, verdict, request.tree or None, cut, stale=stale)
         else:
-            self._observer.took_verdict(now, verdict, levels=0 if request.tree is None else request.tree.levels)
+            self._observer.record_verdict(now, verdict, levels=0 if request.tree is None else request.tree.levels)
 
-    def took_drafting(self, seconds: float, num_passes: int) -> None:
-        self._observer.took_drafting(seconds, num_passes)
+    def record_drafting(self, seconds: float, num_passes: int) -> None:
+        self._observer.record_drafting(seconds, num_passes)
 
-    def took_lookout(self, lookout: Lookout, outcome: Outcome) -> None:
+    def record_ahead_draft(self, ahead_draft: AheadDraft, outcome: Outcome) -> None:
         """The verdict on what was looked out from has come."""
-        if lookout.cost is not None:
-            self._observer.took_drafting(lookout.cost.seconds, lookout.cost.levels, lookout.cost.outcomes)
-            self._observer.took_outcome(lookout.rank_of(outcome), lookout.cost.outcomes, is_whole=lookout.is_whole)
+        if ahead_draft.cost is not None:
+            self._observer.record_drafting(ahead_draft.cost.seconds, ahead_draft.cost.levels, ahead_draft.cost.outcomes)
+            self._observer.record_outcome(
+                ahead_draft.rank_of(outcome), ahead_draft.cost.outcomes, is_whole=ahead_draft.is_whole
+            )
 
-    def took_features(self, lag_s: float, num_rows: int, num_bytes: int) -> None:
+    def record_features(self, lag_s: float, num_rows: int, num_bytes: int) -> None:
         """All rows of a request were there so long after its first verdict."""
         if num_rows < MANY_ROWS:
-            self._observer.took_features(lag_s, num_bytes)
+            self._observer.record_features(lag_s, num_bytes)
             self._weigh_reply(num_rows, num_bytes)
             return
         self._row_s, self._row_bytes = lag_s / num_rows, num_bytes / num_rows
-        self._observer.took_transfer(num_bytes, lag_s)
+        self._observer.record_transfer(num_bytes, lag_s)
 
     def _weigh_reply(self, num_rows: int, num_bytes: int) -> None:
         """The codec in use is the newest request's, which need not be this one's for a reply or two."""
         codec = self.codec or self._config.codec
-        if codec in OF_FINEST and 0 < num_rows <= MORE_THAN_REPLIES:
-            self._reply_row_bytes.add(num_bytes / num_rows / OF_FINEST[codec])
+        if codec in SIZE_VS_FINEST and 0 < num_rows <= MAX_REPLY_ROWS:
+            self._reply_row_bytes.add(num_bytes / num_rows / SIZE_VS_FINEST[codec])
 
     @property
     def affords_features(self) -> bool:
@@ -153,12 +155,12 @@ class Pilot:
             return self._num_answers > 1
         return _ROOM * 8e3 * row_bytes / max(known.stream_ms, 1e-3) < known.down_bps
 
-    def should_open(self, num_rows: int, rtt: RttEstimator) -> bool:
+    def should_decode_first(self, num_rows: int, rtt: RttEstimator) -> bool:
         """Whether the features of so many rows of a prompt take longer than a round trip, in which the server should
         write alone."""
-        return num_rows >= MANY_ROWS and not self.come_soon(num_rows, rtt)
+        return num_rows >= MANY_ROWS and not self.arrive_within_rtt(num_rows, rtt)
 
-    def come_soon(self, num_rows: int, rtt: RttEstimator) -> bool:
+    def arrive_within_rtt(self, num_rows: int, rtt: RttEstimator) -> bool:
         """Whether so many rows more of a prompt's features are known to be here within a round trip."""
         return self._row_s is not None and rtt.mean_s is not None and num_rows * self._row_s <= rtt.mean_s
 
@@ -171,12 +173,12 @@ class Pilot:
         every = _FIRST_TRIALS_EVERY if self._observer.num_judged < _FEW else _TRIAL_EVERY
         return self._observer.num_tokens - self._tried_at >= every
 
-    def tries(self, num_tokens: int, tree: DraftTree) -> None:
+    def record_trial(self, num_tokens: int, tree: DraftTree) -> None:
         """What was drafted on the side, at this length of the text."""
         self._tried_at = self._observer.num_tokens
         self._trial = (num_tokens, tree) if tree.tokens else None
 
-    def took_text(self, tokens: tuple[int, ...]) -> None:
+    def record_text(self, tokens: tuple[int, ...]) -> None:
         """The text so far, against which what was drafted on the side is judged once it is long enough."""
         if self._trial is None:
             return
@@ -184,14 +186,14 @@ class Pilot:
         written = tokens[length:]
         path = path_of(tree, written)
         if len(path) < len(written) or len(written) >= max(tree.depths()):
-            self._observer.took_path(tree, path)
+            self._observer.record_path(tree, path)
             self._trial = None
 
-    def _limits(self, opened: Opened | None, max_nodes: int) -> Limits:
+    def _limits(self, opened: Opened | None, max_nodes: int) -> ModeLimits:
         config = self._config
         plan = config.shape or self._own_plan or TreeShape()
         shape = plan if isinstance(plan, TreeShape) else TreeShape(levels=plan.levels, budget=len(plan.paths))
-        return Limits(
+        return ModeLimits(
             modes=frozenset(self._modes(opened)),
             shape=shape,
             fixed=config.shape is not None or self._own_plan is not None,
@@ -206,16 +208,16 @@ class Pilot:
         modes: list[OnlineMode] = ["stream"]
         if self._drafting is not None:
             modes.append("stop-and-wait")
-            if self._drafting.can_look_out:
+            if self._drafting.can_draft_ahead:
                 modes += AHEAD
             if opened is not None and opened.server_draft:
                 modes.append("server-draft")
         return modes
 
 
-def _declared(drafting: Drafting | None, pace: Pace | None) -> Declared:
+def _declared(drafting: AsyncDrafter | None, pace: Pace | None) -> Priors:
     tolerant = drafting is None or drafting.stale_tolerant
     factor = _TOLERANT if tolerant else _INTOLERANT
     if pace is None:
-        return Declared(factor)
-    return Declared(factor, pace.draft_level_ms, pace.server_level_ms, pace.batch_factors)
+        return Priors(factor)
+    return Priors(factor, pace.draft_level_ms, pace.server_level_ms, pace.batch_factors)

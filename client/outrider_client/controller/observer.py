@@ -1,4 +1,4 @@
-"""Keeps what the rides of a client teach, over all its answers, and hands it out as `Measured`. Pure: it is told of
+"""Keeps what the rides of a client teach, over all its answers, and hands it out as `Measurements`. Pure: it is told of
 verdicts, drafts, pings and features; `now` is in seconds of any one clock."""
 
 from __future__ import annotations
@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from outrider_client.controller.acceptance import Acceptance
-from outrider_client.controller.decision import OnlineMode
-from outrider_client.controller.experience import Ridden
-from outrider_client.controller.measured import Limits, Measured
+from outrider_client.controller.acceptance import AcceptanceEstimator
+from outrider_client.controller.choice import OnlineMode
+from outrider_client.controller.measurements import Measurements, ModeLimits
+from outrider_client.controller.mode_history import ModeRun
 from outrider_client.controller.smoothing import Mean, Median, UpperQuartile
 from outrider_proto.frames import Verdict
 from outrider_proto.tree import DraftTree
@@ -20,7 +20,7 @@ _STALL_S = 3.0  # a gap as long says nothing of the mode
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class Priors:
     """What is known without measuring: from the drafter's family, or from a pace."""
 
     staleness_factor: float = 1.0
@@ -29,24 +29,24 @@ class Declared:
     batch_factors: Mapping[int, float] | None = None
 
 
-class Observer:
+class CycleObserver:
     """`limits` may be set anew, such as when another server answers."""
 
-    def __init__(self, limits: Limits, declared: Declared | None = None) -> None:
+    def __init__(self, limits: ModeLimits, declared: Priors | None = None) -> None:
         self.limits = limits
         self.num_tokens = 0  # under verdicts
         self.active_s = 0.0  # time in which answers were written
-        self._declared = declared or Declared()
+        self._declared = declared or Priors()
         self._mode: OnlineMode = "stream"
         self._last_at: float | None = None
-        self._ridden = Ridden("stream")
+        self._mode_run = ModeRun("stream")
         self._rtt_s: float | None = None
         self._jitter_s = 0.0
         self._verify_ms, self._server_level_ms, self._features_ms = Median(), Median(), Median()
         self._token_ms = Mean(_HORIZON)
         self._verify_then_ms: float | None = None  # when one-token passes were timed last
         self._level_ms: dict[int, Median] = {}
-        self._acceptance = Acceptance()
+        self._acceptance = AcceptanceEstimator()
         self._hits: dict[int, Mean] = {}
         self._hit_levels, self._stale_share = Mean(_HORIZON), Mean(_HORIZON)
         self._down_bps = Median()
@@ -56,14 +56,14 @@ class Observer:
     def began(self, mode: OnlineMode, now: float) -> None:
         """An answer, the time after an outage, or another mode: the wait for its first verdict says nothing."""
         if mode != self._mode:
-            self._ridden = Ridden(mode)
+            self._mode_run = ModeRun(mode)
         self._mode = mode
         self._last_at = None
 
-    def took_rtt(self, mean_s: float, spread_s: float) -> None:
+    def record_rtt(self, mean_s: float, spread_s: float) -> None:
         self._rtt_s, self._jitter_s = mean_s, spread_s
 
-    def took_verdict(
+    def record_verdict(
         self,
         now: float,
         verdict: Verdict,
@@ -81,29 +81,29 @@ class Observer:
             levels = 0
         num_tokens = len(verdict.path) + len(verdict.tokens) + (verdict.bonus is not None)
         elapsed_s = self._elapsed(now)
-        self._took_tokens(num_tokens, elapsed_s)
+        self._record_tokens(num_tokens, elapsed_s)
         if tree or levels:
-            self._took_pass(verdict, 0 if tree else levels)
+            self._record_pass(verdict, 0 if tree else levels)
             self._stale_share.add(stale)
         if tree:
-            self.took_path(tree, verdict.path, levels)
+            self.record_path(tree, verdict.path, levels)
             self._hit_levels.add(max(tree.depths()))
         elif levels:
             self._acceptance.judged(levels, len(verdict.tokens))
         else:
-            self._took_token(elapsed_s)
+            self._record_token(elapsed_s)
 
-    def took_path(self, tree: DraftTree, path: tuple[int, ...], levels: int = 0) -> None:
+    def record_path(self, tree: DraftTree, path: tuple[int, ...], levels: int = 0) -> None:
         """What would have been accepted of a tree grown on the side, too. `levels`: that it would have had."""
         self._acceptance.judged(max((*tree.depths(), levels)), len(path))
         self._acceptance.ranked(tree, path)
 
-    def took_drafting(self, seconds: float, levels: int, outcomes: int = 1) -> None:
+    def record_drafting(self, seconds: float, levels: int, outcomes: int = 1) -> None:
         """Growing `levels` levels, of so many outcomes side by side, took the drafter so long."""
         if levels:
             self._level_ms.setdefault(outcomes, Median()).add(seconds * 1e3 / levels)
 
-    def took_outcome(self, rank: int | None, outcomes: int, *, is_whole: bool = True) -> None:
+    def record_outcome(self, rank: int | None, outcomes: int, *, is_whole: bool = True) -> None:
         """A verdict that had been forecast: the rank (from 0) of its outcome among those drafted ahead, if any; where
         the verdict came before all were there, whether it was among them is known, but not its rank."""
         if is_whole or outcomes == 1:
@@ -111,21 +111,21 @@ class Observer:
         if outcomes > 1:
             self._hits.setdefault(outcomes, Mean(_HORIZON)).add(rank is not None)
 
-    def took_features(self, lag_s: float, num_bytes: int = 0) -> None:
+    def record_features(self, lag_s: float, num_bytes: int = 0) -> None:
         """All features of a verdict, so many bytes, were in `lag_s` after it."""
         self._features_ms.add(lag_s * 1e3)
         if num_bytes and lag_s > 0:
             self._reply_bps.add(8 * num_bytes / lag_s)
 
-    def took_transfer(self, num_bytes: int, seconds: float) -> None:
+    def record_transfer(self, num_bytes: int, seconds: float) -> None:
         """Something long came down, such as a prompt's features."""
         if seconds > 0:
             self._down_bps.add(8 * num_bytes / seconds)
 
-    def ridden(self) -> Ridden:
+    def take_mode_run(self) -> ModeRun:
         """In the mode under way, since this was last asked."""
-        ridden, self._ridden = self._ridden, Ridden(self._mode)
-        return ridden
+        mode_run, self._mode_run = self._mode_run, ModeRun(self._mode)
+        return mode_run
 
     @property
     def num_judged(self) -> float:
@@ -142,9 +142,9 @@ class Observer:
         """As a prompt's features have shown it, else as replies' have."""
         return _known(self._down_bps.value, self._reply_bps.value)
 
-    def measured(self) -> Measured:
+    def measured(self) -> Measurements:
         single_ms = self._level_ms[1].value if 1 in self._level_ms else None
-        return Measured(
+        return Measurements(
             limits=self.limits,
             rtt_ms=None if self._rtt_s is None else self._rtt_s * 1e3,
             jitter_ms=self._jitter_s * 1e3,
@@ -168,21 +168,21 @@ class Observer:
         last_at, self._last_at = self._last_at, now
         return now - last_at if last_at is not None and now - last_at < _STALL_S else None
 
-    def _took_tokens(self, num_tokens: int, elapsed_s: float | None) -> None:
+    def _record_tokens(self, num_tokens: int, elapsed_s: float | None) -> None:
         self.num_tokens += num_tokens
         if elapsed_s is not None:
             self.active_s += elapsed_s
-            self._ridden = self._ridden.plus(num_tokens, elapsed_s)
+            self._mode_run = self._mode_run.plus(num_tokens, elapsed_s)
             self._cycle_s.add(elapsed_s)
             self._cycle_tokens.add(num_tokens)
 
-    def _took_pass(self, verdict: Verdict, server_levels: int) -> None:
+    def _record_pass(self, verdict: Verdict, server_levels: int) -> None:
         queue_us = 0 if self._mode == "pipelined" else verdict.queue_us  # there it waits for its own kind
         self._verify_ms.add((queue_us + verdict.verify_us) / 1e3)
         if server_levels:
             self._server_level_ms.add(verdict.draft_us / 1e3 / server_levels)
 
-    def _took_token(self, elapsed_s: float | None) -> None:
+    def _record_token(self, elapsed_s: float | None) -> None:
         if self._mode == "stream" and elapsed_s is not None:
             self._token_ms.add(elapsed_s * 1e3)
             self._verify_then_ms = self._verify_ms.value

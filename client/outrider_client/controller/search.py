@@ -8,9 +8,8 @@ from itertools import product
 
 import numpy as np
 
-from outrider_client.controller.decision import AHEAD, SPLIT, Choice, OnlineMode
-from outrider_client.controller.predict import Grid, Prediction, predict_all
-from outrider_client.controller.terms import Ints, Terms
+from outrider_client.controller.choice import AHEAD, SPLIT, Choice, OnlineMode
+from outrider_client.controller.prediction import ChoiceGrid, Ints, Prediction, PredictionTerms, predict_all
 
 _LEVELS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 _OUTCOMES = (1, 2, 4, 8)
@@ -20,7 +19,7 @@ _TOLERANT = 0.995  # a family with a higher factor never waits for features
 
 
 @dataclass(frozen=True, slots=True)
-class Rated:
+class RatedChoice:
     """A choice and what it would bring."""
 
     choice: Choice
@@ -31,11 +30,11 @@ class Rated:
         return self.prediction.tokens_per_second
 
 
-def rate(terms: Terms, choice: Choice) -> Rated:
-    return Rated(choice, predict_all(terms, Grid.of(choice)).at(0))
+def rate(terms: PredictionTerms, choice: Choice) -> RatedChoice:
+    return RatedChoice(choice, predict_all(terms, ChoiceGrid.of(choice)).at(0))
 
 
-def best_in(terms: Terms, mode: OnlineMode) -> Rated:
+def best_in(terms: PredictionTerms, mode: OnlineMode) -> RatedChoice:
     """What is predicted to be the fastest in this mode; of what is nearly as fast the one that drafts least."""
     best = max((_best_of(terms, grid) for grid in _grids(terms, mode)), key=_speed)
     variants = terms.limits.variants
@@ -44,26 +43,26 @@ def best_in(terms: Terms, mode: OnlineMode) -> Rated:
     return max((rate(terms, replace(best.choice, variant=variant)) for variant in variants), key=_speed)
 
 
-def _speed(rated: Rated) -> float:
+def _speed(rated: RatedChoice) -> float:
     return rated.tokens_per_second
 
 
-def _best_of(terms: Terms, grid: Grid) -> Rated:
+def _best_of(terms: PredictionTerms, grid: ChoiceGrid) -> RatedChoice:
     predictions = predict_all(terms, grid)
     speeds = predictions.tau / np.maximum(predictions.cycle_ms, 1e-9)
     index = int(np.argmax(speeds >= _NEARLY * speeds.max()))
-    return Rated(grid.at(index, predictions.cycle_ms.shape), predictions.at(index))
+    return RatedChoice(grid.at(index, predictions.cycle_ms.shape), predictions.at(index))
 
 
-def _grids(terms: Terms, mode: OnlineMode) -> Iterator[Grid]:
+def _grids(terms: PredictionTerms, mode: OnlineMode) -> Iterator[ChoiceGrid]:
     if mode == "stream":
-        yield Grid.of(Choice("stream", variant=terms.limits.variants[0]))
+        yield ChoiceGrid.of(Choice("stream", variant=terms.limits.variants[0]))
         return
     for breadth, wait_for_features in product(_breadths(terms), _waits(terms, mode)):
         yield _grid(terms, mode, breadth, wait_for_features)
 
 
-def _grid(terms: Terms, mode: OnlineMode, breadth: int, wait_for_features: bool) -> Grid:
+def _grid(terms: PredictionTerms, mode: OnlineMode, breadth: int, wait_for_features: bool) -> ChoiceGrid:
     ahead = mode in AHEAD
     levels = _levels(terms)[:, None, None]
     ahead_levels = _levels(terms)[None, :, None] if ahead else levels
@@ -72,7 +71,7 @@ def _grid(terms: Terms, mode: OnlineMode, breadth: int, wait_for_features: bool)
     growing_ms = (ahead_levels + 1) * terms.level_of(breadth) * terms.batch(outcomes)
     busy_ms = np.maximum(np.maximum(terms.verify, growing_ms), 1e-3)  # more in flight than keeps both busy is no gain
     in_flight = np.clip(np.ceil(terms.flight(ahead_budget) / busy_ms), 2, max(terms.limits.in_flight, 2))
-    return Grid(
+    return ChoiceGrid(
         mode,
         breadth,
         wait_for_features,
@@ -86,7 +85,7 @@ def _grid(terms: Terms, mode: OnlineMode, breadth: int, wait_for_features: bool)
     )
 
 
-def _levels(terms: Terms) -> Ints:
+def _levels(terms: PredictionTerms) -> Ints:
     limits = terms.limits
     if limits.fixed:
         return np.array([limits.shape.levels])
@@ -94,11 +93,11 @@ def _levels(terms: Terms) -> Ints:
     return np.array(sorted({*(level for level in _LEVELS if level < deepest), min(deepest, _LEVELS[-1])}))
 
 
-def _outcomes(terms: Terms) -> Ints:
+def _outcomes(terms: PredictionTerms) -> Ints:
     return np.array(_OUTCOMES if terms.limits.outcomes is None else (terms.limits.outcomes,))
 
 
-def _breadths(terms: Terms) -> list[int]:
+def _breadths(terms: PredictionTerms) -> list[int]:
     """Narrower ones too where it is known what they would cost and save."""
     breadth = terms.limits.shape.breadth
     if terms.limits.fixed or not terms.measured.ranks or terms.row_share < _DEAR_ROW:
@@ -106,7 +105,7 @@ def _breadths(terms: Terms) -> list[int]:
     return sorted({breadth, max(breadth // 2, 1), 1})
 
 
-def _waits(terms: Terms, mode: OnlineMode) -> list[bool]:
+def _waits(terms: PredictionTerms, mode: OnlineMode) -> list[bool]:
     if mode not in SPLIT:
         return [False]
     if terms.limits.wait_for_features is not None:
@@ -114,7 +113,7 @@ def _waits(terms: Terms, mode: OnlineMode) -> list[bool]:
     return [False] if terms.staleness >= _TOLERANT else [False, True]
 
 
-def _budget(terms: Terms, levels: Ints, breadth: int) -> Ints:
+def _budget(terms: PredictionTerms, levels: Ints, breadth: int) -> Ints:
     """As many nodes a level as the shape has, but no fewer than it for a shallower tree: nodes cost next to nothing."""
     shape, most = terms.limits.shape, terms.limits.max_nodes
     if terms.limits.fixed:

@@ -20,7 +20,7 @@ class Span:
     logprobs: tuple[TokenLogprobs, ...] = ()  # empty where there are none
 
 
-class Written:
+class AnswerText:
     """The answer so far, as spans in order."""
 
     def __init__(self) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from outrider_client.connection.access import PLAIN, Access
-from outrider_client.connection.backoff import Backoff
-from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.policy import Backoff, Patience, Timeouts
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.routing.keywords import Keywords
@@ -40,19 +39,6 @@ _OF_ANSWER = {
     "privacy",
     "logprobs",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """How long each remote wait may take, in seconds. Silence of the link is noticed far sooner (see heartbeat.py)."""
-
-    connect_s: float = 5.0  # to reach the server for the first time
-    reconnect_s: float = 0.5  # to reach it again, each attempt; six round trips where that is longer
-    open_s: float = 30.0  # for the answer to Open; attempts to resume start with reconnect_s and double
-    describe_s: float = 5.0
-    verdict_s: float = 120.0  # while the link lives
-    features_s: float = 10.0  # then the drafter goes on without them
-    goodbye_s: float = 1.0  # for Close to reach the server
 
 
 @dataclass(frozen=True, slots=True)

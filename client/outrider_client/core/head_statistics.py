@@ -11,7 +11,7 @@ from outrider_drafters.trees.grow import Drafted
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class AcceptedMeans:
     """A mean over drafted tokens that were accepted, and over those that were not; 0 without any."""
 
     accepted: float = 0.0
@@ -37,8 +37,8 @@ class HeadUse:
     shares: Mapping[str, float] = field(default_factory=dict)
     accepted_tokens: int = 0
     rejected_tokens: int = 0
-    confidence: Split = Split()
-    entropy: Split = Split()
+    confidence: AcceptedMeans = AcceptedMeans()
+    entropy: AcceptedMeans = AcceptedMeans()
 
 
 class HeadMeter:
@@ -95,6 +95,6 @@ class _Sums:
         self.counts[accepted] += 1
         self._sums[accepted] += value
 
-    def means(self) -> Split:
+    def means(self) -> AcceptedMeans:
         rejected, accepted = (total / max(count, 1) for total, count in zip(self._sums, self.counts, strict=True))
-        return Split(accepted, rejected)
+        return AcceptedMeans(accepted, rejected)

@@ -8,28 +8,28 @@ from typing import TypedDict
 from outrider_client.core.prompt_segments import Content, Segment, as_segments
 from outrider_proto.errors import UsageError
 
-ANSWERER = "assistant"
+ASSISTANT_ROLE = "assistant"
 
 
-class Turn(TypedDict):
-    """One turn of a chat as plain text."""
+class PlainMessage(TypedDict):
+    """One turn of a chat as plain_prompt text."""
 
     role: str
     content: str
 
 
-class Message(TypedDict):
+class PromptMessage(TypedDict):
     """One turn of a chat."""
 
     role: str
     content: Content
 
 
-Prompt = str | Sequence[Message] | Sequence[int] | Sequence[Segment]
-PlainPrompt = str | list[Turn] | list[int]
+Prompt = str | Sequence[PromptMessage] | Sequence[int] | Sequence[Segment]
+PlainPrompt = str | list[PlainMessage] | list[int]
 
 
-def plain(
+def plain_prompt(
     prompt: Prompt | PlainPrompt, write: Callable[[Content], str], recall: Callable[[Content], str] | None = None
 ) -> PlainPrompt:
     """The prompt with every content as `write` makes it, or `recall` where it is an earlier answer. Raises UsageError
@@ -45,7 +45,9 @@ def plain(
         return write(segments)
     turns = ((message["role"], message["content"]) for message in messages)
     recall = recall or write
-    return [Turn(role=role, content=(recall if role == ANSWERER else write)(said)) for role, said in turns] or tokens
+    return [
+        PlainMessage(role=role, content=(recall if role == ASSISTANT_ROLE else write)(said)) for role, said in turns
+    ] or tokens
 
 
 def segments_of(prompt: Prompt) -> Iterator[Segment]:

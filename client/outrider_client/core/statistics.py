@@ -90,14 +90,14 @@ class Meter:
         self._tree_budget = 0
         self._forecasts = self._hits = self._wasted_nodes = self._stale_drafts = 0
         self._drafts_begun = self._stale_tokens = 0
-        self._level, self._ahead_level, self._exchange = _Mean(), _Mean(), _Mean()
+        self._level, self._ahead_level, self._requests = _Mean(), _Mean(), _Mean()
         self._outages = 0
         self._offline_s = 0.0
         self._offline_since: float | None = None
         self._rolled_back = 0
         self._copied = 0
 
-    def tokens_came(self, now: float) -> None:
+    def tokens_arrived(self, now: float) -> None:
         if self._first_token_at is None:
             self._first_token_at = now
         self._last_token_at = now
@@ -105,7 +105,7 @@ class Meter:
     def drafted(self, seconds: float) -> None:
         self._draft_s += seconds
 
-    def levels_took(self, seconds: float, num_levels: int, *, ahead: bool = False) -> None:
+    def levels_drafted(self, seconds: float, num_levels: int, *, ahead: bool = False) -> None:
         """Of a draft that was waited for, or of drafts ahead for several outcomes."""
         (self._ahead_level if ahead else self._level).take(seconds, num_levels)
 
@@ -130,7 +130,7 @@ class Meter:
         self._verify_s += verify_s
         self._wire_s += wire_s
         if on_draft:
-            self._exchange.take(wire_s)
+            self._requests.take(wire_s)
 
     def judged(self, num_nodes: int, num_accepted: int) -> None:
         """The verdict on a draft tree that is not empty. Checks of unverified tokens do not count: no one drafted them
@@ -140,7 +140,7 @@ class Meter:
         self._histogram += [0] * (num_accepted + 1 - len(self._histogram))
         self._histogram[num_accepted] += 1
 
-    def judged_draft(self, drafted: Drafted, path: Sequence[int]) -> None:
+    def draft_judged(self, drafted: Drafted, path: Sequence[int]) -> None:
         """As above, where it is known how sure the head was."""
         self.judged(len(drafted.tree), len(path))
         self._heads.judged(drafted, path)
@@ -158,7 +158,7 @@ class Meter:
         """The server has passed over a draft that was sent ahead."""
         self._stale_drafts += 1
 
-    def stale_by(self, num_tokens: int) -> None:
+    def drafted_stale(self, num_tokens: int) -> None:
         """A draft is begun without the features of so many tokens before its root."""
         self._drafts_begun += 1
         self._stale_tokens += max(num_tokens, 0)
@@ -206,7 +206,7 @@ class Meter:
             stale_tokens=self._stale_tokens / max(self._drafts_begun, 1),
             level_ms=self._level.ms,
             ahead_level_ms=self._ahead_level.ms,
-            exchange_ms=self._exchange.ms,
+            exchange_ms=self._requests.ms,
             rtt_ms=rtt_s * 1e3,
             outages=self._outages,
             offline_ms=(self._offline_s + (now - self._offline_since if self._offline_since is not None else 0.0))

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TextIO
 from rich.console import Console
 
 from outrider_client.client import Client
-from outrider_client.core.answer_text import Written
+from outrider_client.core.answer_text import AnswerText
 from outrider_client.core.events import Event, Finished, Warned
 from outrider_client.display.json_display import JsonDisplay
 from outrider_client.display.messages import print_message, printable
@@ -20,7 +20,7 @@ from outrider_client.models.local_models import Prompt
 class Display(Protocol):
     """Shows one answer."""
 
-    written: Written
+    written: AnswerText
 
     def show(self, event: Event) -> None: ...
 
@@ -64,7 +64,7 @@ class PlainDisplay:
     """One answer."""
 
     def __init__(self, out: TextIO) -> None:
-        self.written = Written()
+        self.written = AnswerText()
         self._out = out
         self._num_printed = 0
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from enum import Enum
 from typing import TextIO
 
-from outrider_client.core.answer_text import Written
+from outrider_client.core.answer_text import AnswerText
 from outrider_client.core.events import Event, Finished
 
 
@@ -17,7 +17,7 @@ class JsonDisplay:
     """One answer."""
 
     def __init__(self, out: TextIO) -> None:
-        self.written = Written()
+        self.written = AnswerText()
         self._out = out
 
     def show(self, event: Event) -> None:

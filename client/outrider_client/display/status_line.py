@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from outrider_client.connection.link_state import LinkState
-from outrider_client.core.answer_text import Written
+from outrider_client.core.answer_text import AnswerText
 from outrider_client.core.events import Event, Finished, LinkChanged, Stats
 from outrider_client.core.head_statistics import HeadUse
 from outrider_client.core.statistics import Statistics
@@ -35,7 +35,7 @@ class StatusLine:
             case Stats() | Finished():
                 self._statistics = event.statistics
 
-    def text(self, written: Written) -> Text:
+    def text(self, written: AnswerText) -> Text:
         statistics = self._statistics
         parts = [
             f"R {statistics.rtt_ms:.0f} ms",

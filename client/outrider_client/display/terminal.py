@@ -16,7 +16,7 @@ from rich.segment import Segments as Drawn
 from rich.text import Text
 
 from outrider_client.connection.link_state import LinkState
-from outrider_client.core.answer_text import Span, Written
+from outrider_client.core.answer_text import AnswerText, Span
 from outrider_client.core.events import Event, Finished
 from outrider_client.display.messages import printable
 from outrider_client.display.status_line import StatusLine
@@ -29,7 +29,7 @@ class LiveDisplay:
     """One answer. `state` is where the link stands at its start."""
 
     def __init__(self, console: Console, state: LinkState = LinkState.CONNECTING) -> None:
-        self.written = Written()
+        self.written = AnswerText()
         self._console = console
         self._status = StatusLine(state)
         self._num_scrolled = 0
@@ -76,7 +76,7 @@ class MarkdownDisplay:
     """One answer. `state` is where the link stands at its start."""
 
     def __init__(self, console: Console, state: LinkState = LinkState.CONNECTING) -> None:
-        self.written = Written()
+        self.written = AnswerText()
         self._console = console
         self._status = StatusLine(state)
         self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._drawn)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import Counter
 
 NUM_VERDICTS = 64
-LUCK = 0.02  # of large vocabularies; of small ones twice their chance
+CHANCE = 0.02  # of large vocabularies; of small ones twice their chance
 
 
-class Fit:
+class AcceptanceCheck:
     """Counts over all answers of a client, head by head, and says it once."""
 
     def __init__(self, vocab_size: int) -> None:
-        self._luck = max(LUCK, 2 / vocab_size)
+        self._luck = max(CHANCE, 2 / vocab_size)
         self._verdicts: Counter[str] = Counter()
         self._hits: Counter[str] = Counter()
 

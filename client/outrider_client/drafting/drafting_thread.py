@@ -1,6 +1,6 @@
 """A drafter, or several heads in step, in a thread of its own, so that drafting never holds up the heartbeats.
 
-What is drafted before it is needed is a Lookout: it runs while a verdict is awaited and is told what that verdict was.
+What is drafted before it is needed is an AheadDraft: it runs while a verdict is awaited and learns that verdict.
 
 Every job brings the state up to date first: it is rolled back to what it shares with the tokens given, takes in the
 rest, and then the feature rows that have arrived. So callers only ever say what the tokens are.
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider_client.drafting.sampling import choose_token
-from outrider_client.drafting.worker_thread import Worker
+from outrider_client.drafting.worker_thread import WorkerThread
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
@@ -38,7 +38,7 @@ Ready = Callable[[], Awaitable[None]]  # waits until it is
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class AheadCost:
     """Of levels drafted for so many outcomes side by side."""
 
     seconds: float
@@ -46,11 +46,11 @@ class Cost:
     outcomes: int
 
 
-class Lookout:
+class AheadDraft:
     """Drafts for the outcomes of a tree whose verdict is awaited, under way or made."""
 
-    def __init__(self, make: Callable[[Lookout], Awaitable[tuple[PreDraft, ...]]]) -> None:
-        self.cost: Cost | None = None  # known once there are levels for all outcomes
+    def __init__(self, make: Callable[[AheadDraft], Awaitable[tuple[PreDraft, ...]]]) -> None:
+        self.cost: AheadCost | None = None  # known once there are levels for all outcomes
         self.is_whole = False  # all drafts were finished before the verdict came
         self._truth: Outcome | None = None
         self._has_begun = False
@@ -103,7 +103,7 @@ class Lookout:
         return self._made.result() if self._made.done() and not self._made.cancelled() else ()
 
 
-class Drafting(Protocol):
+class AsyncDrafter(Protocol):
     """What answers need of a drafter. `tokens` are the whole text each time, and its last one is the root."""
 
     @property
@@ -118,7 +118,7 @@ class Drafting(Protocol):
     def stale_tolerant(self) -> bool: ...
 
     @property
-    def can_look_out(self) -> bool:
+    def can_draft_ahead(self) -> bool:
         """Whether it drafts beyond tokens whose features it has never seen."""
         ...
 
@@ -132,9 +132,9 @@ class Drafting(Protocol):
 
     def add_features(self, first: int, rows: NDArray[np.float32]) -> None: ...
 
-    def look_out(
+    def draft_ahead(
         self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready | None = None
-    ) -> Lookout: ...
+    ) -> AheadDraft: ...
 
     async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> Routed: ...
 
@@ -155,7 +155,7 @@ class PreDraftSpec:
 
 
 class DraftingThread:
-    """Used from one event loop; the state itself is touched in the thread only. See Drafting."""
+    """Used from one event loop; the state itself is touched in the thread only. See AsyncDrafter."""
 
     def __init__(self, drafter: Drafter, num_cpu_threads: int | None = None) -> None:
         heads = Heads.of(drafter)
@@ -164,13 +164,13 @@ class DraftingThread:
         self.stale_tolerant = heads.stale_tolerant
         self._paced = [head for head in heads.heads if isinstance(head, PacedDrafter)]
         self._state = heads.new_state()
-        self.can_look_out = can_foresee(self._state)
+        self.can_draft_ahead = can_foresee(self._state)
         self._tokens: list[int] = []  # what the state holds
         self._arrived: list[_Rows] = []
         self._num_features = 0
         self._shared: list[int] = []  # what each answer shared with the one before
         limit = (lambda: None) if num_cpu_threads is None else partial(torch.set_num_threads, num_cpu_threads)
-        self._worker = Worker("outrider-draft", limit)
+        self._worker = WorkerThread("outrider-draft", limit)
 
     @property
     def num_features(self) -> int:
@@ -201,19 +201,19 @@ class DraftingThread:
         tell."""
         return await self._run(tokens, lambda: self._state.draft(plan, head))
 
-    def look_out(
+    def draft_ahead(
         self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready | None = None
-    ) -> Lookout:
+    ) -> AheadDraft:
         """Drafts of the head in use for the likeliest outcomes of `tree`, which hangs below `tokens`; begins when
         `ready`."""
 
-        async def make(lookout: Lookout) -> tuple[PreDraft, ...]:
+        async def make(ahead_draft: AheadDraft) -> tuple[PreDraft, ...]:
             if ready is not None:
                 await ready()
-            lookout.begin()
-            return await self._run(tokens, lambda: self._foresee(tree, wanted, lookout))
+            ahead_draft.begin()
+            return await self._run(tokens, lambda: self._foresee(tree, wanted, ahead_draft))
 
-        return Lookout(make)
+        return AheadDraft(make)
 
     async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
         """The next token of the head in use, or of another where that one cannot go on; None where none can."""
@@ -235,11 +235,11 @@ class DraftingThread:
         self._num_features = max((held, *(first + len(rows) for first, rows in self._arrived)))
         return result
 
-    def _foresee(self, tree: DraftTree, wanted: PreDraftSpec, lookout: Lookout) -> tuple[PreDraft, ...]:
+    def _foresee(self, tree: DraftTree, wanted: PreDraftSpec, ahead_draft: AheadDraft) -> tuple[PreDraft, ...]:
         asked_at: list[float] = []  # before and after the tree's own passes, then after each level but the last
 
         def truth() -> Outcome | None:
-            known = lookout.truth()
+            known = ahead_draft.truth()
             if known is None:
                 asked_at.append(time.perf_counter())
             return known
@@ -249,9 +249,9 @@ class DraftingThread:
             made = predraft(self._state, tree, wanted.plan, wanted.outcomes, wanted.ends, truth)
         finally:
             self._batch(1)
-        lookout.is_whole = bool(made) and lookout.truth() is None
+        ahead_draft.is_whole = bool(made) and ahead_draft.truth() is None
         if (num_levels := len(asked_at) - 2) > 0:
-            lookout.cost = Cost(asked_at[-1] - asked_at[1], num_levels, wanted.outcomes)
+            ahead_draft.cost = AheadCost(asked_at[-1] - asked_at[1], num_levels, wanted.outcomes)
         return made
 
     def _batch(self, outcomes: int) -> None:

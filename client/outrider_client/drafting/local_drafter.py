@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider_client.core.statistics import Meter
-from outrider_client.drafting.acceptance_check import Fit
-from outrider_client.drafting.drafting_thread import Drafting, Lookout, PreDraftSpec, Ready
+from outrider_client.drafting.acceptance_check import AcceptanceCheck
+from outrider_client.drafting.drafting_thread import AheadDraft, AsyncDrafter, PreDraftSpec, Ready
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.routing.confidence import best_path
@@ -20,20 +20,20 @@ RECENT = 64  # new tokens in which keywords are looked for, beside the prompt's
 OF_PROMPT = 1024  # and so many of the prompt's last
 
 
-class OwnWords:
-    """`last_resort` writes where `drafting` is not there or cannot; None for nobody."""
+class LocalDrafter:
+    """`fallback_drafter` writes where `drafting` is not there or cannot; None for nobody."""
 
     def __init__(
         self,
         models: LocalModels,
-        drafting: Drafting | None,
-        last_resort: Drafting | None,
+        drafting: AsyncDrafter | None,
+        fallback_drafter: AsyncDrafter | None,
         meter: Meter,
-        fit: Fit,
+        fit: AcceptanceCheck,
     ) -> None:
         self._models = models
         self._drafting = drafting
-        self._last_resort = last_resort
+        self._fallback_drafter = fallback_drafter
         self._meter = meter
         self._fit = fit
         self._prompt_text = ""  # for keywords
@@ -41,7 +41,7 @@ class OwnWords:
     @property
     def any(self) -> bool:
         """Whether there is anyone who might write without the target."""
-        return self._drafting is not None or self._last_resort is not None
+        return self._drafting is not None or self._fallback_drafter is not None
 
     def begin(self, prompt: Sequence[int]) -> None:
         if self._models.keywords is not None:
@@ -56,27 +56,27 @@ class OwnWords:
         """A tree on `tokens`, of which the last `num_new` are the answer's."""
         assert self._drafting is not None
         head = self._head_by_words(tokens[-min(num_new, RECENT) :], self._drafting.current)
-        self._meter.stale_by(len(tokens) - 1 - self._drafting.num_features)
+        self._meter.drafted_stale(len(tokens) - 1 - self._drafting.num_features)
         routed = await self._drafting.grow(tokens, plan, head)
         self._meter.routed(routed)
         return routed
 
-    def look_out(self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready) -> Lookout:
+    def draft_ahead(self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready) -> AheadDraft:
         """Drafts for what may come of `tree` below `tokens`, once it is `ready`."""
         drafting = self._drafting
         assert drafting is not None
 
         async def begin() -> None:
             await ready()
-            self._meter.stale_by(len(tokens) - 1 - drafting.num_features)
+            self._meter.drafted_stale(len(tokens) - 1 - drafting.num_features)
 
-        return drafting.look_out(tokens, tree, wanted, begin)
+        return drafting.draft_ahead(tokens, tree, wanted, begin)
 
     async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
         """The next token by a head, or else by the last resort; None where neither can tell."""
         token = None if self._drafting is None else await self._drafting.write(tokens, sampling)
-        if token is None and self._last_resort is not None:
-            token = await self._last_resort.write(tokens, sampling)
+        if token is None and self._fallback_drafter is not None:
+            token = await self._fallback_drafter.write(tokens, sampling)
             if token is not None:
                 self._meter.copied()
         return token
@@ -85,7 +85,7 @@ class OwnWords:
         """Note what the target made of a head's draft; a warning where the head does not fit the target at all."""
         assert self._drafting is not None
         tree = drafted.tree
-        self._meter.judged_draft(drafted, verdict.path)
+        self._meter.draft_judged(drafted, verdict.path)
         said = tree.tokens[verdict.path[0]] if verdict.path else verdict.bonus
         guess = tree.tokens[best_path(drafted)[0]]
         return None if said is None else self._fit.judged(self._drafting.names[head], guess, said)

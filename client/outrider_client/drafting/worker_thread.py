@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Worker:
+class WorkerThread:
     """Jobs run one after another, in the order in which they came. Used from one event loop."""
 
     def __init__(self, name: str, prepare: Callable[[], None] = lambda: None) -> None:

@@ -61,7 +61,7 @@ class LinkWatch:
             case LinkChanged(state=state) if state not in (LinkState.CONNECTING, LinkState.CLOSED):
                 self._becomes(state)
             case Stats(statistics=statistics):
-                self._statistics, self._mode = statistics, client.riding
+                self._statistics, self._mode = statistics, client.active_mode
                 self._rtt_s = client.rtt_s
                 if client.link_state is LinkState.ONLINE:
                     self._becomes(LinkState.ONLINE)

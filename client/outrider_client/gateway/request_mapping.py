@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outrider_client.core.prompt import is_private
+from outrider_client.core.prompt import PromptMessage, is_private
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.gateway.errors import ApiError
 from outrider_client.gateway.request_bodies import (
@@ -19,7 +19,6 @@ from outrider_client.gateway.request_bodies import (
 )
 from outrider_client.gateway.text_stream import StopStrings, UnverifiedPolicy
 from outrider_client.models.local_models import Prompt
-from outrider_client.models.tokenizer import Message
 from outrider_client.privacy.fences import parse_fences
 from outrider_proto.frames import Sampling
 
@@ -122,14 +121,14 @@ def _extension(given: OutriderOptions | None, headers: Mapping[str, str]) -> Out
     return OutriderOptions.model_validate(said)
 
 
-def _message(message: ChatMessage, fences: bool) -> Message:
+def _message(message: ChatMessage, fences: bool) -> PromptMessage:
     role = "system" if message.role == "developer" else message.role
     content = message.content
     parts = (TextPart(type="text", text=content),) if isinstance(content, str) else tuple(content)
     segments = tuple(_segments(parts, fences))
     if any(segment.private for segment in segments):
-        return Message(role=role, content=segments)
-    return Message(role=role, content="".join(segment.text for segment in segments))
+        return PromptMessage(role=role, content=segments)
+    return PromptMessage(role=role, content="".join(segment.text for segment in segments))
 
 
 def _segments(parts: Iterable[TextPart], fences: bool) -> Iterable[Segment]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider_client.core.answer_text import Span, Written
+from outrider_client.core.answer_text import AnswerText, Span
 from outrider_client.core.events import Event, Finished, RolledBack, Verified
 from outrider_client.text.logprobs import TokenLogprobs
 from outrider_client.text.transcript import Origin
@@ -45,7 +45,7 @@ class TextStream:
         self.stopped = False  # by a stop in text that stands: no more is wanted
         self._stops = stops
         self._manner = manner
-        self._written = Written()
+        self._written = AnswerText()
         self._text = ""
         self._starts: list[int] = []  # where each span's text begins
         self._sent = 0  # characters

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from outrider_client.connection.session import Session
-from outrider_client.controller.mode_controller import Pilot
-from outrider_client.drafting.acceptance_check import Fit
-from outrider_client.drafting.drafting_thread import Drafting
+from outrider_client.connection.session import ClientSession
+from outrider_client.controller.mode_controller import ModeController
+from outrider_client.drafting.acceptance_check import AcceptanceCheck
+from outrider_client.drafting.drafting_thread import AsyncDrafter
 from outrider_client.models.local_models import LocalModels
 from outrider_client.text.transcript import Transcript
 
 
 @dataclass(frozen=True, slots=True)
-class Equipment:
-    """`last_resort` drafts where `drafting` is not there or cannot. `clock` counts seconds."""
+class GenerationContext:
+    """`fallback_drafter` drafts where `drafting` is not there or cannot. `clock` counts seconds."""
 
     models: LocalModels
-    session: Session
+    session: ClientSession
     transcript: Transcript
-    drafting: Drafting | None
-    last_resort: Drafting
-    fit: Fit
-    pilot: Pilot
+    drafting: AsyncDrafter | None
+    fallback_drafter: AsyncDrafter
+    fit: AcceptanceCheck
+    controller: ModeController
     clock: Callable[[], float]

@@ -12,7 +12,7 @@ from outrider_client.text.placeholder_restorer import TokenText
 from outrider_client.text.transcript import Change, FinishReason, Origin
 
 
-class Telling:
+class EventEmitter:
     """Of one answer. `emit` is called with every event, in order; `now` is in the meter's seconds."""
 
     def __init__(self, emit: Callable[[Event], None], text: TokenText, meter: Meter) -> None:
@@ -26,7 +26,7 @@ class Telling:
 
     def wrote(self, first: int, token: int, now: float) -> None:
         """The drafter alone."""
-        self._meter.tokens_came(now)
+        self._meter.tokens_arrived(now)
         self._emit(Unverified(first, (token,), self._text.push((token,))))
 
     def changed(self, change: Change, prompt_len: int, now: float) -> None:
@@ -49,6 +49,6 @@ class Telling:
         self, first: int, tokens: tuple[int, ...], origin: Origin, logprobs: Iterator[TokenLogprobs], now: float
     ) -> None:
         if tokens:
-            self._meter.tokens_came(now)
+            self._meter.tokens_arrived(now)
             told = tuple(islice(logprobs, len(tokens)))
             self._emit(Committed(first, tokens, origin, self._text.push(tokens), told))

@@ -9,21 +9,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from outrider_client.connection.link import Reply
-from outrider_client.connection.session import Session
-from outrider_client.controller.mode_controller import Pilot
+from outrider_client.connection.session import ClientSession
+from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.statistics import Meter
-from outrider_client.drafting.drafting_thread import Drafting
+from outrider_client.drafting.drafting_thread import AsyncDrafter
 from outrider_client.text.transcript import Transcript
 from outrider_drafters.trees.grow import Drafted
 from outrider_proto.errors import LinkError, Reason, Refusal, Violation
 from outrider_proto.frames import Cancel, Decode, Draft, Features, Finish, Verdict
 from outrider_proto.packing import TOKEN_BYTES
 
-NOTHING = Drafted()
+EMPTY_DRAFT = Drafted()
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PendingRequest:
     """A request, when it went (or the last verdict on it came), the draft that it carries, and whose."""
 
     request: Draft | Decode
@@ -45,16 +45,16 @@ class _Judged:
     timed: bool = False
 
 
-class Exchange:
+class RequestTracker:
     """Times are seconds of `clock`."""
 
     def __init__(
         self,
-        session: Session,
+        session: ClientSession,
         transcript: Transcript,
-        drafting: Drafting | None,
+        drafting: AsyncDrafter | None,
         meter: Meter,
-        pilot: Pilot,
+        controller: ModeController,
         clock: Callable[[], float],
     ) -> None:
         self.newest: Draft | Decode | None = None
@@ -62,17 +62,17 @@ class Exchange:
         self._transcript = transcript
         self._drafting = drafting
         self._meter = meter
-        self._pilot = pilot
+        self._controller = controller
         self._clock = clock
         self._judged = _Judged(0, 0, 0.0, 0)
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, PendingRequest] = {}
         self._rows_due = 0  # seq of the newest draft that was judged: its rows are there or on their way
         self._rows_complete = 0  # seq of the newest draft whose rows have all come
         self._rows_came = asyncio.Event()
         self._early: deque[Verdict] = deque()  # came while rows were waited for
         self._cancelled = 0  # seq of the newest Decode that was to stop
 
-    def ask(self, request: Draft | Decode, drafted: Drafted = NOTHING, head: int = 0) -> None:
+    def ask(self, request: Draft | Decode, drafted: Drafted = EMPTY_DRAFT, head: int = 0) -> None:
         """Send it."""
         num_rows = 0
         if self._drafting is not None and request.features_from is not None:
@@ -80,8 +80,8 @@ class Exchange:
         width = 0 if self._drafting is None else self._drafting.tap.width
         self.newest = request
         root_at = request.base_len + len(request.context)
-        stale = self._drafting is not None and self._eats and self._drafting.num_features < root_at
-        self._asked[request.seq] = Asked(request, self._clock(), drafted, head, stale)
+        stale = self._drafting is not None and self._uses_features and self._drafting.num_features < root_at
+        self._asked[request.seq] = PendingRequest(request, self._clock(), drafted, head, stale)
         self._session.link.send(request, TOKEN_BYTES * len(request.context) + num_rows * width)
 
     def cancel(self, decode: Decode) -> None:
@@ -89,7 +89,7 @@ class Exchange:
         self._cancelled = decode.seq
         self._session.link.send(Cancel(decode.seq))
 
-    async def next_verdict(self, timeout_s: float) -> tuple[Asked, Verdict]:
+    async def next_verdict(self, timeout_s: float) -> tuple[PendingRequest, Verdict]:
         """On the oldest request under way. Raises LinkError. Rows that bring the drafter on give it more time, since it
         has to share the link with them; nothing else does, whatever a server may send."""
         give_up_at = self._clock() + timeout_s
@@ -115,7 +115,7 @@ class Exchange:
 
     async def rows(self) -> None:
         """Until the rows of what has been judged by now have come, while somebody else receives."""
-        due = self._rows_due if self._eats else 0
+        due = self._rows_due if self._uses_features else 0
         while self._rows_complete < due:
             self._rows_came.clear()
             await self._rows_came.wait()
@@ -127,7 +127,7 @@ class Exchange:
 
     async def receive_rows(self, timeout_s: float) -> None:
         """Until the rows of the last draft that was judged have come, or it has taken too long. Raises LinkError."""
-        if not self._eats:
+        if not self._uses_features:
             return
         started = self._clock()
         give_up_at = started + timeout_s
@@ -156,7 +156,7 @@ class Exchange:
                     self._take_rows(reply)
 
     @property
-    def _eats(self) -> bool:
+    def _uses_features(self) -> bool:
         return self._drafting is not None and bool(self._drafting.tap.fingerprint)
 
     def _set_aside(self, reply: Reply) -> bool:
@@ -179,7 +179,7 @@ class Exchange:
             return self._early.popleft()
         return await self._session.link.receive(give_up_at - self._clock())
 
-    def _measured(self, verdict: Verdict) -> Asked:
+    def _measured(self, verdict: Verdict) -> PendingRequest:
         if verdict.finish is Finish.CANCELLED and verdict.seq != self._cancelled:
             raise Violation(Reason.MALFORMED_FRAME, f"verdict {verdict.seq} ends what nobody has cancelled")
         now = self._clock()
@@ -222,4 +222,4 @@ class Exchange:
         if features.seq == judged.seq and are_all and not judged.timed:
             self._judged = replace(judged, timed=True)
             lag_s, num_bytes = self._clock() - judged.at, self._session.num_bytes[1] - judged.num_bytes
-            self._pilot.took_features(lag_s, end - judged.features_from, num_bytes)
+            self._controller.record_features(lag_s, end - judged.features_from, num_bytes)

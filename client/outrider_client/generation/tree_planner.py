@@ -3,8 +3,8 @@ context and server allow."""
 
 from __future__ import annotations
 
-from outrider_client.connection.session import Session
-from outrider_client.controller.mode_controller import Pilot
+from outrider_client.connection.session import ClientSession
+from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
@@ -13,30 +13,32 @@ from outrider_proto.frames import ServerTree
 from outrider_proto.tree import MAX_NODES
 
 
-class Plans:
+class TreePlanner:
     """Of one answer."""
 
-    def __init__(self, config: ClientConfig, models: LocalModels, session: Session, pilot: Pilot) -> None:
+    def __init__(
+        self, config: ClientConfig, models: LocalModels, session: ClientSession, controller: ModeController
+    ) -> None:
         self._config = config
         self._models = models
         self._session = session
-        self._pilot = pilot
+        self._controller = controller
 
     def begin(self) -> None:
-        """Tell the pilot what is asked for."""
-        self._pilot.begin(self._config, self._own)
+        """Tell the controller what is asked for."""
+        self._controller.begin(self._config, self._own)
 
-    def after(self, num_tokens: int, room: int) -> TreePlan | None:
+    def next_plan(self, num_tokens: int, room: int) -> TreePlan | None:
         """Of a draft on so many tokens, to which the answer may add no more than `room`; None where nothing fits."""
-        choice = self._pilot.choice
+        choice = self._controller.choice
         return self._fitted(num_tokens, room, None if choice is None else choice.shape)
 
-    def ahead(self, num_tokens: int, room: int) -> TreePlan | None:
+    def ahead_plan(self, num_tokens: int, room: int) -> TreePlan | None:
         """Of a draft made before it is known whether it will be needed."""
-        choice = self._pilot.choice
+        choice = self._controller.choice
         return self._fitted(num_tokens, room, None if choice is None else choice.ahead_shape)
 
-    def of_server(self) -> ServerTree:
+    def server_tree(self) -> ServerTree:
         """Of the drafts that the server makes. Raises UsageError where it makes none, LinkError without a link."""
         limits = self._session.limits
         if limits is None:
@@ -45,7 +47,7 @@ class Plans:
             raise UsageError(
                 "mode=server-draft: the server does not draft for this session; start it with --server-draft"
             )
-        choice = self._pilot.choice
+        choice = self._controller.choice
         plan = self._config.shape or (None if choice is None else choice.shape)
         shape = plan if isinstance(plan, TreeShape) else TreeShape()
         return ServerTree(shape.breadth, shape.levels, min(shape.budget, limits.max_nodes))
@@ -73,7 +75,7 @@ class Plans:
 
     def _fitted(self, num_tokens: int, room: int, chosen: TreeShape | None) -> TreePlan | None:
         plan = self._config.shape or self._own or chosen or TreeShape()
-        if self._pilot.choice is None:
+        if self._controller.choice is None:
             room = self.max_context  # tau of a mode that is asked for counts whole trees, as published ones do
         levels = min(self.max_context - num_tokens, room) - 1  # the bonus needs room too
         return plan.fitted(min(levels, self.draft_nodes), self.draft_nodes)

@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 
 from outrider_client.core.config import ClientConfig
-from outrider_client.core.prompt import PlainPrompt, Turn, plain, safe_text
+from outrider_client.core.prompt import PlainMessage, PlainPrompt, plain_prompt, safe_text
 from outrider_client.core.prompt import Prompt as Prompt
-from outrider_client.models.private_tokens import Split, split
-from outrider_client.models.tokenizer import TextCodec, load_tokenizer
+from outrider_client.models.private_tokens import PrivateSplit, split
+from outrider_client.models.tokenizer import TextTokenizer, load_tokenizer
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.checkpoints.source import DrafterSource
@@ -40,7 +40,7 @@ class LocalModels:
     eos_token_ids: tuple[int, ...]
     target_fingerprint: str
     tokenizer_fingerprint: str
-    load_text: Callable[[], TextCodec] | None = field(default=None, repr=False)
+    load_text: Callable[[], TextTokenizer] | None = field(default=None, repr=False)
     drafter_threads: int | None = None  # None: torch's choice
     keywords: KeywordRule | None = None  # that chooses among several heads
 
@@ -64,7 +64,7 @@ class LocalModels:
             load_text=(lambda: load_tokenizer(target)) if has_text else None,
         )
 
-    def introduction(self, codec: Codec = "int8", sampling: Sampling | None = None) -> Open:
+    def open_frame(self, codec: Codec = "int8", sampling: Sampling | None = None) -> Open:
         """The first frame of a new session with these models."""
         return Open(
             protocol_version=PROTOCOL_VERSION,
@@ -76,7 +76,7 @@ class LocalModels:
         )
 
     @cached_property
-    def text(self) -> TextCodec:
+    def text(self) -> TextTokenizer:
         """Raises UsageError when the target has no tokenizer."""
         if self.load_text is None:
             raise UsageError("this target has no tokenizer: give the prompt as token ids")
@@ -102,7 +102,7 @@ class LocalModels:
                 raise UsageError(f"prompt has token {token}: the vocabulary has {self.vocab_size}")
         return tokens
 
-    def split(self, prompt: Prompt, *, raw: bool) -> Split:
+    def split(self, prompt: Prompt, *, raw: bool) -> PrivateSplit:
         """The tokens of a prompt with private segments, before the first of these and from there on. Raises UsageError,
         which does not tell them."""
         parts = split(prompt, self.text, raw=raw)
@@ -111,11 +111,15 @@ class LocalModels:
         return parts
 
     def _encode(self, prompt: Prompt | PlainPrompt, raw: bool) -> list[int]:
-        written = plain(prompt, safe_text)
+        written = plain_prompt(prompt, safe_text)
         if isinstance(written, str):
             if not written.strip():
                 raise UsageError("prompt is empty: give some text")
-            return self.text.encode(written) if raw else self.text.encode_chat([Turn(role="user", content=written)])
+            return (
+                self.text.encode(written)
+                if raw
+                else self.text.encode_chat([PlainMessage(role="user", content=written)])
+            )
         turns = [item for item in written if not isinstance(item, int)]
         return self.text.encode_chat(turns) if turns else [item for item in written if isinstance(item, int)]
 

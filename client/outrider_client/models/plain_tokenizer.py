@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider_client.core.prompt import Turn
+from outrider_client.core.prompt import PlainMessage
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class PlainTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text).ids)
 
-    def encode_chat(self, messages: Sequence[Turn]) -> list[int]:
+    def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
         """Raises UsageError without a chat template, or for messages that it does not take."""
         return self.encode_part(self.render(messages))
 
-    def render(self, messages: Sequence[Turn]) -> str:
+    def render(self, messages: Sequence[PlainMessage]) -> str:
         """Raises as `encode_chat`."""
         if self._template is None:
             raise UsageError("this target has no chat template: give the prompt raw (--raw)")

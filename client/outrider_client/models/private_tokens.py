@@ -15,25 +15,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider_client.core.prompt import Prompt, Turn, plain, segments_of
+from outrider_client.core.prompt import PlainMessage, Prompt, plain_prompt, segments_of
 from outrider_client.core.prompt_segments import Content, as_segments
 from outrider_proto.errors import UsageError
 
 _FIRST_MARK, _LAST_MARK = 0xE000, 0xF8FF  # of Unicode's private use: no template and no case rule touches them
 
 
-class Codec(Protocol):
+class PartTokenizer(Protocol):
     """What is asked of a tokenizer here; see tokenizer.TextCodec."""
 
     def encode(self, text: str) -> list[int]: ...
 
-    def render(self, messages: Sequence[Turn]) -> str: ...
+    def render(self, messages: Sequence[PlainMessage]) -> str: ...
 
     def encode_part(self, text: str) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Split:
+class PrivateSplit:
     """Tokens that may leave, maybe none, and those that may not. Its repr tells neither."""
 
     safe: tuple[int, ...]
@@ -44,18 +44,18 @@ class Split:
         return self.safe + self.rest
 
 
-def split(prompt: Prompt, codec: Codec, *, raw: bool) -> Split:
+def split(prompt: Prompt, codec: PartTokenizer, *, raw: bool) -> PrivateSplit:
     """At the first private segment. Raises UsageError where the chat template loses one."""
     marks = _Marks(segment.text for segment in segments_of(prompt))
-    marked = plain(prompt, marks.write)
+    marked = plain_prompt(prompt, marks.write)
     if isinstance(marked, str) and raw:
         rendered = marked
     else:
-        turns = [Turn(role="user", content=marked)] if isinstance(marked, str) else marked
+        turns = [PlainMessage(role="user", content=marked)] if isinstance(marked, str) else marked
         rendered = codec.render([turn for turn in turns if not isinstance(turn, int)])
     safe, rest = marks.cut(rendered)
     first = codec.encode(safe) if raw and safe else codec.encode_part(safe)
-    return Split(tuple(first), tuple(codec.encode_part(rest)))
+    return PrivateSplit(tuple(first), tuple(codec.encode_part(rest)))
 
 
 class _Marks:

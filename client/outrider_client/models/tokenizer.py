@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from outrider_client.core.prompt import Message as Message
-from outrider_client.core.prompt import Turn
+from outrider_client.core.prompt import PlainMessage
+from outrider_client.core.prompt import PromptMessage as PromptMessage
 from outrider_client.models.plain_tokenizer import plain_tokenizer
 from outrider_proto.errors import UsageError
 
 
-class TextCodec(Protocol):
+class TextTokenizer(Protocol):
     """What the client asks of a tokenizer."""
 
     def encode(self, text: str) -> list[int]: ...
 
-    def encode_chat(self, messages: Sequence[Turn]) -> list[int]:
+    def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
         """The chat template over the messages, up to where the answer begins."""
         ...
 
-    def render(self, messages: Sequence[Turn]) -> str:
+    def render(self, messages: Sequence[PlainMessage]) -> str:
         """As `encode_chat`, before it becomes tokens."""
         ...
 
@@ -51,11 +51,11 @@ class TargetTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])
 
-    def encode_chat(self, messages: Sequence[Turn]) -> list[int]:
+    def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
         """Raises UsageError without a chat template, or for messages that it does not take."""
         return self.encode_part(self.render(messages))
 
-    def render(self, messages: Sequence[Turn]) -> str:
+    def render(self, messages: Sequence[PlainMessage]) -> str:
         """Raises as `encode_chat`."""
         if not self._tokenizer.chat_template:
             raise UsageError("this target has no chat template: give the prompt raw (--raw)")
@@ -78,6 +78,6 @@ class TargetTokenizer:
         return text
 
 
-def load_tokenizer(directory: Path) -> TextCodec:
+def load_tokenizer(directory: Path) -> TextTokenizer:
     """The quicker of the two ways that gives the same tokens. Raises UsageError when there is no tokenizer."""
     return plain_tokenizer(directory) or TargetTokenizer(directory)

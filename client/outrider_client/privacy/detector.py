@@ -11,7 +11,7 @@ from typing import Any
 from outrider_client.core.prompt_segments import Segment
 from outrider_proto.errors import UsageError
 
-LEAST_SCORE = 0.4  # what Presidio gives a phone number; less are guesses without their context
+MIN_SCORE = 0.4  # what Presidio gives a phone number; less are guesses without their context
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Detector:
             _Found(result.start, result.end, kind, result.score)
             for kind, recognizer in self._recognizers.items()
             for result in recognizer.analyze(text, recognizer.supported_entities)
-            if result.score >= LEAST_SCORE
+            if result.score >= MIN_SCORE
         ]
         chosen: list[_Found] = []
         for one in sorted(found, key=lambda one: (-one.score, one.start - one.end)):

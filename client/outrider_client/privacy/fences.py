@@ -1,10 +1,15 @@
-"""Private parts marked in plain text: `call <<Ann>>`, with their kind `write to <<EMAIL: ann@example.org>>`."""
+"""Private parts of a prompt: fences in plain text, private files after it, and what the detector finds.
+
+A fence reads `call <<Ann>>`, or with its kind `write to <<EMAIL: ann@example.org>>`.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt_segments import DEFAULT_KIND, Segment, as_segments
 from outrider_proto.errors import UsageError
 
 OPEN, CLOSE = "<<", ">>"
@@ -53,3 +58,37 @@ def _misplaced(text: str, mark: re.Match[str], what: str) -> UsageError:
     line = text.count("\n", 0, mark.start()) + 1
     column = mark.start() - text.rfind("\n", 0, mark.start())
     return UsageError(f"line {line}, column {column}: private marker {OPEN} {what}")
+
+
+_BETWEEN = Segment("\n\n")
+
+
+def parse_prompt(
+    text: str, files: Sequence[Path] = (), *, fences: bool = True, detect: bool = False
+) -> str | tuple[Segment, ...]:
+    """A plain text where nothing is private. Raises UsageError."""
+    segments = parse_fences(text) if fences else (Segment(text),)
+    if detect:
+        from outrider_client.privacy.detector import Detector
+
+        segments = Detector().mark(segments)
+    for file in files:
+        segments += (*((_BETWEEN,) if segments else ()), Segment(read_private_file(file), private=True))
+    if not any(segment.private for segment in segments):
+        return "".join(segment.text for segment in segments)
+    return segments
+
+
+def private_kinds(prompt: str | Sequence[Segment]) -> list[str]:
+    """Of its private segments, in order."""
+    return [segment.kind or DEFAULT_KIND for segment in as_segments(prompt) if segment.private]
+
+
+def read_private_file(file: Path) -> str:
+    """A file's text. Raises UsageError, which tells nothing of it."""
+    try:
+        return file.read_text("utf-8")
+    except OSError as error:
+        raise UsageError(f"private={file}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise UsageError(f"private={file}: not UTF-8 text") from None  # the decoder's error holds the bytes

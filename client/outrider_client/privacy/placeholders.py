@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from outrider_client.core.prompt import PlainPrompt, Prompt, plain, segments_of
+from outrider_client.core.prompt import PlainPrompt, Prompt, plain_prompt, segments_of
 from outrider_client.core.prompt_segments import DEFAULT_KIND, Content, Segment, as_segments
 
 
@@ -32,7 +32,7 @@ class Placeholders:
         safe = "\n".join(segment.text for segment in segments if not segment.private)
         self._give_up_what_stands_in(safe)
         self._assign((segment for segment in segments if segment.private), safe)
-        return plain(prompt, self._write, self._recall)
+        return plain_prompt(prompt, self._write, self._recall)
 
     def _give_up_what_stands_in(self, safe: str) -> None:
         """A placeholder that the caller's own text holds means something else there."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.statistics import Meter
-from outrider_client.drafting.drafting_thread import Drafting
-from outrider_client.generation.requests import Exchange
+from outrider_client.drafting.drafting_thread import AsyncDrafter
+from outrider_client.generation.requests import RequestTracker
 from outrider_proto.errors import TRANSIENT_REASONS, LinkError, Reason, Refusal
 from outrider_proto.tree import DraftTree
 
 if TYPE_CHECKING:
-    from outrider_client.generation.context import Equipment
+    from outrider_client.generation.context import GenerationContext
 
 # Unlike a generation, private text fails over quota; and unlike a session, at a full server.
 _TRANSIENT = TRANSIENT_REASONS - {Reason.SERVER_FULL, Reason.OVER_QUOTA}
@@ -26,16 +26,21 @@ class SafePrefix:
     """The features of one prefix, for the drafter that will write on it."""
 
     def __init__(
-        self, equipment: Equipment, drafting: Drafting, config: ClientConfig, meter: Meter, safe: Sequence[int]
+        self,
+        context: GenerationContext,
+        drafting: AsyncDrafter,
+        config: ClientConfig,
+        meter: Meter,
+        safe: Sequence[int],
     ) -> None:
         self._config = config
-        self._session = equipment.session
-        self._transcript = equipment.transcript
+        self._session = context.session
+        self._transcript = context.transcript
         self._drafting = drafting
-        self._clients_own = equipment.drafting
-        self._vocab_size = equipment.models.vocab_size
-        self._exchange = Exchange(
-            equipment.session, equipment.transcript, drafting, meter, equipment.pilot, equipment.clock
+        self._clients_own = context.drafting
+        self._vocab_size = context.models.vocab_size
+        self._requests = RequestTracker(
+            context.session, context.transcript, drafting, meter, context.controller, context.clock
         )
         self._safe = safe
 
@@ -48,7 +53,7 @@ class SafePrefix:
             await self._session.forget()  # only here: what private text goes wrong by must not show in the next Open
             raise
         finally:
-            await self._hang_up()
+            await self._disconnect()
 
     @property
     def _wants_features(self) -> bool:
@@ -82,17 +87,17 @@ class SafePrefix:
         common = self._transcript.begin(self._safe, max_new_tokens=1)
         if self._clients_own is not None:
             self._clients_own.begin(common)
-        self._exchange.ask(self._transcript.next_draft(DraftTree(), self._drafting.num_features))
-        _, verdict = await self._exchange.next_verdict(timeouts.verdict_s)
+        self._requests.ask(self._transcript.next_draft(DraftTree(), self._drafting.num_features))
+        _, verdict = await self._requests.next_verdict(timeouts.verdict_s)
         self._transcript.apply(verdict, self._vocab_size)
         self._session.caught_up()
-        await self._exchange.receive_rows(timeouts.features_s)
+        await self._requests.receive_rows(timeouts.features_s)
 
     async def _is_back(self) -> bool:
-        self._exchange.lost()
+        self._requests.lost()
         reconnecting = asyncio.create_task(self._session.reconnect(), name="outrider reconnect")
         try:
-            await asyncio.wait({reconnecting}, timeout=max(self._config.wait_for_link_s, self._session.untried_s))
+            await asyncio.wait({reconnecting}, timeout=max(self._config.wait_for_link_s, self._session.first_attempt_s))
         finally:
             reconnecting.cancel()
             await asyncio.gather(reconnecting, return_exceptions=True)
@@ -101,7 +106,7 @@ class SafePrefix:
         reconnecting.result()
         return True
 
-    async def _hang_up(self) -> None:
+    async def _disconnect(self) -> None:
         """So that nothing on the wire, not even a heartbeat or its end, tells of what is written."""
         if self._session.is_connected:
             await self._session.lose(HUNG_UP)

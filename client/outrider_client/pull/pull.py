@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider_client.connection.access import PLAIN, Access
-from outrider_client.connection.backoff import Backoff
 from outrider_client.connection.grpc_transport import GrpcTransport
+from outrider_client.connection.policy import Backoff
 from outrider_client.models.pulled import pulled_dir
 from outrider_client.pull.bundle_source import BundleSource, bundle_source
 from outrider_client.pull.partial_bundle import CorruptFileError, PartialBundle, PartialFile

@@ -19,7 +19,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def logprobs_of(
+def token_logprobs(
     words: Sequence[int], logprobs: Sequence[TokenLogprob], num_top: int | None, vocab_size: int
 ) -> tuple[TokenLogprobs, ...]:
     """Of a verdict's tokens; `num_top` is what was asked for. Raises Violation when that is not what came."""

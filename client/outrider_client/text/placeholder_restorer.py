@@ -27,7 +27,7 @@ class TokenText(Protocol):
     def finish(self) -> str: ...
 
 
-class Restored:
+class PlaceholderRestorer:
     """The same, with values in place of placeholders."""
 
     def __init__(self, text: TokenText, values: Mapping[str, str]) -> None:

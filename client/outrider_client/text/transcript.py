@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from outrider_client.text.logprobs import TokenLogprobs, logprobs_of
+from outrider_client.text.logprobs import TokenLogprobs, token_logprobs
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.frames import Codec, Decode, Draft, Features, Finish, Opened, ServerTree, Verdict
 from outrider_proto.packing import common_prefix_len, prefix_hash
@@ -180,7 +180,7 @@ class Transcript:
     def apply(self, verdict: Verdict, vocab_size: int) -> Change:
         """The answer to the request in flight. Raises Violation for a verdict that does not fit it."""
         words, path_len = self._words(verdict, vocab_size)
-        logprobs = logprobs_of(words, verdict.logprobs, self._num_top, vocab_size)
+        logprobs = token_logprobs(words, verdict.logprobs, self._num_top, vocab_size)
         first = self._tail_start
         confirmed = common_prefix_len(self._tokens[first:], words)
         is_over = confirmed < len(words) or verdict.finish is Finish.EOS

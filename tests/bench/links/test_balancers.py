@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.access import Access
 from outrider_client.connection.grpc_transport import GrpcTransport
-from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.policy import Patience
 from outrider_drafters.load import load_tap
 from outrider_proto.addresses import free_port
 from outrider_proto.errors import OutriderError

@@ -13,7 +13,8 @@ from outrider_bench.core.prompts import questions
 from outrider_bench.core.server_process import ServerProcess
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.link_state import LinkState
-from outrider_client.core.config import Mode, Timeouts
+from outrider_client.connection.policy import Timeouts
+from outrider_client.core.config import Mode
 from outrider_client.core.events import Committed, LinkChanged, RolledBack, Unverified
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreeShape

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider_bench.core.answer_record import gather
 from outrider_client.async_client import AsyncClient
-from outrider_client.connection.local_transport import LocalTransport
+from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.config import ClientConfig
 from outrider_drafters.contracts.drafter import Drafter, DraftState, level_by_level
 from outrider_drafters.contracts.tree_shape import TreeShape

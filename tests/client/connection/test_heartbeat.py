@@ -6,10 +6,9 @@ import random
 
 import pytest
 
-from outrider_client.connection.backoff import Backoff
-from outrider_client.connection.heartbeat import Heartbeat, Patience
-from outrider_client.connection.link_state import Happening, IllegalChange, LinkState, next_state
-from outrider_client.connection.rtt import RttEstimator
+from outrider_client.connection.heartbeat import Heartbeat, RttEstimator
+from outrider_client.connection.link_state import IllegalTransition, LinkEvent, LinkState, next_state
+from outrider_client.connection.policy import Backoff, Patience
 from outrider_proto.errors import UsageError
 
 R = 0.1
@@ -137,7 +136,7 @@ def test_standing_still_ourselves_is_forgiven():
     heartbeat.begin(0.0, 0)
     heartbeat.ping(0.05)
     heartbeat.heard(0.1)
-    heartbeat.forgive(3.0)
+    heartbeat.discount_pause(3.0)
     assert not heartbeat.is_lost(3.1)
     assert heartbeat.is_lost(3.5)
 
@@ -169,22 +168,22 @@ def test_after_silence_backoff_is_capped_sooner():
 
 def test_link_goes_round():
     state = LinkState.CONNECTING
-    happenings = [Happening.OPENED, Happening.LOST, Happening.CONNECTED, Happening.LOST, Happening.CONNECTED]
-    for happening in [*happenings, Happening.CAUGHT_UP]:
+    happenings = [LinkEvent.OPENED, LinkEvent.LOST, LinkEvent.CONNECTED, LinkEvent.LOST, LinkEvent.CONNECTED]
+    for happening in [*happenings, LinkEvent.CAUGHT_UP]:
         state = next_state(state, happening)
     assert state is LinkState.ONLINE
-    assert next_state(state, Happening.CLOSED) is LinkState.CLOSED
+    assert next_state(state, LinkEvent.CLOSED) is LinkState.CLOSED
 
 
 @pytest.mark.parametrize(
     ("state", "happening"),
     [
-        (LinkState.ONLINE, Happening.CAUGHT_UP),
-        (LinkState.OFFLINE, Happening.OPENED),
-        (LinkState.CLOSED, Happening.CONNECTED),
-        (LinkState.CLOSED, Happening.CLOSED),
+        (LinkState.ONLINE, LinkEvent.CAUGHT_UP),
+        (LinkState.OFFLINE, LinkEvent.OPENED),
+        (LinkState.CLOSED, LinkEvent.CONNECTED),
+        (LinkState.CLOSED, LinkEvent.CLOSED),
     ],
 )
 def test_what_the_table_does_not_list(state, happening):
-    with pytest.raises(IllegalChange):
+    with pytest.raises(IllegalTransition):
         next_state(state, happening)

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from outrider_client.connection.backoff import Backoff
-from outrider_client.connection.heartbeat import Patience
 from outrider_client.connection.link_state import LinkState
-from outrider_client.connection.session import Manners, Session
-from outrider_client.core.config import Timeouts
+from outrider_client.connection.policy import Backoff, ConnectionPolicy, Patience, Timeouts
+from outrider_client.connection.session import ClientSession
 from outrider_client.text.transcript import Transcript
 from outrider_netsim.virtual.clock import VirtualClock
 from outrider_proto import PROTOCOL_VERSION
@@ -93,11 +91,11 @@ def reconnect(*met, seed=0):
     """When, in an outage from 0 on, a session tried to come back, having met one thing after another."""
     clock = VirtualClock()
     link = Link(clock, (0.0, Yes()), *((1.0 + since, what) for since, what in met))
-    introduction = Open(PROTOCOL_VERSION, "t", "k")
-    manners = Manners(Timeouts(), Patience(), BACKOFF)
+    open_frame = Open(PROTOCOL_VERSION, "t", "k")
+    policy = ConnectionPolicy(Timeouts(), Patience(), BACKOFF)
 
     async def outage():
-        session = Session(link, introduction, Transcript(), manners, lambda: clock.now, random.Random(seed))
+        session = ClientSession(link, open_frame, Transcript(), policy, lambda: clock.now, random.Random(seed))
         await session.connect()
         await session.lose("cut")
         await asyncio.sleep(1.0 - clock.now)

@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_client.controller.codec_choice import COARSEST, FINEST, OF_FINEST, Load, codec_for
+from outrider_client.controller.codec_choice import COARSEST, FINEST, SIZE_VS_FINEST, FeatureLoad, codec_for
 from outrider_client.core.config import ClientConfig
 from outrider_proto.feature_codec import typical_payload_bytes
 
 WIDE, NARROW = 960.0, 45.0  # bytes a row: of a large target, of the embedded one
-loads = st.builds(Load, st.floats(1, 1e4), st.floats(0.1, 1e3), st.floats(1e3, 1e9))
+loads = st.builds(FeatureLoad, st.floats(1, 1e4), st.floats(0.1, 1e3), st.floats(1e3, 1e9))
 
 
 @pytest.mark.parametrize(
     ("codec", "load"),
     [
-        ("lean", Load(WIDE, 50, 5e6)),
-        ("lean", Load(WIDE, 50, 1e6)),
-        ("leaner", Load(WIDE, 50, 500e3)),  # 384 kbit/s
-        ("leaner", Load(WIDE, 30, 256e3)),
-        ("lean", Load(WIDE, 5, 256e3)),
-        ("lean", Load(NARROW, 50, 256e3)),
-        ("leaner", Load(NARROW, 50, 20e3)),
+        ("lean", FeatureLoad(WIDE, 50, 5e6)),
+        ("lean", FeatureLoad(WIDE, 50, 1e6)),
+        ("leaner", FeatureLoad(WIDE, 50, 500e3)),  # 384 kbit/s
+        ("leaner", FeatureLoad(WIDE, 30, 256e3)),
+        ("lean", FeatureLoad(WIDE, 5, 256e3)),
+        ("lean", FeatureLoad(NARROW, 50, 256e3)),
+        ("leaner", FeatureLoad(NARROW, 50, 20e3)),
     ],
 )
 def test_codecs(codec, load):
@@ -31,27 +31,33 @@ def test_codecs(codec, load):
 
 
 @pytest.mark.parametrize("in_use", ["lean", "leaner"])
-@pytest.mark.parametrize("load", [Load(), Load(None, 50, 1e3), Load(WIDE, None, 1e3), Load(WIDE, 50, None)])
+@pytest.mark.parametrize(
+    "load", [FeatureLoad(), FeatureLoad(None, 50, 1e3), FeatureLoad(WIDE, None, 1e3), FeatureLoad(WIDE, 50, None)]
+)
 def test_what_is_not_known_changes_nothing(load, in_use):
     assert codec_for(load, in_use) == in_use
 
 
 def test_there_is_a_band_in_which_either_stays():
-    either = [rate for rate in range(400_000, 800_000, 1000) if codec_for(Load(WIDE, 50, rate), "lean") == "lean"]
-    assert [codec_for(Load(WIDE, 50, rate), "leaner") for rate in (either[0], either[-1])] == ["leaner", "lean"]
+    either = [
+        rate for rate in range(400_000, 800_000, 1000) if codec_for(FeatureLoad(WIDE, 50, rate), "lean") == "lean"
+    ]
+    assert [codec_for(FeatureLoad(WIDE, 50, rate), "leaner") for rate in (either[0], either[-1])] == ["leaner", "lean"]
 
 
-@given(loads, st.floats(1.0, 1 / OF_FINEST[COARSEST]))
+@given(loads, st.floats(1.0, 1 / SIZE_VS_FINEST[COARSEST]))
 def test_it_does_not_turn_back_for_what_it_gains(load, faster):
     """Coarser features let tokens come faster on a link that they filled: by no more than they are smaller."""
     if codec_for(load, FINEST) == COARSEST:
-        assert codec_for(Load(load.row_bytes, load.tokens_per_second * faster, load.down_bps), COARSEST) == COARSEST
+        assert (
+            codec_for(FeatureLoad(load.row_bytes, load.tokens_per_second * faster, load.down_bps), COARSEST) == COARSEST
+        )
 
 
 def test_what_is_said_of_the_codecs_is_so():
     """Of Gaussian rows."""
     assert ClientConfig().codec == FINEST
-    for codec, of_finest in OF_FINEST.items():
+    for codec, of_finest in SIZE_VS_FINEST.items():
         assert typical_payload_bytes(codec, 4, 2048) / typical_payload_bytes(FINEST, 4, 2048) == pytest.approx(
             of_finest, abs=0.03
         )

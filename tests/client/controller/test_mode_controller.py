@@ -8,16 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from outrider_client.connection.rtt import RttEstimator
-from outrider_client.controller.mode_controller import MANY_ROWS, Pilot
+from outrider_client.connection.heartbeat import RttEstimator
+from outrider_client.controller.mode_controller import MANY_ROWS, ModeController
 from outrider_client.core.config import ClientConfig
-from outrider_client.drafting.drafting_thread import Cost
+from outrider_client.drafting.drafting_thread import AheadCost
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.trees.predraft import Outcome
 from outrider_proto.frames import Decode, Draft, Opened, ServerTree, Verdict
 from outrider_proto.tree import DraftTree
 
-DRAFTING = SimpleNamespace(stale_tolerant=True, can_look_out=True)
+DRAFTING = SimpleNamespace(stale_tolerant=True, can_draft_ahead=True)
 OPENED = Opened("s", False, 0, b"", 1024, 255, (0,), server_draft=True)
 DECODE = Decode(1, 0, (), 1, 100)
 DRAFT = Draft(1, 0, (), 1, DraftTree.chain((3, 4, 6, 7)))
@@ -37,10 +37,10 @@ def clock():
 
 
 @pytest.fixture
-def pilot(clock):
-    pilot = Pilot(DRAFTING, None, clock)
-    pilot.begin(ClientConfig(mode="auto"), None)
-    return pilot
+def controller(clock):
+    controller = ModeController(DRAFTING, None, clock)
+    controller.begin(ClientConfig(mode="auto"), None)
+    return controller
 
 
 def rtt(seconds: float) -> RttEstimator:
@@ -49,160 +49,162 @@ def rtt(seconds: float) -> RttEstimator:
     return estimator
 
 
-def stream(pilot, clock, gap_s: float, count: int = 12) -> None:
+def stream(controller, clock, gap_s: float, count: int = 12) -> None:
     """Tokens of a target that writes alone."""
-    pilot.enters("stream")
+    controller.enter_mode("stream")
     for _ in range(count):
         clock.now += gap_s
-        pilot.took_verdict(DECODE, Verdict(1, (), 5, verify_us=round(gap_s * 1e6)), stale=False)
+        controller.record_verdict(DECODE, Verdict(1, (), 5, verify_us=round(gap_s * 1e6)), stale=False)
 
 
-def test_features_come_along_only_where_there_is_room_for_them(pilot, clock):
-    assert not pilot.affords_features
-    stream(pilot, clock, 0.033)
-    assert not pilot.affords_features  # of the link nothing is known
-    pilot.took_features(0.4, 500, 500_000)  # 10 Mbit/s; a token's features need .24
-    assert pilot.affords_features
-    pilot.took_features(20.0, 500, 500_000)
-    pilot.took_features(20.0, 500, 500_000)
-    assert not pilot.affords_features
+def test_features_come_along_only_where_there_is_room_for_them(controller, clock):
+    assert not controller.affords_features
+    stream(controller, clock, 0.033)
+    assert not controller.affords_features  # of the link nothing is known
+    controller.record_features(0.4, 500, 500_000)  # 10 Mbit/s; a token's features need .24
+    assert controller.affords_features
+    controller.record_features(20.0, 500, 500_000)
+    controller.record_features(20.0, 500, 500_000)
+    assert not controller.affords_features
 
 
-def replies(pilot, clock, lag_s: float, num_bytes: int, count: int = 20) -> None:
+def replies(controller, clock, lag_s: float, num_bytes: int, count: int = 20) -> None:
     """Four tokens each, a tenth of a second apart."""
-    pilot.enters("stop-and-wait")
+    controller.enter_mode("stop-and-wait")
     for _ in range(count):
         clock.now += 0.1
-        pilot.took_verdict(DRAFT, Verdict(1, (0, 1, 2), 5, verify_us=30_000), stale=False)
-        pilot.took_features(lag_s, 4, num_bytes)
+        controller.record_verdict(DRAFT, Verdict(1, (0, 1, 2), 5, verify_us=30_000), stale=False)
+        controller.record_features(lag_s, 4, num_bytes)
 
 
-def test_features_that_fill_the_link_come_coarser_until_there_is_room(pilot, clock, caplog):
+def test_features_that_fill_the_link_come_coarser_until_there_is_room(controller, clock, caplog):
     caplog.set_level(logging.INFO)
-    pilot.decide(OPENED, rtt(0.03))
-    replies(pilot, clock, 0.09, 4000)
-    assert pilot.codec is None
-    pilot.decide(OPENED, rtt(0.03))
-    assert pilot.codec == "leaner"
+    controller.decide(OPENED, rtt(0.03))
+    replies(controller, clock, 0.09, 4000)
+    assert controller.codec is None
+    controller.decide(OPENED, rtt(0.03))
+    assert controller.codec == "leaner"
     assert "features in leaner: in lean they would take 0.90 of 356 kbit/s" in caplog.text
-    replies(pilot, clock, 0.067, 2960)  # the same, in fewer bytes
-    pilot.decide(OPENED, rtt(0.03))
-    assert pilot.codec == "leaner"
-    pilot.begin(ClientConfig(mode="stop-and-wait"), None)
-    assert pilot.codec is None  # whoever chooses a mode gets what the session was opened with
-    pilot.begin(ClientConfig(mode="auto"), None)
-    replies(pilot, clock, 0.01, 2960)
-    pilot.decide(OPENED, rtt(0.03))
-    assert pilot.codec is None
+    replies(controller, clock, 0.067, 2960)  # the same, in fewer bytes
+    controller.decide(OPENED, rtt(0.03))
+    assert controller.codec == "leaner"
+    controller.begin(ClientConfig(mode="stop-and-wait"), None)
+    assert controller.codec is None  # whoever chooses a mode gets what the session was opened with
+    controller.begin(ClientConfig(mode="auto"), None)
+    replies(controller, clock, 0.01, 2960)
+    controller.decide(OPENED, rtt(0.03))
+    assert controller.codec is None
 
 
-def test_whoever_chooses_a_codec_has_it(pilot, clock):
-    pilot.begin(ClientConfig(mode="auto", codec="int8"), None)
-    pilot.decide(OPENED, rtt(0.03))
-    replies(pilot, clock, 0.09, 4000)
-    pilot.decide(OPENED, rtt(0.03))
-    assert pilot.codec is None
+def test_whoever_chooses_a_codec_has_it(controller, clock):
+    controller.begin(ClientConfig(mode="auto", codec="int8"), None)
+    controller.decide(OPENED, rtt(0.03))
+    replies(controller, clock, 0.09, 4000)
+    controller.decide(OPENED, rtt(0.03))
+    assert controller.codec is None
 
 
-def test_a_streams_features_need_room_as_replies_have_shown_it(pilot, clock):
-    stream(pilot, clock, 0.033)
-    pilot.begin(ClientConfig(mode="auto"), None)
-    assert pilot.affords_features  # nothing is known: the second answer
-    replies(pilot, clock, 0.09, 4000)
-    assert not pilot.affords_features
-    replies(pilot, clock, 0.001, 4000)
-    assert pilot.affords_features
+def test_a_streams_features_need_room_as_replies_have_shown_it(controller, clock):
+    stream(controller, clock, 0.033)
+    controller.begin(ClientConfig(mode="auto"), None)
+    assert controller.affords_features  # nothing is known: the second answer
+    replies(controller, clock, 0.09, 4000)
+    assert not controller.affords_features
+    replies(controller, clock, 0.001, 4000)
+    assert controller.affords_features
 
 
-def test_the_server_begins_where_features_take_longer_than_a_round_trip(pilot):
-    assert not pilot.should_open(MANY_ROWS - 1, rtt(0.05))
-    assert pilot.should_open(MANY_ROWS, rtt(0.05))  # nothing is known of the link
-    pilot.took_features(0.4, 500, 500_000)  # .8 ms a row
-    assert not pilot.should_open(50, rtt(0.05))
-    assert pilot.should_open(100, rtt(0.05))
+def test_the_server_begins_where_features_take_longer_than_a_round_trip(controller):
+    assert not controller.should_decode_first(MANY_ROWS - 1, rtt(0.05))
+    assert controller.should_decode_first(MANY_ROWS, rtt(0.05))  # nothing is known of the link
+    controller.record_features(0.4, 500, 500_000)  # .8 ms a row
+    assert not controller.should_decode_first(50, rtt(0.05))
+    assert controller.should_decode_first(100, rtt(0.05))
 
 
-def test_what_is_left_of_a_prompts_features_comes_soon(pilot):
-    assert not pilot.come_soon(1, rtt(0.05))  # nothing is known of the link
-    pilot.took_features(0.4, 500, 500_000)  # .8 ms a row
-    assert not pilot.come_soon(1, RttEstimator())
-    assert pilot.come_soon(60, rtt(0.05))
-    assert not pilot.come_soon(70, rtt(0.05))
+def test_what_is_left_of_a_prompts_features_comes_soon(controller):
+    assert not controller.arrive_within_rtt(1, rtt(0.05))  # nothing is known of the link
+    controller.record_features(0.4, 500, 500_000)  # .8 ms a row
+    assert not controller.arrive_within_rtt(1, RttEstimator())
+    assert controller.arrive_within_rtt(60, rtt(0.05))
+    assert not controller.arrive_within_rtt(70, rtt(0.05))
 
 
 def test_a_batch_that_costs_too_much_is_made_smaller(clock):
-    pilot = Pilot(DRAFTING, None, clock)
-    pilot.begin(ClientConfig(mode="proactive"), None)
-    assert pilot.outcomes == 8
-    pilot.took_drafting(0.010, 5)
-    cut = SimpleNamespace(cost=Cost(0.030, 6, 8), is_whole=False, rank_of=lambda outcome: None)
-    pilot.took_lookout(cut, Outcome(0, 5))
-    assert pilot.outcomes == 4  # five milliseconds a level instead of two
-    pilot.begin(ClientConfig(mode="proactive", outcomes=3), None)
-    assert pilot.outcomes == 3
+    controller = ModeController(DRAFTING, None, clock)
+    controller.begin(ClientConfig(mode="proactive"), None)
+    assert controller.outcomes == 8
+    controller.record_drafting(0.010, 5)
+    cut = SimpleNamespace(cost=AheadCost(0.030, 6, 8), is_whole=False, rank_of=lambda outcome: None)
+    controller.record_ahead_draft(cut, Outcome(0, 5))
+    assert controller.outcomes == 4  # five milliseconds a level instead of two
+    controller.begin(ClientConfig(mode="proactive", outcomes=3), None)
+    assert controller.outcomes == 3
 
 
 def test_a_pace_says_what_a_batch_costs(clock):
-    pilot = Pilot(DRAFTING, Pace("p", "here", 33, 7, 7, batch_factors={1: 1.0, 4: 1.2, 8: 2.0}), clock)
-    pilot.begin(ClientConfig(mode="proactive"), None)
-    assert pilot.outcomes == 4
+    controller = ModeController(DRAFTING, Pace("p", "here", 33, 7, 7, batch_factors={1: 1.0, 4: 1.2, 8: 2.0}), clock)
+    controller.begin(ClientConfig(mode="proactive"), None)
+    assert controller.outcomes == 4
 
 
 def test_without_a_drafter_there_is_but_one_mode(clock):
-    pilot = Pilot(None, None, clock)
-    pilot.begin(ClientConfig(mode="auto", drafter="none"), None)
+    controller = ModeController(None, None, clock)
+    controller.begin(ClientConfig(mode="auto", drafter="none"), None)
     for _ in range(3):
-        assert pilot.decide(OPENED, rtt(0.03)).mode == "stream"
-        stream(pilot, clock, 0.033)
+        assert controller.decide(OPENED, rtt(0.03)).mode == "stream"
+        stream(controller, clock, 0.033)
 
 
-def server_drafts(pilot, clock, num_verdicts: int) -> None:
+def server_drafts(controller, clock, num_verdicts: int) -> None:
     """Three tokens at a time."""
     for _ in range(num_verdicts):
         clock.now += 0.05
-        pilot.took_verdict(TREES, Verdict(1, (), 5, tokens=(4, 4), verify_us=33_000, draft_us=20_000), stale=False)
+        controller.record_verdict(
+            TREES, Verdict(1, (), 5, tokens=(4, 4), verify_us=33_000, draft_us=20_000), stale=False
+        )
 
 
-def test_it_drafts_on_the_side_once_in_32_tokens_in_whatever_bunches_they_come(pilot, clock):
-    pilot.decide(OPENED, rtt(0.03))
-    pilot.enters("server-draft")
-    server_drafts(pilot, clock, 20)  # by now drafts are known
-    pilot.tries(100, DraftTree.chain((1,)))
-    pilot.took_text((0,) * 101)
-    server_drafts(pilot, clock, 10)
-    assert not pilot.wants_trial  # 30 tokens
-    server_drafts(pilot, clock, 1)
-    assert pilot.wants_trial  # 33
-    pilot.begin(ClientConfig(mode="auto"), None)
-    pilot.decide(OPENED, rtt(0.03))
-    assert pilot.wants_trial  # another answer's tokens count on
-    pilot.tries(133, DraftTree.chain((1,)))
-    pilot.took_text((0,) * 134)
-    assert not pilot.wants_trial
+def test_it_drafts_on_the_side_once_in_32_tokens_in_whatever_bunches_they_come(controller, clock):
+    controller.decide(OPENED, rtt(0.03))
+    controller.enter_mode("server-draft")
+    server_drafts(controller, clock, 20)  # by now drafts are known
+    controller.record_trial(100, DraftTree.chain((1,)))
+    controller.record_text((0,) * 101)
+    server_drafts(controller, clock, 10)
+    assert not controller.wants_trial  # 30 tokens
+    server_drafts(controller, clock, 1)
+    assert controller.wants_trial  # 33
+    controller.begin(ClientConfig(mode="auto"), None)
+    controller.decide(OPENED, rtt(0.03))
+    assert controller.wants_trial  # another answer's tokens count on
+    controller.record_trial(133, DraftTree.chain((1,)))
+    controller.record_text((0,) * 134)
+    assert not controller.wants_trial
 
 
-def test_it_drafts_on_the_side_more_often_while_little_is_known(pilot, clock):
-    pilot.decide(OPENED, rtt(0.03))
+def test_it_drafts_on_the_side_more_often_while_little_is_known(controller, clock):
+    controller.decide(OPENED, rtt(0.03))
     tried = []
     for number in range(40):
-        stream(pilot, clock, 0.033, 8)
-        if pilot.wants_trial:
+        stream(controller, clock, 0.033, 8)
+        if controller.wants_trial:
             tried.append(number)
-            pilot.tries(64, DraftTree.chain((1, 2, 3)))
-            pilot.took_text((0,) * 68)
+            controller.record_trial(64, DraftTree.chain((1, 2, 3)))
+            controller.record_text((0,) * 68)
     assert tried[:10] == list(range(10))
     assert [later - sooner for sooner, later in pairwise(tried[-4:])] == [4, 4, 4]
 
 
-def test_what_is_drafted_on_the_side_is_judged_once_the_text_is_long_enough(pilot, clock):
-    pilot.decide(OPENED, rtt(0.03))
-    stream(pilot, clock, 0.033, 64)
-    assert pilot.wants_trial
-    pilot.tries(64, DraftTree.chain((1, 2, 3)))
-    server_drafts(pilot, clock, 30)
-    assert not pilot.wants_trial
+def test_what_is_drafted_on_the_side_is_judged_once_the_text_is_long_enough(controller, clock):
+    controller.decide(OPENED, rtt(0.03))
+    stream(controller, clock, 0.033, 64)
+    assert controller.wants_trial
+    controller.record_trial(64, DraftTree.chain((1, 2, 3)))
+    server_drafts(controller, clock, 30)
+    assert not controller.wants_trial
     text = tuple(range(100, 164))
-    pilot.took_text((*text, 1, 2))
-    assert not pilot.wants_trial  # what comes third is not known
-    pilot.took_text((*text, 1, 2, 9))
-    assert pilot.wants_trial
+    controller.record_text((*text, 1, 2))
+    assert not controller.wants_trial  # what comes third is not known
+    controller.record_text((*text, 1, 2, 9))
+    assert controller.wants_trial

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from outrider_client.controller.acceptance import Acceptance, path_of
-from outrider_client.controller.decision import SPLIT, Choice
-from outrider_client.controller.experience import Ridden
-from outrider_client.controller.hysteresis import Controller
-from outrider_client.controller.measured import Limits
-from outrider_client.controller.observer import Declared, Observer
+from outrider_client.controller.acceptance import AcceptanceEstimator, path_of
+from outrider_client.controller.choice import SPLIT, Choice
+from outrider_client.controller.hysteresis import ModeSelector
+from outrider_client.controller.measurements import ModeLimits
+from outrider_client.controller.mode_history import ModeRun
+from outrider_client.controller.observer import CycleObserver, Priors
 from outrider_client.controller.smoothing import Mean, Median
 from outrider_proto.frames import Verdict
 from outrider_proto.tree import ROOT, DraftTree
 
-ALL = Limits(frozenset(("stream", "server-draft", *SPLIT)))
+ALL = ModeLimits(frozenset(("stream", "server-draft", *SPLIT)))
 CHAIN = DraftTree.chain((1, 2, 3, 4))
 TREE = DraftTree((4, 5, 6, 7), (ROOT, ROOT, 1, 1))
 
 
 def observer(mode="stop-and-wait", **declared):
-    made = Observer(ALL, Declared(**declared))
+    made = CycleObserver(ALL, Priors(**declared))
     made.began(mode, 0.0)
     return made
 
@@ -38,13 +38,13 @@ def test_nothing_is_known_at_first():
 
 def test_times():
     watched = observer(draft_level_ms=7.0)
-    watched.took_rtt(0.05, 0.01)
-    watched.took_drafting(0.020, levels=5)
-    watched.took_drafting(0.040, levels=5, outcomes=8)
-    watched.took_drafting(0.0, levels=0)
-    watched.took_features(0.012)
-    watched.took_transfer(250_000, 0.1)
-    watched.took_verdict(1.0, verdict(2), CHAIN)
+    watched.record_rtt(0.05, 0.01)
+    watched.record_drafting(0.020, levels=5)
+    watched.record_drafting(0.040, levels=5, outcomes=8)
+    watched.record_drafting(0.0, levels=0)
+    watched.record_features(0.012)
+    watched.record_transfer(250_000, 0.1)
+    watched.record_verdict(1.0, verdict(2), CHAIN)
     measured = watched.measured()
     assert (measured.rtt_ms, measured.jitter_ms) == (50, 10)
     assert measured.verify_ms == 32
@@ -57,20 +57,20 @@ def test_times():
 def test_one_hiccup_moves_no_time():
     watched = observer()
     for duration_us in [30_000] * 7 + [900_000] * 3:
-        watched.took_verdict(1.0, Verdict(1, (), 7, verify_us=duration_us), CHAIN)
+        watched.record_verdict(1.0, Verdict(1, (), 7, verify_us=duration_us), CHAIN)
     assert watched.measured().verify_ms == 30
 
 
 def test_in_a_pipeline_waiting_for_the_draft_before_is_no_part_of_a_pass():
     watched = observer("pipelined")
-    watched.took_verdict(1.0, verdict(), CHAIN)
+    watched.record_verdict(1.0, verdict(), CHAIN)
     assert watched.measured().verify_ms == 30
 
 
 def test_stream():
     watched = observer("stream")
     for now in (0.5, 0.53, 0.56, 9.0, 9.03):  # a prompt first, an outage in between
-        watched.took_verdict(now, verdict())
+        watched.record_verdict(now, verdict())
     measured = watched.measured()
     assert measured.stream_ms == pytest.approx(30)
     assert measured.verify_ms is None
@@ -79,21 +79,21 @@ def test_stream():
 
 def test_the_stream_is_taken_to_slow_down_as_passes_do():
     watched = observer("stop-and-wait")
-    watched.took_verdict(1.0, Verdict(1, (), 7, verify_us=33_000), CHAIN)
+    watched.record_verdict(1.0, Verdict(1, (), 7, verify_us=33_000), CHAIN)
     watched.began("stream", 1.0)
     for now in (2.0, 2.03, 2.06):
-        watched.took_verdict(now, verdict())
+        watched.record_verdict(now, verdict())
     watched.began("stop-and-wait", 3.0)
     assert watched.measured().stream_ms == pytest.approx(30)
     for _ in range(20):
-        watched.took_verdict(4.0, Verdict(1, (), 7, verify_us=66_000), CHAIN)
+        watched.record_verdict(4.0, Verdict(1, (), 7, verify_us=66_000), CHAIN)
     assert watched.measured().stream_ms == pytest.approx(60)
 
 
 def test_server_draft():
     watched = observer("server-draft")
     for _ in range(200):
-        watched.took_verdict(1.0, verdict(tokens=(4, 4, 4), draft_us=20_000), levels=5)
+        watched.record_verdict(1.0, verdict(tokens=(4, 4, 4), draft_us=20_000), levels=5)
     measured = watched.measured()
     assert measured.server_level_ms == 4
     assert measured.acceptance[:4] == pytest.approx((1, 1, 1, 0), abs=0.1)
@@ -102,24 +102,24 @@ def test_server_draft():
 def test_what_was_ridden_counts_from_verdict_to_verdict_in_one_mode():
     watched = observer()
     for number in range(9):
-        watched.took_verdict(0.1 * number, verdict(3), CHAIN)
+        watched.record_verdict(0.1 * number, verdict(3), CHAIN)
     watched.began("stop-and-wait", 90.0)  # another answer
-    watched.took_verdict(95.0, verdict(), CHAIN)
-    ridden = watched.ridden()
-    assert (ridden.mode, ridden.cycles, ridden.tokens) == ("stop-and-wait", 8, 32)
-    assert ridden.seconds == pytest.approx(0.8)
-    assert watched.ridden() == Ridden("stop-and-wait")
-    watched.took_verdict(95.1, verdict(), CHAIN)
+    watched.record_verdict(95.0, verdict(), CHAIN)
+    mode_run = watched.take_mode_run()
+    assert (mode_run.mode, mode_run.cycles, mode_run.tokens) == ("stop-and-wait", 8, 32)
+    assert mode_run.seconds == pytest.approx(0.8)
+    assert watched.take_mode_run() == ModeRun("stop-and-wait")
+    watched.record_verdict(95.1, verdict(), CHAIN)
     watched.began("stream", 96.0)
-    assert watched.ridden() == Ridden("stream")
+    assert watched.take_mode_run() == ModeRun("stream")
 
 
 def test_the_first_verdict_of_the_servers_drafts_is_on_none():
     """Below the first root of an answer the server has nothing to draft from: no token of it was rejected."""
     watched = observer("server-draft")
     for _ in range(50):
-        watched.took_verdict(1.0, verdict(tokens=(), draft_us=0), levels=3)
-        watched.took_verdict(1.1, verdict(tokens=(4, 4, 4), draft_us=12_000), levels=3)
+        watched.record_verdict(1.0, verdict(tokens=(), draft_us=0), levels=3)
+        watched.record_verdict(1.1, verdict(tokens=(4, 4, 4), draft_us=12_000), levels=3)
     measured = watched.measured()
     assert measured.acceptance[0] > 0.95
     assert measured.server_level_ms == 4
@@ -129,15 +129,15 @@ def test_no_draft_brings_tokens_beyond_the_end_of_an_answer():
     """Drafts are cut to what the answer may still have; a deeper one would not have brought more."""
     endless, short = observer(), observer()
     for _ in range(60):
-        endless.took_verdict(1.0, verdict(4), CHAIN)
-        short.took_verdict(1.0, verdict(4), CHAIN, levels=6)
+        endless.record_verdict(1.0, verdict(4), CHAIN)
+        short.record_verdict(1.0, verdict(4), CHAIN, levels=6)
     assert len(endless.measured().acceptance) == 4
     assert short.measured().acceptance[3] > 0.9 > 0.2 > short.measured().acceptance[4]
 
 
 def test_stale_verdicts_are_none():
     watched = observer("pipelined")
-    watched.took_verdict(1.0, Verdict(1, (), None, stale=True), CHAIN)
+    watched.record_verdict(1.0, Verdict(1, (), None, stale=True), CHAIN)
     assert watched.num_tokens == 0
     assert watched.measured().is_cold
 
@@ -146,31 +146,31 @@ def test_hits():
     watched = observer("proactive")
     for number in range(16):
         assert watched.measured().hit_rates == {}
-        watched.took_outcome((0, 3, None, 0)[number % 4], outcomes=8)
+        watched.record_outcome((0, 3, None, 0)[number % 4], outcomes=8)
     assert watched.measured().hit_rates == {1: 0.5, 8: 0.75}
 
 
 def test_of_a_forecast_that_was_cut_short_only_the_hit_is_known():
     watched = observer("proactive")
     for number in range(16):
-        watched.took_outcome((0, None)[number % 2], outcomes=8, is_whole=False)
+        watched.record_outcome((0, None)[number % 2], outcomes=8, is_whole=False)
     assert watched.measured().hit_rates == {8: 0.5}
     for _ in range(16):
-        watched.took_outcome(0, outcomes=1, is_whole=False)
+        watched.record_outcome(0, outcomes=1, is_whole=False)
     assert watched.measured().hit_rates == {1: 1.0, 8: 0.5}
 
 
 def test_stale_drafts_are_counted():
     watched = observer(staleness_factor=0.9)
     for number in range(10):
-        watched.took_verdict(1.0, verdict(), CHAIN, stale=number < 5)
+        watched.record_verdict(1.0, verdict(), CHAIN, stale=number < 5)
     measured = watched.measured()
     assert measured.stale_share == pytest.approx(0.5)
     assert measured.staleness_factor == 0.9
 
 
 def test_acceptance_by_position():
-    acceptance = Acceptance()
+    acceptance = AcceptanceEstimator()
     for number in range(300):
         acceptance.judged(3, (3, 1)[number % 2])
     first, second, third = acceptance.by_position
@@ -180,7 +180,7 @@ def test_acceptance_by_position():
 
 
 def test_a_position_not_tried_any_more_takes_after_the_one_before():
-    acceptance = Acceptance()
+    acceptance = AcceptanceEstimator()
     for _ in range(30):
         acceptance.judged(2, 1)
     assert acceptance.by_position[1] < 0.2
@@ -192,20 +192,20 @@ def test_a_position_not_tried_any_more_takes_after_the_one_before():
 def test_a_bad_reputation_fades_while_no_one_drafts():
     watched = observer("stop-and-wait")
     for number in range(100):
-        watched.took_verdict(0.1 * number, verdict(0), CHAIN)
+        watched.record_verdict(0.1 * number, verdict(0), CHAIN)
     assert watched.measured().acceptance[0] < 0.1
     watched.began("stream", 10.0)
     for number in range(6000):
-        watched.took_verdict(10 + 0.03 * number, verdict())
+        watched.record_verdict(10 + 0.03 * number, verdict())
     assert watched.measured().acceptance[0] > 0.5
 
 
 def test_ranks_among_siblings():
-    acceptance = Acceptance()
+    acceptance = AcceptanceEstimator()
     for _ in range(20):
         acceptance.ranked(TREE, (1, 2))
     assert acceptance.ranks == (0.5, 0.5)
-    assert Acceptance().ranks == ()
+    assert AcceptanceEstimator().ranks == ()
 
 
 def test_paths_of_drafts_on_the_side():
@@ -226,33 +226,33 @@ def test_smoothing():
 
 def watch(watched, num_verdicts, cycle_s, num_accepted=3, start=0.0):
     for number in range(num_verdicts):
-        watched.took_verdict(start + cycle_s * number, verdict(num_accepted), CHAIN)
+        watched.record_verdict(start + cycle_s * number, verdict(num_accepted), CHAIN)
 
 
 def test_controller_probes_then_splits():
-    watched = Observer(ALL, Declared(draft_level_ms=2.0, server_level_ms=20.0))
-    watched.took_rtt(0.02, 0.0)
-    controller = Controller(watched)
+    watched = CycleObserver(ALL, Priors(draft_level_ms=2.0, server_level_ms=20.0))
+    watched.record_rtt(0.02, 0.0)
+    controller = ModeSelector(watched)
     probe = controller.decide()
     assert (probe.mode, probe.probe) == ("stream", 4)
     watched.began("stream", 0.0)
     for number in range(4):
         assert controller.decide() is probe
-        watched.took_verdict(0.033 * number, verdict())
+        watched.record_verdict(0.033 * number, verdict())
     assert controller.decide().mode in SPLIT
 
 
 def split_of(watched):
-    controller = Controller(watched)
-    watched.took_rtt(0.02, 0.0)
-    watched.took_verdict(0.0, verdict(3), CHAIN)
+    controller = ModeSelector(watched)
+    watched.record_rtt(0.02, 0.0)
+    watched.record_verdict(0.0, verdict(3), CHAIN)
     choice = controller.decide()
     watched.began(choice.mode, 0.0)
     return controller, choice
 
 
 def test_controller_is_patient_with_small_differences_and_not_with_large_ones():
-    watched = Observer(Limits(frozenset(("stream", "stop-and-wait"))), Declared(draft_level_ms=5.0))
+    watched = CycleObserver(ModeLimits(frozenset(("stream", "stop-and-wait"))), Priors(draft_level_ms=5.0))
     controller, choice = split_of(watched)
     assert choice.mode == "stop-and-wait"
     num_reviews = 0
@@ -263,15 +263,15 @@ def test_controller_is_patient_with_small_differences_and_not_with_large_ones():
     assert num_reviews >= 3
 
     controller, _ = split_of(watched)
-    watched.took_rtt(0.5, 0.0)
+    watched.record_rtt(0.5, 0.0)
     watch(watched, 4, 0.6)
     assert controller.decide().mode == "stream"
 
 
 def test_controller_reviews_no_sooner_than_after_16_tokens():
-    watched = Observer(Limits(frozenset(("stream", "stop-and-wait"))), Declared(draft_level_ms=5.0))
+    watched = CycleObserver(ModeLimits(frozenset(("stream", "stop-and-wait"))), Priors(draft_level_ms=5.0))
     controller, choice = split_of(watched)
-    watched.took_rtt(0.5, 0.0)
+    watched.record_rtt(0.5, 0.0)
     watch(watched, 3, 0.6)
     assert controller.decide() is choice
     watch(watched, 1, 0.6)
@@ -279,28 +279,28 @@ def test_controller_reviews_no_sooner_than_after_16_tokens():
 
 
 def test_controller_leaves_a_mode_that_is_no_longer_offered_at_once():
-    watched = Observer(ALL, Declared(draft_level_ms=20.0, server_level_ms=1.0))
+    watched = CycleObserver(ALL, Priors(draft_level_ms=20.0, server_level_ms=1.0))
     controller, choice = split_of(watched)
     assert choice.mode == "server-draft"
-    watched.limits = Limits(frozenset(("stream",)))
+    watched.limits = ModeLimits(frozenset(("stream",)))
     assert controller.decide() == Choice("stream")
 
 
 def test_the_links_rate_is_seen_in_replies_until_a_prompt_shows_it():
-    watched = Observer(Limits())
+    watched = CycleObserver(ModeLimits())
     for lag_s in (0.1, 0.4, 0.1, 0.4, 0.4, 0.001):  # now others delay them, now the client looked late
-        watched.took_features(lag_s, 1000)
+        watched.record_features(lag_s, 1000)
     assert watched.down_bps is None  # too few
     for lag_s in (0.1, 0.1, 0.4, 0.4, 0.1):
-        watched.took_features(lag_s, 1000)
+        watched.record_features(lag_s, 1000)
     assert watched.down_bps == watched.measured().down_bps == pytest.approx(80e3)
-    watched.took_transfer(100_000, 4.0)
+    watched.record_transfer(100_000, 4.0)
     assert watched.down_bps == pytest.approx(200e3)
 
 
 def test_the_speed_is_that_of_the_last_verdicts():
-    watched = Observer(Limits())
+    watched = CycleObserver(ModeLimits())
     assert watched.tokens_per_second is None
     for number in range(200):
-        watched.took_verdict(0.1 * number, Verdict(1, (), 5, tokens=(4, 4)))
+        watched.record_verdict(0.1 * number, Verdict(1, (), 5, tokens=(4, 4)))
     assert watched.tokens_per_second == pytest.approx(30.0)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from outrider_client.core.head_statistics import HeadMeter, HeadUse, Split
+from outrider_client.core.head_statistics import AcceptedMeans, HeadMeter, HeadUse
 from outrider_drafters.routing.confidence import confidence_of
 from outrider_drafters.routing.heads import Routed
 from outrider_drafters.trees.grow import Drafted
@@ -48,7 +48,7 @@ def test_confidence_is_split_by_the_verdict():
     assert (use.accepted_tokens, use.rejected_tokens) == (2, 4)
     assert use.confidence.accepted == pytest.approx((0.5 + 0.4) / 2)
     assert use.confidence.rejected == pytest.approx((0.3 + 0.5 + 0.3 + 0.4) / 4)
-    assert use.entropy == Split(accepted=1.75, rejected=1.0)
+    assert use.entropy == AcceptedMeans(accepted=1.75, rejected=1.0)
 
 
 def test_nothing_happened():

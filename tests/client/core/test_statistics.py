@@ -32,7 +32,7 @@ def test_acceptance_of_a_drafted_tree_goes_to_its_head():
     meter = Meter(0.0, ["moa"])
     drafted = Drafted(DraftTree.chain((4, 5)), (-0.1, -0.7))
     meter.routed(Routed(drafted, 0, confidence_of(drafted), 1, 2, skipped=False))
-    meter.judged_draft(drafted, (0,))
+    meter.draft_judged(drafted, (0,))
     meter.copied()
     statistics = snapshot(meter, new_tokens=12, unverified=2)
     assert statistics.acceptance_histogram == (0, 1)
@@ -45,7 +45,7 @@ def test_acceptance_of_a_drafted_tree_goes_to_its_head():
 def test_times():
     meter = Meter(10.0)
     for now in (10.5, 11.0, 12.5):
-        meter.tokens_came(now)
+        meter.tokens_arrived(now)
     statistics = snapshot(meter, now=13.0, new_tokens=5)
     assert statistics.time_to_first_token_ms == 500
     assert statistics.mean_itl_ms == 500
@@ -64,9 +64,9 @@ def test_split_is_per_verified_token():
 
 def test_levels_and_ways_there_and_back_are_means():
     meter = Meter(0.0)
-    meter.levels_took(0.03, 4)
-    meter.levels_took(0.01, 1)
-    meter.levels_took(0.02, 2, ahead=True)
+    meter.levels_drafted(0.03, 4)
+    meter.levels_drafted(0.01, 1)
+    meter.levels_drafted(0.02, 2, ahead=True)
     meter.verdict(Verdict(1, (), 1, queue_us=2000, verify_us=8000), 0.05, on_draft=True)
     meter.verdict(Verdict(2, (), 1, verify_us=8000), 0.058)
     found = snapshot(meter)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from outrider_client.connection.link_state import LinkState
-from outrider_client.core.answer_text import Span, Written
+from outrider_client.core.answer_text import AnswerText, Span
 from outrider_client.core.events import (
     Committed,
     Cycle,
@@ -166,7 +166,7 @@ def test_terminal_scrolls_what_can_no_longer_change():
 
 
 def test_colours_tell_the_origin():
-    written = Written()
+    written = AnswerText()
     for event in ANSWER[:8]:
         written.take(event)
     styles = [str(span.style) for span in colored(written.spans).spans]
@@ -174,7 +174,7 @@ def test_colours_tell_the_origin():
 
 
 def test_without_colours_marks_tell_what_is_not_approved():
-    written = Written()
+    written = AnswerText()
     for event in ANSWER[:8]:
         written.take(event)
     assert marked(written.spans).plain == "one\ntwo{~ three for fife~}"
@@ -200,7 +200,7 @@ def test_markdown_longer_than_the_terminal_is_whole_at_the_end():
 
 
 def test_written_text_is_the_events_sum():
-    written = Written()
+    written = AnswerText()
     for event in ANSWER:
         written.take(event)
     assert written.text == TEXT

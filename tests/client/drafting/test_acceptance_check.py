@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from outrider_client.drafting.acceptance_check import NUM_VERDICTS, Fit
+from outrider_client.drafting.acceptance_check import NUM_VERDICTS, AcceptanceCheck
 
 
-def warnings(fit: Fit, num_hits: int, head: str = "moa", num_verdicts: int = NUM_VERDICTS) -> list[str]:
+def warnings(fit: AcceptanceCheck, num_hits: int, head: str = "moa", num_verdicts: int = NUM_VERDICTS) -> list[str]:
     said = (fit.judged(head, 7, 7 if i < num_hits else 8) for i in range(num_verdicts))
     return [warning for warning in said if warning is not None]
 
 
 @pytest.mark.parametrize(("num_hits", "warns"), [(0, True), (1, True), (2, False), (30, False)])
 def test_chance(num_hits, warns):
-    assert bool(warnings(Fit(32000), num_hits)) == warns
+    assert bool(warnings(AcceptanceCheck(32000), num_hits)) == warns
 
 
 def test_chance_is_larger_in_a_small_vocabulary():
-    assert warnings(Fit(20), 6)
-    assert not warnings(Fit(20), 7)
+    assert warnings(AcceptanceCheck(20), 6)
+    assert not warnings(AcceptanceCheck(20), 7)
 
 
 def test_it_is_said_once_and_names_the_head():
-    fit = Fit(32000)
+    fit = AcceptanceCheck(32000)
     assert not warnings(fit, 0, num_verdicts=NUM_VERDICTS - 1)
     assert not warnings(fit, 40, "good")
     (warning,) = warnings(fit, 0, num_verdicts=200)

@@ -190,7 +190,7 @@ def test_heads_are_loaded_together(golden):
     config = ClientConfig(target=golden / "target_l4", drafter=head, other_heads=(str(head), "lookup"))
     models = LocalModels.load(config)
     assert isinstance(models.drafter, Heads)
-    assert models.drafter.tap.fingerprint == models.introduction().tap
+    assert models.drafter.tap.fingerprint == models.open_frame().tap
     assert models.drafter.names == (str(head), f"{head}#2", "lookup")
     assert not models.drafter.batched
     assert LocalModels.load(dataclasses.replace(config, other_heads=())).drafter.family == "eagle2"

@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from outrider_client.drafting.worker_thread import Worker
+from outrider_client.drafting.worker_thread import WorkerThread
 
 
 @pytest.fixture
 def worker():
-    worker = Worker("worker under test")
+    worker = WorkerThread("worker under test")
     yield worker
     worker.stop()
 
@@ -61,7 +61,7 @@ def test_a_loop_that_is_gone_hurts_nobody(worker):
 
 def test_prepares_in_the_thread_and_stops_twice():
     names: list[str] = []
-    worker = Worker("prepared", lambda: names.append(threading.current_thread().name))
+    worker = WorkerThread("prepared", lambda: names.append(threading.current_thread().name))
     worker.stop()
     worker.stop()
     assert names == ["prepared"]

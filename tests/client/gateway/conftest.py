@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.policy import Patience
 from outrider_client.core.config import ClientConfig
 from outrider_client.gateway.gateway import GatewayConfig
 from outrider_client.gateway.serving import ServingConfig, listening

@@ -11,7 +11,7 @@ import openai as openai_library
 import pytest
 from in_thread import InThread
 
-from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.policy import Patience
 from outrider_server.rpc.server import Server
 
 QUESTION = "Write a function that adds two numbers."

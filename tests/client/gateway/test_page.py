@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.policy import Patience
 from outrider_client.gateway.gateway import GatewayConfig
 from outrider_client.privacy.fences import parse_fences
 from outrider_proto.errors import UsageError

@@ -11,7 +11,7 @@ import pytest
 
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.link_state import LinkState
-from outrider_client.connection.local_transport import LocalTransport
+from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.config import Mode
 from outrider_client.core.events import Cycle, LinkChanged
 from outrider_client.drafting.drafting_thread import DraftingThread
@@ -26,11 +26,11 @@ THE_LINKS = {"outrider link reader", "fake server reader"}  # tasks that live as
 
 
 class Watched(DraftingThread):
-    """Notes its lookouts, and how many jobs it has been given and has done."""
+    """Notes its ahead_drafts, and how many jobs it has been given and has done."""
 
     def __init__(self, drafter):
         super().__init__(drafter)
-        self.lookouts = []
+        self.ahead_drafts = []
         self.given = self.done = 0
         run = self._worker.run
 
@@ -46,9 +46,9 @@ class Watched(DraftingThread):
         finally:
             self.done += 1
 
-    def look_out(self, tokens, tree, wanted, ready=None):
-        self.lookouts.append(super().look_out(tokens, tree, wanted, ready))
-        return self.lookouts[-1]
+    def draft_ahead(self, tokens, tree, wanted, ready=None):
+        self.ahead_drafts.append(super().draft_ahead(tokens, tree, wanted, ready))
+        return self.ahead_drafts[-1]
 
     async def is_idle(self):
         """Whether there was nothing to do after the job that may still have been under way."""
@@ -86,7 +86,7 @@ async def test_nothing_goes_on(client_and_drafting, verifier, language, mode, mo
     await leave(client, moment, mode=mode, in_flight=3)
     await asyncio.sleep(0)
     assert not tasks()
-    assert all(lookout.task.done() for lookout in drafting.lookouts)
+    assert all(ahead_draft.task.done() for ahead_draft in drafting.ahead_drafts)
     assert await drafting.is_idle()
     completion = await client.complete(NEXT, mode=mode, in_flight=3)
     assert completion.token_ids == language.answer(NEXT, NEW)
@@ -107,7 +107,7 @@ async def test_nor_between_two_events(client_and_drafting, language, mode, steps
     await events.aclose()
     await asyncio.sleep(0)
     assert not tasks()
-    assert all(lookout.task.done() for lookout in drafting.lookouts)
+    assert all(ahead_draft.task.done() for ahead_draft in drafting.ahead_drafts)
     assert await drafting.is_idle()
     assert (await client.complete(NEXT, mode=mode)).token_ids == language.answer(NEXT, NEW)
 
@@ -128,7 +128,7 @@ async def test_nor_while_the_server_is_silent(client_and_drafting, verifier, lan
     await asyncio.sleep(0)
     verifier.flowing.set()
     assert not tasks()
-    assert all(lookout.task.done() for lookout in drafting.lookouts)
+    assert all(ahead_draft.task.done() for ahead_draft in drafting.ahead_drafts)
     assert (await client.complete(NEXT, mode=mode)).token_ids == language.answer(NEXT, NEW)
 
 
@@ -143,7 +143,7 @@ async def test_nor_after_an_answer_s_end(client_and_drafting, mode):
     for max_new_tokens in (1, 2, 7, NEW):
         await client.complete(PROMPT, mode=mode, max_new_tokens=max_new_tokens, in_flight=3)
         assert not tasks()
-        assert all(lookout.task.done() for lookout in drafting.lookouts)
+        assert all(ahead_draft.task.done() for ahead_draft in drafting.ahead_drafts)
         assert await drafting.is_idle()
 
 

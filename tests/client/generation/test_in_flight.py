@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from outrider_client.async_client import AsyncClient
-from outrider_client.connection.local_transport import LocalConnection, LocalTransport
+from outrider_client.connection.transport import LocalConnection, LocalTransport
 from outrider_client.drafting.drafting_thread import DraftingThread
 from outrider_drafters.contracts.drafter import ENDLESS, level_by_level
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -98,20 +98,20 @@ class CountingThread(DraftingThread):
     def __init__(self, drafter):
         super().__init__(drafter)
         self.num_grown = 0
-        self.lookouts = []
+        self.ahead_drafts = []
 
     async def grow(self, tokens, plan, head=None):
         self.num_grown += 1
         return await super().grow(tokens, plan, head)
 
-    def look_out(self, tokens, tree, wanted, ready=None):
-        self.lookouts.append(super().look_out(tokens, tree, wanted, ready))
-        return self.lookouts[-1]
+    def draft_ahead(self, tokens, tree, wanted, ready=None):
+        self.ahead_drafts.append(super().draft_ahead(tokens, tree, wanted, ready))
+        return self.ahead_drafts[-1]
 
     async def at_rest(self):
         """All that can be drafted has been, and whoever waited for it has done something about it."""
         for _ in range(20):
-            if under_way := [lookout.task for lookout in self.lookouts if not lookout.task.done()]:
+            if under_way := [ahead_draft.task for ahead_draft in self.ahead_drafts if not ahead_draft.task.done()]:
                 await asyncio.wait(under_way)
             await asyncio.sleep(0)
 
@@ -160,7 +160,7 @@ class Ride:
         self.drafts = [frame for frame in log if isinstance(frame, Draft)]
         self.verdicts = [frame for frame in log if isinstance(frame, Verdict)]
         self.num_grown = drafting.num_grown
-        self.lookouts = drafting.lookouts
+        self.ahead_drafts = drafting.ahead_drafts
         self.tokens = completion.token_ids
         self.statistics = completion.statistics
 
@@ -174,7 +174,7 @@ async def ride(fast, models, verifier, language):
     """Rides a mode on a script, with the chain of LEVELS as every draft."""
     clients = []
 
-    async def ridden(mode, wrong=(), reach=ENDLESS, max_new_tokens=NEW, **choices):
+    async def mode_run(mode, wrong=(), reach=ENDLESS, max_new_tokens=NEW, **choices):
         log, drafting = [], CountingThread(SureDrafter(language, dict(wrong), reach))
         transport = WatchedTransport(verifier, log, drafting)
         clients.append(AsyncClient(fast, models=models, transport=transport, drafting=drafting))
@@ -184,7 +184,7 @@ async def ride(fast, models, verifier, language):
         assert completion.statistics.outages == 0
         return Ride(log, drafting, completion)
 
-    yield ridden
+    yield mode_run
     for client in clients:
         await client.close()
 
@@ -195,7 +195,7 @@ async def ride(fast, models, verifier, language):
 async def test_stop_and_wait_grows_every_draft(ride):
     seen = await ride("stop-and-wait")
     assert seen.num_grown == CYCLES
-    assert not seen.lookouts
+    assert not seen.ahead_drafts
     assert seen.statistics.target_calls == 1 + CYCLES
     assert seen.statistics.forecasts == 0
 
@@ -336,7 +336,7 @@ async def test_features_are_sent_once(ride, verifier, mode, wrong):
 @pytest.mark.parametrize("mode", ["proactive", "pipelined"])
 async def test_no_lookout_outlives_its_answer(ride, mode):
     seen = await ride(mode)
-    assert all(lookout.task.done() for lookout in seen.lookouts)
+    assert all(ahead_draft.task.done() for ahead_draft in seen.ahead_drafts)
 
 
 class LateRows(LocalConnection):

@@ -8,9 +8,9 @@ from collections import deque
 import numpy as np
 import pytest
 
-from outrider_client.controller.mode_controller import Pilot
+from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.statistics import Meter
-from outrider_client.generation.requests import Exchange
+from outrider_client.generation.requests import RequestTracker
 from outrider_client.text.transcript import Transcript
 from outrider_drafters.trees.grow import Drafted
 from outrider_proto.errors import LinkError
@@ -71,7 +71,7 @@ class ScriptedLink:
 class Eater:
     """Takes rows as a drafting thread does."""
 
-    names, stale_tolerant, can_look_out, current = ("eater",), False, True, 0
+    names, stale_tolerant, can_draft_ahead, current = ("eater",), False, True, 0
 
     def __init__(self, fingerprint="tap") -> None:
         self.tap = TapInfo(fingerprint, "fake", WIDTH)
@@ -92,8 +92,13 @@ class Stage:
         self.transcript.begin(PROMPT, 50)
         self.drafting = drafting
         self.meter = Meter(0.0, ("eater",))
-        self.exchange = Exchange(
-            self.link, self.transcript, drafting, self.meter, Pilot(drafting, None, lambda: self.now), lambda: self.now
+        self.exchange = RequestTracker(
+            self.link,
+            self.transcript,
+            drafting,
+            self.meter,
+            ModeController(drafting, None, lambda: self.now),
+            lambda: self.now,
         )
 
     def asks(self, tree=NO_TREE):
@@ -322,8 +327,8 @@ async def test_round_trips_are_told_apart(begun):
 async def test_a_prompt_s_rows_are_timed_when_they_are_there_not_when_the_server_is_done(monkeypatch):
     stage, timed = Stage(Eater()), []
     monkeypatch.setattr(
-        "outrider_client.controller.mode_controller.Pilot.took_features",
-        lambda pilot, lag_s, num_rows, num_bytes: timed.append((round(lag_s, 3), num_rows)),
+        "outrider_client.controller.mode_controller.ModeController.record_features",
+        lambda controller, lag_s, num_rows, num_bytes: timed.append((round(lag_s, 3), num_rows)),
     )
     decode = stage.transcript.next_decode(0, None)
     stage.exchange.ask(decode)

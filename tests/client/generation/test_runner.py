@@ -9,8 +9,8 @@ import random
 
 import pytest
 
-from outrider_client.connection.heartbeat import Patience
 from outrider_client.connection.link_state import LinkState
+from outrider_client.connection.policy import Patience
 from outrider_client.core.events import Committed, Finished, LinkChanged, RolledBack, Unverified, Verified
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError

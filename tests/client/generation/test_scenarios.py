@@ -18,11 +18,11 @@ import pytest
 
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.link_state import LinkState
-from outrider_client.controller.decision import Choice
-from outrider_client.controller.hysteresis import Controller
+from outrider_client.controller.choice import Choice
+from outrider_client.controller.hysteresis import ModeSelector
 from outrider_client.core.config import ClientConfig, Mode
 from outrider_client.core.events import Committed, LinkChanged, RolledBack, Unverified
-from outrider_client.drafting.worker_thread import Worker
+from outrider_client.drafting.worker_thread import WorkerThread
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_netsim import Profile
 from outrider_netsim.profiles.profile import Bursts, Direction, Outage
@@ -130,7 +130,7 @@ async def session(pipe, verifier, verify_s):
 
 def work_in_virtual_time(monkeypatch, scenario):
     """The client's threads do one job after another, each to its end even when nobody waits for it any more."""
-    turns: dict[Worker, asyncio.Lock] = {}
+    turns: dict[WorkerThread, asyncio.Lock] = {}
     draw = random.Random(f"work/{scenario.seed}")
 
     async def run(worker, work):
@@ -143,7 +143,7 @@ def work_in_virtual_time(monkeypatch, scenario):
 
         return await asyncio.shield(asyncio.create_task(job()))
 
-    monkeypatch.setattr(Worker, "run", run)
+    monkeypatch.setattr(WorkerThread, "run", run)
 
 
 async def answered(scenario, link, verifier, models):
@@ -182,7 +182,7 @@ async def replayed(client, prompt, choices):
     return tuple(tokens), states
 
 
-def ridden(monkeypatch, scenario, language, verifier, models):
+def mode_run(monkeypatch, scenario, language, verifier, models):
     """The turns of a scenario, each checked."""
     language.eos_at = scenario.eos_at
     work_in_virtual_time(monkeypatch, scenario)
@@ -199,7 +199,7 @@ def ridden(monkeypatch, scenario, language, verifier, models):
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_text_is_the_targets_own(monkeypatch, seed, language, verifier, models):
-    ridden(monkeypatch, Scenario.drawn(seed), language, verifier, models)
+    mode_run(monkeypatch, Scenario.drawn(seed), language, verifier, models)
 
 
 @pytest.mark.parametrize("seed", range(SWITCHING_SEEDS))
@@ -223,8 +223,8 @@ def test_so_it_is_through_any_change_of_modes(monkeypatch, seed, language, verif
             wait_for_features=draw.random() < 0.5,
         )
 
-    monkeypatch.setattr(Controller, "decide", decide)
-    ridden(monkeypatch, dataclasses.replace(scenario, choices=auto), language, verifier, models)
+    monkeypatch.setattr(ModeSelector, "decide", decide)
+    mode_run(monkeypatch, dataclasses.replace(scenario, choices=auto), language, verifier, models)
     assert modes
 
 
@@ -249,6 +249,6 @@ def test_a_steady_link_is_never_lost(monkeypatch, mode, language, verifier, mode
     choices = {"mode": "auto", "max_new_tokens": 100}
     profile = Profile.symmetric("steady", Direction(10.0))
     scenario = Scenario(1, profile, 0.01, 0.001, forgets=False, eos_at=-1, choices=(choices,))
-    monkeypatch.setattr(Controller, "decide", lambda controller: Choice(mode, in_flight=2, outcomes=4))
-    ((_, _, _, states),) = ridden(monkeypatch, scenario, language, verifier, models)
+    monkeypatch.setattr(ModeSelector, "decide", lambda controller: Choice(mode, in_flight=2, outcomes=4))
+    ((_, _, _, states),) = mode_run(monkeypatch, scenario, language, verifier, models)
     assert states == [LinkState.CONNECTING, LinkState.ONLINE]

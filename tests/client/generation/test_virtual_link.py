@@ -15,7 +15,7 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Committed, LinkChanged, RolledBack, Unverified
-from outrider_client.drafting.worker_thread import Worker
+from outrider_client.drafting.worker_thread import WorkerThread
 from outrider_netsim import profile_named
 from outrider_netsim.virtual.clock import VirtualClock
 from outrider_netsim.virtual.link import VirtualLink
@@ -60,7 +60,7 @@ def at_once(monkeypatch):
         await asyncio.sleep(0)
         return work()
 
-    monkeypatch.setattr(Worker, "run", run)
+    monkeypatch.setattr(WorkerThread, "run", run)
 
 
 async def answered(link, verifier, models):

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_client import AsyncClient
-from outrider_client.connection.local_transport import LocalTransport
-from outrider_client.core.answer_text import Written
+from outrider_client.connection.transport import LocalTransport
+from outrider_client.core.answer_text import AnswerText
 from outrider_client.core.events import RolledBack, Unverified
+from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.models.local_models import LocalModels
-from outrider_client.models.tokenizer import Message
 from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.text.detokenizer import Detokenizer
-from outrider_client.text.placeholder_restorer import Restored
+from outrider_client.text.placeholder_restorer import PlaceholderRestorer
 
 from ..conftest import EOS, FAST, VOCAB, FakeDrafter, FakeVerifier, Language
 
@@ -47,12 +47,12 @@ def test_placeholders_that_the_text_holds_are_left_to_it():
 def test_what_is_private_once_is_so_everywhere():
     table = Placeholders()
     turns = [
-        Message(role="user", content="Ann, Annabel and Ann Lee"),
-        Message(role="user", content=[Segment("are "), private("Ann"), Segment(" "), private("Ann Lee", "NAME")]),
+        PromptMessage(role="user", content="Ann, Annabel and Ann Lee"),
+        PromptMessage(role="user", content=[Segment("are "), private("Ann"), Segment(" "), private("Ann Lee", "NAME")]),
     ]
     replaced = [turn["content"] for turn in table.replace(turns)]
     assert replaced == ["[PRIVATE_1], Annabel and [NAME_1]", "are [PRIVATE_1] [NAME_1]"]
-    history = [*turns, Message(role="assistant", content="Hello Ann!")]
+    history = [*turns, PromptMessage(role="assistant", content="Hello Ann!")]
     assert table.replace(history)[-1]["content"] == "Hello [PRIVATE_1]!"
     assert table.replace("Bye, Ann") == "Bye, [PRIVATE_1]"
     assert table.replace([1, 2]) == [1, 2]
@@ -60,8 +60,8 @@ def test_what_is_private_once_is_so_everywhere():
 
 def test_values_in_earlier_answers_are_private_whatever_stands_around_them():
     table = Placeholders()
-    asked = Message(role="user", content=[Segment("Who is "), private("Ann", "NAME"), Segment("? Not Annabel.")])
-    answered = Message(role="assistant", content="Ann's friends call her Anns or MyAnn.")
+    asked = PromptMessage(role="user", content=[Segment("Who is "), private("Ann", "NAME"), Segment("? Not Annabel.")])
+    answered = PromptMessage(role="assistant", content="Ann's friends call her Anns or MyAnn.")
     replaced = [turn["content"] for turn in table.replace([asked, answered])]
     assert replaced == ["Who is [NAME_1]? Not Annabel.", "[NAME_1]'s friends call her [NAME_1]s or My[NAME_1]."]
 
@@ -102,7 +102,7 @@ def test_any_cut_and_any_rollback_gives_the_restored_text(parts, seed):
     whole, generator = "".join(parts), random.Random(seed)
     cuts = sorted(generator.choices(range(len(whole) + 1), k=5))
     pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-    text = Restored(Detokenizer(Characters(pieces).decode), VALUES)
+    text = PlaceholderRestorer(Detokenizer(Characters(pieces).decode), VALUES)
     shown, num_tokens = "", 0
     back = generator.randrange(len(pieces))
     for token in [*range(len(pieces)), *range(back, len(pieces))]:
@@ -190,7 +190,7 @@ async def test_rolled_back_within_a_placeholder(asked, cut):
     astray = Script("mail [EMAIL_1] please", "to [EMAIL_1] [EMAIL_1] [EMAIL_1]")
     verifier = FakeVerifier(language, cut_before={cut}, down_for=0)
     models = LocalModels(FakeDrafter(astray), VOCAB, 200, (EOS,), "t", "k", Alphabet)
-    written, shown, seen = Written(), "", set()
+    written, shown, seen = AnswerText(), "", set()
     async with AsyncClient(
         FAST, models=models, transport=LocalTransport(verifier.describe, verifier.session)
     ) as client:

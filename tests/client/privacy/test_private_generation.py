@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from outrider_client import Client
 from outrider_client.cli import app as cli
-from outrider_client.connection.local_transport import LocalTransport
-from outrider_client.core.answer_text import Written
+from outrider_client.connection.transport import LocalTransport
+from outrider_client.core.answer_text import AnswerText
 from outrider_client.core.events import Finished, LinkChanged, Private, Warned
+from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.drafting.drafting_thread import DraftingThread
-from outrider_client.models.tokenizer import Message
 from outrider_client.privacy.detector import Detector
 from outrider_drafters.families.lookup.family import LookupDrafter
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
@@ -74,7 +74,7 @@ async def test_it_has_the_targets_features_of_the_safe_prefix(connect, monkeypat
 
 async def test_no_connection_while_it_writes(connect):
     client = connect()
-    states = [client._equipment.session.is_connected async for event in client.generate(PROMPT)
+    states = [client._context.session.is_connected async for event in client.generate(PROMPT)
               if isinstance(event, Private)]  # fmt: skip
     assert states
     assert not any(states)
@@ -83,10 +83,10 @@ async def test_no_connection_while_it_writes(connect):
 async def test_nothing_is_left_behind(connect):
     client = connect()
     await client.complete(PROMPT)
-    equipment = client._equipment
-    assert tuple(equipment.transcript.tokens[: len(SAFE_TOKENS)]) == SAFE_TOKENS
-    assert len(equipment.transcript.tokens) == len(SAFE_TOKENS) + 1  # the target's own next token
-    assert equipment.drafting._tokens == equipment.last_resort._tokens == []
+    context = client._context
+    assert tuple(context.transcript.tokens[: len(SAFE_TOKENS)]) == SAFE_TOKENS
+    assert len(context.transcript.tokens) == len(SAFE_TOKENS) + 1  # the target's own next token
+    assert context.drafting._tokens == context.fallback_drafter._tokens == []
 
 
 async def test_stopped_half_way_its_drafter_is_gone_too(connect):
@@ -124,9 +124,9 @@ async def test_the_next_turn_stays_here_too(connect, verifier):
     client = connect()
     first = await client.complete(PROMPT)
     turns = [
-        Message(role="user", content=PROMPT),
-        Message(role="assistant", content=first.segments),
-        Message(role="user", content="go on"),
+        PromptMessage(role="user", content=PROMPT),
+        PromptMessage(role="assistant", content=first.segments),
+        PromptMessage(role="user", content="go on"),
     ]
     second = await client.complete(turns)
     assert second.reason == "private"
@@ -229,7 +229,7 @@ async def test_what_it_cannot_answer_leaves_the_session_as_it_is(connect, langua
 async def test_refused_by_the_server_the_next_answer_starts_anew(connect, verifier):
     client = connect()
     await client.complete("hello", mode="stream")
-    await client._equipment.session.lose("idle")
+    await client._context.session.lose("idle")
     verifier.refusal = Refusal(Reason.TARGET_MISMATCH, "another target")
     with pytest.raises(Refusal):
         await client.complete(PROMPT)
@@ -246,7 +246,7 @@ async def test_ends_with_the_drafters_end_or_the_limit(connect, language):
 def test_without_async(verifier, models):
     transport = LocalTransport(verifier.describe, verifier.session)
     with Client(FAST, models=models, transport=transport) as client:
-        written = Written()
+        written = AnswerText()
         for event in client.generate(PROMPT, max_new_tokens=4):
             written.take(event)
     assert written.num_settled_chars == len(written.text) == 4

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.cli import app as cli
 from outrider_client.cli.options import client_config
-from outrider_client.connection.backoff import Backoff
+from outrider_client.connection.policy import Backoff
 from outrider_client.models.pulled import pulled_dir
 from outrider_client.pull.pull import BytesPulled, FilePulled, PullConfig, PullStarted, PullWaiting, pull
 from outrider_drafters.checkpoints.bundle import find_bundle

@@ -14,10 +14,9 @@ import torch
 
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.cli.options import client_config, with_client_options
-from outrider_client.connection.backoff import Backoff
-from outrider_client.connection.heartbeat import Patience
-from outrider_client.connection.local_transport import LocalTransport
-from outrider_client.core.answer_text import Written
+from outrider_client.connection.policy import Backoff, Patience
+from outrider_client.connection.transport import LocalTransport
+from outrider_client.core.answer_text import AnswerText
 from outrider_client.core.events import Committed, Finished, RolledBack, Unverified, Verified
 from outrider_client.display.json_display import JsonDisplay
 from outrider_client.models.local_models import LocalModels
@@ -114,7 +113,7 @@ async def test_every_mode_over_grpc(config, sampling):
 async def test_events_carry_those_of_their_tokens_and_only_if_asked(config, mode):
     async with in_process(config) as (client, _):
         for num_top in (None, 0):
-            written = Written()
+            written = AnswerText()
             async for event in client.generate(PROMPT, mode=mode, logprobs=num_top, max_new_tokens=12):
                 written.take(event)
                 if isinstance(event, Committed):
@@ -176,7 +175,7 @@ async def through_an_outage(client: AsyncClient, link: Severable, num_alone: int
 async def test_tokens_that_are_verified_after_an_outage_get_theirs(config, mode):
     async with in_process(config) as (client, link):
         events = await through_an_outage(client, link, 5, mode=mode)
-    written = Written()
+    written = AnswerText()
     for event in events:
         written.take(event)
     assert events[-1].statistics.outages == 1
@@ -191,7 +190,7 @@ async def test_tokens_that_are_verified_after_an_outage_get_theirs(config, mode)
 async def test_tokens_that_nobody_verifies_have_none(config):
     async with in_process(config) as (client, link):
         events = await through_an_outage(client, link, 8, mode="stop-and-wait", on_reconnect="keep", offline_limit=8)
-    written = Written()
+    written = AnswerText()
     for event in events:
         written.take(event)
     kept = [one for one, origin in zip(written.logprobs, written.origins, strict=True) if origin == "unverified"]

@@ -10,9 +10,9 @@ import itertools
 import pytest
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.connection.heartbeat import Patience
 from outrider_client.connection.link_state import LinkState
-from outrider_client.controller.mode_controller import Pilot
+from outrider_client.connection.policy import Patience
+from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.events import Committed, Cycle, LinkChanged, RolledBack, Unverified
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
@@ -104,8 +104,8 @@ async def test_late_features_change_nothing(base_config):
 async def test_features_may_change_their_codec_amid_an_answer(moa_config, mode, monkeypatch):
     """Back and forth, every third time that somebody asks."""
     asked = itertools.count()
-    changing = property(lambda pilot: None if next(asked) // 3 % 2 == 0 else "leaner")
-    monkeypatch.setattr(Pilot, "codec", changing)
+    changing = property(lambda controller: None if next(asked) // 3 % 2 == 0 else "leaner")
+    monkeypatch.setattr(ModeController, "codec", changing)
     config = dataclasses.replace(moa_config, codec="lean")
     async with server_for(config) as server, AsyncClient(at(config, server.address)) as client:
         for prompt in PROMPTS:

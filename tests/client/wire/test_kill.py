@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.policy import Patience
 from outrider_client.core.events import Committed, RolledBack, Unverified
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target

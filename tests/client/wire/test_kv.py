@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.policy import Patience
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
 from outrider_server.config.config import Limits

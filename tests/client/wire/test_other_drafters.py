@@ -57,7 +57,7 @@ async def test_greedy_answers_are_the_plain_loops(config, dflash):
 async def test_no_features_are_asked_for_and_none_come(golden):
     config = ClientConfig(target=golden / "target_tiny", drafter="lookup", max_new_tokens=NEW, mode="stop-and-wait")
     async with in_process(config.target, config) as pair:
-        assert pair.models.introduction().tap == ""
+        assert pair.models.open_frame().tap == ""
         assert [tap.family for tap in pair.verifier.describe().taps] == ["last-hidden"]
         async with pair.client() as client:
             requests = [event.request async for event in client.generate(PROMPT) if isinstance(event, Cycle)]

@@ -13,13 +13,13 @@ import pytest
 
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.grpc_transport import GrpcTransport
-from outrider_client.connection.heartbeat import Patience
-from outrider_client.connection.local_transport import LocalTransport
+from outrider_client.connection.policy import Patience
+from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.events import Committed, Finished, LinkChanged, Private, Warned
 from outrider_client.core.prompt import is_private
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.models.local_models import LocalModels
-from outrider_client.models.private_tokens import Split
+from outrider_client.models.private_tokens import PrivateSplit
 from outrider_client.privacy.fences import parse_fences
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
@@ -245,7 +245,7 @@ def logged(caplog) -> list[str]:
 
 def send_all(self, prompt, *, raw):
     """A split that lets everything go."""
-    return Split(honest(self, prompt, raw=raw).whole, ())
+    return PrivateSplit(honest(self, prompt, raw=raw).whole, ())
 
 
 honest = LocalModels.split

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.policy import Patience
 from outrider_client.core.events import Committed, Cycle
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap

@@ -9,10 +9,9 @@ import pytest
 from outrider_client import Access, AsyncClient, ClientConfig
 from outrider_client.connection.emulated import emulated_link
 from outrider_client.connection.grpc_transport import GrpcTransport
-from outrider_client.connection.heartbeat import Patience
 from outrider_client.connection.link_state import LinkState
+from outrider_client.connection.policy import Patience, Timeouts
 from outrider_client.connection.tls_diagnosis import TrustError
-from outrider_client.core.config import Timeouts
 from outrider_client.core.events import LinkChanged
 from outrider_client.models.local_models import LocalModels
 from outrider_client.pull.pull import PullConfig, pull

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from outrider_bench.core.oracle_drafter import StandIn
 from outrider_bench.load.clients.texts import LoadText
-from outrider_client.drafting.drafting_thread import Lookout, PreDraftSpec, Ready
+from outrider_client.drafting.drafting_thread import AheadDraft, PreDraftSpec, Ready
 from outrider_drafters.contracts.drafter import Drafter, DraftState
 from outrider_drafters.contracts.tree_choices import Choices
 from outrider_drafters.contracts.tree_shape import TreePlan
@@ -67,7 +67,7 @@ class ReplayDrafting(StandIn):
     """See the client's Drafting. `probability`: that a level is right. `text` must be set before each answer."""
 
     names = ("replay",)
-    can_look_out = False
+    can_draft_ahead = False
     current = 0
 
     def __init__(
@@ -87,13 +87,13 @@ class ReplayDrafting(StandIn):
         drafted = self._drafted(self._truth(tokens, plan.levels), plan.levels, budget)
         return Routed(drafted, 0, confidence_of(drafted), 1, plan.levels, skipped=False)
 
-    def look_out(
+    def draft_ahead(
         self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready | None = None
-    ) -> Lookout:
-        async def nothing(lookout: Lookout) -> tuple[PreDraft, ...]:
+    ) -> AheadDraft:
+        async def nothing(ahead_draft: AheadDraft) -> tuple[PreDraft, ...]:
             return ()
 
-        return Lookout(nothing)
+        return AheadDraft(nothing)
 
     async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
         await asyncio.sleep(_ALONE_S)

@@ -28,8 +28,8 @@ from outrider_bench.load.clients.drafting import ReplayDrafter, ReplayDrafting, 
 from outrider_bench.load.clients.reach import access_of
 from outrider_bench.load.clients.texts import read_texts
 from outrider_bench.load.measures.tally import Tally
-from outrider_client.connection.heartbeat import Patience
-from outrider_client.core.config import ClientConfig, Mode, Timeouts
+from outrider_client.connection.policy import Patience, Timeouts
+from outrider_client.core.config import ClientConfig, Mode
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_netsim import Link, profile_named

@@ -13,7 +13,7 @@ from outrider_bench.core.in_process_pair import in_process
 from outrider_bench.core.progress import Counter, Step
 from outrider_bench.core.prompts import Question
 from outrider_client.core.config import ClientConfig
-from outrider_client.core.head_statistics import HeadUse, Split
+from outrider_client.core.head_statistics import AcceptedMeans, HeadUse
 from outrider_drafters.routing.rules import Routing
 from outrider_server.engine.target import Target
 
@@ -42,8 +42,8 @@ class Outcome:
     skipped: float  # cycles whose other heads the gate spared, as a share
     draft_ms: float  # a cycle
     shares: dict[str, float]
-    confidence: Split
-    entropy: Split
+    confidence: AcceptedMeans
+    entropy: AcceptedMeans
 
 
 def ways(heads: Sequence[str], gate: float) -> dict[str, Way]:
@@ -106,11 +106,11 @@ def _outcome(asked: Sequence[Question], answers: Sequence[Answer], expected: Seq
     )
 
 
-def _joined(splits: Sequence[tuple[HeadUse, Split]]) -> Split:
+def _joined(splits: Sequence[tuple[HeadUse, AcceptedMeans]]) -> AcceptedMeans:
     """The means over all answers' tokens."""
     accepted = sum(use.accepted_tokens for use, _ in splits)
     rejected = sum(use.rejected_tokens for use, _ in splits)
-    return Split(
+    return AcceptedMeans(
         sum(split.accepted * use.accepted_tokens for use, split in splits) / max(accepted, 1),
         sum(split.rejected * use.rejected_tokens for use, split in splits) / max(rejected, 1),
     )

@@ -72,7 +72,7 @@ async def _features(pair: Pair, tokens: tuple[int, ...]) -> Rows:
     if models.drafter is None or not models.drafter.tap.fingerprint:
         return np.zeros((len(tokens), 0), np.float32)
     connection = await pair.transport().connect()
-    connection.send(models.introduction(codec="float32"))
+    connection.send(models.open_frame(codec="float32"))
     await connection.receive()
     connection.send(Draft(1, 0, tokens[:-1], tokens[-1], DraftTree()))
     rows: list[Rows] = []

@@ -73,7 +73,7 @@ async def ping_ms(address: str, models: LocalModels) -> float:
     """
     connection = await GrpcTransport(address).connect()
     try:
-        connection.send(models.introduction())
+        connection.send(models.open_frame())
         await connection.receive()
         times = []
         for nonce in range(_NUM_PINGS):

@@ -19,7 +19,7 @@ from outrider_bench.core.progress import Counter, Step
 from outrider_bench.core.prompts import SEED, Question
 from outrider_bench.core.reference_answers import plain_answers
 from outrider_bench.studies.pair.outage import features_of, outage_scores
-from outrider_client.core.prompt import Message
+from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.prompt_segments import Segment
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_models.corpus import Family, Sample, generate
@@ -43,7 +43,7 @@ class PrivateQuestion:
     """The prompt as it is, and with its fact private."""
 
     question: Question
-    turns: tuple[Message, ...]
+    turns: tuple[PromptMessage, ...]
     num_safe: int  # tokens
 
     @property
@@ -61,11 +61,11 @@ def fact_of(sample: Sample) -> tuple[str, str] | None:
     return (numbers[-1], "NUMBER") if numbers else None
 
 
-def private_turns(sample: Sample, word: str, kind: str) -> tuple[Message, ...]:
+def private_turns(sample: Sample, word: str, kind: str) -> tuple[PromptMessage, ...]:
     """The sample's messages with every mention of the word private."""
     pattern = re.compile(rf"\b({re.escape(word)})\b")
     return tuple(
-        Message(
+        PromptMessage(
             role=message.role,
             content=[Segment(part, private=part == word, kind=kind) for part in pattern.split(message.content) if part],
         )
@@ -81,7 +81,7 @@ def private_questions(pair: Pair, per_family: int) -> list[PrivateQuestion]:
 
 def _private(pair: Pair, sample: Sample, fact: tuple[str, str]) -> PrivateQuestion:
     turns = private_turns(sample, *fact)
-    plain = [Message(role=message.role, content=message.content) for message in sample.messages]
+    plain = [PromptMessage(role=message.role, content=message.content) for message in sample.messages]
     question = Question(sample, tuple(pair.models.encode(plain, raw=False)))
     return PrivateQuestion(question, turns, len(pair.models.split(turns, raw=False).safe))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.prompt_segments import Segment, as_segments, has_private
-from outrider_client.models.tokenizer import Message
 from outrider_client.privacy.fences import parse_fences
 
 
@@ -14,7 +14,7 @@ class ChatConversation:
     """Mutable; begins empty. `private` is text that goes along with the first message."""
 
     def __init__(self, private: str = "") -> None:
-        self.messages: list[Message] = []
+        self.messages: list[PromptMessage] = []
         self._enclosed = private
 
     def enclose(self, private: str) -> None:
@@ -53,7 +53,7 @@ class ChatConversation:
 
     def _add(self, role: str, segments: Sequence[Segment]) -> None:
         content = tuple(segments) if has_private(segments) else "".join(segment.text for segment in segments)
-        self.messages.append(Message(role=role, content=content))
+        self.messages.append(PromptMessage(role=role, content=content))
 
 
 def _fenced(segments: Sequence[Segment]) -> str:

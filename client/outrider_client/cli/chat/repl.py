@@ -18,7 +18,7 @@ from outrider_client.core.statistics import Statistics
 from outrider_client.display.display import display_for, show_answer
 from outrider_client.display.messages import print_message, printable
 from outrider_client.display.status_line import format_bytes
-from outrider_client.privacy.prompt_input import read_private
+from outrider_client.privacy.fences import read_private_file
 from outrider_proto.errors import OutriderError, UsageError
 
 View = Literal["markdown", "origins"]
@@ -93,7 +93,7 @@ class ChatRepl:
             case "link", argument:
                 self._links(argument)
             case "private", argument:
-                self._conversation.enclose(read_private(Path(argument)))
+                self._conversation.enclose(read_private_file(Path(argument)))
             case "history", _:
                 self._console.print(printable(self._conversation.text()) or "nothing yet", markup=False)
             case "save", argument:

@@ -17,7 +17,7 @@ from outrider_bench.studies.serving.ray_process import RayProcess
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.access import Access
 from outrider_client.connection.grpc_transport import GrpcTransport, translated
-from outrider_client.connection.heartbeat import Patience
+from outrider_client.connection.policy import Patience
 from outrider_client.models.local_models import LocalModels
 from outrider_models.core.embedded import target_dir
 from outrider_proto import verifier_pb2 as pb

@@ -1,4 +1,4 @@
-"""What riding a mode teaches beyond its closed form: how much longer its cycles take, and how many of the tokens come.
+"""What running a mode teaches beyond its closed form: how much longer its cycles take, how many of the tokens come.
 
 Times are steady and believed soon. Tokens are as uneven as text is, so that few of them count for little.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider_client.controller.decision import OnlineMode
-from outrider_client.controller.predict import Prediction
+from outrider_client.controller.choice import OnlineMode
+from outrider_client.controller.prediction import Prediction
 
 _HORIZON = 256.0  # cycles
 _DOUBT_CYCLES = 4.0  # as if so many had taken as long as predicted
@@ -17,7 +17,7 @@ _LEAST, _MOST = 0.25, 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Ridden:
+class ModeRun:
     """Cycles of one mode, from verdict to verdict."""
 
     mode: OnlineMode
@@ -25,23 +25,23 @@ class Ridden:
     tokens: int = 0
     seconds: float = 0.0
 
-    def plus(self, tokens: int, seconds: float) -> Ridden:
-        return Ridden(self.mode, self.cycles + 1, self.tokens + tokens, self.seconds + seconds)
+    def plus(self, tokens: int, seconds: float) -> ModeRun:
+        return ModeRun(self.mode, self.cycles + 1, self.tokens + tokens, self.seconds + seconds)
 
 
-class Experience:
+class ModeHistory:
     """Of one mode."""
 
     def __init__(self) -> None:
         self._cycles = self._late_ms = self._tokens = self._predicted = 0.0
 
-    def learn(self, ridden: Ridden, predicted: Prediction) -> None:
+    def learn(self, mode_run: ModeRun, predicted: Prediction) -> None:
         """`predicted`: by the closed form alone."""
-        self.fade(max(1.0 - ridden.cycles / _HORIZON, 0.0))
-        self._cycles += ridden.cycles
-        self._late_ms += 1e3 * ridden.seconds - ridden.cycles * predicted.cycle_ms
-        self._tokens += ridden.tokens
-        self._predicted += ridden.cycles * predicted.tau
+        self.fade(max(1.0 - mode_run.cycles / _HORIZON, 0.0))
+        self._cycles += mode_run.cycles
+        self._late_ms += 1e3 * mode_run.seconds - mode_run.cycles * predicted.cycle_ms
+        self._tokens += mode_run.tokens
+        self._predicted += mode_run.cycles * predicted.tau
 
     def fade(self, kept: float) -> None:
         """Of what is known, that share is left."""

@@ -11,10 +11,10 @@ import itertools
 import pytest
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.connection.heartbeat import Patience
-from outrider_client.controller.mode_controller import Pilot
+from outrider_client.connection.policy import Patience
+from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.events import Committed, Cycle, RolledBack, Unverified
-from outrider_client.generation.modes.opening import opening
+from outrider_client.generation.modes import decode_during_prefill
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
 from outrider_netsim import Direction, Link, Profile
@@ -33,14 +33,14 @@ DRAFTERS = {"moa": ("target_tiny", "moa_tli0"), "eagle2": ("target_l4", "eagle2_
 class Writing:
     """An answer that the server writes, of which the rows come at their own pace."""
 
-    should_open = True
+    should_decode_first = True
     finished = False
 
     def __init__(self, *, there_after: int) -> None:
         self.said: list[str] = []
         self._there_after = there_after
 
-    async def features_come_first(self) -> bool:
+    async def await_prompt_features(self) -> bool:
         return self.said.count("commit") >= self._there_after
 
     def ask_decode(self, *, features: bool) -> None:
@@ -59,14 +59,14 @@ class Writing:
 
 async def test_the_server_writes_until_the_client_can_take_over():
     answer = Writing(there_after=3)
-    await opening(answer)
+    await decode_during_prefill(answer)
     assert answer.said == ["ask", "commit", "commit", "commit", "stop"]
 
 
 async def test_an_answer_that_ends_meanwhile():
     answer = Writing(there_after=3)
     answer.finished = True
-    await opening(answer)
+    await decode_during_prefill(answer)
     assert answer.said == ["ask", "stop"]
 
 
@@ -85,7 +85,7 @@ def config(golden, request) -> ClientConfig:
 
 
 @contextlib.asynccontextmanager
-async def riding(config: ClientConfig):
+async def running(config: ClientConfig):
     """A client of the real server, and the slow link between them."""
     verifier = Verifier(Target.load(str(config.target)), [load_tap(config.drafter, config.target)])
     async with (
@@ -108,13 +108,13 @@ def oracle(target: str) -> Target:
 def let_features_come_soon(monkeypatch, *, after: int) -> None:
     """As far as anybody can tell, once it was asked so often."""
     asked = itertools.count()
-    monkeypatch.setattr(Pilot, "come_soon", lambda *_: next(asked) >= after)
+    monkeypatch.setattr(ModeController, "arrive_within_rtt", lambda *_: next(asked) >= after)
 
 
 @pytest.mark.parametrize("mode", ["stop-and-wait", "proactive"])
 async def test_the_text_is_the_plain_loops(config, mode, monkeypatch):
     """Whether the server is stopped before its first token, after a few, or once the features are there."""
-    async with riding(config) as (client, _):
+    async with running(config) as (client, _):
         for prompt, after in zip(PROMPTS, (1, 3, 999), strict=True):
             let_features_come_soon(monkeypatch, after=after)
             events = [event async for event in client.generate(prompt, mode=mode)]
@@ -126,7 +126,7 @@ async def test_the_text_is_the_plain_loops(config, mode, monkeypatch):
 async def test_an_outage_amid_a_prompts_features(config, after, monkeypatch):
     """It finds the server writing, or about to be stopped."""
     let_features_come_soon(monkeypatch, after=after)
-    async with riding(config) as (client, link):
+    async with running(config) as (client, link):
         events = []
         async with contextlib.aclosing(client.generate(PROMPTS[0], mode="pipelined")) as stream:
             async for event in stream:

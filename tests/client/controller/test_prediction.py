@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from outrider_client.controller.decision import Choice, Variant
-from outrider_client.controller.measured import Limits, Measured
-from outrider_client.controller.predict import predict
+from outrider_client.controller.choice import Choice, Variant
+from outrider_client.controller.measurements import Measurements, ModeLimits
+from outrider_client.controller.prediction import predict
 
 ACCEPTANCE = (0.85, 0.84, 0.83, 0.82, 0.81)
 TAU = 1 + 0.85 * (1 + 0.84 * (1 + 0.83 * (1 + 0.82 * (1 + 0.81))))
 HITS = {1: 0.34, 8: 0.57}
-MEASURED = Measured(
-    limits=Limits(fixed=True),
+MEASURED = Measurements(
+    limits=ModeLimits(fixed=True),
     rtt_ms=30.7,
     verify_ms=33.0,
     stream_ms=30.3,
@@ -74,7 +74,7 @@ def test_hit_rates_are_carried_over_to_other_numbers_and_levels():
 )
 def test_the_prior_of_hit_rates_is_near_what_was_measured(share, outcomes, measured_rate):
     """Shares of drafts that were accepted, and hit rates, of MoA and EAGLE trees on a small pair."""
-    flat = Measured(limits=Limits(fixed=True), rtt_ms=30.0, verify_ms=33.0, acceptance=acceptance_of(share))
+    flat = Measurements(limits=ModeLimits(fixed=True), rtt_ms=30.0, verify_ms=33.0, acceptance=acceptance_of(share))
     how = {"levels": 5, "ahead_levels": 5, "outcomes": outcomes}
     assert predict(flat, Choice("proactive", **how)).hit_rate == pytest.approx(measured_rate, abs=0.08)
 
@@ -89,7 +89,7 @@ def acceptance_of(share):
 
 
 def test_a_tree_deeper_than_any_measured_is_guessed():
-    tau = predict(replace(MEASURED, limits=Limits()), Choice("stop-and-wait", levels=8)).tau
+    tau = predict(replace(MEASURED, limits=ModeLimits()), Choice("stop-and-wait", levels=8)).tau
     assert TAU < tau < TAU + 3 * 0.85 * 0.84 * 0.83 * 0.82 * 0.81
 
 
@@ -131,4 +131,4 @@ def test_narrow_upward_ways_count_nodes():
 
 def test_nothing_measured_is_no_fault():
     for mode in ("stream", "server-draft", "stop-and-wait", "proactive", "pipelined"):
-        assert speed(mode, Measured()) >= 0
+        assert speed(mode, Measurements()) >= 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider_client.drafting.drafting_thread import DraftingThread, Lookout, PreDraftSpec
+from outrider_client.drafting.drafting_thread import AheadDraft, DraftingThread, PreDraftSpec
 from outrider_drafters.contracts.drafter import ENDLESS, level_by_level
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.trees.predraft import NOWHERE, Outcome
@@ -121,54 +121,54 @@ async def reached(drafter: Gated, num_passes: int) -> None:
             await asyncio.sleep(0)
 
 
-async def drafted_for(lookout: Lookout, outcome: Outcome):
+async def drafted_for(ahead_draft: AheadDraft, outcome: Outcome):
     async with asyncio.timeout(IN_TIME_S):
-        return await lookout.draft_for(outcome)
+        return await ahead_draft.draft_for(outcome)
 
 
 async def test_drafts_for_the_likeliest_outcomes(drafter, drafting):
     drafter.permit(ALL)
-    lookout = drafting.look_out(TEXT, TREE, WANTED)
-    made = await asyncio.wait_for(lookout.task, IN_TIME_S)
+    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
+    made = await asyncio.wait_for(ahead_draft.task, IN_TIME_S)
     assert [one.outcome for one in made][:1] == [LIKELIEST]
     assert SECOND in [one.outcome for one in made]
     assert made[0].drafted.tree == DraftTree.chain((7, 8, 9, 10))
-    assert lookout.num_nodes == 3 * LEVELS
+    assert ahead_draft.num_nodes == 3 * LEVELS
     assert len(drafter.passes) == ALL
     assert len(drafter.passes[-1]) == WANTED.outcomes  # side by side
-    assert (await drafted_for(lookout, LIKELIEST)).tree == DraftTree.chain((7, 8, 9, 10))
-    assert (await drafted_for(lookout, SECOND)).tree == DraftTree.chain((8, 9, 10, 11))
-    assert await drafted_for(lookout, Outcome(ROOT, 20)) is None
+    assert (await drafted_for(ahead_draft, LIKELIEST)).tree == DraftTree.chain((7, 8, 9, 10))
+    assert (await drafted_for(ahead_draft, SECOND)).tree == DraftTree.chain((8, 9, 10, 11))
+    assert await drafted_for(ahead_draft, Outcome(ROOT, 20)) is None
 
 
 async def test_nothing_is_there_before_it_is_made(drafter, drafting):
-    lookout = drafting.look_out(TEXT, TREE, WANTED)
+    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
     await asyncio.to_thread(drafter.begun.wait)
-    assert lookout.num_nodes == 0
-    assert not lookout.task.done()
-    lookout.cancel()
+    assert ahead_draft.num_nodes == 0
+    assert not ahead_draft.task.done()
+    ahead_draft.cancel()
 
 
 @pytest.mark.parametrize("outcome", [LIKELIEST, SECOND])
 async def test_narrows_to_what_the_verdict_said(drafter, drafting, outcome):
     """The one draft that is needed grows on, to its full depth, and nothing beside it."""
-    lookout = drafting.look_out(TEXT, TREE, WANTED)
+    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
     drafter.permit(OF_TREE + 2)
     await reached(drafter, OF_TREE + 2)
-    lookout.resolve(outcome)
+    ahead_draft.resolve(outcome)
     drafter.permit(100)
-    drafted = await drafted_for(lookout, outcome)
+    drafted = await drafted_for(ahead_draft, outcome)
     assert drafted.tree == DraftTree.chain(tuple(range(outcome.bonus + 1, outcome.bonus + 1 + LEVELS)))
     assert [len(tokens) for tokens in drafter.passes[OF_TREE:]][:2] == [3, 3]
     assert [len(tokens) for tokens in drafter.passes[OF_TREE + 3 :]] == [1] * (OF_DRAFTS - 3)
-    assert lookout.num_nodes == LEVELS
+    assert ahead_draft.num_nodes == LEVELS
 
 
 async def test_what_nobody_foresaw_ends_it_within_a_level(drafter, drafting):
-    lookout = drafting.look_out(TEXT, TREE, WANTED)
+    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
     drafter.permit(OF_TREE + 1)
     await reached(drafter, OF_TREE + 1)
-    resolved = asyncio.create_task(drafted_for(lookout, Outcome(ROOT, 20)))
+    resolved = asyncio.create_task(drafted_for(ahead_draft, Outcome(ROOT, 20)))
     await asyncio.sleep(0)
     drafter.permit(100)
     assert await resolved is None
@@ -176,23 +176,23 @@ async def test_what_nobody_foresaw_ends_it_within_a_level(drafter, drafting):
 
 
 async def test_given_up_it_frees_the_thread_within_a_level(drafter, drafting):
-    lookout = drafting.look_out(TEXT, TREE, WANTED)
+    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
     drafter.permit(OF_TREE + 1)
     await reached(drafter, OF_TREE + 1)
-    lookout.cancel()
-    await asyncio.wait({lookout.task}, timeout=IN_TIME_S)
-    assert lookout.task.cancelled()
-    assert lookout.num_nodes == 0
+    ahead_draft.cancel()
+    await asyncio.wait({ahead_draft.task}, timeout=IN_TIME_S)
+    assert ahead_draft.task.cancelled()
+    assert ahead_draft.num_nodes == 0
     drafter.permit(100)
-    await asyncio.wait_for(drafting.follow(TEXT), IN_TIME_S)  # its turn comes when the lookout is over
+    await asyncio.wait_for(drafting.follow(TEXT), IN_TIME_S)  # its turn comes when the ahead_draft is over
     assert len(drafter.passes) <= OF_TREE + 2
 
 
 async def test_given_up_before_its_turn_it_costs_no_pass(drafter, drafting):
     """Guessing never delays real work."""
-    first = drafting.look_out(TEXT, TREE, WANTED)
+    first = drafting.draft_ahead(TEXT, TREE, WANTED)
     await asyncio.to_thread(drafter.begun.wait)
-    second = drafting.look_out((*TEXT, 4, 5, 6), TREE, WANTED)
+    second = drafting.draft_ahead((*TEXT, 4, 5, 6), TREE, WANTED)
     await asyncio.sleep(0)
     second.cancel()
     drafter.permit(ALL)
@@ -203,9 +203,9 @@ async def test_given_up_before_its_turn_it_costs_no_pass(drafter, drafting):
 
 
 async def test_given_up_amid_the_tree_it_costs_no_draft(drafter, drafting):
-    lookout = drafting.look_out(TEXT, TREE, WANTED)
+    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
     await asyncio.to_thread(drafter.begun.wait)
-    lookout.cancel()
+    ahead_draft.cancel()
     drafter.permit(100)
     await asyncio.wait_for(drafting.follow(TEXT), IN_TIME_S)
     assert len(drafter.passes) <= OF_TREE
@@ -214,14 +214,14 @@ async def test_given_up_amid_the_tree_it_costs_no_draft(drafter, drafting):
 async def test_begins_when_it_is_ready(drafter, drafting):
     """With the rows that have come by then."""
     ready = asyncio.Event()
-    lookout = drafting.look_out(TEXT, TREE, WANTED, ready.wait)
+    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED, ready.wait)
     drafter.permit(ALL)
     for _ in range(10):
         await asyncio.sleep(0)
     assert not drafter.begun.is_set()
     drafting.add_features(0, np.zeros((2, 2), dtype=np.float32))
     ready.set()
-    assert (await asyncio.wait_for(lookout.task, IN_TIME_S))[0].outcome == LIKELIEST
+    assert (await asyncio.wait_for(ahead_draft.task, IN_TIME_S))[0].outcome == LIKELIEST
     assert drafter.states[0].num_features == 2
 
 
@@ -229,12 +229,12 @@ async def test_begins_when_it_is_ready(drafter, drafting):
 async def test_a_verdict_that_overtakes_the_rows_blocks_nobody(drafter, drafting, outcome):
     """Whoever receives the rows is waiting for this draft: it cannot wait for the rows."""
     never = asyncio.Event()
-    lookout = drafting.look_out(TEXT, TREE, WANTED, never.wait)
+    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED, never.wait)
     await asyncio.sleep(0)
-    assert await drafted_for(lookout, outcome) is None
-    assert lookout.task.cancelled()
-    assert lookout.num_nodes == 0
-    assert lookout.rank_of(outcome) is None
+    assert await drafted_for(ahead_draft, outcome) is None
+    assert ahead_draft.task.cancelled()
+    assert ahead_draft.num_nodes == 0
+    assert ahead_draft.rank_of(outcome) is None
     assert not drafter.begun.is_set()
 
 
@@ -242,49 +242,49 @@ async def test_known_at_once_it_does_not_begin(drafter, drafting):
     """Nor is it left behind that the rows were never waited for."""
     ready = asyncio.Event()
     ready.set()
-    lookout = drafting.look_out(TEXT, TREE, WANTED, ready.wait)
+    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED, ready.wait)
     await asyncio.sleep(0)
-    lookout.resolve(NOWHERE)
+    ahead_draft.resolve(NOWHERE)
     drafter.permit(100)
-    assert await drafted_for(lookout, NOWHERE) is None
+    assert await drafted_for(ahead_draft, NOWHERE) is None
 
 
 @pytest.mark.parametrize("reach", [0, 2])
 async def test_a_drafter_that_needs_features_looks_out_for_nothing(reach):
     drafter = Gated(reach=reach)
     drafting = DraftingThread(drafter)
-    assert not drafting.can_look_out
-    lookout = drafting.look_out(TEXT, TREE, WANTED)
-    assert await asyncio.wait_for(lookout.task, IN_TIME_S) == ()
-    assert await drafted_for(lookout, LIKELIEST) is None
+    assert not drafting.can_draft_ahead
+    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
+    assert await asyncio.wait_for(ahead_draft.task, IN_TIME_S) == ()
+    assert await drafted_for(ahead_draft, LIKELIEST) is None
     assert not drafter.passes
     await drafting.close()
 
 
 async def test_ends_need_no_draft(drafter, drafting):
     drafter.permit(100)
-    lookout = drafting.look_out(TEXT, TREE, PreDraftSpec(WANTED.plan, 3, ends=(LIKELIEST.bonus,)))
-    made = await asyncio.wait_for(lookout.task, IN_TIME_S)
+    ahead_draft = drafting.draft_ahead(TEXT, TREE, PreDraftSpec(WANTED.plan, 3, ends=(LIKELIEST.bonus,)))
+    made = await asyncio.wait_for(ahead_draft.task, IN_TIME_S)
     assert LIKELIEST not in [one.outcome for one in made]
 
 
 async def test_errors_reach_whoever_needs_the_draft(drafter, drafting):
     drafter.fault = RuntimeError("broken")
-    lookout = drafting.look_out(TEXT, TREE, WANTED)
+    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
     await asyncio.to_thread(drafter.begun.wait)
     drafter.permit(1)
     with pytest.raises(RuntimeError, match="broken"):
-        await drafted_for(lookout, LIKELIEST)
+        await drafted_for(ahead_draft, LIKELIEST)
     drafter.fault = None
     drafter.permit(100)
     await asyncio.wait_for(drafting.follow(TEXT), IN_TIME_S)
 
 
 async def test_what_it_assumed_is_taken_back(drafter, drafting):
-    """The next job sees its own text, whatever text the lookout was for, and none of the features that it knew."""
+    """The next job sees its own text, whatever text the ahead_draft was for, and none of the features that it knew."""
     drafter.permit(1000)
     drafting.add_features(0, np.zeros((2, 2), dtype=np.float32))
-    assumed = drafting.look_out((*TEXT, 4, 5, 6), TREE, WANTED)
+    assumed = drafting.draft_ahead((*TEXT, 4, 5, 6), TREE, WANTED)
     await asyncio.wait_for(assumed.task, IN_TIME_S)
     routed = await asyncio.wait_for(drafting.grow((*TEXT, 9), WANTED.plan), IN_TIME_S)
     assert routed.drafted.tree == DraftTree.chain((10, 11, 12, 13))
@@ -294,11 +294,11 @@ async def test_what_it_assumed_is_taken_back(drafter, drafting):
 
 async def test_what_a_level_costs_is_known_of_those_for_all_outcomes(drafter, drafting):
     drafter.permit(ALL)
-    whole = drafting.look_out(TEXT, TREE, WANTED)
+    whole = drafting.draft_ahead(TEXT, TREE, WANTED)
     await asyncio.wait_for(whole.task, IN_TIME_S)
     assert (whole.cost.levels, whole.cost.outcomes, whole.is_whole) == (WANTED.plan.levels - 1, WANTED.outcomes, True)
     assert (whole.rank_of(LIKELIEST), whole.rank_of(Outcome(ROOT, 20))) == (0, None)
-    narrowed = drafting.look_out(TEXT, TREE, WANTED)
+    narrowed = drafting.draft_ahead(TEXT, TREE, WANTED)
     drafter.permit(OF_TREE)
     await reached(drafter, ALL + OF_TREE)
     narrowed.resolve(LIKELIEST)  # before there is a level for anything
@@ -311,13 +311,13 @@ async def test_what_a_level_costs_is_known_of_those_for_all_outcomes(drafter, dr
 async def test_a_lookout_cut_short_says_what_its_levels_cost(drafter, drafting):
     """A batch too large for its drafter is always cut short, and is to be found out all the same."""
     drafter.permit(OF_TREE + 1)
-    lookout = drafting.look_out(TEXT, TREE, WANTED)
+    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
     await reached(drafter, OF_TREE + 1)
     drafter.permit(1)
     await reached(drafter, OF_TREE + 2)
-    lookout.resolve(LIKELIEST)
+    ahead_draft.resolve(LIKELIEST)
     drafter.permit(100)
-    await drafted_for(lookout, LIKELIEST)
-    assert lookout.cost.outcomes == WANTED.outcomes
-    assert lookout.cost.levels >= 1
-    assert not lookout.is_whole
+    await drafted_for(ahead_draft, LIKELIEST)
+    assert ahead_draft.cost.outcomes == WANTED.outcomes
+    assert ahead_draft.cost.levels >= 1
+    assert not ahead_draft.is_whole

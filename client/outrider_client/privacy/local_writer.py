@@ -7,20 +7,20 @@ from collections.abc import Callable
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Event, Private
 from outrider_client.core.statistics import Meter
-from outrider_client.drafting.drafting_thread import Drafting
+from outrider_client.drafting.drafting_thread import AsyncDrafter
 from outrider_client.models.local_models import LocalModels
-from outrider_client.models.private_tokens import Split
+from outrider_client.models.private_tokens import PrivateSplit
 from outrider_client.text.detokenizer import Detokenizer
 from outrider_proto.errors import UsageError
 
 
-class Alone:
+class LocalWriter:
     """One answer."""
 
     def __init__(
         self,
         models: LocalModels,
-        drafting: Drafting,
+        drafting: AsyncDrafter,
         config: ClientConfig,
         meter: Meter,
         clock: Callable[[], float],
@@ -35,7 +35,7 @@ class Alone:
         self._emit = emit
         self._text = Detokenizer(models.decode)
 
-    async def write(self, prompt: Split) -> str:
+    async def write(self, prompt: PrivateSplit) -> str:
         """From the first token to the last; returns text that an incomplete character held back. Raises UsageError
         where the drafter has nothing to say."""
         tokens = list(prompt.whole)
@@ -58,6 +58,6 @@ class Alone:
         return self.num_new_tokens < self._config.max_new_tokens and len(tokens) < self._models.max_context
 
     def _say(self, token: int) -> None:
-        self._meter.tokens_came(self._clock())
+        self._meter.tokens_arrived(self._clock())
         self._emit(Private(self.num_new_tokens, (token,), self._text.push((token,))))
         self.num_new_tokens += 1

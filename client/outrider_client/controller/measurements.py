@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from outrider_client.controller.decision import SPLIT, OnlineMode, Variant
+from outrider_client.controller.choice import SPLIT, OnlineMode, Variant
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import MAX_NODES
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ModeLimits:
     """What server, drafter and user allow. Raises UsageError.
 
     `shape` is drafted where nothing speaks for another, or always where it is `fixed`. `outcomes` and
@@ -44,7 +44,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurements:
     """Times in ms, rates in bits/s. A client's, over all its answers.
 
     `verify_ms`: a pass over a draft, the wait for it included; `stream_ms`: between two tokens of a target that writes
@@ -56,7 +56,7 @@ class Measured:
     how much longer a cycle takes than its closed form says.
     """
 
-    limits: Limits = field(default_factory=Limits)
+    limits: ModeLimits = field(default_factory=ModeLimits)
     rtt_ms: float | None = None
     jitter_ms: float = 0.0
     verify_ms: float | None = None

@@ -1,4 +1,4 @@
-"""The controller riding through simulated worlds, against every mode held fixed in the same world.
+"""The controller running through simulated worlds, against every mode held fixed in the same world.
 
 The simulator draws accepted tokens, hits and round trips one by one, and has costs that the closed forms do not know.
 """
@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from outrider_client.controller.decision import AHEAD, SPLIT, Choice
-from outrider_client.controller.hysteresis import Controller
-from outrider_client.controller.measured import Limits, Measured
-from outrider_client.controller.observer import Declared, Observer
+from outrider_client.controller.choice import AHEAD, SPLIT, Choice
+from outrider_client.controller.hysteresis import ModeSelector
+from outrider_client.controller.measurements import Measurements, ModeLimits
+from outrider_client.controller.observer import CycleObserver, Priors
+from outrider_client.controller.prediction import PredictionTerms
 from outrider_client.controller.search import best_in
-from outrider_client.controller.terms import Terms
 from outrider_proto.frames import Verdict
 from outrider_proto.tree import DraftTree
 
-ALL = Limits(frozenset(("stream", *SPLIT)))
-OFFERED = Limits(frozenset(("stream", "server-draft", *SPLIT)))
+ALL = ModeLimits(frozenset(("stream", *SPLIT)))
+OFFERED = ModeLimits(frozenset(("stream", "server-draft", *SPLIT)))
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class World:
     overhead_ms: float = 1.0
     ahead_ms: float = 0.0
     shadow: bool = True  # whether the client drafts while it reads along
-    limits: Limits = ALL
+    limits: ModeLimits = ALL
 
     @property
-    def truth(self) -> Measured:
-        return Measured(
+    def truth(self) -> Measurements:
+        return Measurements(
             limits=self.limits,
             rtt_ms=self.rtt_ms,
             verify_ms=self.verify_ms,
@@ -67,7 +67,7 @@ class Ride:
         self.world = world
         self.now_ms = 0.0
         self.num_tokens = 0
-        self.observer = Observer(world.limits, Declared(batch_factors={8: 1.0}))
+        self.observer = CycleObserver(world.limits, Priors(batch_factors={8: 1.0}))
         self._random = random.Random(seed)
         self._rank: int | None = None  # of the outcome that the last verdict was, among those drafted ahead
 
@@ -82,18 +82,18 @@ class Ride:
 
     def cycle(self, choice: Choice) -> None:
         rtt_ms = max(self._random.gauss(self.world.rtt_ms, 0.2 * self.world.rtt_ms), 0.0)
-        self.observer.took_rtt(self.world.rtt_ms / 1e3, 0.16 * self.world.rtt_ms / 1e3)
+        self.observer.record_rtt(self.world.rtt_ms / 1e3, 0.16 * self.world.rtt_ms / 1e3)
         self.now_ms += self._lasts(choice, rtt_ms)
         verdict, tree, levels = self._verdict(choice)
         if choice.mode in AHEAD:
             self._rank = self._outcome(choice.outcomes, choice.levels if self._rank is None else choice.ahead_levels)
-            self.observer.took_outcome(self._rank, choice.outcomes)
-            self.observer.took_drafting(self.world.level_ms / 1e3, 1, choice.outcomes)
+            self.observer.record_outcome(self._rank, choice.outcomes)
+            self.observer.record_drafting(self.world.level_ms / 1e3, 1, choice.outcomes)
         if choice.mode in SPLIT:
-            self.observer.took_drafting(choice.levels * self.world.level_ms / 1e3, choice.levels)
+            self.observer.record_drafting(choice.levels * self.world.level_ms / 1e3, choice.levels)
         if choice.mode == "stream" and self.world.shadow and self._random.random() < 1 / 8:
             self._draft_on_the_side()
-        self.observer.took_verdict(self.now_ms / 1e3, verdict, tree, levels)
+        self.observer.record_verdict(self.now_ms / 1e3, verdict, tree, levels)
         self.num_tokens += len(verdict.path) + len(verdict.tokens) + 1
 
     def _lasts(self, choice: Choice, rtt_ms: float) -> float:
@@ -138,8 +138,8 @@ class Ride:
     def _draft_on_the_side(self) -> None:
         """What the target will write anyway tells how good drafts are."""
         levels = self.world.limits.shape.levels
-        self.observer.took_drafting(levels * self.world.level_ms / 1e3, levels)
-        self.observer.took_path(DraftTree.chain(range(levels)), tuple(range(self._accepted(levels))))
+        self.observer.record_drafting(levels * self.world.level_ms / 1e3, levels)
+        self.observer.record_path(DraftTree.chain(range(levels)), tuple(range(self._accepted(levels))))
 
     def _outcome(self, outcomes: int, levels: int) -> int | None:
         drawn = self._random.random()
@@ -149,7 +149,7 @@ class Ride:
 
 
 def ride_fixed(world: World, mode: str, num_tokens: int = 6000) -> float:
-    ride, choice = Ride(world, 1), best_in(Terms(world.truth), mode).choice
+    ride, choice = Ride(world, 1), best_in(PredictionTerms(world.truth), mode).choice
     while ride.num_tokens < num_tokens:
         ride.cycle(choice)
     return ride.tokens_per_second
@@ -157,7 +157,7 @@ def ride_fixed(world: World, mode: str, num_tokens: int = 6000) -> float:
 
 def ride_auto(world: World, num_tokens: int = 5000, seed: int = 2) -> tuple[Ride, list[Choice]]:
     ride, taken = Ride(world, seed), []
-    controller = Controller(ride.observer)
+    controller = ModeSelector(ride.observer)
     while ride.num_tokens < num_tokens:
         choice = controller.decide()
         if not taken or choice.mode != taken[-1].mode:
@@ -209,7 +209,7 @@ def test_without_drafts_on_the_side_a_hopeless_drafter_costs_little():
 def test_it_leaves_when_the_round_trip_grows_and_comes_back():
     near = World(20.0, 33.0, 0.83)
     ride = Ride(near, 5)
-    controller, modes = Controller(ride.observer), []
+    controller, modes = ModeSelector(ride.observer), []
     for rtt_ms in (20.0, 400.0, 20.0):
         ride.world = replace(near, rtt_ms=rtt_ms)
         for _ in range(300):

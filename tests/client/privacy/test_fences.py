@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.models.local_models import LocalModels
 from outrider_client.models.private_tokens import split
-from outrider_client.models.tokenizer import Message
-from outrider_client.privacy.fences import parse_fences
-from outrider_client.privacy.prompt_input import asked_prompt, kinds_of
+from outrider_client.privacy.fences import parse_fences, parse_prompt, private_kinds
 from outrider_proto.errors import UsageError
 
 from ..conftest import EOS, Language, Letters, fake_models
@@ -85,9 +84,9 @@ def test_blanks_before_the_cut_stay_here():
 
 def test_turns_after_the_first_private_one_stay_here():
     turns = [
-        Message(role="user", content="ab"),
-        Message(role="assistant", content=[Segment("cd"), private("ef")]),
-        Message(role="user", content="gh"),
+        PromptMessage(role="user", content="ab"),
+        PromptMessage(role="assistant", content=[Segment("cd"), private("ef")]),
+        PromptMessage(role="user", content="gh"),
     ]
     parts = split(turns, Letters(), raw=False)
     assert parts.safe == (EOS, *Letters().encode("ab"), EOS, *Letters().encode("cd"))
@@ -102,7 +101,7 @@ class Forgetful(Letters):
 
 
 def test_template_that_loses_private_text_is_refused():
-    turns = [Message(role="user", content=[private(SECRET)]), Message(role="user", content="b")]
+    turns = [PromptMessage(role="user", content=[private(SECRET)]), PromptMessage(role="user", content="b")]
     with pytest.raises(UsageError, match="leaves out") as refused:
         split(turns, Forgetful(), raw=False)
     assert SECRET not in str(refused.value)
@@ -129,19 +128,19 @@ def test_prompts_do_not_mix():
 def test_commands_take_fences_and_files(tmp_path):
     file = tmp_path / "notes"
     file.write_text(SECRET)
-    asked = asked_prompt("call <<NAME: Ann>>", [file])
+    asked = parse_prompt("call <<NAME: Ann>>", [file])
     assert [segment.text for segment in asked] == ["call ", "Ann", "\n\n", SECRET]
-    assert kinds_of(asked) == ["NAME", "PRIVATE"]
-    assert asked_prompt("1 << 2", fences=False) == "1 << 2"
-    assert asked_prompt(r"1 \<< 2") == "1 << 2"
-    assert asked_prompt("", [file]) == (private(SECRET),)
+    assert private_kinds(asked) == ["NAME", "PRIVATE"]
+    assert parse_prompt("1 << 2", fences=False) == "1 << 2"
+    assert parse_prompt(r"1 \<< 2") == "1 << 2"
+    assert parse_prompt("", [file]) == (private(SECRET),)
 
 
 def test_unreadable_files_are_named(tmp_path):
     file = tmp_path / "notes"
     with pytest.raises(UsageError, match=r"notes: No such file"):
-        asked_prompt("x", [file])
+        parse_prompt("x", [file])
     file.write_bytes(SECRET.encode() + b"\xff")
     with pytest.raises(UsageError, match=r"notes: not UTF-8") as refused:
-        asked_prompt("x", [file])
+        parse_prompt("x", [file])
     assert refused.value.__cause__ is None

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider_client.controller.choose import choose, deliberate
-from outrider_client.controller.decision import HARBOURS, SPLIT, Choice, Variant
-from outrider_client.controller.measured import Limits, Measured
-from outrider_client.controller.predict import predict
+from outrider_client.controller.choice import NON_SPLIT, SPLIT, Choice, Variant
+from outrider_client.controller.decision import choose, decide
+from outrider_client.controller.measurements import Measurements, ModeLimits
+from outrider_client.controller.prediction import predict
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import UsageError
 
@@ -22,8 +22,8 @@ ONE_AT_A_TIME = frozenset(("stream", "stop-and-wait", "proactive"))
 
 
 def measured(rtt_ms=30.7, verify_ms=33.0, level_ms=7.0, acceptance=0.83, hit=0.57, modes=PLAIN, **other):
-    limits = other.pop("limits", Limits(modes, fixed=True))
-    return Measured(
+    limits = other.pop("limits", ModeLimits(modes, fixed=True))
+    return Measurements(
         limits=replace(limits, modes=modes),
         rtt_ms=rtt_ms,
         verify_ms=verify_ms,
@@ -57,7 +57,7 @@ def measured(rtt_ms=30.7, verify_ms=33.0, level_ms=7.0, acceptance=0.83, hit=0.5
         ("pipelined", {"modes": OFFERED, "server_level_ms": 25.0}),
         ("stream", {"modes": OFFERED, "rtt_ms": 150.0, "server_level_ms": 25.0, "acceptance": 0.6}),
         ("stream", {"modes": frozenset(("stream",)), "rtt_ms": 1.0}),
-        ("stream", {"down_bps": 50e3, "limits": Limits(variants=(Variant(bytes_per_token=2051),))}),
+        ("stream", {"down_bps": 50e3, "limits": ModeLimits(variants=(Variant(bytes_per_token=2051),))}),
     ],
 )
 def test_modes(mode, what):
@@ -65,11 +65,11 @@ def test_modes(mode, what):
 
 
 def test_cold_start_probes_the_target_alone():
-    probe = choose(Measured(limits=Limits(OFFERED), rtt_ms=30.0), None)
+    probe = choose(Measurements(limits=ModeLimits(OFFERED), rtt_ms=30.0), None)
     assert (probe.mode, probe.probe) == ("stream", 4)
-    assert choose(Measured(limits=Limits(PLAIN), rtt_ms=30.0, stream_ms=33.0), probe).mode in SPLIT
-    assert choose(Measured(limits=Limits(PLAIN), rtt_ms=300.0, stream_ms=33.0), probe).mode == "stream"
-    assert choose(Measured(limits=Limits(OFFERED), rtt_ms=300.0, stream_ms=33.0), probe).mode == "server-draft"
+    assert choose(Measurements(limits=ModeLimits(PLAIN), rtt_ms=30.0, stream_ms=33.0), probe).mode in SPLIT
+    assert choose(Measurements(limits=ModeLimits(PLAIN), rtt_ms=300.0, stream_ms=33.0), probe).mode == "stream"
+    assert choose(Measurements(limits=ModeLimits(OFFERED), rtt_ms=300.0, stream_ms=33.0), probe).mode == "server-draft"
 
 
 def test_leaves_and_comes_back_with_the_round_trip():
@@ -103,7 +103,7 @@ def test_a_measured_speed_outweighs_its_prediction():
     split = choose(measured(), None)
     ratio = predict(measured(), split).tokens_per_second / predict(measured(), Choice("stream")).tokens_per_second
     slow = dict.fromkeys(SPLIT, 0.97 / ratio)
-    decision = deliberate(measured(), split, slow)
+    decision = decide(measured(), split, slow)
     assert decision.choice.mode == "stream"
     assert decision.gain == pytest.approx(1 / 0.97, rel=0.01)
     assert choose(measured(), split, {split.mode: 0.5}).mode in set(SPLIT) - {split.mode}
@@ -121,7 +121,7 @@ def test_why_is_one_short_line_with_the_grounds():
 
 
 def test_levels_follow_acceptance_and_the_cost_of_a_level():
-    free = Limits(PLAIN)
+    free = ModeLimits(PLAIN)
     alone = frozenset(("stream", "stop-and-wait"))
     sure = choose(measured(acceptance=0.95, modes=alone, limits=free), None)
     unsure = choose(measured(acceptance=0.7, level_ms=2.0, rtt_ms=5.0, modes=alone, limits=free), None)
@@ -134,21 +134,21 @@ def test_levels_follow_acceptance_and_the_cost_of_a_level():
 
 def test_of_what_is_nearly_as_fast_the_shallowest_is_drafted():
     alone = frozenset(("stream", "stop-and-wait"))
-    what = measured(acceptance=0.95, modes=alone, limits=Limits())
+    what = measured(acceptance=0.95, modes=alone, limits=ModeLimits())
     speeds = {levels: predict(what, Choice("stop-and-wait", levels=levels)).tokens_per_second for levels in (8, 10)}
     assert 0.99 * speeds[10] < speeds[8] < speeds[10]
     assert choose(what, None).levels == 8
 
 
 def test_hidden_time_pays_for_deeper_trees():
-    choice = choose(measured(rtt_ms=60.0, acceptance=0.9, modes=ONE_AT_A_TIME, limits=Limits()), None)
+    choice = choose(measured(rtt_ms=60.0, acceptance=0.9, modes=ONE_AT_A_TIME, limits=ModeLimits()), None)
     assert choice.mode == "proactive"
     assert choice.ahead_levels > choice.levels
     assert choice.ahead_shape.levels == choice.ahead_levels
 
 
 def test_the_users_shape_stands():
-    limits = Limits(shape=TreeShape(2, 7, 20), fixed=True, outcomes=2)
+    limits = ModeLimits(shape=TreeShape(2, 7, 20), fixed=True, outcomes=2)
     choice = choose(measured(limits=limits), Choice("pipelined", levels=3, outcomes=8))
     assert (choice.shape, choice.ahead_shape, choice.outcomes) == (limits.shape, limits.shape, 2)
 
@@ -162,14 +162,14 @@ def test_outcomes_follow_the_batch_cost():
 
 def test_narrower_trees_where_rows_are_dear_and_ranks_steep():
     what = {"modes": frozenset(("stream", "stop-and-wait")), "level_ms": 30.0, "verify_ms": 80.0}
-    steep = measured(limits=Limits(), batch_factors={8: 7.5}, ranks=(0.98, 0.01, 0.01), **what)
+    steep = measured(limits=ModeLimits(), batch_factors={8: 7.5}, ranks=(0.98, 0.01, 0.01), **what)
     assert choose(steep, None).breadth == 1
     assert choose(replace(steep, ranks=(0.4, 0.3, 0.3)), None).breadth == 4
     assert choose(replace(steep, batch_factors={8: 1.0}), None).breadth == 4
 
 
 def test_more_in_flight_only_where_it_keeps_someone_busy():
-    many = Limits(in_flight=4, fixed=True)
+    many = ModeLimits(in_flight=4, fixed=True)
     far = choose(measured(rtt_ms=250.0, acceptance=0.97, hit=0.95, limits=many, level_ms=3.0), None)
     near = choose(measured(rtt_ms=20.0, acceptance=0.97, hit=0.95, limits=many, level_ms=3.0), None)
     assert (far.mode, far.in_flight) == ("pipelined", 4)
@@ -183,13 +183,13 @@ def test_a_family_that_suffers_waits_for_features_that_come_soon():
 
     assert waits(2.0)
     assert not waits(60.0)
-    assert waits(60.0, limits=Limits(wait_for_features=True), verify_ms=90.0)
+    assert waits(60.0, limits=ModeLimits(wait_for_features=True), verify_ms=90.0)
 
 
 def test_feature_width_and_tli_are_hints_among_those_on_offer():
     wide, narrow = Variant(bytes_per_token=2051), Variant(bytes_per_token=1100, tau_factor=0.99)
     tli = Variant(tli=1, bytes_per_token=4102, tau_factor=1.15, level_factor=1.1)
-    limits = Limits(fixed=True, variants=(wide, narrow, tli))
+    limits = ModeLimits(fixed=True, variants=(wide, narrow, tli))
     assert choose(measured(limits=limits), None).variant == tli
     assert choose(measured(limits=limits, down_bps=0.8e6), None).variant == narrow
     assert choose(measured(limits=replace(limits, variants=(wide, narrow))), None).variant == wide
@@ -201,7 +201,7 @@ def test_feature_width_and_tli_are_hints_among_those_on_offer():
 )
 def test_limits_are_checked(name, what):
     with pytest.raises(UsageError, match=f"{name}=.*: need"):
-        Limits(**what)
+        ModeLimits(**what)
 
 
 WORLDS = st.builds(
@@ -215,7 +215,7 @@ WORLDS = st.builds(
     jitter_ms=st.floats(0.0, 40.0),
     staleness_factor=st.floats(0.7, 1.0),
     batch_factors=st.sampled_from([{}, {8: 1.0}, {8: 2.2}]),
-    limits=st.sampled_from([Limits(), Limits(fixed=True), Limits(in_flight=4), Limits(max_levels=3)]),
+    limits=st.sampled_from([ModeLimits(), ModeLimits(fixed=True), ModeLimits(in_flight=4), ModeLimits(max_levels=3)]),
 )
 
 
@@ -224,8 +224,8 @@ WORLDS = st.builds(
 def test_a_longer_round_trip_never_leads_back_to_the_split(world, more_ms, current):
     current = Choice(current) if current in world.limits.modes else None
     farther = replace(world, rtt_ms=world.rtt_ms + more_ms)
-    if choose(world, current).mode in HARBOURS:
-        assert choose(farther, current).mode in HARBOURS
+    if choose(world, current).mode in NON_SPLIT:
+        assert choose(farther, current).mode in NON_SPLIT
 
 
 @settings(max_examples=40, deadline=None)

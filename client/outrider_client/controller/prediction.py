@@ -1,0 +1,314 @@
+"""How fast each mode is: tokens a cycle over the cycle's time, in closed form.
+
+R round trip, V a pass over a draft, F = R + V a flight, d a draft level, D levels, G outcomes drafted ahead at f(G)
+times a level's time, p(G) the probability that the verdict is among them.
+
+    stream          1 / V_1
+    server-draft    tau(D) / (V + D d_server)
+    stop-and-wait   tau(D) / (F + D d)
+    proactive       tau / (p(G) A + (1 - p(G)) (F + (D + 1/2) d)),     A = max(F, (D + 1) f d)
+                    a flight is paid for each verdict; the half level is the one that a miss has to cancel
+    pipelined       tau / (p(1) I + (p(G) - p(1)) A + (1 - p(G)) (F + (D + 1/2) d)),    I = max(V, (D + 1) f d, F / k)
+                    k in flight: a verdict that was guessed right has the next one I behind it
+
+Trees grown ahead (D' levels, in hidden time) and after a miss (D) differ; with hit rates p' and p after them, the share
+h = p / (1 - p' + p) of all drafts was grown ahead. A family that suffers from stale features loses that factor of tau
+on every draft grown ahead, and elsewhere unless it waits for them. A cycle takes as much longer as the mode's have
+(`late_ms`), so that what each verdict costs beside all this weighs more on short cycles than on long ones.
+
+The terms come from measurements, with a guess for each that was not measured. Guesses are optimistic, so that what is
+unknown gets tried once and is known from then on. Arrays of levels, outcomes and budgets broadcast. Times are in ms.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log
+from typing import Self, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_client.controller.choice import Choice, OnlineMode, Variant
+from outrider_client.controller.measurements import Measurements
+
+PRIOR_ACCEPTANCE = 0.8
+ACCEPTANCE_DECAY = 0.97  # acceptance of a level below the last one measured, against that one's
+_PASS_OF_LEVELS = 5.0  # draft levels that a target's pass takes as long as
+_FACTOR_PER_OUTCOME = 0.01  # drafted side by side; on a CPU 0.16, which is soon known
+_DRAFT_BYTES = 100.0  # of a draft, framing and headers included
+_NODE_BYTES = 4.0
+_PACKET_BYTES = 1400.0
+_SURE = 1e-6
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class PredictionTerms:
+    """Of one `Measurements`."""
+
+    def __init__(self, measured: Measurements) -> None:
+        self.measured = measured
+        self.limits = measured.limits
+        self.rtt = measured.rtt_ms or 0.0
+        self.verify = _first(measured.verify_ms, measured.stream_ms, 0.0)
+        self.one_token = _first(measured.stream_ms, self.verify)
+        self.level = _first(measured.draft_level_ms, self.verify / _PASS_OF_LEVELS)
+        self.server_level = _first(measured.server_level_ms, self.level)
+        self.staleness = measured.staleness_factor
+        self._freshness = 1.0 - measured.stale_share * (1.0 - measured.staleness_factor)
+        self._deepest = max(self.limits.max_levels, self.limits.shape.levels, round(measured.hit_levels), 1)
+        self._taus: dict[int, Floats] = {}
+
+    def flight(self, budget: Ints) -> Floats:
+        """From sending a draft of so many nodes to its verdict."""
+        per_byte = 8e3 / self.measured.up_bps if self.measured.up_bps else 0.0
+        return np.asarray(self.rtt + self.verify + per_byte * (_DRAFT_BYTES + _NODE_BYTES * budget), np.float64)
+
+    def transfer(self, num_tokens: Floats, bytes_per_token: float) -> Floats:
+        """Of the features of so many tokens."""
+        per_byte = 8e3 / self.measured.down_bps if self.measured.down_bps else 0.0
+        return per_byte * bytes_per_token * num_tokens
+
+    def features_wait(self, num_tokens: Floats, bytes_per_token: float) -> Floats:
+        """From a verdict to its features; a reply of several packets waits for the slowest."""
+        if self.measured.features_ms is not None:
+            return np.full_like(num_tokens, self.measured.features_ms)
+        late_ms = np.where(num_tokens * bytes_per_token > _PACKET_BYTES, self.measured.jitter_ms, 0.0)
+        return self.transfer(num_tokens, bytes_per_token) + late_ms
+
+    def tau(self, levels: Ints, breadth: int) -> Floats:
+        """Tokens a verdict on a draft with all its features: 1 + sum over i of prod over k <= i of a_k."""
+        if breadth not in self._taus:
+            reached = np.cumprod(np.minimum(self._acceptance() * self._kept(breadth), 1.0))
+            taus = 1.0 + np.concatenate(([0.0], np.cumsum(reached)))
+            self._taus[breadth] = np.minimum(taus / self._freshness, 1.0 + np.arange(len(taus)))
+        return self._taus[breadth][np.minimum(levels, self._deepest)]
+
+    def hit(self, outcomes: Ints, levels: Ints, breadth: int) -> Floats:
+        """Probability that a verdict is among so many outcomes drafted ahead: what was measured, carried over to this
+        number and these levels along the prior's curve."""
+        exponents = np.array([self._steeper(number) for number in outcomes.ravel().tolist()]).reshape(outcomes.shape)
+        return np.asarray(self._prior_hit(outcomes, levels, breadth) ** exponents)
+
+    def batch(self, outcomes: Ints) -> Floats:
+        """Factor on a level's time when so many outcomes are drafted side by side."""
+        known = {1: 1.0, **self.measured.batch_factors}
+        if len(known) == 1:
+            return np.asarray(1.0 + _FACTOR_PER_OUTCOME * (outcomes - 1))
+        return np.array([_interpolated(known, number) for number in outcomes.ravel().tolist()]).reshape(outcomes.shape)
+
+    def level_of(self, breadth: int) -> float:
+        """A draft level of another breadth than the one measured."""
+        return self.level * (1.0 + self.row_share * (breadth - 1)) / (1.0 + self.row_share * (self._breadth - 1))
+
+    @property
+    def row_share(self) -> float:
+        """What a row more a level costs, as a share of a level of one row: the slope of the batch factors."""
+        widest = max(self.measured.batch_factors, default=1)
+        if widest <= 1:
+            return 0.0
+        more = max(self.measured.batch_factors[widest] - 1.0, 0.0)
+        return more / max((widest - 1) * self._breadth - more * (self._breadth - 1), 1.0)
+
+    @property
+    def _breadth(self) -> int:
+        return self.limits.shape.breadth
+
+    def _acceptance(self) -> Floats:
+        known = list(self.measured.acceptance[: self._deepest]) or [PRIOR_ACCEPTANCE]
+        beyond = np.arange(1, self._deepest - len(known) + 1)
+        return np.concatenate((known, known[-1] * ACCEPTANCE_DECAY**beyond))
+
+    def _kept(self, breadth: int) -> float:
+        """Share of the accepted tokens that a tree of this breadth would have held too."""
+        ranks = self.measured.ranks
+        return 1.0 if breadth >= self._breadth or not ranks else sum(ranks[:breadth]) / sum(ranks)
+
+    def _prior_hit(self, outcomes: Ints, levels: Ints, breadth: int) -> Floats:
+        """The share of a draft that is accepted, to the power 2.6 / G^(1/3)."""
+        share = (self.tau(levels, breadth) - 1.0) / levels
+        return np.asarray(np.clip(share, 1e-3, 1.0 - _SURE) ** (2.6 / np.cbrt(outcomes)))
+
+    def _steeper(self, outcomes: int) -> float:
+        """The exponent that leads from the prior to the hit rate measured at about so many outcomes."""
+        if not self.measured.hit_rates:
+            return 1.0
+        nearest = min(self.measured.hit_rates, key=lambda known: abs(log(known / outcomes)))
+        rate = min(max(self.measured.hit_rates[nearest], 1e-3), 1.0 - _SURE)
+        levels = np.array(max(round(self.measured.hit_levels), 1))
+        return log(rate) / log(float(self._prior_hit(np.array(nearest), levels, self._breadth)))
+
+
+def _first(*values: float | None) -> float:
+    """The first that is known."""
+    return next(value for value in values if value is not None)
+
+
+def _interpolated(points: Mapping[int, float], at: int) -> float:
+    """Between the points given, and along the last two beyond them."""
+    xs = sorted(points)
+    right = min(max(bisect_left(xs, at), 1), len(xs) - 1)
+    x0, x1 = xs[right - 1], xs[right]
+    return points[x0] + (points[x1] - points[x0]) * (at - x0) / (x1 - x0)
+
+
+_CANCELLED = 0.5  # levels
+_LEAST = 0.5  # of a cycle's time that is left where they were shorter than they should be
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Means over cycles: `tau` tokens in `cycle_ms`; `hit_rate` of the drafts had been grown ahead."""
+
+    tau: float
+    cycle_ms: float
+    hit_rate: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1e3 * self.tau / self.cycle_ms if self.cycle_ms > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChoiceGrid:
+    """Choices of one mode side by side; the arrays broadcast."""
+
+    mode: OnlineMode
+    breadth: int
+    wait_for_features: bool
+    variant: Variant
+    levels: Ints
+    budget: Ints
+    ahead_levels: Ints
+    ahead_budget: Ints
+    outcomes: Ints
+    in_flight: Ints
+
+    @classmethod
+    def of(cls, choice: Choice) -> Self:
+        """That one alone."""
+        names = ("levels", "budget", "ahead_levels", "ahead_budget", "outcomes", "in_flight")
+        numbers = (np.array([getattr(choice, name)]) for name in names)
+        return cls(choice.mode, choice.breadth, choice.wait_for_features, choice.variant, *numbers)
+
+    def at(self, index: int, shape: tuple[int, ...]) -> Choice:
+        """One of them, numbered as in an array of that shape."""
+        arrays = (self.levels, self.budget, self.ahead_levels, self.ahead_budget, self.outcomes, self.in_flight)
+        levels, budget, ahead_levels, ahead_budget, outcomes, in_flight = (
+            int(np.broadcast_to(array, shape).flat[index]) for array in arrays
+        )
+        return Choice(
+            self.mode,
+            levels=levels,
+            breadth=self.breadth,
+            budget=budget,
+            ahead_levels=ahead_levels,
+            ahead_budget=ahead_budget,
+            outcomes=outcomes,
+            in_flight=in_flight,
+            wait_for_features=self.wait_for_features,
+            variant=self.variant,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predictions:
+    """Of a grid: see Prediction."""
+
+    tau: Floats
+    cycle_ms: Floats
+    hit_rate: Floats
+
+    def at(self, index: int) -> Prediction:
+        tau, hit_rate = (np.broadcast_to(part, self.cycle_ms.shape).flat[index] for part in (self.tau, self.hit_rate))
+        return Prediction(float(tau), float(self.cycle_ms.flat[index]), float(hit_rate))
+
+
+def predict(measured: Measurements, choice: Choice) -> Prediction:
+    """What `choice` would bring."""
+    return predict_all(PredictionTerms(measured), ChoiceGrid.of(choice)).at(0)
+
+
+def predict_all(terms: PredictionTerms, grid: ChoiceGrid) -> Predictions:
+    """What each choice of the grid would bring."""
+    tau, cycle_ms, hit_rate = _of_mode(terms, grid)
+    if grid.mode != "stream":  # features share the way with verdicts
+        cycle_ms = np.maximum(cycle_ms, terms.transfer(tau, grid.variant.bytes_per_token))
+        cycle_ms = np.maximum(cycle_ms + terms.measured.late_ms.get(grid.mode, 0.0), _LEAST * cycle_ms)
+    return Predictions(tau, cycle_ms, hit_rate)
+
+
+def _of_mode(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, Floats]:
+    match grid.mode:
+        case "stream":
+            return np.ones(1), np.full(1, terms.one_token), np.zeros(1)
+        case "server-draft":
+            cycle_ms = np.asarray(terms.verify + grid.levels * terms.server_level, np.float64)
+            return terms.tau(grid.levels, grid.breadth), cycle_ms, np.zeros(1)
+        case "stop-and-wait":
+            tau, draft_ms = _after_a_miss(terms, grid)
+            return tau, draft_ms + terms.flight(grid.budget), np.zeros(1)
+        case "proactive":
+            return _proactive(terms, grid)
+        case "pipelined":
+            return _pipelined(terms, grid)
+        case _:
+            assert_never(grid.mode)
+
+
+def _proactive(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, Floats]:
+    tau, draft_ms = _after_a_miss(terms, grid)
+    ahead_tau = np.maximum(_tau(terms, grid, grid.ahead_levels) * terms.staleness, 1.0)
+    hit, _ = _hits(terms, grid)
+    hit_ms = np.maximum(terms.flight(grid.ahead_budget), _growing_ahead(terms, grid))
+    miss_ms = terms.flight(grid.budget) + draft_ms + _CANCELLED * _level(terms, grid)
+    return hit * ahead_tau + (1.0 - hit) * tau, hit * hit_ms + (1.0 - hit) * miss_ms, hit
+
+
+def _pipelined(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, Floats]:
+    tau, draft_ms = _after_a_miss(terms, grid)
+    staleness = terms.staleness ** (0.5 * (1 + grid.in_flight))  # features lag the more, the more is in flight
+    ahead_tau = np.maximum(_tau(terms, grid, grid.ahead_levels) * staleness, 1.0)
+    hit, likeliest = _hits(terms, grid)
+    flight_ms, growing_ms = terms.flight(grid.ahead_budget), _growing_ahead(terms, grid)
+    interval_ms = np.maximum(np.maximum(terms.verify, growing_ms), flight_ms / grid.in_flight)
+    miss_ms = terms.flight(grid.budget) + draft_ms + _CANCELLED * _level(terms, grid)
+    other_ms = np.maximum(flight_ms, growing_ms)
+    cycle_ms = likeliest * interval_ms + (hit - likeliest) * other_ms + (1.0 - hit) * miss_ms
+    return hit * ahead_tau + (1.0 - hit) * tau, cycle_ms, hit
+
+
+def _after_a_miss(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats]:
+    """Tokens of a tree grown with nothing in flight, and the time that growing it takes."""
+    tau = _tau(terms, grid, grid.levels)
+    draft_ms = np.asarray(grid.levels * _level(terms, grid), np.float64)
+    if grid.wait_for_features:
+        return tau, draft_ms + terms.features_wait(tau, grid.variant.bytes_per_token)
+    return np.maximum(tau * terms.staleness, 1.0), draft_ms
+
+
+def _hits(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats]:
+    """Shares of the drafts that were grown ahead, and ahead of what was thought likeliest."""
+    after_hit = terms.hit(grid.outcomes, grid.ahead_levels, grid.breadth)
+    after_miss = terms.hit(grid.outcomes, grid.levels, grid.breadth)
+    hit = after_miss / (1.0 - after_hit + after_miss)
+    likeliest = terms.hit(np.ones_like(grid.outcomes[..., :1]), grid.ahead_levels, grid.breadth)
+    return hit, np.minimum(likeliest, hit)
+
+
+def _tau(terms: PredictionTerms, grid: ChoiceGrid, levels: Ints) -> Floats:
+    tau = 1.0 + (terms.tau(levels, grid.breadth) - 1.0) * grid.variant.tau_factor
+    return np.asarray(np.minimum(tau, levels + 1.0), np.float64)
+
+
+def _level(terms: PredictionTerms, grid: ChoiceGrid) -> float:
+    return terms.level_of(grid.breadth) * grid.variant.level_factor
+
+
+def _growing_ahead(terms: PredictionTerms, grid: ChoiceGrid) -> Floats:
+    """A level more than the trees have, which tells what may follow their leaves."""
+    return (grid.ahead_levels + 1) * _level(terms, grid) * terms.batch(grid.outcomes)

@@ -1,1 +1,0 @@
-"""How an answer is written: each mode a loop of its own."""
