@@ -1,4 +1,4 @@
-"""Making an edge bundle (outrider_drafters.checkpoints.bundle) of a target and a drafter."""
+"""Makes an edge bundle (outrider_drafters.checkpoints.bundle) from a target and a drafter."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EMBEDDING = "embed_tokens.weight"
 
 @dataclass(frozen=True, eq=False)
 class _RecordingTarget(TargetWeights):
-    """A target that remembers how many of its last layers were asked for."""
+    """A target that records how many of its last layers the drafter asks for."""
 
     asked: list[int] = field(default_factory=list)
 
@@ -44,8 +44,11 @@ class _RecordingTarget(TargetWeights):
 
 
 def make_bundle(target: str | Path, drafter: str | Path, weights: str, out: Path) -> Bundle:
-    """Write the bundle to `out` and load it again. Raises UsageError, having written nothing, for a directory that is
-    not empty and for a drafter that does not fit; and for what cannot be read again."""
+    """Write the bundle to `out` and load it once as a check.
+
+    Raises UsageError for a directory that is not empty, a drafter that does not fit the target, or a bundle that does
+    not load; `out` is then as it was before.
+    """
     directory, source = resolve_dir(target), DrafterSource.parse(drafter)
     _check(weights, directory, out)
     frozen = TargetWeights.load(directory)
@@ -61,6 +64,7 @@ def make_bundle(target: str | Path, drafter: str | Path, weights: str, out: Path
         bundle = _manifest(str(target), directory, weights, source, family, loaded, frozen)
         bundle.write(out)
         _check_again(out, loaded)
+    # BaseException: a run that is interrupted must not leave half a bundle behind either.
     except BaseException:
         shutil.rmtree(out)
         raise
@@ -104,7 +108,7 @@ def _manifest(
     )
 
 
-Packing = Callable[[str, Tensor], Mapping[str, Tensor]]  # of a tensor's name and values: what lies in the file
+Packing = Callable[[str, Tensor], Mapping[str, Tensor]]  # a tensor's name and values -> the entries of the file
 
 
 def _packing(weights: str) -> Packing:
@@ -118,14 +122,14 @@ def _packing(weights: str) -> Packing:
 
 
 def _coded(name: str, tensor: Tensor, weights: str) -> Mapping[str, Tensor]:
-    """Matrices as codes, embeddings never in fewer than 8 bits: a look-up reads one row, so there is nothing to win."""
+    """Quantize matrices; embeddings keep at least 8 bits, since a lookup reads only one row."""
     if not (name.endswith(".weight") and tensor.ndim == 2 and tensor.is_floating_point()):
         return {name: tensor}
     return stored(name, quantized(tensor, "int8" if weights == "int8" or name.endswith(EMBEDDING) else "int4"))
 
 
 def _write_target(target: Path, num_layers: int, packed: Packing, out: Path) -> None:
-    """Its small files, embedding, lm_head, and the last layers with the norm after them."""
+    """Write the target's small files, embedding, lm_head, and the last layers with the norm after them."""
     for pattern in TARGET_FILES:
         for path in target.glob(pattern):
             shutil.copyfile(path, out / path.name)
@@ -139,7 +143,7 @@ def _write_target(target: Path, num_layers: int, packed: Packing, out: Path) -> 
 
 
 def _write_drafter(files: DrafterFiles, family: Family, packed: Packing, frozen: TargetWeights, out: Path) -> None:
-    """Its tensors under their own names, without a copy of the target's embedding."""
+    """Write the drafter's tensors under their own names, without a copy of the target's embedding."""
     out.mkdir()
     path = files.directory / "config.json"
     (out / "config.json").write_text(path.read_text() if path.is_file() else json.dumps(dict(files.config), indent=2))
@@ -167,5 +171,5 @@ def _save(checkpoint: Checkpoint, names: set[str], packed: Packing, out: Path) -
 
 
 def size_bytes(bundle: Path) -> int:
-    """Of all its files."""
+    """Return the size of all files of a bundle."""
     return sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())

@@ -1,1 +1,1 @@
-"""The embedded models, their tokenizer and TOML tables."""
+"""The embedded models, their tokenizer, and dataclasses from TOML tables."""

@@ -1,4 +1,4 @@
-"""Frozen dataclasses from TOML tables: whole ones, or defaults with some keys changed. Every fault names its key."""
+"""Frozen dataclasses from TOML tables, complete or as changes to defaults. Every error names its key."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ _Made = TypeVar("_Made")
 
 
 def read_toml(path: Path) -> Table:
-    """The tables of a file. Raises UsageError."""
+    """Read the tables of a file. Raises UsageError."""
     try:
         return tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
@@ -21,7 +21,7 @@ def read_toml(path: Path) -> Table:
 
 
 def build(kind: type[_Made], table: Any, where: str) -> _Made:  # Any: whatever stood in the file
-    """A dataclass of which the table holds every field and no more. Raises UsageError."""
+    """Build a dataclass from a table that holds exactly its fields. Raises UsageError."""
     if not isinstance(table, dict):
         raise UsageError(f"{where}={table!r}: need a table")
     hints = get_type_hints(kind)
@@ -33,14 +33,14 @@ def build(kind: type[_Made], table: Any, where: str) -> _Made:  # Any: whatever 
     return kind(**{name: _value(hints[name], table[name], f"{where}.{name}") for name in names})
 
 
-def changed(defaults: _Made, changes: Table, where: str) -> _Made:
-    """The same dataclass with the keys of `changes`, nested tables included, in place of its own. Raises UsageError."""
+def with_changes(defaults: _Made, changes: Table, where: str) -> _Made:
+    """Return the dataclass with the keys of `changes`, nested tables included, replaced. Raises UsageError."""
     own = asdict(defaults)  # type: ignore[call-overload]  # a dataclass, always
-    return build(type(defaults), _merged(_plain(own), changes), where)
+    return build(type(defaults), merged(_plain(own), changes), where)
 
 
 def parse_changes(pairs: Iterable[str]) -> Table:
-    """Nested tables of `a.b=VALUE`, each value as TOML has it or else a string. Raises UsageError."""
+    """Parse pairs of `a.b=VALUE` into nested tables; a value that is not TOML is a string. Raises UsageError."""
     table: Table = {}
     for pair in pairs:
         path, equals, text = pair.partition("=")
@@ -57,8 +57,12 @@ def parse_changes(pairs: Iterable[str]) -> Table:
 
 
 def merged(first: Table, second: Table) -> Table:
-    """Both, the second where they differ."""
-    return _merged(first, second)
+    """Merge nested tables; where both have a value, the second one wins."""
+    result = dict(first)
+    for name, value in second.items():
+        both = isinstance(value, dict) and isinstance(first.get(name), dict)
+        result[name] = merged(first[name], value) if both else value
+    return result
 
 
 def need_at_least(table: object, least: float, *names: str) -> None:
@@ -66,14 +70,6 @@ def need_at_least(table: object, least: float, *names: str) -> None:
     for name in names:
         if getattr(table, name) < least:
             raise UsageError(f"{name}={getattr(table, name)}: need at least {least:g}")
-
-
-def _merged(own: Table, changes: Table) -> Table:
-    result = dict(own)
-    for name, value in changes.items():
-        both = isinstance(value, dict) and isinstance(own.get(name), dict)
-        result[name] = _merged(own[name], value) if both else value
-    return result
 
 
 def _plain(value: Any) -> Any:  # Any: fields of a dataclass, tuples as TOML would have them
@@ -104,8 +100,10 @@ def _value(kind: Any, value: Any, where: str) -> Any:  # Any: a type, and whatev
         if value not in get_args(kind):
             raise UsageError(f"{where}={value!r}: choose one of {', '.join(get_args(kind))}")
         return value
+    # TOML has no float 1: `epochs = 1` is an integer.
     if kind is float and type(value) is int:
         return float(value)
+    # Not isinstance: a bool is an int in Python, and `seed = true` is a mistake.
     if type(value) is not kind:
         raise UsageError(f"{where}={value!r}: need a value of type {kind.__name__}")
     return value

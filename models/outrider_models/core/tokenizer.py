@@ -1,4 +1,4 @@
-"""The embedded tokenizer: byte-level BPE, digits one by one, five special tokens, and a chat template.
+"""The embedded tokenizer: byte-level BPE, single digits, five special tokens, and a chat template.
 
 <|bos|><|user|>Hello<|assistant|>Hi!<|eos|><|user|>...
 """
@@ -23,14 +23,14 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A conversation as ids; `is_reply[i]` says whether token i belongs to an assistant turn, its end included."""
+    """A conversation as ids; `is_reply[i]`: token i belongs to an assistant turn, its end included."""
 
     ids: tuple[int, ...]
     is_reply: tuple[bool, ...]
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE of `vocab_size` entries, specials first."""
+    """Train a byte-level BPE of `vocab_size` entries, special tokens first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -47,7 +47,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def corpus_texts(seed: int, per_family: int) -> Iterator[str]:
-    """The training text of the tokenizer: the train split of every family, and a little of the exercises."""
+    """Yield the tokenizer's training text: the train split of every family and some copying exercises."""
     for family in FAMILIES:
         for sample in generate(family, "train", seed, per_family):
             yield from (message.content for message in sample.conversation())
@@ -56,7 +56,7 @@ def corpus_texts(seed: int, per_family: int) -> Iterator[str]:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json (chat template inside), as `AutoTokenizer` reads them."""
+    """Write tokenizer.json and tokenizer_config.json with the chat template, for `AutoTokenizer`."""
     fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # unannotated in transformers
         tokenizer_object=tokenizer,
         bos_token=BOS,
@@ -71,7 +71,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> No
 
 
 def special_id(tokenizer: Tokenizer, token: str) -> int:
-    """Id of a special token. Raises ValueError for a tokenizer that was not made here."""
+    """Return the id of a special token. Raises ValueError for a tokenizer that was not made here."""
     found = tokenizer.token_to_id(token)
     if found is None:
         raise ValueError(f"the tokenizer has no token {token}")
@@ -79,7 +79,7 @@ def special_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def encode_samples(tokenizer: Tokenizer, samples: Sequence[Sample]) -> list[Encoded]:
-    """Whole conversations, encoded as the chat template would write them."""
+    """Encode whole conversations as the chat template would write them."""
     contents = [message.content for sample in samples for message in sample.conversation()]
     encodings = iter(tokenizer.encode_batch_fast(contents, add_special_tokens=False))
     return [_join(tokenizer, sample.conversation(), (next(encodings).ids for _ in sample.conversation()))

@@ -23,17 +23,18 @@ _MAKERS: dict[Family, Callable[[random.Random], Sample]] = {
 
 
 def generate(family: Family, split: Split, seed: int, count: int) -> Iterator[Sample]:
-    """`count` samples of one family; sample i depends on (family, split, seed, i) only."""
+    """Yield `count` samples of one family; sample i depends on (family, split, seed, i) only. Raises UsageError."""
     if family not in _MAKERS:
         raise UsageError(f"family={family!r}: choose one of {', '.join(FAMILIES)}")
     if split not in SPLITS:
         raise UsageError(f"split={split!r}: choose one of {', '.join(SPLITS)}")
+    # These strings are the seeds (random.Random hashes them alike everywhere): another wording means another corpus.
     for index in range(count):
         yield _draw(family, split, random.Random(f"{family}/{split}/{seed}/{index}"))
 
 
 def exercises(kind: str, seed: int, count: int) -> Iterator[Sample]:
-    """Copying practice, `short` or `long`, for training only."""
+    """Yield copying exercises, `short` or `long`, for training only."""
     make, stem = {"short": (copying.make_short, "copying"), "long": (copying.make_long, "repeats")}[kind]
     for index in range(count):
         yield make(random.Random(f"{stem}/{seed}/{index}"))

@@ -1,4 +1,4 @@
-"""Family `chat`: two or three turns in which the last reply uses what was said before."""
+"""Family `chat`: two or three turns in which the last reply refers to an earlier one."""
 
 import random
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from outrider_models.corpus.sample import Entities, Sample, SampleMessage
 
 @dataclass(frozen=True, slots=True)
 class _Fact:
-    """Something users say about themselves: wordings, the reply, the question back, and its answer."""
+    """Something that users say about themselves: wordings, the reply, and later questions with their answer."""
 
     key: str
-    told: tuple[str, ...]
+    statements: tuple[str, ...]
     reply: str
-    asked: tuple[str, ...]
+    questions: tuple[str, ...]
     answer: str
     draw: Callable[[random.Random], str]
 
@@ -59,15 +59,15 @@ _THANKS = ("Thanks, that is all.", "Thank you, goodbye!", "That is all, bye.", "
 
 
 def make(rng: random.Random) -> Sample:
-    """Introduction, one or two facts, then a question about one of them, the name, or a goodbye."""
+    """Draw an introduction, one or two facts, then a question about a fact or the name, or a goodbye."""
     name = words.person(rng)
     greeting, opening, hello = rng.choice(_GREETINGS)
     facts = [(fact, fact.draw(rng)) for fact in rng.sample(_FACTS, rng.randint(1, 2))]
     first = opening + rng.choice(_INTRODUCTIONS).format(name=name)
-    messages = [SampleMessage("user", f"{first} {_told(facts[0], rng)}")]
+    messages = [SampleMessage("user", f"{first} {_statement(facts[0], rng)}")]
     messages.append(SampleMessage("assistant", f"{hello.format(name=name)} {facts[0][0].reply.format(a=facts[0][1])}"))
     for fact in facts[1:]:
-        messages.append(SampleMessage("user", _told(fact, rng)))
+        messages.append(SampleMessage("user", _statement(fact, rng)))
         messages.append(SampleMessage("assistant", f"I see, {name}. {fact[0].reply.format(a=fact[1])}"))
     ending, question, answer, entities = _ending(name, facts, rng)
     messages.append(SampleMessage("user", question))
@@ -75,20 +75,20 @@ def make(rng: random.Random) -> Sample:
     return Sample("chat", tuple(messages), answer, key, Entities(entities))
 
 
-def _told(fact: tuple[_Fact, str], rng: random.Random) -> str:
-    return rng.choice(fact[0].told).format(a=fact[1])
+def _statement(fact: tuple[_Fact, str], rng: random.Random) -> str:
+    return rng.choice(fact[0].statements).format(a=fact[1])
 
 
 def _ending(name: str, facts: list[tuple[_Fact, str]], rng: random.Random) -> tuple[str, str, str, tuple[str, ...]]:
     fact, value = rng.choice(facts)
     match rng.choice(("recall", "recall", "name", "both", "bye")):
         case "recall":
-            return f"recall {fact.key}", rng.choice(fact.asked), fact.answer.format(a=value), (value,)
+            return f"recall {fact.key}", rng.choice(fact.questions), fact.answer.format(a=value), (value,)
         case "name":
             answer = f"Your name is {name}. I remember it from the start of our talk."
             return "name", rng.choice(_ASK_NAME), answer, (name,)
         case "both":
-            question = f"{rng.choice(_ASK_NAME)} And {_lower(rng.choice(fact.asked))}"
+            question = f"{rng.choice(_ASK_NAME)} And {_lower(rng.choice(fact.questions))}"
             answer = f"Your name is {name}. {fact.answer.format(a=value)}"
             return f"both {fact.key}", question, answer, (name, value)
         case _:

@@ -1,4 +1,4 @@
-"""Whether a text answers a sample: by tests, number, entities or wording. Code runs in `sandbox`, never here.
+"""Scores answers to corpus samples, by tests, number, entities or wording. Code runs in `sandbox`, never here.
 
 scores = score_by_family(samples, texts)
 """
@@ -17,7 +17,7 @@ _FENCE = re.compile(r"```(?:python)?\n(.*?)(?:```|\Z)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How many of a family's samples were answered rightly."""
+    """Number of samples of a family with a right answer."""
 
     passed: int
     total: int
@@ -28,24 +28,24 @@ class Score:
 
 
 def score(sample: Sample, text: str) -> bool:
-    """Whether `text` is a right answer. For many code samples `score_all` is much faster."""
+    """Return whether `text` is a right answer. For many code samples `score_all` is much faster."""
     return score_all([sample], [text])[0]
 
 
 def score_all(samples: Sequence[Sample], texts: Sequence[str]) -> list[bool]:
-    """One verdict a sample; all code runs in a few sandboxed processes."""
+    """Return one verdict per sample; all code runs in a few sandboxed processes."""
     if len(samples) != len(texts):
         raise ValueError(f"{len(samples)} samples but {len(texts)} texts: need one text for each sample")
     jobs = {i: _job(s.check, text) for i, (s, text) in enumerate(zip(samples, texts, strict=True))
             if isinstance(s.check, HiddenTests)}  # fmt: skip
     ran = dict(zip(jobs, run_jobs(list(jobs.values())), strict=True))
     return [
-        ran[i] if i in ran else _said(s.check, text) for i, (s, text) in enumerate(zip(samples, texts, strict=True))
+        ran[i] if i in ran else _passes(s.check, text) for i, (s, text) in enumerate(zip(samples, texts, strict=True))
     ]
 
 
 def score_by_family(samples: Sequence[Sample], texts: Sequence[str]) -> dict[str, Score]:
-    """Scores by family, families in order of appearance."""
+    """Return scores by family, in order of appearance."""
     verdicts = score_all(samples, texts)
     families = dict.fromkeys(sample.family for sample in samples)
     return {family: _count([v for v, s in zip(verdicts, samples, strict=True) if s.family == family])
@@ -61,9 +61,10 @@ def _job(tests: HiddenTests, text: str) -> SandboxJob:
     return SandboxJob(fenced.group(1) if fenced else text, tests.function, tests.cases)
 
 
-def _said(check: Check, text: str) -> bool:
+def _passes(check: Check, text: str) -> bool:
     match check:
         case Number(value):
+            # The last one counts: a model may correct itself.
             found = _ANSWER.findall(text)
             return bool(found) and int(found[-1]) == value
         case Entities(names):

@@ -1,9 +1,9 @@
-"""Family `code`: a description of one to three operations -> a Python function, checked by eight hidden tests."""
+"""Family `code`: from a description of one to three operations to a Python function, checked by eight hidden tests."""
 
 import random
 
 from outrider_models.corpus.operations import OPERATIONS, Kind, Operation
-from outrider_models.corpus.sample import HiddenTests, Sample, ask
+from outrider_models.corpus.sample import HiddenTests, Sample, single_turn
 from outrider_models.corpus.words import PLAIN, split
 
 NUM_TESTS = 8
@@ -26,7 +26,7 @@ _KINDS: tuple[Kind, ...] = ("numbers", "numbers", "words", "words", "text", "num
 
 
 def make(rng: random.Random) -> Sample:
-    """Draw a composition, its wording and its tests."""
+    """Draw a composition of operations, its wording and its tests."""
     kind = rng.choice(_KINDS)
     steps = rng.sample(OPERATIONS[kind].steps, rng.choices((1, 2, 3), (1, 5, 4))[0])
     end = rng.choice(OPERATIONS[kind].ends)
@@ -34,11 +34,11 @@ def make(rng: random.Random) -> Sample:
     name, arg = f"{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}", rng.choice(_ARGS[kind])
     key = "code:" + ">".join((kind, *(op.key for op in steps), end.key))
     check = HiddenTests(name, tuple(_case(bound, _example(kind, rng)) for _ in range(NUM_TESTS)))
-    return ask("code", key, _prompt(rng, kind, name, arg, bound), _solution(kind, name, arg, bound), check)
+    return single_turn("code", key, _prompt(rng, kind, name, arg, bound), _solution(kind, name, arg, bound), check)
 
 
 class _Bound:
-    """An operation with its constant chosen."""
+    """An operation with a concrete constant."""
 
     def __init__(self, op: Operation, rng: random.Random) -> None:
         self.op = op

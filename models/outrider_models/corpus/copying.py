@@ -1,23 +1,23 @@
-"""The copying curriculum: repeat, look up, continue. For training only; it fades out as the families take over."""
+"""Copying exercises: repeat, look up, continue. For training only; recipes let them fade out."""
 
 import random
 
 from outrider_models.corpus import words
-from outrider_models.corpus.sample import Exact, Sample, ask
+from outrider_models.corpus.sample import Exact, Sample, single_turn
 
 
 def make_short(rng: random.Random) -> Sample:
-    """A few words to repeat, or one to look up."""
+    """Draw a few words to repeat, or one to look up."""
     key, prompt, answer = rng.choice((_repeat, _numbers, _lookup, _find, _spell))(rng)
-    return ask("copying", f"copying:{key}", prompt, answer, Exact(answer))
+    return single_turn("copying", f"copying:{key}", prompt, answer, Exact(answer))
 
 
 def make_long(rng: random.Random) -> Sample:
-    """A long list to repeat: what teaches a model to follow the text that it copies."""
+    """Draw a long list to repeat, so that the model learns to follow the text it copies."""
     said = [_any_word(rng) for _ in range(rng.randint(6, 24))]
     wording = rng.choice(("Repeat", "Copy", "Say again", "Write again"))
     text = rng.choice((" ", ", ", "\n", " - ")).join(said)
-    return ask("copying", "copying:long", f"{wording}: {text}", text, Exact(text))
+    return single_turn("copying", "copying:long", f"{wording}: {text}", text, Exact(text))
 
 
 def _repeat(rng: random.Random) -> tuple[str, str, str]:

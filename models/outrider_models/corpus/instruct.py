@@ -1,10 +1,10 @@
-"""Family `instruct`: facts to be rewritten in a wanted form: a list, a table of labels, another order, politely."""
+"""Family `instruct`: facts to rewrite in a requested form, such as a list, a table of labels or another order."""
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from outrider_models.corpus.sample import Exact, Sample, ask
+from outrider_models.corpus.sample import Exact, Sample, single_turn
 from outrider_models.corpus.summary import PERSON, Field
 from outrider_models.corpus.words import listing
 
@@ -13,11 +13,11 @@ _Facts = list[tuple[Field, str]]
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How the reply is laid out: wordings of the wish, and the reply to a name and its facts."""
+    """A form of the reply: wordings of the request, and the function that renders a name and its facts."""
 
     key: str
     phrases: tuple[str, ...]
-    lay: Callable[[str, _Facts], str]
+    render: Callable[[str, _Facts], str]
 
 
 def _clauses(facts: _Facts) -> list[str]:
@@ -61,13 +61,13 @@ _REQUESTS = (
 
 
 def make(rng: random.Random) -> Sample:
-    """Two to four facts on a person, told in a sentence or one by one, and a form for the reply."""
+    """Draw two to four facts about a person, in one sentence or several, and a form for the reply."""
     form = rng.choice(_FORMS)
     name = PERSON.subject(rng)
     facts = [(field, field.draw(rng)) for field in rng.sample(PERSON.fields, rng.randint(2, 4))]
     one_by_one = " ".join(f"{name} {clause}." for clause in _clauses(facts))
     given = rng.choice((_sentence(name, facts), one_by_one))
     prompt = rng.choice(_REQUESTS).format(form=rng.choice(form.phrases), facts=given)
-    answer = form.lay(name, facts)
+    answer = form.render(name, facts)
     key = "instruct:" + ">".join((form.key, *(field.key for field, _ in facts)))
-    return ask("instruct", key, prompt, answer, Exact(answer))
+    return single_turn("instruct", key, prompt, answer, Exact(answer))

@@ -1,4 +1,4 @@
-"""Family `math`: word problems of two to four events, worked step by step, closed by `Answer: N`.
+"""Family `math`: word problems of two to four events, worked step by step, that end with `Answer: N`.
 
 Sums are counted out (`12 + 3: 13, 14, 15`): a model of a few million parameters learns to count long before it knows
 its sums by heart.
@@ -8,7 +8,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from outrider_models.corpus.sample import Number, Sample, ask
+from outrider_models.corpus.sample import Number, Sample, single_turn
 from outrider_models.corpus.words import OBJECTS, person
 
 _LIMIT = 24  # running totals stay in 0.._LIMIT
@@ -17,10 +17,10 @@ _STEP = 4  # the most that one event adds or takes away
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """Something that happens to the pile: wordings for the problem, one for the working."""
+    """An event that changes the count: its wordings in the problem, and the one in the worked solution."""
 
     key: str
-    told: tuple[str, ...]
+    statements: tuple[str, ...]
     worked: str
     sign: int  # +1 adds n, -1 takes n away, 2 multiplies by n, 0 halves
 
@@ -53,20 +53,21 @@ _QUESTIONS = (
 
 
 def make(rng: random.Random) -> Sample:
-    """Draw the events first, then numbers that keep every total small."""
+    """Draw a problem; `fits` says whether its totals are allowed."""
+    # Training data depends on the order of every draw in these generators.
     name, other, thing = person(rng), person(rng), rng.choice(OBJECTS)
-    opening, told, groups = rng.choice(_OPENINGS)
+    opening, sentence, groups = rng.choice(_OPENINGS)
     events = rng.sample(_EVENTS, rng.choices((1, 2, 3), (2, 5, 3))[0])
     total, steps = rng.randint(4, 12), []
     if groups:
         a, b = rng.randint(2, 4), rng.randint(2, 5)
         total = a * b
         steps.append(f"{groups}: {a} * {b} = {total}.")
-        told = told.format(name=name, a=a, b=b, thing=thing)
+        sentence = sentence.format(name=name, a=a, b=b, thing=thing)
     else:
-        told = told.format(name=name, n=total, thing=thing)
+        sentence = sentence.format(name=name, n=total, thing=thing)
         steps.append(f"Start: {total}.")
-    sentences = [told]
+    sentences = [sentence]
     for event in events:
         n = _amount(event, total, rng)
         sentences.append(_sentence(event, name, other, n, rng))
@@ -75,7 +76,7 @@ def make(rng: random.Random) -> Sample:
     question = rng.choice(_QUESTIONS).format(thing=thing, name=name)
     key = "math:" + ">".join((opening, *(event.key for event in events)))
     answer = "\n".join((*steps, f"Answer: {total}"))
-    return ask("math", key, " ".join((*sentences, question)), answer, Number(total))
+    return single_turn("math", key, " ".join((*sentences, question)), answer, Number(total))
 
 
 def _amount(event: _Event, total: int, rng: random.Random) -> int:
@@ -86,7 +87,7 @@ def _amount(event: _Event, total: int, rng: random.Random) -> int:
 
 def _sentence(event: _Event, name: str, other: str, n: int, rng: random.Random) -> str:
     who = rng.choice((name, "Later " + name, "Then " + name))
-    return f"{who} {rng.choice(event.told).format(n=n, other=other)}."
+    return f"{who} {rng.choice(event.statements).format(n=n, other=other)}."
 
 
 def _apply(event: _Event, total: int, n: int) -> int:
@@ -112,7 +113,7 @@ def _working(event: _Event, total: int, n: int) -> str:
 
 
 def fits(sample: Sample) -> bool:
-    """Whether every total of the working is small, whole and not negative: others are drawn again."""
+    """Return whether every total is small, whole and not negative; other samples are drawn again."""
     numbers = [int(number) for number in re.findall(r"-?\d+", sample.answer.replace(" - ", " "))]
     halved = [int(number) for number in re.findall(r"(\d+) / 2", sample.answer)]
     return all(0 <= number <= _LIMIT for number in numbers) and not any(number % 2 for number in halved)

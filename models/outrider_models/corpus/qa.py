@@ -1,20 +1,20 @@
-"""Family `qa`: a question over a passage about a person; the answer copies an entity from it."""
+"""Family `qa`: a question about a person in a passage; the answer copies an entity from it."""
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider_models.corpus import words
-from outrider_models.corpus.sample import Entities, Sample, ask
+from outrider_models.corpus.sample import Entities, Sample, single_turn
 
 
 @dataclass(frozen=True, slots=True)
 class _Relation:
-    """Person and entity: told in the passage, asked for, stated in the answer."""
+    """A relation of a person and an entity: statements for the passage, questions, and the clause of the answer."""
 
     key: str
-    told: tuple[str, ...]
-    asked: tuple[str, ...]
+    statements: tuple[str, ...]
+    questions: tuple[str, ...]
     stated: str
     choices: tuple[str, ...]
 
@@ -51,14 +51,14 @@ _FRAMES: tuple[Callable[[str, str], str], ...] = (
 
 
 def make(rng: random.Random) -> Sample:
-    """Three to five relations of one person; one is asked for, and the first other one is thrown in."""
+    """Draw three to five relations of one person; the answer gives the one asked for and the first other one."""
     person = words.person(rng)
     facts = [(relation, rng.choice(relation.choices)) for relation in rng.sample(_RELATIONS, rng.randint(3, 5))]
-    passage = " ".join(rng.choice(relation.told).format(p=person, a=entity) for relation, entity in facts)
+    passage = " ".join(rng.choice(relation.statements).format(p=person, a=entity) for relation, entity in facts)
     asked, entity = facts[rng.randrange(len(facts))]
-    question = rng.choice(asked.asked).format(p=person)
+    question = rng.choice(asked.questions).format(p=person)
     also, other = next(fact for fact in facts if fact[0] is not asked)
     stated = f"{person} {asked.stated.format(a=entity)}"
     answer = f"According to the text, {stated}. It also says that {person} {also.stated.format(a=other)}."
     key = "qa:" + ">".join((*(relation.key for relation, _ in facts), asked.key))
-    return ask("qa", key, rng.choice(_FRAMES)(passage, question), answer, Entities((stated,)))
+    return single_turn("qa", key, rng.choice(_FRAMES)(passage, question), answer, Entities((stated,)))

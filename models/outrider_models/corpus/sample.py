@@ -16,8 +16,6 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 
 @dataclass(frozen=True, slots=True)
 class SampleMessage:
-    """One turn of a conversation."""
-
     role: Role
     content: str
 
@@ -27,7 +25,7 @@ class SampleMessage:
 
 @dataclass(frozen=True, slots=True)
 class HiddenTests:
-    """Hidden tests: `function(*args)` must equal the expected value. Both are Python literals, as text."""
+    """Tests of a generated function: each case is an argument and the expected value, as Python literals."""
 
     function: str
     cases: tuple[tuple[str, str], ...]
@@ -35,7 +33,7 @@ class HiddenTests:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """The last `Answer: N` of the text must be this number."""
+    """The last `Answer: N` of the text must give this number."""
 
     value: int
 
@@ -49,7 +47,7 @@ class Entities:
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """The text must be this, white space at the ends aside."""
+    """The text must equal this, apart from white space at the ends."""
 
     text: str
 
@@ -59,12 +57,12 @@ Check = HiddenTests | Number | Entities | Exact
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`messages` ends with a user turn; `answer` is the reference reply to it."""
+    """A prompt, whose last message is the user's, and its reference answer."""
 
     family: str
     messages: tuple[SampleMessage, ...]
     answer: str
-    key: str  # the composition: what the split is made by
+    key: str  # the composition; the split depends on it
     check: Check = field(compare=False)
 
     def conversation(self) -> tuple[SampleMessage, ...]:
@@ -75,11 +73,12 @@ class Sample:
         return {"family": self.family, "key": self.key, "messages": messages, "answer": self.answer}
 
 
-def ask(family: str, key: str, prompt: str, answer: str, check: Check) -> Sample:
-    """A sample of one user turn."""
+def single_turn(family: str, key: str, prompt: str, answer: str, check: Check) -> Sample:
+    """Build a sample of one user turn."""
     return Sample(family, (SampleMessage("user", prompt),), answer, key, check)
 
 
 def split_of(key: str) -> Split:
-    """Compositions whose hash ends in 0 (mod 10) are held out: never trained on, although their parts are."""
+    """Return the split of a composition: one in ten is held out, although its parts are trained on."""
+    # crc32, not hash(): Python salts the hashes of strings in each process.
     return "test" if zlib.crc32(key.encode()) % 10 == 0 else "train"

@@ -1,8 +1,7 @@
 """Runs generated functions against their tests in throw-away processes with limits.
 
 One process runs many jobs; a job that kills or hangs its process fails alone, and the jobs after it get a new one.
-This stops accidents (endless loops, memory hogs, stray imports) of a small model's code; it is no wall against a
-determined attacker.
+This stops accidents (endless loops, memory hogs, stray imports) of a small model's code, not a determined attacker.
 """
 
 import json
@@ -20,7 +19,7 @@ SECONDS_TO_START = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SandboxJob:
-    """Source that should define `function`; each case is an argument and the value wanted, as Python literals."""
+    """Source that should define `function`; each case is an argument and the expected value, as Python literals."""
 
     source: str
     function: str
@@ -28,7 +27,7 @@ class SandboxJob:
 
 
 def run_jobs(jobs: Sequence[SandboxJob]) -> list[bool]:
-    """Whether each job passed all of its cases."""
+    """Return whether each job passed all of its cases."""
     verdicts: list[bool] = []
     while len(verdicts) < len(jobs):
         verdicts += _run_process(jobs[len(verdicts) :])
@@ -36,7 +35,8 @@ def run_jobs(jobs: Sequence[SandboxJob]) -> list[bool]:
 
 
 def _run_process(jobs: Sequence[SandboxJob]) -> list[bool]:
-    """Verdicts of the first jobs: of all of them, or up to and with the one that ended the process."""
+    """Return the verdicts of all jobs, or of those up to and including the one that ended the process."""
+    # As text, not as a module: with -I and -S the process sees neither this package nor site-packages.
     program = (resources.files("outrider_models") / "corpus" / "sandbox_main.py").read_text()
     limits = {"memory_bytes": MEMORY_BYTES, "seconds_per_job": SECONDS_PER_JOB}
     request = json.dumps({"limits": limits, "jobs": [asdict(job) for job in jobs]})
@@ -45,10 +45,12 @@ def _run_process(jobs: Sequence[SandboxJob]) -> list[bool]:
             [sys.executable, "-I", "-S", "-c", program],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, env={},
         )  # fmt: skip
+        # Jobs have their own timer; this limit is for a process that hangs elsewhere.
         try:
             output, _ = process.communicate(request.encode(), SECONDS_TO_START + SECONDS_PER_JOB * len(jobs))
         except subprocess.TimeoutExpired:
             process.kill()
             output, _ = process.communicate()
+    # Generated code may have written other lines, and a process that died has answered fewer jobs: the next one failed.
     answered = [line == b"1" for line in output.split(b"\n") if line in (b"0", b"1")][: len(jobs)]
     return answered if len(answered) == len(jobs) else [*answered, False]

@@ -1,7 +1,6 @@
-"""The program inside the sandbox process: reads jobs from standard input, writes one line, 1 or 0, for each.
+"""The program in the sandbox process: reads jobs from standard input and writes one line, 1 or 0, for each.
 
-Stands alone (run with -I -S): imports nothing of the package. Generated code sees a short list of
-builtins and no imports.
+It runs with -I -S and imports nothing of the package. Generated code sees a short list of builtins and no imports.
 """
 
 import ast
@@ -25,11 +24,11 @@ def _builtins() -> dict[str, object]:
 
 
 class _OutOfTime(BaseException):
-    """Raised into a job whose time is up: no `except Exception` catches it."""
+    """Raised in a job whose time is up; a BaseException, so that `except Exception` does not catch it."""
 
 
 class _Clock:
-    """Interrupts a job when its time is up; one that goes on regardless ends the process."""
+    """Interrupts a job when its time is up, and ends the process if the job continues."""
 
     GRACE_S = 0.2
 
@@ -39,7 +38,7 @@ class _Clock:
 
     def start(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, self._seconds)
-        # A thread of its own, in C: works where the handler cannot run, as at the recursion limit.
+        # A thread in C: it works where the signal handler cannot run, as at the recursion limit or in a bare except.
         faulthandler.dump_traceback_later(self._seconds + self.GRACE_S, exit=True)
 
     def stop(self) -> None:
@@ -62,6 +61,7 @@ def _passes(source: str, function: str, cases: list[list[str]]) -> bool:
 
 
 def _same(got: object, wanted: object) -> bool:
+    # True == 1 and 1.0 == 1 in Python; tests of types have to tell them apart.
     return type(got) is type(wanted) and got == wanted
 
 
@@ -78,6 +78,7 @@ def _judge(job: dict[str, object], clock: _Clock) -> bool:
 def main() -> None:
     request = json.load(sys.stdin)
     memory, seconds = request["limits"]["memory_bytes"], request["limits"]["seconds_per_job"]
+    # Verdicts keep a descriptor of their own; what generated code prints goes to /dev/null.
     answers = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     cpu = int(seconds * len(request["jobs"])) + 5

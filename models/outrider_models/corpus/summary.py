@@ -1,27 +1,27 @@
-"""Family `summary`: a record or a short article -> one or two sentences that copy its entities."""
+"""Family `summary`: from a record or a short article to one or two sentences that copy its entities."""
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider_models.corpus import words
-from outrider_models.corpus.sample import Entities, Sample, ask
+from outrider_models.corpus.sample import Entities, Sample, single_turn
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One entity: its label in a record, its sentences in an article, its place in the summary."""
+    """One entity: its label in a record, its sentences in an article, its clause in the summary."""
 
     key: str
     label: str
-    told: tuple[str, ...]
+    statements: tuple[str, ...]
     clause: str
     draw: Callable[[random.Random], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What is summarised: the subject and the fields that may be known of it."""
+    """The subject of a summary and its possible fields."""
 
     key: str
     label: str
@@ -88,7 +88,7 @@ _REQUESTS = (
 
 
 def make(rng: random.Random) -> Sample:
-    """Three to five fields in a drawn order; the summary keeps that order."""
+    """Draw three to five fields in random order; the summary keeps that order."""
     topic = rng.choice(TOPICS)
     subject = topic.subject(rng)
     fields = [(field, field.draw(rng)) for field in rng.sample(topic.fields, rng.randint(3, 5))]
@@ -96,7 +96,7 @@ def make(rng: random.Random) -> Sample:
     source = {"record": _record, "line": _line, "article": _article}[style](topic, subject, fields, rng)
     key = "summary:" + ">".join((topic.key, *(field.key for field, _ in fields)))
     entities = (subject, *(value for _, value in fields))
-    return ask(
+    return single_turn(
         "summary", key, f"{rng.choice(_REQUESTS)}\n{source}", _summary(topic, subject, fields), Entities(entities)
     )
 
@@ -110,7 +110,7 @@ def _line(topic: Topic, subject: str, fields: list[tuple[Field, str]], rng: rand
 
 
 def _article(topic: Topic, subject: str, fields: list[tuple[Field, str]], rng: random.Random) -> str:
-    told = [rng.choice(field.told).format(s=subject, a=value) for field, value in fields]
+    told = [rng.choice(field.statements).format(s=subject, a=value) for field, value in fields]
     return " ".join((topic.opening.format(s=subject), *told))
 
 

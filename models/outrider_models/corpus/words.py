@@ -1,4 +1,4 @@
-"""Closed word lists that the generators draw from, and made-up names for the open end of copying."""
+"""Closed word lists that the generators draw from, and invented names, so that copying needs more than a lookup."""
 
 import random
 
@@ -7,6 +7,7 @@ def split(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
+# Training data depends on the order and spelling of every list.
 NAMES = split(
     """Lena Tom Ana Marco Nina Omar Priya Felix Ruth Ivan Clara Hugo Maya Leo Sara Noah Emma Ali Zoe Max Julia Peter
     Alice Bob Carol David Eva Frank Grace Henry Iris Jack Kate Liam Mia Nora Oscar Paul Rosa Sam Tina Uma Victor Wendy
@@ -56,7 +57,7 @@ _CODAS = (*split("n r l s m k x"), "", "", "")
 
 
 def made_up(rng: random.Random) -> str:
-    """A name of two syllables that stands on no list."""
+    """Invent a name of two syllables."""
     return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(2)).capitalize()
 
 
@@ -69,7 +70,7 @@ def place(rng: random.Random, invented: float = 0.1) -> str:
 
 
 def people(rng: random.Random, count: int) -> list[str]:
-    """Distinct names, one in ten made up."""
+    """Draw distinct names, one in ten invented."""
     names = rng.sample(NAMES, count)
     return [made_up(rng) if rng.random() < 0.1 else name for name in names]
 
@@ -79,7 +80,7 @@ def article(noun: str) -> str:
 
 
 def listing(parts: list[str]) -> str:
-    """`a`, `a and b`, `a, b, and c`."""
+    """Join parts as `a`, `a and b` or `a, b, and c`."""
     if len(parts) < 3:
         return " and ".join(parts)
     return ", ".join(parts[:-1]) + ", and " + parts[-1]

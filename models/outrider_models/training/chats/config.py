@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from outrider_models.core.tables import Table, changed, need_at_least
+from outrider_models.core.tables import Table, need_at_least, with_changes
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import TargetFacts
 from outrider_models.training.core.rates import Length, Schedule
@@ -80,7 +80,7 @@ def make_train_config(family: TrainableFamily, target: TargetFacts, changes: Tab
     }
     if unknown := sorted(set(changes) - set(defaults)):
         raise UsageError(f"settings: unknown tables {', '.join(unknown)}; there are {', '.join(defaults)}")
-    tables = {name: changed(value, _table(changes, name), name) for name, value in defaults.items()}
+    tables = {name: with_changes(value, _table(changes, name), name) for name, value in defaults.items()}
     return TrainConfig(family=family, **tables)
 
 

@@ -78,7 +78,7 @@ def train_on_chats(
     if initial_weights is not None:
         drafter.load_weights(initial_weights)
     teacher.run(
-        torch.zeros(1, 2, dtype=torch.int64, device=accelerator.device), drafter.target_request
+        torch.zeros(1, 2, dtype=torch.int64, device=accelerator.device), drafter.teacher_request
     )  # or a UsageError now
     torch.manual_seed(config.data.seed + 1 + accelerator.process_index)  # masks and noise: each process its own
     if accelerator.is_main_process:

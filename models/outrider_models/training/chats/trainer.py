@@ -122,7 +122,7 @@ class ChatTrainer:
 
     def _backward(self, part: Sequence[ChatTokens | None], num_labels: int) -> Tensor:  # [3]
         text = make_batch(part, self._accelerator.device)
-        target = self._teacher.run(text.tokens, self.drafter.target_request)
+        target = self._teacher.run(text.tokens, self.drafter.teacher_request)
         output: LossOutput = self._wrapped(text, target, self.position.update / self._updates)
         # Several processes' gradients are averaged; what is wanted is the sum over their parts.
         self._accelerator.backward(output.total * self._accelerator.num_processes / num_labels)

@@ -23,7 +23,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetRequest:
+class TeacherRequest:
     """The parts of the target's output that a family needs."""
 
     hidden: tuple[int, ...] = (-1,)  # hidden states by Hugging Face's index; -1: after the final norm
@@ -32,7 +32,7 @@ class TargetRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TargetOutput:
+class TeacherOutput:
     """The target's output for a batch, and the weights that drafters borrow from it. No gradient flows here."""
 
     embed: Tensor  # [V, E]
@@ -70,7 +70,7 @@ class TrainableDrafter(nn.Module, ABC):
     """A drafter in training: its network and its loss."""
 
     network: nn.Module
-    target_request = TargetRequest()
+    teacher_request = TeacherRequest()
     options = DrafterOptions()  # options that the exported files must be loaded with
     untrained_tensors: frozenset[str] = frozenset()  # tensors of published files that no run trains
 
@@ -83,7 +83,7 @@ class TrainableDrafter(nn.Module, ABC):
 
     # The whole loss is computed inside forward: DistributedDataParallel synchronizes gradients around that one call.
     @abstractmethod
-    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+    def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         """Compute the loss; `progress` is the share of the run that is done."""
 
     @abstractmethod

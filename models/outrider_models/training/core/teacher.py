@@ -13,7 +13,7 @@ from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir, target_sizes
 from outrider_drafters.contracts.tap import LAST, Activations
 from outrider_drafters.readers.config import config_int, read_config
-from outrider_models.training.core.interfaces import TargetFacts, TargetOutput, TargetRequest
+from outrider_models.training.core.interfaces import TargetFacts, TeacherOutput, TeacherRequest
 from outrider_proto.errors import UsageError
 
 
@@ -47,7 +47,7 @@ class Teacher:
         return TargetWeights(self.embed, self.lm_head, self.facts.sizes, ends, self.facts.directory)
 
     @torch.no_grad()
-    def run(self, tokens: Tensor, request: TargetRequest) -> TargetOutput:  # [B, T] int64, right-padded
+    def run(self, tokens: Tensor, request: TeacherRequest) -> TeacherOutput:  # [B, T] int64, right-padded
         """All that is needed of it for a text. Raises UsageError when it does not keep K/V of the whole text."""
         inner = any(layer != LAST for layer in request.hidden)
         output = self.model.base_model(input_ids=tokens, use_cache=request.kv, output_hidden_states=inner)
@@ -55,11 +55,11 @@ class Teacher:
                   for layer in request.hidden}  # fmt: skip
         keys, values = _stacked(output.past_key_values, tokens.shape[1]) if request.kv else (None, None)
         last_layers = self._last_layers(request.last_layers) if request.last_layers else None
-        return TargetOutput(self.embed, self.lm_head, self._unit, hidden, keys, values, last_layers)
+        return TeacherOutput(self.embed, self.lm_head, self._unit, hidden, keys, values, last_layers)
 
     def activations(self, tokens: Tensor, needs_kv: bool, hidden_layers: tuple[int, ...]) -> Activations:
         """The same for one text [1, T], as a tap reads it."""
-        target = self.run(tokens, TargetRequest(hidden_layers, needs_kv))
+        target = self.run(tokens, TeacherRequest(hidden_layers, needs_kv))
         nothing = self.embed.new_empty(0)
         keys, values = (nothing if part is None else part[0] for part in (target.keys, target.values))
         return Activations(keys, values, {layer: rows[0] for layer, rows in target.hidden.items()})

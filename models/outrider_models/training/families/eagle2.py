@@ -20,7 +20,7 @@ from outrider_models.training.core.interfaces import (
     Frequencies,
     LossOutput,
     TargetFacts,
-    TargetOutput,
+    TeacherOutput,
     TrainableDrafter,
     rows_of,
 )
@@ -66,7 +66,7 @@ class TrainableEagle2(TrainableDrafter):
         self._settings, self._target = settings, target.sizes
         self.network: Eagle2 = Eagle2(eagle_sizes(settings.shape, target.sizes))
 
-    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+    def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         losses, hidden = self._settings.losses, target.hidden[-1]
         features = noisy(hidden[:, :-1], self._settings.noise if self.training else 0.0)
         drafted = self.network.forward_train(F.embedding(batch.tokens[:, 1:], target.embed), features)

@@ -26,8 +26,8 @@ from outrider_models.training.core.interfaces import (
     Frequencies,
     LossOutput,
     TargetFacts,
-    TargetOutput,
-    TargetRequest,
+    TeacherOutput,
+    TeacherRequest,
     TrainableDrafter,
     rows_of,
 )
@@ -59,7 +59,7 @@ class TrainableEagle3(TrainableDrafter):
     def __init__(self, settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> None:
         super().__init__()
         self._settings, self._target = settings, target.sizes
-        self.target_request = TargetRequest(hidden=(-1, *settings.target_layers))
+        self.teacher_request = TeacherRequest(hidden=(-1, *settings.target_layers))
         self.network: Eagle3 = Eagle3(_sizes(settings, target))
         vocab = target.sizes.vocab
         chosen = most_frequent(frequencies(), settings.draft_vocab) if settings.draft_vocab < vocab else None
@@ -78,7 +78,7 @@ class TrainableEagle3(TrainableDrafter):
         if (chosen := self.network.draft_tokens) is not None:
             self._cover(chosen)
 
-    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+    def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         embeds = F.embedding(batch.tokens[:, 1:], target.embed)
         states = torch.cat([target.hidden[layer] for layer in self._settings.target_layers], dim=-1)
         count = min(self._settings.steps.count, embeds.shape[1])
@@ -97,7 +97,7 @@ class TrainableEagle3(TrainableDrafter):
         covered[tokens] = True
         self.register_buffer("covered", covered, persistent=False)
 
-    def _loss_output(self, logits: Tensor, step: int, batch: Batch, target: TargetOutput) -> LossOutput:
+    def _loss_output(self, logits: Tensor, step: int, batch: Batch, target: TeacherOutput) -> LossOutput:
         """Row t of a step predicts token t + 2 + step: what the target's position t + 1 + step knows."""
         ahead = step + 1
         mask = batch.loss_mask[:, ahead:]

@@ -30,7 +30,7 @@ from outrider_models.training.core.interfaces import (
     Frequencies,
     LossOutput,
     TargetFacts,
-    TargetOutput,
+    TeacherOutput,
     TrainableDrafter,
     rows_of,
 )
@@ -70,7 +70,7 @@ class TrainableHass(TrainableDrafter):
         self._settings, self._target = settings, target.sizes
         self.network: Eagle2 = Eagle2(eagle_sizes(settings.shape, target.sizes))
 
-    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+    def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         steps: list[LossOutput] = []
         for step, drafted in enumerate(self._drafted(batch, target)):
             ahead = step + 1  # row t aims at the feature of position t + 1 + step
@@ -83,7 +83,7 @@ class TrainableHass(TrainableDrafter):
         """SafeAILab's layout, which is HASS's, without a copy of the target's embedding."""
         self.network.export(directory, self._target, torch.bfloat16, self._settings.steps)
 
-    def _drafted(self, batch: Batch, target: TargetOutput) -> list[Tensor]:
+    def _drafted(self, batch: Batch, target: TeacherOutput) -> list[Tensor]:
         """Hidden states [B, T - 1 - step, E] of every step."""
         block, embeds = self.network.layers[0], F.embedding(batch.tokens, target.embed)
         assert isinstance(block, LlamaBlock)
@@ -102,7 +102,7 @@ class TrainableHass(TrainableDrafter):
             features = outputs[-1].detach() if self._settings.detached else outputs[-1]
         return outputs
 
-    def _loss_output(self, drafted: Tensor, wanted: Tensor, target: TargetOutput, rows: Tensor) -> LossOutput:
+    def _loss_output(self, drafted: Tensor, wanted: Tensor, target: TeacherOutput, rows: Tensor) -> LossOutput:
         head, losses = linear(target.lm_head), self._settings.losses
         compared = compare(head, drafted, head, wanted, self._logit_loss, self._target.vocab)
         feature = feature_distance(drafted, wanted, target.feature_scale if losses.in_units else 1.0)

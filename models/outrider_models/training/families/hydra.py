@@ -23,7 +23,7 @@ from outrider_models.training.core.interfaces import (
     Frequencies,
     LossOutput,
     TargetFacts,
-    TargetOutput,
+    TeacherOutput,
     TrainableDrafter,
     rows_of,
 )
@@ -63,7 +63,7 @@ class TrainableHydra(TrainableDrafter):
     def load_weights(self, files: DrafterFiles) -> None:
         super().load_weights(files.with_checkpoint(in_order(files.checkpoint)))
 
-    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+    def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         hidden = target.hidden[-1]
         features = hidden if self.network.prefix is None else self.network.prefix(hidden)
         embeds = F.embedding(batch.tokens, target.embed)
@@ -77,7 +77,7 @@ class TrainableHydra(TrainableDrafter):
         self.network.export(directory, self._target, torch.bfloat16, self._base)
 
     def _loss_output(
-        self, number: int, features: Tensor, embeds: Tensor, batch: Batch, target: TargetOutput
+        self, number: int, features: Tensor, embeds: Tensor, batch: Batch, target: TeacherOutput
     ) -> LossOutput:
         """Head i at row t reads tokens t + 1 .. t + 1 + i and predicts t + 2 + i, as position t + 1 + i does."""
         ahead = number + 1

@@ -21,7 +21,7 @@ from outrider_models.training.core.interfaces import (
     Frequencies,
     LossOutput,
     TargetFacts,
-    TargetOutput,
+    TeacherOutput,
     TrainableDrafter,
     rows_of,
 )
@@ -61,7 +61,7 @@ class TrainableIndependent(TrainableDrafter):
     def load_weights(self, files: DrafterFiles) -> None:
         raise UsageError(f"--start {files.directory}: an independent drafter goes on from `start` in its own settings")
 
-    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+    def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         drafted = self.network.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
         mask, vocab = batch.loss_mask, self._target.sizes.vocab
         student, teacher = linear(self._output()[:vocab]), linear(target.lm_head)

@@ -19,7 +19,7 @@ from outrider_models.training.core.interfaces import (
     Frequencies,
     LossOutput,
     TargetFacts,
-    TargetOutput,
+    TeacherOutput,
     TrainableDrafter,
     rows_of,
 )
@@ -51,7 +51,7 @@ class TrainableMedusa(TrainableDrafter):
         if self._settings.own_output:
             self.network.start_from(lm_head)
 
-    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+    def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         outputs = [self._loss_output(number, batch, target) for number in range(self._settings.heads.count)]
         weighted = [weight * one.total for weight, one in zip(self._settings.heads.weights, outputs, strict=True)]
         return LossOutput(torch.stack(weighted).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows)
@@ -60,7 +60,7 @@ class TrainableMedusa(TrainableDrafter):
         """The published v0.1 layout."""
         self.network.export(directory, self._target, torch.bfloat16, self._base)
 
-    def _loss_output(self, number: int, batch: Batch, target: TargetOutput) -> LossOutput:
+    def _loss_output(self, number: int, batch: Batch, target: TeacherOutput) -> LossOutput:
         """Head i at row t predicts token t + 2 + i, the successor of position t + 1 + i."""
         ahead, head = number + 1, self.network.heads[number]
         mask = batch.loss_mask[:, ahead:]

@@ -26,8 +26,8 @@ from outrider_models.training.core.interfaces import (
     Frequencies,
     LossOutput,
     TargetFacts,
-    TargetOutput,
-    TargetRequest,
+    TeacherOutput,
+    TeacherRequest,
     TrainableDrafter,
     rows_of,
 )
@@ -90,10 +90,10 @@ class TrainableMoa(TrainableDrafter):
             raise UsageError(f"tli={settings.tli}: the target has {target.sizes.layers} layers")
         self.network: MoA = MoA(_sizes(settings, target))
         entering = (-1 - settings.tli,) if settings.tli else ()
-        self.target_request = TargetRequest(hidden=(-1, *entering), kv=settings.lsa, last_layers=settings.tli)
+        self.teacher_request = TeacherRequest(hidden=(-1, *entering), kv=settings.lsa, last_layers=settings.tli)
         self.options = DrafterOptions(tli=settings.tli)
 
-    def forward(self, batch: Batch, target: TargetOutput, progress: float) -> LossOutput:
+    def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         mask, hidden = batch.loss_mask, target.hidden[-1]
         drafted, entering_distance = self._drafted(batch, target, progress)
         ours, theirs = drafted[mask], hidden[mask]
@@ -106,7 +106,7 @@ class TrainableMoa(TrainableDrafter):
         total = (losses.divergence * compared.loss + losses.feature * feature).sum()
         return LossOutput(total, compared.loss.detach(), compared.hits, rows_of(mask))
 
-    def _drafted(self, batch: Batch, target: TargetOutput, progress: float) -> tuple[Tensor, Tensor | None]:
+    def _drafted(self, batch: Batch, target: TeacherOutput, progress: float) -> tuple[Tensor, Tensor | None]:
         """What stands for the target's last hidden states [B, T, E]; with TLI, how far what enters its last layers is
         from the target's own [n]."""
         starts = sync_points(batch.loss_mask, self._settings.blocks)
@@ -122,7 +122,7 @@ class TrainableMoa(TrainableDrafter):
         unit = rms(wanted) if self._settings.losses.in_units else 1.0
         return finished.hidden, feature_distance(finished.entering[batch.loss_mask], wanted, unit)
 
-    def _activations(self, target: TargetOutput) -> Tensor:
+    def _activations(self, target: TeacherOutput) -> Tensor:
         if not self._settings.lsa:
             return target.hidden[-1]
         assert target.keys is not None

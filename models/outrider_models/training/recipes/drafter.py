@@ -44,7 +44,7 @@ class DrafterTask:
     def forward(self, batch: LabeledBatch, progress: float = 0.0) -> LossOutput:
         """Run target and drafter over a batch."""
         text = Batch(batch.inputs, batch.labels, batch.weights == 1)
-        output: LossOutput = self.drafter(text, self.teacher.run(text.tokens, self.drafter.target_request), progress)
+        output: LossOutput = self.drafter(text, self.teacher.run(text.tokens, self.drafter.teacher_request), progress)
         return output
 
     def loss(self, batch: LabeledBatch, progress: float = 0.0) -> tuple[Tensor, Tensor]:

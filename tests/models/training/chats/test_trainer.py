@@ -80,7 +80,7 @@ def loss_of(run):
     """On all that is trained on, under the same masks each time."""
     text = make_batch(run._chats, torch.device("cpu"))
     torch.manual_seed(0)
-    return float(run.drafter.eval()(text, run._teacher.run(text.tokens, run.drafter.target_request), 1.0).total)
+    return float(run.drafter.eval()(text, run._teacher.run(text.tokens, run.drafter.teacher_request), 1.0).total)
 
 
 @pytest.mark.parametrize("family", TRAINABLE_FAMILIES)

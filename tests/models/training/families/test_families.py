@@ -109,7 +109,7 @@ def test_the_loss_is_that_of_drafting_along_the_text(name, teacher, tmp_path):
     model = model_of(teacher, name)
     batch = make_batch(teacher.facts.sizes.vocab)
     with torch.no_grad():
-        loss_output = model(batch, teacher.run(batch.tokens, model.target_request), 0.0)
+        loss_output = model(batch, teacher.run(batch.tokens, model.teacher_request), 0.0)
         wanted = teacher.model(batch.tokens).logits[0]
     total, first = 0.0, 0
     for t, made in levels(teacher, model, tmp_path, batch.tokens[0], ahead, depth):
@@ -155,7 +155,7 @@ def test_a_step_of_hass_learns_for_those_after_it_unless_detached(detached, teac
     batch = make_batch(teacher.facts.sizes.vocab)
     torch.manual_seed(0)
     direction = [torch.randn_like(parameter) for parameter in model.parameters()]
-    told, found = slope(model, batch, teacher.run(batch.tokens, model.target_request), direction)
+    told, found = slope(model, batch, teacher.run(batch.tokens, model.teacher_request), direction)
     assert (told == pytest.approx(found, rel=0.02)) is not detached
 
 
@@ -180,7 +180,7 @@ def test_everything_that_learns_gets_a_gradient_and_padding_changes_nothing(name
     for padding in (0, 3):
         loss_mask, *tokens = (F.pad(x, (0, padding)) for x in (batch.loss_mask, batch.tokens, batch.labels))
         torch.manual_seed(0)
-        loss_output = model(Batch(*tokens, loss_mask), teacher.run(tokens[0], model.target_request), 0.0)
+        loss_output = model(Batch(*tokens, loss_mask), teacher.run(tokens[0], model.teacher_request), 0.0)
         totals.append(float(loss_output.total.detach()))
     loss_output.total.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters() if p.requires_grad)
@@ -193,7 +193,7 @@ def test_rows_that_teach_nothing_are_harmless(name, teacher):
     model = model_of(teacher, name)
     batch = make_batch(teacher.facts.sizes.vocab)
     silent = Batch(batch.tokens, batch.labels, torch.zeros_like(batch.loss_mask))
-    loss_output = model(silent, teacher.run(silent.tokens, model.target_request), 0.5)
+    loss_output = model(silent, teacher.run(silent.tokens, model.teacher_request), 0.5)
     loss_output.total.backward()
     assert float(loss_output.total.detach()) == 0
     assert len(loss_output.main) == 0
@@ -203,7 +203,7 @@ def test_moa_weighs_both_features_equally_where_target_layers_follow(teacher):
     batch = make_batch(teacher.facts.sizes.vocab)
     losses = Losses(divergence=0.0, feature=1.0, in_units=False)
     model = model_of(teacher, "moa", tli=1, losses=losses)
-    output = teacher.run(batch.tokens, model.target_request)
+    output = teacher.run(batch.tokens, model.teacher_request)
     torch.manual_seed(0)
     total = model(batch, output, 0.0).total
     torch.manual_seed(0)
@@ -255,7 +255,7 @@ def test_the_draft_vocabulary_is_what_stands_most_often():
 def test_what_cannot_be_drafted_teaches_nothing(teacher):
     model = model_of(teacher, "eagle3", draft_vocab=1)
     batch = make_batch(teacher.facts.sizes.vocab)
-    assert float(model(batch, teacher.run(batch.tokens, model.target_request), 0.0).total.detach()) == 0
+    assert float(model(batch, teacher.run(batch.tokens, model.teacher_request), 0.0).total.detach()) == 0
 
 
 @pytest.mark.parametrize(

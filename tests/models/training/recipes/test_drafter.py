@@ -15,7 +15,7 @@ from outrider_drafters.load import load_drafter, load_tap
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_drafters.trees.grow import grow_tree
 from outrider_models.core.embedded import drafter_dir, target_dir
-from outrider_models.training.core.interfaces import TargetRequest
+from outrider_models.training.core.interfaces import TeacherRequest
 from outrider_models.training.core.losses import soft_cross_entropy
 from outrider_models.training.core.progress import ProgressReporter
 from outrider_models.training.families.moa import Blocks, sync_points
@@ -126,7 +126,7 @@ def test_drafting_continues_what_training_saw(kind, target, tmp_path):
     acts = task.teacher.activations(tokens[:, :-1], needs_kv=True, hidden_layers=(-1,))
     state.add_features(0, load_tap(tmp_path, target).rows(acts))
     task.network.load_state_dict({k: v.bfloat16().float() for k, v in task.network.state_dict().items()})
-    output = task.teacher.run(tokens, TargetRequest(kv=True))
+    output = task.teacher.run(tokens, TeacherRequest(kv=True))
     embeds = torch.nn.functional.embedding(tokens, output.embed)
     with torch.no_grad():
         if kind == "moa":
