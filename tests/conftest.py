@@ -28,36 +28,37 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell sta
     signal.signal(signal.SIGINT, signal.default_int_handler)  # and would be for all that the tests start
 
 
-# Tests that would disturb each other get one group: `--dist loadgroup` runs a group one after another on one worker.
+# Tests that would disturb each other run one after another on one worker (pytest-xdist's `--dist loadgroup`).
 GROUPS = {
-    "kernel": "two virtual machines at once take the memory and the processors from each other's clocks",
+    "kernel": "two virtual machines at once take memory and processor time from each other's clocks",
     "ray": "one local cluster, on fixed ports",
     "browser": "Chromium draws and animates in real time",
-    "namespaces": "they count namespaces, devices and processes of the whole machine, and measure packets in real time",
+    "links": "they look over the whole machine's namespaces, devices and processes, and time packets",
 }
+LINKS = ("tests/netsim/namespaces/", "tests/netsim/engines/", "tests/netsim/probe/", "tests/netsim/cli/")
 
 
 def group_of(item: pytest.Item) -> str:
-    """Name the group of a test: what it shares with others, else its module, whose fixtures are then made once."""
+    """Return a group of GROUPS, or the test's module: then the fixtures of a module are made once."""
     markers = {marker.name for marker in item.iter_markers()}
     for group in ("kernel", "ray", "browser"):
         if group in markers:
             return group
-    if "root" in markers or "engine" in getattr(item, "fixturenames", ()):
-        return "namespaces"
-    return item.location[0]
+    module = item.location[0]
+    if "root" in markers or "engine" in getattr(item, "fixturenames", ()) or module.startswith(LINKS):
+        return "links"
+    return module
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test its group, and begin with the longest groups, lest one worker be left with them at the end."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return
-    groups = {item: group_of(item) for item in items}
-    slow = {groups[item] for item in items if item.get_closest_marker("slow")} | GROUPS.keys()
-    items.sort(key=lambda item: groups[item] not in slow)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups[item]))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.xdist_group(group_of(item)))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the longest groups in a parallel run, or one worker is left with them at the end."""
+    if hasattr(config, "workerinput"):
+        slow = {group_of(item) for item in items if item.get_closest_marker("slow")} | GROUPS.keys()
+        items.sort(key=lambda item: group_of(item) not in slow)
 
 
 @pytest.fixture(scope="session")
