@@ -1,5 +1,7 @@
-"""The options that say how a server is reached, for every command that reaches one. There is none for the key itself:
-whoever lists processes reads their command lines."""
+"""The options that name a server and how it is reached, for every command that reaches one.
+
+No option takes the key itself: everybody on this machine can read its processes' command lines.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +17,37 @@ from outrider_client.connection.access import Access
 from outrider_client.core.config import ClientConfig
 
 KEY_VARIABLE = "OUTRIDER_KEY"
-_PANEL = "The way to the server"
+_PORT = ClientConfig().server.rpartition(":")[2]
+_PANEL = "Encryption and key"
 
 
 def _options(
     tls: Annotated[
-        bool, Option("--tls", help="Encrypt, with the authorities this system trusts.", rich_help_panel=_PANEL)
+        bool,
+        Option("--tls", help="Use TLS and trust the system's certificate authorities.", rich_help_panel=_PANEL),
     ] = False,
     ca: Annotated[
-        Path | None, Option(help="PEM file of the authority to trust instead; implies --tls.", rich_help_panel=_PANEL)
+        Path | None,
+        Option(help="PEM file of the certificate authority to trust instead. Implies --tls.", rich_help_panel=_PANEL),
     ] = None,
     client_cert: Annotated[
-        Path | None, Option(help="PEM file with this client's certificate.", rich_help_panel=_PANEL)
+        Path | None, Option(help="PEM file of this client's certificate. Implies --tls.", rich_help_panel=_PANEL)
     ] = None,
-    client_key: Annotated[Path | None, Option(help="PEM file with its private key.", rich_help_panel=_PANEL)] = None,
+    client_key: Annotated[
+        Path | None, Option(help="PEM file of the private key to --client-cert.", rich_help_panel=_PANEL)
+    ] = None,
     server_name: Annotated[
-        str | None, Option(help="Name in the server's certificate; the one it is called by.", rich_help_panel=_PANEL)
+        str | None,
+        Option(
+            help="Name in the server's certificate. Implies --tls. Default: the host of --server.",
+            rich_help_panel=_PANEL,
+        ),
     ] = None,
     key_file: Annotated[
         Path | None,
         Option(
             envvar="OUTRIDER_KEY_FILE",
-            help=f"File with the key the server asks for. Or the key itself in ${KEY_VARIABLE}.",
+            help=f"File with the key that the server asks for. The key itself can stand in ${KEY_VARIABLE}.",
             rich_help_panel=_PANEL,
         ),
     ] = None,
@@ -44,19 +55,22 @@ def _options(
         bool,
         Option(
             "--send-key-unencrypted",
-            help="Let the key go over a network without TLS, where others may read it.",
+            help="Send the key over a network without TLS, where others can read it.",
             rich_help_panel=_PANEL,
         ),
     ] = False,
 ) -> None:
-    """Never called: its signature is what counts."""
+    """Declare the options; never called."""
 
 
 ACCESS_OPTIONS = dict(inspect.signature(_options, eval_str=True).parameters)
 
 
 def with_options(command: Callable[..., None], shared: Mapping[str, inspect.Parameter]) -> Callable[..., None]:
-    """A command that takes shared options, and gets them as keywords; its own before those of the same name."""
+    """Add shared options to a command's signature; it gets their values as keywords.
+
+    Its own options come first, and replace shared ones of the same name.
+    """
     own = inspect.signature(command, eval_str=True).parameters
     named = {name: each for name, each in own.items() if each.kind is not inspect.Parameter.VAR_KEYWORD}
     command.__signature__ = inspect.Signature([*({**named, **shared} | named).values()])  # type: ignore[attr-defined] # read by inspect
@@ -68,17 +82,15 @@ def with_access_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def access_from(options: Mapping[str, Any]) -> Access:  # Any: each option has its own type
-    """Raises UsageError."""
+    """The Access that these options describe. Raises UsageError."""
     chosen = dict(options)
     unencrypted = chosen.pop("send_key_unencrypted", False)
+    # A key file that was named wins over the variable, which may be meant for another server.
     key = None if chosen.get("key_file") is not None else os.environ.get(KEY_VARIABLE) or None
     return Access(**chosen, key=key, key_unencrypted=unencrypted)
 
 
-PORT = ClientConfig().server.rpartition(":")[2]
-
-
 def with_port(server: str) -> str:
-    """HOST is HOST:50051; what has a port, or is no address at all, stays as it is."""
+    """Add the default port to a bare HOST; anything else stays as it is."""
     is_bare = server.endswith("]") if server.startswith("[") else ":" not in server
-    return f"{server}:{PORT}" if server and is_bare else server
+    return f"{server}:{_PORT}" if server and is_bare else server

@@ -1,33 +1,29 @@
-"""The command line: `outrider generate`, `chat`, `gateway`, `describe`, `pull`."""
+"""The `outrider` command: generate, chat, gateway, describe, pull.
+
+Each command imports what it needs when it runs, so that help and usage errors need neither torch nor gRPC.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from outrider_client.cli.access_options import access_from, with_access_options, with_port
-from outrider_client.cli.chat.conversation import ChatConversation
-from outrider_client.cli.chat.input import lines
-from outrider_client.cli.chat.link import ChatLink
-from outrider_client.cli.chat.repl import ChatRepl
 from outrider_client.cli.gateway import gateway_command
 from outrider_client.cli.options import client_config, with_client_options
-from outrider_client.cli.pull import pull_command
-from outrider_client.client import Client
 from outrider_client.core.config import ClientConfig
-from outrider_client.display.display import display_for, show_answer
 from outrider_client.display.messages import print_message, printable
-from outrider_client.models.local_models import Prompt
-from outrider_client.privacy.fences import parse_prompt, private_kinds, read_private_file
 from outrider_proto.errors import LinkError, OutriderError, Refusal, UsageError
+
+if TYPE_CHECKING:
+    from outrider_client.models.local_models import Prompt
 
 EXIT_USAGE, EXIT_REFUSAL, EXIT_LINK, EXIT_INTERRUPTED = 2, 3, 4, 130
 
@@ -35,26 +31,51 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Text from a large model on a server and a small one here. Colours: green drafted here and accepted,"
-    " cyan the server's own, yellow unverified, magenta corrected, blue private.",
+    help="Generate text with a large model on a server and a small drafter on this device. Colors on a terminal: green"
+    " drafted here and accepted, cyan written by the server, magenta corrected by it, yellow not verified yet, blue"
+    " private.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"outrider {version('outrider')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _outrider(
+    version: Annotated[
+        bool, Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Hold the options that stand before a command. Typer takes the help from `app`."""
 
 
 @app.command()
 @with_client_options
 def generate(
-    prompt: Annotated[str | None, Argument(help="The text; - reads it from standard input.")] = None,
-    prompt_ids: Annotated[str | None, Option(help="Token ids instead: 1,2,3.")] = None,
-    raw: Annotated[bool, Option(help="Take the text as it is, without the chat template.")] = False,
-    private: Annotated[list[Path] | None, Option(help="A file whose text follows, and is private. Repeatable.")] = None,
-    fences: Annotated[bool, Option(help="Take <<...>> in the text for marks around what is private.")] = True,
-    detect_pii: Annotated[bool, Option(help="Mark what looks like an address or a number as private, too.")] = False,
-    as_json: Annotated[bool, Option("--json", help="One JSON object an event.")] = False,
+    prompt: Annotated[str | None, Argument(help="Prompt text; - reads it from standard input.")] = None,
+    prompt_ids: Annotated[str | None, Option(help="Prompt as token ids (1,2,3), in place of text.")] = None,
+    raw: Annotated[bool, Option(help="Give the text to the model as it is, without the chat template.")] = False,
+    private: Annotated[
+        list[Path] | None, Option(help="File whose text is added to the prompt as private text. Repeatable.")
+    ] = None,
+    fences: Annotated[bool, Option(help="Treat <<...>> in the prompt as private text.")] = True,
+    detect_pii: Annotated[
+        bool, Option(help="Also treat as private what looks like personal data: addresses, numbers, names.")
+    ] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per event.")] = False,
     **options: Any,  # the shared ones
 ) -> None:
     """Answer one prompt."""
     config = client_config(options, raw=raw)
     asked = _asked(prompt, prompt_ids, private or [], fences=fences, detect=detect_pii)
+    from outrider_client.client import Client
+    from outrider_client.display.display import display_for, show_answer
+
     with Client(config) as client:
         try:
             display = display_for(client, as_json=as_json)
@@ -64,23 +85,66 @@ def generate(
     if display.written.token_ids and not display.written.text and not as_json:
         print_message("the answer's tokens have no text: --json shows their ids")
     if finished.reason == "unverified" and config.mode != "offline":
-        print_message("the link stayed away: the end of this answer is unverified")
+        print_message("the link did not come back: the end of this answer is unverified")
     if finished.reason == "private":
-        print_message("private text stays here: the drafter wrote this answer alone, unverified")
+        print_message("private text stays on this device: the drafter wrote this answer alone, unverified")
     if finished.reason == "link" and config.mode == "offline":
-        raise LinkError("offline: neither the drafter nor the last resort could tell how this text goes on")
+        raise LinkError("offline: neither the drafter nor the last resort can continue this text")
     if finished.reason == "link":
-        raise LinkError(f"{config.server}: lost, and it did not come back in time")
+        raise LinkError(f"{config.server}: the link broke and did not come back in time")
+
+
+@app.command()
+@with_client_options
+def chat(
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per event.")] = False,
+    private: Annotated[
+        Path | None, Option(help="File whose text is added to the first message as private text.")
+    ] = None,
+    profile: Annotated[
+        str | None,
+        Option(help="Emulate a link of this profile (paper-4g, ...) to the server; /link can then cut and change it."),
+    ] = None,
+    history: Annotated[
+        bool, Option(help="Keep the lines typed, without private text, for the arrow keys in later chats.")
+    ] = True,
+    **options: Any,  # the shared ones
+) -> None:
+    """Chat with the model. /help lists the commands; <<...>> is private; Ctrl-C stops an answer, Ctrl-D leaves."""
+    import contextlib
+    from dataclasses import replace
+
+    from outrider_client.cli.chat.conversation import ChatConversation
+    from outrider_client.cli.chat.input import read_lines
+    from outrider_client.cli.chat.link import ChatLink
+    from outrider_client.cli.chat.repl import ChatRepl
+    from outrider_client.client import Client
+    from outrider_client.privacy.fences import read_private_file
+
+    config = client_config(options)
+    conversation = ChatConversation("" if private is None else read_private_file(private))
+    with contextlib.ExitStack() as stack:
+        link = None if profile is None else stack.enter_context(ChatLink(profile, config.server))
+        reached = config
+        if link is not None:
+            reached = replace(config, server=link.address, access=config.access.through(config.server))
+        client = stack.enter_context(Client(reached))
+        ChatRepl(client, config, conversation, link, as_json=as_json).run(read_lines(_history() if history else None))
+
+
+app.command("gateway")(with_client_options(gateway_command))
 
 
 @app.command()
 @with_access_options
 def describe(
-    server: Annotated[str, Option(help="The server's HOST or HOST:PORT.")] = ClientConfig().server,
-    as_json: Annotated[bool, Option("--json", help="As a JSON object.")] = False,
-    **options: Any,  # how it is reached
+    server: Annotated[str, Option(help="Server address, HOST or HOST:PORT.")] = ClientConfig().server,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+    **options: Any,  # how the server is reached
 ) -> None:
-    """Say what a server hosts."""
+    """Show which model and drafters a server offers."""
+    from outrider_client.client import Client
+
     with Client(ClientConfig(server=with_port(server), access=access_from(options))) as client:
         description = asdict(client.describe())
     if as_json:
@@ -92,34 +156,51 @@ def describe(
 
 
 @app.command()
-@with_client_options
-def chat(
-    as_json: Annotated[bool, Option("--json", help="One JSON object an event.")] = False,
-    private: Annotated[Path | None, Option(help="A file whose text goes along, and never leaves this device.")] = None,
-    profile: Annotated[
-        str | None, Option(help="Put an emulated link before the server, which /link can cut: paper-4g, ...")
+@with_access_options
+def pull(
+    server: Annotated[str, Argument(help="Server address, HOST or HOST:PORT.")] = ClientConfig().server,
+    out: Annotated[
+        Path | None,
+        Option(help="Directory for the bundle. Default: in the user's data directory, where other commands find it."),
     ] = None,
-    history: Annotated[bool, Option(help="Remember what was said, private text left out, for the arrow keys.")] = True,
-    **options: Any,  # the shared ones
+    drafter: Annotated[str, Option(help="Name of the drafter to pull. Default: the server's first.")] = "",
+    weights: Annotated[
+        str, Option(help="Weight format: float32, bfloat16, int8 or int4. Default: the server's first.")
+    ] = "",
+    retry: Annotated[
+        float, Option(help="Seconds without a new byte after which to give up, once the server was reached.")
+    ] = 60.0,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per event.")] = False,
+    **options: Any,  # how the server is reached
 ) -> None:
-    """ChatRepl. /help says what can be asked; <<...>> is private; Ctrl-C ends an answer, Ctrl-D the conversation."""
-    config = client_config(options)
-    conversation = ChatConversation("" if private is None else read_private_file(private))
-    with contextlib.ExitStack() as stack:
-        link = None if profile is None else stack.enter_context(ChatLink(profile, config.server))
-        reached = config
-        if link is not None:
-            reached = replace(config, server=link.address, access=config.access.through(config.server))
-        client = stack.enter_context(Client(reached))
-        ChatRepl(client, config, conversation, link, as_json=as_json).run(lines(_history() if history else None))
+    """Download what this device needs of a server's model and drafter. Resumes where it was interrupted."""
+    import asyncio
 
+    from rich.console import Console
 
-app.command("gateway")(with_client_options(gateway_command))
-app.command("pull")(with_access_options(pull_command))
+    from outrider_client.display.pull_display import JsonPullDisplay, TextPullDisplay
+    from outrider_client.pull.pull import PullConfig
+    from outrider_client.pull.pull import pull as pull_bundle
+
+    server = with_port(server)
+    config = PullConfig(server, out, drafter, weights, retry, access=access_from(options))
+    display: JsonPullDisplay | TextPullDisplay = JsonPullDisplay(sys.stdout)
+    if not as_json:
+        display = TextPullDisplay(Console(stderr=True, highlight=False), sys.stdout)
+    try:
+        pulled = asyncio.run(pull_bundle(config, display.show))
+    except KeyboardInterrupt:
+        print_message("stopped; what was downloaded is kept: pull again to go on")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    finally:
+        display.close()
+    if not as_json:
+        target = "" if out is None else f" --target {pulled.directory}"
+        print(f"use it with: outrider generate --server {server}{target} PROMPT")
 
 
 def main() -> None:
-    """Exit codes: 2 usage, 3 refusal, 4 link, 130 interrupted."""
+    """Exit with 2 for usage errors, 3 for refusals, 4 for link errors, 130 when interrupted."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own log says nothing that our errors do not
     try:
         app()
@@ -133,6 +214,8 @@ def _asked(prompt: str | None, prompt_ids: str | None, private: list[Path], *, f
         raise UsageError("give either PROMPT or --prompt-ids")
     if prompt_ids is not None:
         return _ids(prompt_ids)
+    from outrider_client.privacy.fences import parse_prompt, private_kinds
+
     asked = parse_prompt(sys.stdin.read() if prompt == "-" else prompt or "", private, fences=fences, detect=detect)
     if detect:
         print_message(f"private: {', '.join(private_kinds(asked)) or 'nothing'}")
@@ -143,7 +226,13 @@ def _ids(prompt_ids: str) -> list[int]:
     try:
         return [int(token) for token in prompt_ids.split(",")]
     except ValueError:
-        raise UsageError(f"prompt-ids={prompt_ids!r}: need token ids with commas between them") from None
+        raise UsageError(f"prompt-ids={prompt_ids!r}: need token ids separated by commas") from None
+
+
+def _history() -> Path:
+    from platformdirs import user_state_path
+
+    return user_state_path("outrider") / "chat_history"
 
 
 def _exit_code(error: OutriderError) -> int:
@@ -156,12 +245,6 @@ def _exit_code(error: OutriderError) -> int:
             return EXIT_LINK
         case _:
             return 1
-
-
-def _history() -> Path:
-    from platformdirs import user_state_path
-
-    return user_state_path("outrider") / "chat_history"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`outrider gateway`. Imports what serves HTTP only when it is called."""
+"""`outrider gateway`. Imports what serves HTTP only when it runs, since it is an extra."""
 
 from __future__ import annotations
 
@@ -15,55 +15,63 @@ KEY_VARIABLE = "OUTRIDER_API_KEY"
 
 
 def gateway_command(
-    host: Annotated[str, Option(help="Address to listen at; others than loopback need a key.")] = "127.0.0.1",
-    port: Annotated[int, Option(help="0 takes a free one.")] = 8000,
+    host: Annotated[str, Option(help="Address to listen on. Any but loopback needs an API key.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port to listen on; 0 picks a free one.")] = 8000,
     api_key: Annotated[
-        str | None, Option(envvar=KEY_VARIABLE, help="What apps must send. In the variable fewer can read it.")
+        str | None,
+        Option(
+            envvar=KEY_VARIABLE,
+            help="Key that apps must send as bearer token. The environment variable hides it from other users.",
+        ),
     ] = None,
-    api_key_file: Annotated[Path | None, Option(help="A file that holds it.")] = None,
+    api_key_file: Annotated[Path | None, Option(help="File with the API key.")] = None,
     model_name: Annotated[
-        list[str] | None, Option(help="What apps may call the model; outrider. Repeat it for several names.")
+        list[str] | None, Option(help="Name that apps may give the model. Repeatable. Default: outrider.")
     ] = None,
-    sessions: Annotated[int, Option(help="Answers at once.")] = 4,
-    queue: Annotated[int, Option(help="Requests that may wait for a session; more are turned away.")] = 16,
+    sessions: Annotated[int, Option(help="Largest number of answers written at once.")] = 4,
+    queue: Annotated[int, Option(help="Largest number of requests that wait; more are refused.")] = 16,
     max_new_tokens: Annotated[
-        int | None, Option(help="Tokens of an answer where a request does not say; as many as there is room for.")
+        int | None,
+        Option(help="Tokens of an answer where the request sets no limit. Default: as many as the context holds."),
     ] = None,
-    wait_for_link: Annotated[float, Option(help="Seconds to wait for it when the drafter is done.")] = 10.0,
+    wait_for_link: Annotated[
+        float, Option(help="Seconds to wait for a broken link once the drafter has nothing left to write.")
+    ] = 10.0,
     profile: Annotated[
-        str | None, Option(help="Put an emulated link before the server, which the page can cut: paper-4g, ...")
+        str | None,
+        Option(help="Emulate a link of this profile (paper-4g, ...) to the server; the page can then cut it."),
     ] = None,
     engine: Annotated[
-        Literal["auto", "kernel", "tun", "proxy"], Option(help="Of the emulated link; proxy needs no rights.")
+        Literal["auto", "kernel", "tun", "proxy"], Option(help="What emulates the link; proxy needs no privileges.")
     ] = "auto",
     on_reconnect: Annotated[OnReconnect | None, Option(hidden=True)] = None,
     logprobs: Annotated[int | None, Option(hidden=True)] = None,
     **options: Any,  # the shared ones
 ) -> None:
-    """Answer OpenAI's API on this device: /v1/chat/completions, /v1/completions, /v1/models; a page at /."""
-    _leave_to_requests(on_reconnect, logprobs)
+    """Serve OpenAI's API on this device: /v1/chat/completions, /v1/completions, /v1/models; a chat page at /."""
+    _refuse_per_request_options(on_reconnect, logprobs)
     try:
         from outrider_client.gateway.gateway import GatewayConfig
         from outrider_client.gateway.serving import ServingConfig, serve
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'outrider[gateway]'") from error
     key = _api_key(api_key, api_key_file)
-    client = client_config(options | {"wait_for_link": wait_for_link, "max_new_tokens": 1})  # requests say
+    client = client_config(options | {"wait_for_link": wait_for_link, "max_new_tokens": 1})  # each request sets its own
     names = tuple(model_name or GatewayConfig().names)
     config = GatewayConfig(names, sessions, queue, max_new_tokens, key)
     serve(ServingConfig(client, config, host, port, profile, engine))
 
 
-def _leave_to_requests(on_reconnect: OnReconnect | None, logprobs: int | None) -> None:
-    """Raises UsageError for what every request says for itself."""
+def _refuse_per_request_options(on_reconnect: OnReconnect | None, logprobs: int | None) -> None:
+    """Raise UsageError for options that each request sets itself."""
     if on_reconnect is not None:
-        raise UsageError('on-reconnect: each request says so itself, with "outrider": {"unverified": ...}')
+        raise UsageError('on-reconnect: each request sets it itself, with "outrider": {"unverified": ...}')
     if logprobs is not None:
-        raise UsageError("logprobs: each request asks for them itself, with OpenAI's logprobs and top_logprobs")
+        raise UsageError("logprobs: each request sets them itself, with OpenAI's logprobs and top_logprobs")
 
 
 def _api_key(key: str | None, file: Path | None) -> str | None:
-    """Raises UsageError."""
+    """The key from either option. Raises UsageError."""
     if file is None:
         return key
     if key is not None:

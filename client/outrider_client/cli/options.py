@@ -1,4 +1,4 @@
-"""The options that commands share, declared once, and the configuration they make."""
+"""The options that generate, chat and gateway share, and the ClientConfig built from them."""
 
 from __future__ import annotations
 
@@ -19,107 +19,247 @@ from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_drafters.routing.keywords import Keywords
 from outrider_drafters.routing.rules import Route, Routing
 from outrider_proto.errors import UsageError
-from outrider_proto.frames import Acceptance, Codec
+from outrider_proto.frames import MAX_TOP_LOGPROBS, Acceptance, Codec
 
 _DEFAULT = ClientConfig()
 _TREE = TreeShape()
+_DRAFTER, _SAMPLING, _DRAFTING, _OUTAGES = "Target and drafter", "Sampling", "Drafting", "Outages"
 _RENAMED = {"wait_for_link": "wait_for_link_s"}
 
 
 def _options(
-    server: Annotated[str, Option(help="The server's HOST or HOST:PORT.")] = _DEFAULT.server,
+    server: Annotated[str, Option(help="Server address, HOST or HOST:PORT.")] = _DEFAULT.server,
+    mode: Annotated[
+        Mode,
+        Option(
+            help="How text is generated. stop-and-wait, proactive, pipelined: the drafter drafts, the target verifies."
+            " server-draft: the server does both. stream: the target alone. offline: the drafter alone. auto: whichever"
+            " is fastest."
+        ),
+    ] = _DEFAULT.mode,
     target: Annotated[
         str | None,
         Option(
-            help="Directory or hub name of the target (embedding, lm_head, tokenizer); what was pulled from the server,"
-            " else the embedded one."
+            help="Directory or hub name of the target, of which embedding, output layer and tokenizer are read."
+            " Default: the bundle pulled from the server, else the embedded target.",
+            rich_help_panel=_DRAFTER,
         ),
     ] = None,
     drafter: Annotated[
         list[str] | None,
-        Option(help="Directory or hub name of the drafter, or none; the embedded one. Repeat it for several heads."),
+        Option(
+            help="Directory or hub name of the drafter, or none. Repeat it for several heads. Default: the one in the"
+            " target's bundle, else the embedded drafter.",
+            rich_help_panel=_DRAFTER,
+        ),
     ] = None,
     route: Annotated[
         Route | None,
-        Option(help="Of several heads, send the draft of the surest, or of the one whose keywords occur."),
+        Option(
+            help="With several heads: send the draft of the most confident one, by mean confidence or entropy, or of"
+            f" the one whose keywords occur. Default: {Routing().route}.",
+            rich_help_panel=_DRAFTER,
+        ),
     ] = None,
     gate: Annotated[
         float | None,
-        Option(help="Spare the other heads where the one in use gives its first token at least this probability."),
+        Option(
+            help="With several heads: let the others rest while the current one gives its first token at least this"
+            " probability (0 to 1). Default: off.",
+            rich_help_panel=_DRAFTER,
+        ),
     ] = None,
     keywords: Annotated[
         Path | None,
-        Option(help='For route keywords: TOML or JSON, HEAD = ["word", ...], HEAD the directory\'s name.'),
+        Option(
+            help='With several heads: TOML or JSON file with lines HEAD = ["word", ...], HEAD being the name of its'
+            " directory. Implies --route keywords.",
+            rich_help_panel=_DRAFTER,
+        ),
     ] = None,
-    batch_heads: Annotated[bool, Option(help="Draft heads of one kind and size in one batch.")] = True,
-    mode: Annotated[Mode, Option(help="Who writes: drafter and target, the target alone, the drafter alone.")] = (
-        _DEFAULT.mode
-    ),
-    max_new_tokens: Annotated[int, Option(help="Tokens of an answer.")] = _DEFAULT.max_new_tokens,
-    temperature: Annotated[float, Option(help="0 is greedy.")] = _DEFAULT.sampling.temperature,
-    top_k: Annotated[int, Option(help="Choose among so many; 0 is off.")] = _DEFAULT.sampling.top_k,
-    top_p: Annotated[float, Option(help="Choose among so much probability; 1 is off.")] = _DEFAULT.sampling.top_p,
-    seed: Annotated[int, Option(help="Of the choice.")] = _DEFAULT.sampling.seed,
-    acceptance: Annotated[
-        Acceptance, Option(help="Of drafted tokens. typical: any that is likely enough. Lossy, not the target's text.")
-    ] = _DEFAULT.sampling.acceptance,
-    epsilon: Annotated[float, Option(help="Of typical: probability always enough.")] = _DEFAULT.sampling.epsilon,
-    alpha: Annotated[float, Option(help="Of typical: share of exp(-entropy) enough.")] = _DEFAULT.sampling.alpha,
-    breadth: Annotated[int | None, Option(help=f"Nodes of the draft tree expanded a level; {_TREE.breadth}.")] = None,
-    levels: Annotated[int | None, Option(help=f"Levels of the draft tree; {_TREE.levels}.")] = None,
-    budget: Annotated[int | None, Option(help=f"Nodes of the draft tree, root not counted; {_TREE.budget}.")] = None,
-    min_probability: Annotated[float | None, Option(help="Draft only what is at least so likely; 0.")] = None,
-    choices: Annotated[
-        str | None, Option(help="Fixed draft tree: a shipped set's name or a JSON list of paths of child ranks.")
-    ] = None,
-    in_flight: Annotated[int, Option(help="Drafts under way at once (pipelined).")] = _DEFAULT.in_flight,
-    outcomes: Annotated[
-        int | None, Option(help="Outcomes of a draft under way to draft for; as many as cost little together.")
-    ] = None,
-    wait_for_features: Annotated[
-        bool | None, Option(help="Draft on only with the newest features; where the drafter needs them.")
-    ] = None,
-    opening: Annotated[
-        bool, Option(help="While a long prompt's features are on their way, let the server write alone.")
-    ] = _DEFAULT.opening,
+    batch_heads: Annotated[
+        bool,
+        Option(help="With several heads: run those of one kind and size as one batch.", rich_help_panel=_DRAFTER),
+    ] = True,
+    threads: Annotated[
+        int | None,
+        Option(
+            help="CPU threads of the drafter. Default: 1 for a small drafter, else PyTorch's choice.",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = _DEFAULT.threads,
     pace: Annotated[
-        str | None, Option(help="Stretch the drafter's passes to named hardware's: paper, or a TOML file.")
+        str | None,
+        Option(
+            help="Slow the drafter down to the speed of other hardware: paper, or a TOML file of times. Default: off.",
+            rich_help_panel=_DRAFTER,
+        ),
     ] = None,
-    threads: Annotated[int | None, Option(help="CPU threads of the drafter; one for a small one.")] = _DEFAULT.threads,
-    codec: Annotated[Codec, Option(help="Of the features.")] = _DEFAULT.codec,
-    on_reconnect: Annotated[OnReconnect, Option(help="Let unverified tokens stand, or have them verified.")] = (
-        _DEFAULT.on_reconnect
-    ),
-    offline_limit: Annotated[
-        int | None, Option(help="Tokens the drafter may write in an outage; the answer's.")
-    ] = None,
-    last_resort: Annotated[
-        LastResort, Option(help="Who writes offline where the drafter cannot: what the text says already, or nobody.")
-    ] = _DEFAULT.last_resort,
-    offline_start: Annotated[bool, Option(help="Begin without a server if need be.")] = False,
-    privacy: Annotated[
-        Privacy, Option(help="Of <<private>> text: the drafter answers alone here, or placeholders stand in for it.")
-    ] = _DEFAULT.privacy,
-    wait_for_link: Annotated[float, Option(help="Seconds to wait for it when the drafter is done.")] = 0.0,
+    max_new_tokens: Annotated[
+        int, Option(help="Largest number of tokens in an answer.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.max_new_tokens,
+    temperature: Annotated[
+        float, Option(help="Sampling temperature; 0 is greedy.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.sampling.temperature,
+    top_k: Annotated[
+        int, Option(help="Sample from this many of the likeliest tokens; 0 is off.", rich_help_panel=_SAMPLING)
+    ] = _DEFAULT.sampling.top_k,
+    top_p: Annotated[
+        float,
+        Option(
+            help="Sample from the likeliest tokens that have this probability together; 1 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = _DEFAULT.sampling.top_p,
+    seed: Annotated[int, Option(help="Random seed for sampling.", rich_help_panel=_SAMPLING)] = _DEFAULT.sampling.seed,
+    acceptance: Annotated[
+        Acceptance,
+        Option(
+            help="Which drafted tokens are accepted. exact: text as the target alone would write it. typical: any"
+            " token that is likely enough; faster, but no longer the target's text.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = _DEFAULT.sampling.acceptance,
+    epsilon: Annotated[
+        float,
+        Option(help="For --acceptance typical: a probability that is always enough.", rich_help_panel=_SAMPLING),
+    ] = _DEFAULT.sampling.epsilon,
+    alpha: Annotated[
+        float,
+        Option(
+            help="For --acceptance typical: a probability of this many times exp(-entropy) is enough, too.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = _DEFAULT.sampling.alpha,
     logprobs: Annotated[
         int | None,
-        Option(help="With --json: how likely the target finds its tokens, and so many likeliest in the place of each."),
+        Option(
+            help="With --json: add the log probability of each token, and of this many likeliest alternatives (0 to"
+            f" {MAX_TOP_LOGPROBS}). Default: off.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = None,
-    link_floor_ms: Annotated[float, Option(help="Silence that is never taken for a lost link.")] = (
-        _DEFAULT.patience.floor_s * 1000
-    ),
+    breadth: Annotated[
+        int | None,
+        Option(
+            help=f"Nodes of the draft tree that are expanded per level. Default: the drafter's own, else"
+            f" {_TREE.breadth}.",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = None,
+    levels: Annotated[
+        int | None,
+        Option(
+            help=f"Levels of the draft tree. Default: the drafter's own, else {_TREE.levels}.",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = None,
+    budget: Annotated[
+        int | None,
+        Option(
+            help=f"Nodes of the draft tree without its root. Default: the drafter's own, else {_TREE.budget}.",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = None,
+    min_probability: Annotated[
+        float | None,
+        Option(
+            help="Leave out nodes whose path from the root is less likely than this (0 to 1). Default: 0.",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = None,
+    choices: Annotated[
+        str | None,
+        Option(
+            help="Fixed draft tree: the name of a shipped one, or a JSON list of paths of child ranks.",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = None,
+    in_flight: Annotated[
+        int, Option(help="Drafts in flight at once in mode pipelined.", rich_help_panel=_DRAFTING)
+    ] = _DEFAULT.in_flight,
+    outcomes: Annotated[
+        int | None,
+        Option(
+            help="Possible outcomes of a draft in flight to draft ahead for. Default: as many as are cheap together.",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = None,
+    wait_for_features: Annotated[
+        bool | None,
+        Option(
+            help="Wait for the target's newest features before the next draft. Default: where the drafter needs them.",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = None,
+    opening: Annotated[
+        bool,
+        Option(
+            help="Let the server write alone while the features of a long prompt are on their way.",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = _DEFAULT.opening,
+    codec: Annotated[
+        Codec, Option(help="Encoding of the features that the server sends.", rich_help_panel=_DRAFTING)
+    ] = _DEFAULT.codec,
+    wait_for_link: Annotated[
+        float,
+        Option(
+            help="Seconds to wait for a broken link once the drafter has nothing left to write.",
+            rich_help_panel=_OUTAGES,
+        ),
+    ] = 0.0,
+    on_reconnect: Annotated[
+        OnReconnect,
+        Option(
+            help="What becomes of the text of an outage: keep it unverified, or have the target verify it.",
+            rich_help_panel=_OUTAGES,
+        ),
+    ] = _DEFAULT.on_reconnect,
+    offline_limit: Annotated[
+        int | None,
+        Option(
+            help="Largest number of tokens the drafter writes in an outage. Default: --max-new-tokens.",
+            rich_help_panel=_OUTAGES,
+        ),
+    ] = None,
+    last_resort: Annotated[
+        LastResort,
+        Option(
+            help="What writes offline where the drafter cannot: lookup copies from the text so far, none stops.",
+            rich_help_panel=_OUTAGES,
+        ),
+    ] = _DEFAULT.last_resort,
+    offline_start: Annotated[
+        bool,
+        Option(help="Start even if the server cannot be reached; the drafter then writes.", rich_help_panel=_OUTAGES),
+    ] = False,
+    link_floor_ms: Annotated[
+        float,
+        Option(
+            help="Milliseconds of silence after which the link counts as broken at the earliest.",
+            rich_help_panel=_OUTAGES,
+        ),
+    ] = _DEFAULT.patience.floor_s * 1000,
+    privacy: Annotated[
+        Privacy,
+        Option(
+            help="How private text is kept from the server. local: the drafter answers alone. placeholder: the server"
+            " gets a placeholder in its stead."
+        ),
+    ] = _DEFAULT.privacy,
 ) -> None:
-    """Never called: its signature is what counts."""
+    """Declare the options; never called."""
 
 
 def with_client_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes the shared options, and gets them as keywords; its own before those of the same name."""
+    """Add the shared options to a command, which gets them as keywords."""
     shared = inspect.signature(_options, eval_str=True).parameters
     return with_options(command, {**shared, **ACCESS_OPTIONS})
 
 
 def client_config(options: dict[str, Any], **more: Any) -> ClientConfig:  # Any: each option has its own type
-    """The configuration that the shared options make. Raises UsageError."""
+    """Build the configuration from the shared options. Raises UsageError."""
     chosen = {_RENAMED.get(name, name): value for name, value in options.items()} | more
     shape = tree_plan(
         chosen.pop("choices"), **{name: chosen.pop(name) for name in ("breadth", "levels", "budget", "min_probability")}
@@ -138,7 +278,7 @@ def client_config(options: dict[str, Any], **more: Any) -> ClientConfig:  # Any:
 def _heads(
     drafter: list[str] | None, route: Route | None, gate: float | None, keywords: Path | None, batch_heads: bool
 ) -> dict[str, Any]:  # Any: as above
-    """The fields of ClientConfig that say who drafts. Raises UsageError."""
+    """The fields of ClientConfig that choose the drafting heads. Raises UsageError."""
     first, *others = drafter or (None,)
     if route is not None and not others:
         raise UsageError(f"route={route}: there is only one head; give --drafter twice or more")
@@ -153,9 +293,9 @@ def _heads(
 
 
 def tree_plan(choices: str | None, **limits: float | None) -> TreePlan | None:
-    """The draft trees that were asked for: fixed, or within the limits that are not None; None when neither was.
+    """A fixed tree, or one within the limits that are not None; None if no option was given.
 
-    Raises UsageError for both.
+    Raises UsageError if both were.
     """
     given = {name: value for name, value in limits.items() if value is not None}
     if choices is None:

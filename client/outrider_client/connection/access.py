@@ -5,12 +5,13 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
-
-import grpc
+from typing import TYPE_CHECKING, Self
 
 from outrider_proto.addresses import host_of, is_loopback_host
 from outrider_proto.errors import UsageError
+
+if TYPE_CHECKING:
+    import grpc
 
 MAX_KEY_LENGTH = 256
 Metadata = tuple[tuple[str, str], ...]
@@ -70,6 +71,8 @@ class Access:
         """None without TLS. Raises UsageError: of files that make no sense gRPC would say so for every connection."""
         if not self.is_encrypted:
             return None
+        import grpc  # here, since every command line imports this module
+
         self.ssl_context()
         return grpc.ssl_channel_credentials(
             _read(self.ca or _system_authorities()), _read(self.client_key), _read(self.client_cert)

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, assert_never, get_args
+from typing import TYPE_CHECKING, Literal, assert_never, get_args
 
-from outrider_drafters.routing.confidence import Confidence
 from outrider_proto.errors import UsageError
+
+if TYPE_CHECKING:  # which imports torch, as the client's command line must not
+    from outrider_drafters.routing.confidence import Confidence
 
 Route = Literal["mean-confidence", "entropy", "keywords"]
 

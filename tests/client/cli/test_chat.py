@@ -25,7 +25,7 @@ from outrider_client.core.statistics import Statistics
 from outrider_proto.errors import LinkError, UsageError
 
 
-def test_lines_with_a_slash_are_orders():
+def test_lines_with_a_slash_are_commands():
     assert parse_command("/mode stream") == SlashCommand("mode", "stream")
     assert parse_command("/stats") == SlashCommand("stats")
     assert parse_command("//etc is a folder") is None
@@ -33,14 +33,14 @@ def test_lines_with_a_slash_are_orders():
 
 
 @pytest.mark.parametrize(("line", "message"), [("/nonsense", "/nonsense: no such"), ("/stats now", "takes nothing")])
-def test_orders_that_nobody_knows(line, message):
+def test_unknown_commands(line, message):
     with pytest.raises(UsageError, match=message):
         parse_command(line)
 
 
 def test_an_answer_to_something_private_is_private():
     conversation = ChatConversation("the enclosed")
-    conversation.asks("Greet <<Ann>>.")
+    conversation.add_question("Greet <<Ann>>.")
     assert conversation.messages[0]["content"] == (
         Segment("Greet "),
         Segment("Ann", private=True),
@@ -48,11 +48,11 @@ def test_an_answer_to_something_private_is_private():
         Segment("\n"),
         Segment("the enclosed", private=True),
     )
-    conversation.answered("Hello Ann", private=conversation.is_private)
+    conversation.add_answer("Hello Ann", private=conversation.is_private)
     assert conversation.messages[1]["content"] == (Segment("Hello Ann", private=True),)
     assert conversation.text() == "user: Greet <<Ann>>.\n<<the enclosed>>\n\nassistant: <<Hello Ann>>"
     conversation.clear()
-    conversation.asks("Hello")
+    conversation.add_question("Hello")
     assert conversation.messages == [{"role": "user", "content": "Hello"}]
     assert not conversation.is_private
 
@@ -91,7 +91,7 @@ class Scripted:
         yield Finished("eos", Statistics(new_tokens=1, target_calls=2, tokens_per_second=4.0, rtt_ms=12.0))
 
 
-def talk(client, *lines, config=None):
+def chat(client, *lines, config=None):
     ChatRepl(client, config or ClientConfig(), ChatConversation()).run(lines)
 
 
@@ -99,7 +99,7 @@ def test_turns_add_up_and_orders_hold(capsys, tmp_path):
     secret, saved = tmp_path / "secret", tmp_path / "saved"
     secret.write_text("4711")
     client = Scripted("one", "two", "three")
-    talk(
+    chat(
         client,
         "/help",
         "/stats",
@@ -134,7 +134,7 @@ def test_turns_add_up_and_orders_hold(capsys, tmp_path):
 
 def test_what_goes_wrong_later_does_not_end_the_chat(capsys):
     client = Scripted("one", LinkError("gone"), "three")
-    talk(client, "hi", "lost", "/mode warp", "/nonsense", "/link cut", "/private /nowhere", "a <<b", "/save", "again")
+    chat(client, "hi", "lost", "/mode warp", "/nonsense", "/link cut", "/private /nowhere", "a <<b", "/save", "again")
     assert [message["content"] for message in client.asked[-1][0]] == ["hi", "one", "again"]
     said = capsys.readouterr().err.splitlines()
     wanted = ["gone", "/mode warp: choose one of auto", "/nonsense", "--profile", "/nowhere", "does not close", "/save"]
@@ -144,7 +144,7 @@ def test_what_goes_wrong_later_does_not_end_the_chat(capsys):
 
 def test_what_goes_wrong_first_ends_it():
     with pytest.raises(LinkError):
-        talk(Scripted(LinkError("nobody there")), "/mode", "hi")
+        chat(Scripted(LinkError("nobody there")), "/mode", "hi")
 
 
 def test_figures_are_summed():
@@ -156,17 +156,17 @@ def test_figures_are_summed():
     assert together[names.index("tokens/s")] == "13.3"  # 40 in 3 s
 
 
-def test_an_emulated_link_obeys():
+def test_an_emulated_link_can_be_changed():
     with ChatLink("lan", "127.0.0.1:1") as link:
-        assert link.said.startswith("emulated: lan (")
-        link.obey("cut")
-        assert link.said.endswith(", cut")
-        link.obey("restore")
-        link.obey("paper-4g")
-        assert link.said.startswith("emulated: paper-4g (")
-        assert not link.said.endswith("cut")
+        assert link.description.startswith("emulated: lan (")
+        link.change("cut")
+        assert link.description.endswith(", cut")
+        link.change("restore")
+        link.change("paper-4g")
+        assert link.description.startswith("emulated: paper-4g (")
+        assert not link.description.endswith("cut")
         with pytest.raises(UsageError, match="nosuch"):
-            link.obey("nosuch")
+            link.change("nosuch")
     with pytest.raises(UsageError, match="nosuch"), ChatLink("nosuch", "127.0.0.1:1"):
         pass
 

@@ -262,7 +262,8 @@ async def test_an_unknown_privacy_is_refused(connect):
 def test_the_command_says_what_stays_here(verifier, models, monkeypatch, capsys, options):
     transport = LocalTransport(verifier.describe, verifier.session)
     monkeypatch.setattr(
-        cli, "Client", lambda config: Client(replace(FAST, mode=config.mode), models=models, transport=transport)
+        "outrider_client.client.Client",
+        lambda config: Client(replace(FAST, mode=config.mode), models=models, transport=transport),
     )
     monkeypatch.setattr(Detector, "__init__", lambda self: setattr(self, "_recognizers", {}))
     runner = CliRunner()

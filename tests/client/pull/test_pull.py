@@ -539,7 +539,7 @@ async def test_the_command(serve, command, tmp_path, models):
         assert "bytes, drafter moa, float32, for target target (" in out
         assert f"use it with: outrider generate --server {server.address} PROMPT" in out
         code, out, err = await command("pull", server.address)
-        assert (code, "nothing to fetch" in out) == (0, True)
+        assert (code, "nothing to download" in out) == (0, True)
         code, out, _ = await command("pull", server.address, "--json", "--drafter", "eagle2")
         events = [json.loads(line) for line in out.splitlines()]
         assert code == 0

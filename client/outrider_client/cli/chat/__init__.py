@@ -1,1 +1,1 @@
-"""`outrider chat`: a conversation on a terminal or a pipe."""
+"""`outrider chat`: a conversation on a terminal or over a pipe."""

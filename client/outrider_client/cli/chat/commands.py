@@ -1,4 +1,4 @@
-"""What a line that begins with a slash asks of the chat."""
+"""The chat's slash commands and their parser."""
 
 from __future__ import annotations
 
@@ -6,37 +6,39 @@ from dataclasses import dataclass
 
 from outrider_proto.errors import UsageError
 
-COMMANDS: dict[str, tuple[str, str]] = {  # name: what follows it, what it does
-    "help": ("", "say what can be said"),
-    "stats": ("", "what the last answer and the conversation cost"),
-    "mode": ("[MODE]", "say or change who writes"),
-    "link": ("[cut|restore|PROFILE]", "where the link stands; with --profile: cut it, mend it, change it"),
+COMMANDS: dict[str, tuple[str, str]] = {  # name: its argument, what it does
+    "help": ("", "list the commands"),
+    "stats": ("", "show what the last answer and all together cost"),
+    "mode": ("[MODE]", "show or change how text is generated"),
+    "link": ("[cut|restore|PROFILE]", "show the link; with --profile: cut, restore or change it"),
     "private": ("FILE", "add a file to the next message as private text"),
-    "privacy": ("[local|placeholder]", "say or change how private text is answered"),
-    "view": ("[markdown|origins]", "answers as rendered Markdown, or colored by who wrote them"),
-    "history": ("", "the conversation so far"),
+    "privacy": ("[local|placeholder]", "show or change how private text is kept from the server"),
+    "view": ("[markdown|origins]", "show answers as rendered Markdown, or colored by who wrote them"),
+    "history": ("", "show the conversation so far"),
     "save": ("FILE", "write the conversation to a file, private text and all"),
-    "clear": ("", "begin a new conversation"),
+    "clear": ("", "start a new conversation"),
     "quit": ("", "leave, as Ctrl-D does"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
-    """One such line."""
+    """A line that names one of COMMANDS."""
 
     name: str
     argument: str = ""
 
 
 def parse_command(line: str) -> SlashCommand | None:
-    """None for what is to be answered: two slashes at its beginning stand for one. Raises UsageError for what is not
-    in COMMANDS."""
+    """Parse a line; None for a message, which `//` lets begin with a slash.
+
+    Raises UsageError for a command that is not in COMMANDS.
+    """
     if not line.startswith("/") or line.startswith("//"):
         return None
     name, _, argument = line[1:].partition(" ")
     if name not in COMMANDS:
-        raise UsageError(f"/{name}: no such command; /help names them, // begins a message with a slash")
+        raise UsageError(f"/{name}: no such command; /help lists them, // begins a message with a slash")
     if argument and not COMMANDS[name][0]:
-        raise UsageError(f"/{name} takes nothing: {argument!r} is too much")
+        raise UsageError(f"/{name} takes nothing after it, but got {argument!r}")
     return SlashCommand(name, argument.strip())

@@ -1,5 +1,8 @@
-"""The turns of a chat, and which of their words are private. What was written here from private text is private itself;
-what was written over placeholders is not, since its values become placeholders again."""
+"""The messages of a chat, and which of their text is private.
+
+An answer that was written here from private text is private itself. One that was written over placeholders is not: its
+values become placeholders again when the next prompt is sent.
+"""
 
 from __future__ import annotations
 
@@ -11,42 +14,40 @@ from outrider_client.privacy.fences import parse_fences
 
 
 class ChatConversation:
-    """Mutable; begins empty. `private` is text that goes along with the first message."""
+    """Grows by a message at a time. `private` is text to add to the first one."""
 
     def __init__(self, private: str = "") -> None:
         self.messages: list[PromptMessage] = []
-        self._enclosed = private
+        self._attached = private
 
-    def enclose(self, private: str) -> None:
-        """Have this text go along with the next message."""
-        self._enclosed += private
+    def attach(self, private: str) -> None:
+        """Add private text to the next message."""
+        self._attached += private
 
-    def asks(self, line: str) -> None:
-        """The user says something; `<<...>>` in it is private. Raises UsageError for a fence that does not close."""
+    def add_question(self, line: str) -> None:
+        """Add the user's message, `<<...>>` in it being private. Raises UsageError for a fence that does not close."""
         segments = tuple(parse_fences(line))
-        if self._enclosed:
-            segments = (*segments, Segment("\n"), Segment(self._enclosed, private=True))
-        self._enclosed = ""
+        if self._attached:
+            segments = (*segments, Segment("\n"), Segment(self._attached, private=True))
+        self._attached = ""
         self._add("user", segments)
 
-    def answered(self, text: str, *, private: bool) -> None:
+    def add_answer(self, text: str, *, private: bool) -> None:
         self._add("assistant", (Segment(text, private),))
 
-    def take_back(self) -> None:
-        """The last message was refused: it is not part of the conversation."""
+    def remove_last(self) -> None:
         self.messages.pop()
 
     def clear(self) -> None:
         self.messages.clear()
-        self._enclosed = ""
+        self._attached = ""
 
     @property
     def is_private(self) -> bool:
-        """Whether anything in it is."""
         return any(has_private(message["content"]) for message in self.messages)
 
     def text(self) -> str:
-        """For a file or for reading."""
+        """The conversation as people read it, private text in fences."""
         return "\n\n".join(
             f"{message['role']}: {_fenced(as_segments(message['content']))}" for message in self.messages
         )

@@ -1,4 +1,4 @@
-"""What the user says, line by line: with editing, completion and a history on a terminal, else as it comes."""
+"""The lines that the user types: with editing, completion and a history on a terminal, else read from a pipe."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from outrider_proto.errors import UsageError
 _BLANK = OPEN + CLOSE
 
 
-def lines(history: Path | None) -> Iterator[str]:
-    """Until the end of input, or Ctrl-C with nothing typed. `history` is kept from chat to chat, private text left
-    out."""
-    reading = _from_terminal(history) if sys.stdin.isatty() and sys.stdout.isatty() else _from_pipe()
-    return (line.strip() for line in reading if line.strip())
+def read_lines(history: Path | None) -> Iterator[str]:
+    """Yield lines until the input ends or Ctrl-C.
+
+    `history` is a file that keeps them, without private text, from chat to chat.
+    """
+    read = _from_terminal(history) if sys.stdin.isatty() and sys.stdout.isatty() else _from_pipe()
+    return (line.strip() for line in read if line.strip())
 
 
 def without_private(line: str) -> str:
-    """What a history may keep of a line."""
+    """A line as the history may keep it."""
     try:
         segments = parse_fences(line)
-    except UsageError:  # what it was meant to hide is anybody's guess
+    except UsageError:  # a fence does not close, so anything after it may be private
         return line.partition(OPEN)[0] + _BLANK
     return "".join(_BLANK if segment.private else segment.text.replace(OPEN, ESCAPED) for segment in segments)
 
@@ -43,6 +45,7 @@ def _from_terminal(history: Path | None) -> Iterator[str]:
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
     class SafeHistory(FileHistory):
+        # prompt_toolkit keeps the line itself for this chat's arrow keys, and calls this for what goes into the file.
         def store_string(self, string: str) -> None:
             super().store_string(without_private(string))
 

@@ -1,4 +1,4 @@
-"""The chat's emulated link, which lives in an event loop of its own."""
+"""The chat's emulated link. It runs in an event loop of its own, since the chat blocks while it reads a line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ T = TypeVar("T")
 
 
 class ChatLink:
-    """Use as `with ChatLink(profile, server) as link`, and connect to `link.address`. Raises UsageError for what cannot
-    be emulated here."""
+    """Emulates a link while it is entered; connect to `address`. Raises UsageError if this machine cannot."""
 
     def __init__(self, profile: str, server: str) -> None:
-        self._making = emulated_link(profile, server)
+        self._opening = emulated_link(profile, server)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="outrider link", daemon=True)
         self._link: EmulatedLink
@@ -26,7 +25,7 @@ class ChatLink:
     def __enter__(self) -> Self:
         self._thread.start()
         try:
-            self._link = self._run(self._making.__aenter__())
+            self._link = self._run(self._opening.__aenter__())
         except BaseException:
             self._stop()
             raise
@@ -35,7 +34,7 @@ class ChatLink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._run(self._making.__aexit__(None, None, None))
+        self._run(self._opening.__aexit__(None, None, None))
         self._stop()
 
     @property
@@ -43,12 +42,12 @@ class ChatLink:
         return self._link.address
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         return self._link.said
 
-    def obey(self, order: str) -> None:
-        """`cut`, `restore`, or a profile's name. Raises UsageError."""
-        match order:
+    def change(self, to: str) -> None:
+        """Cut or restore the link, or give it the profile of that name. Raises UsageError."""
+        match to:
             case "cut":
                 self._call(self._link.cut)
             case "restore":
@@ -57,12 +56,13 @@ class ChatLink:
                 self._call(lambda: self._link.change(name))
 
     def _call(self, change: Callable[[], None]) -> None:
-        async def called() -> None:
+        # On the link's own loop: its state is not safe to change from this thread.
+        async def on_loop() -> None:
             change()
 
-        self._run(called())
+        self._run(on_loop())
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:  # Any: what asyncio calls it
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:  # Any: as asyncio declares it
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _stop(self) -> None:

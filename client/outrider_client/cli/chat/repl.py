@@ -1,4 +1,4 @@
-"""The chat itself: one line after the other, answered or obeyed."""
+"""The chat's loop: reads a line, then answers it or runs its command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ View = Literal["markdown", "origins"]
 
 
 class ChatRepl:
-    """One conversation with one client. `link` is what its connection goes through, if that is emulated."""
+    """One conversation with one client. `link` is the emulated link to the server, if there is one."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ChatRepl:
         self._link = link
 
     def run(self, lines: Iterable[str]) -> None:
-        """Raises what befalls the first answer; later ones are reported, and the conversation goes on."""
+        """Raise the error of a first answer that fails; report later ones and go on."""
         for line in lines:
             try:
                 slash = parse_command(line)
@@ -56,14 +56,14 @@ class ChatRepl:
                 if slash is None:
                     self._answer(line.removeprefix("/") if line.startswith("//") else line)
                 else:
-                    self._obey(slash)
+                    self._execute(slash)
             except OutriderError as error:
                 if not self._statistics and not line.startswith("/"):
                     raise
                 print_message(str(error))
 
     def _answer(self, line: str) -> None:
-        self._conversation.asks(line)
+        self._conversation.add_question(line)
         display = display_for(self._client, as_json=self._as_json, markdown=self._view == "markdown")
         try:
             finished = show_answer(
@@ -73,12 +73,12 @@ class ChatRepl:
         except KeyboardInterrupt:
             print_message("stopped")
         except OutriderError:
-            self._conversation.take_back()
+            self._conversation.remove_last()
             raise
         private = self._conversation.is_private and self._privacy == "local"
-        self._conversation.answered(display.written.text, private=private)
+        self._conversation.add_answer(display.written.text, private=private)
 
-    def _obey(self, slash: SlashCommand) -> None:
+    def _execute(self, slash: SlashCommand) -> None:
         match slash.name, slash.argument:
             case "help", _:
                 self._help()
@@ -91,9 +91,9 @@ class ChatRepl:
             case "view", argument:
                 self._view = cast(View, self._choice("view", argument, self._view, get_args(View)))
             case "link", argument:
-                self._links(argument)
+                self._show_link(argument)
             case "private", argument:
-                self._conversation.enclose(read_private_file(Path(argument)))
+                self._conversation.attach(read_private_file(Path(argument)))
             case "history", _:
                 self._console.print(printable(self._conversation.text()) or "nothing yet", markup=False)
             case "save", argument:
@@ -108,26 +108,26 @@ class ChatRepl:
         self._console.print("<<...>> in a message is private: it never leaves this device.", markup=False)
 
     def _choice(self, name: str, argument: str, now: str, choices: tuple[str, ...]) -> str:
-        """What `argument` changes it to; without one it is said and stays."""
+        """The choice that `argument` names; without one print the present choice and keep it."""
         if argument and argument not in choices:
             raise UsageError(f"/{name} {argument}: choose one of {', '.join(choices)}")
         if not argument:
-            self._console.print(f"{name} {now}; to choose from: {', '.join(choices)}", markup=False)
+            self._console.print(f"{name} {now}; choose from: {', '.join(choices)}", markup=False)
         return argument or now
 
-    def _links(self, argument: str) -> None:
+    def _show_link(self, argument: str) -> None:
         if argument and self._link is None:
-            raise UsageError("/link: only an emulated link can be changed; start the chat with --profile NAME")
+            raise UsageError("/link: this link is a real one; start the chat with --profile NAME to have one to change")
         if self._link is not None and argument:
-            self._link.obey(argument)
+            self._link.change(argument)
         rtt_ms = self._statistics[-1].rtt_ms if self._statistics else 0.0
         self._console.print(f"{self._client.link_state.value}, R {rtt_ms:.0f} ms", markup=False)
         if self._link is not None:
-            self._console.print(self._link.said, markup=False)
+            self._console.print(self._link.description, markup=False)
 
     def _save(self, name: str) -> None:
         if not name:
-            raise UsageError("/save needs a file's name")
+            raise UsageError("/save needs the name of a file")
         try:
             Path(name).write_text(self._conversation.text() + "\n", encoding="utf-8")
         except OSError as error:
@@ -135,7 +135,7 @@ class ChatRepl:
 
 
 def statistics_table(answers: Sequence[Statistics]) -> Table:
-    """The last answer beside all of them. `answers` is not empty."""
+    """Tabulate the last answer's statistics beside those of all, of which there is at least one."""
     table = Table("", "last answer", f"all {len(answers)}", box=None, pad_edge=False)
     for name, last, together in zip(_NAMES, _column(answers[-1:]), _column(answers), strict=True):
         table.add_row(name, last, together)
@@ -146,7 +146,7 @@ _NAMES = ("tokens", "tokens/s", "first token, ms", "τ", "R, ms", "target calls"
 
 
 def _column(answers: Sequence[Statistics]) -> tuple[str, ...]:
-    """Sums; means are weighted with each answer's tokens or target calls."""
+    """Sum up, with means weighted by each answer's tokens or target calls."""
     tokens = sum(each.new_tokens for each in answers)
     calls = sum(each.target_calls for each in answers)
     seconds = sum(each.new_tokens / each.tokens_per_second for each in answers if each.tokens_per_second)

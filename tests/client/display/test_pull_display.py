@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from outrider_client.cli.pull import TextPullDisplay
+from outrider_client.display.pull_display import TextPullDisplay
 from outrider_client.pull.pull import BytesPulled, FilePulled, Pulled, PullStarted, PullWaiting
 
 STARTED = PullStarted("0" * 64, "llama", "moa", "int8", 2_000_000, 500_000)
@@ -24,7 +24,7 @@ def shown(*, terminal: bool) -> tuple[str, str]:
 
 def test_on_a_pipe():
     said, out = shown(terminal=False)
-    assert said == "gone; trying again\n500,000 of 2,000,000 bytes are there already\n"
+    assert said == "gone; trying again\n500,000 of 2,000,000 bytes are here already\n"
     assert out == "/there: 2,000,000 bytes, drafter moa, int8, for target llama (ab)\n"
 
 
