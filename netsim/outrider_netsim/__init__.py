@@ -1,28 +1,5 @@
 """Emulated links: profiles of 4G, 5G and others, and engines that put one under real TCP connections."""
 
-from outrider_netsim.core.errors import EngineError, ProfileError
-from outrider_netsim.impairments.path import LinkStats, PathStats
-from outrider_netsim.link import EngineChoice, Link
-from outrider_netsim.profiles.builtin import PROFILES, profile_named
-from outrider_netsim.profiles.outages import Outage, parse_outage, run_outages
-from outrider_netsim.profiles.profile import Direction, Profile
-from outrider_netsim.virtual.clock import VirtualClock
-from outrider_netsim.virtual.link import VirtualLink
+import lazy_loader
 
-__all__ = [
-    "PROFILES",
-    "Direction",
-    "EngineChoice",
-    "EngineError",
-    "Link",
-    "LinkStats",
-    "Outage",
-    "PathStats",
-    "Profile",
-    "ProfileError",
-    "VirtualClock",
-    "VirtualLink",
-    "parse_outage",
-    "profile_named",
-    "run_outages",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, Self, assert_never, cast
 
 from outrider_netsim.core.addresses import Address, check_port, parse_address
+from outrider_netsim.core.async_resource import AsyncResource
 from outrider_netsim.core.errors import EngineError, ProfileError
-from outrider_netsim.core.lifetime import Lifetime
 from outrider_netsim.impairments.path import LinkStats
 from outrider_netsim.profiles.profile import Profile
 
@@ -67,7 +67,7 @@ class LinkPlan:
     listen: Address
 
 
-class Link(Lifetime):
+class Link(AsyncResource):
     """A link to the server at `upstream`; clients connect to `address` instead.
 
         async with Link(profile_named("paper-4g"), "127.0.0.1:50051") as link:

@@ -35,6 +35,10 @@ Codec = Literal["int8", "int8-grouped", "int4-grouped", "lean", "leaner", "bf16"
 CODECS: tuple[Codec, ...] = ("int8", "int8-grouped", "int4-grouped", "lean", "leaner", "bf16", "float32")
 Acceptance = Literal["exact", "typical"]
 ACCEPTANCES: tuple[Acceptance, ...] = ("exact", "typical")
+# Metadata of the stream, for balancers between client and server: random, the same on every connection of a client's
+# session and on no other, so that a resumed session reaches the server that holds its K/V. It is not the session's id
+# and authorizes nobody.
+SESSION_HEADER = "x-session-id"
 MAX_TOP_LOGPROBS = 20
 MIN_LOGPROB = -9999.0  # stands for all that is less likely
 

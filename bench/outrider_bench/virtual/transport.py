@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider_bench.virtual.verifier import VirtualVerifier
+from outrider_netsim.virtual.connection import MessageConnection
 from outrider_netsim.virtual.link import VirtualLink
-from outrider_netsim.virtual.pipe import Pipe
 from outrider_proto.errors import LinkError, OutriderError
 from outrider_proto.frames import ClientFrame, Codec, Features, Open, ServerDescription, ServerFrame
 from outrider_proto.wire import client_frame_to_proto, server_frame_from_proto, server_frame_to_proto
@@ -51,7 +51,7 @@ class VirtualTransport:
 class VirtualConnection:
     """One stream. Counts messages as gRPC would carry them, without its own framing."""
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: MessageConnection) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
         self._pipe = pipe
@@ -78,7 +78,7 @@ async def serve(link: VirtualLink, verifier: VirtualVerifier) -> None:
             sessions.create_task(_session(await link.accept(), verifier))
 
 
-async def _session(pipe: Pipe, verifier: VirtualVerifier) -> None:
+async def _session(pipe: MessageConnection, verifier: VirtualVerifier) -> None:
     codecs: list[Codec] = ["int8"]
 
     async def incoming() -> AsyncGenerator[ClientFrame, None]:
@@ -98,7 +98,7 @@ async def _session(pipe: Pipe, verifier: VirtualVerifier) -> None:
     pipe.close()
 
 
-def _send(pipe: Pipe, frame: ServerFrame, codec: Codec) -> None:
+def _send(pipe: MessageConnection, frame: ServerFrame, codec: Codec) -> None:
     """As one message or several, each handed over as the client would read it."""
     for message in server_frame_to_proto(frame, codec):
         size = message.ByteSize()
@@ -106,7 +106,7 @@ def _send(pipe: Pipe, frame: ServerFrame, codec: Codec) -> None:
         pipe.send(_Reply(piece, size), size + FRAMING_BYTES)
 
 
-async def _received(pipe: Pipe) -> Any:  # what the other end sent
+async def _received(pipe: MessageConnection) -> Any:  # what the other end sent
     try:
         return await pipe.receive()
     except (EOFError, TimeoutError) as error:

@@ -23,8 +23,7 @@ from outrider_proto import wire
 from outrider_proto.addresses import host_of, is_loopback_host
 from outrider_proto.description import description_from_proto
 from outrider_proto.errors import LinkError, UsageError
-from outrider_proto.frames import ClientFrame, ServerDescription, ServerFrame
-from outrider_proto.metadata import SESSION_HEADER
+from outrider_proto.frames import SESSION_HEADER, ClientFrame, ServerDescription, ServerFrame
 from outrider_proto.status import error_from_rpc
 from outrider_proto.verifier_pb2_grpc import VerifierStub
 

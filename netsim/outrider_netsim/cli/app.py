@@ -1,23 +1,46 @@
-"""`outrider-netsim`: the command, put together from one file a group."""
+"""The command `outrider-netsim`, assembled from one module per group of commands."""
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
-from outrider_netsim.cli import clean as cli_clean
 from outrider_netsim.cli import probe as cli_probe
 from outrider_netsim.cli import profiles as cli_profiles
 from outrider_netsim.cli import proxy as cli_proxy
 from outrider_netsim.cli import run as cli_run
 from outrider_netsim.cli import trace as cli_trace
+from outrider_netsim.cli.terminal import ENGINE_EXIT, console
 
 app = typer.Typer(help="Emulated links between a drafter and its target.", no_args_is_help=True, add_completion=False)
-for group in (cli_profiles, cli_run, cli_proxy, cli_trace, cli_probe, cli_clean):
+for group in (cli_profiles, cli_run, cli_proxy, cli_trace, cli_probe):
     app.add_typer(group.app)
 
 
+@app.command()
+def clean() -> None:
+    """Remove and list the processes, interfaces and namespaces that earlier links left behind.
+
+    Links in use are not touched. The exit status is 1 when something could not be removed.
+    """
+    removals = _remove_leftovers()
+    for line in removals or ["nothing was left behind"]:
+        console.print(line, soft_wrap=True, markup=False)
+    if not all(line.startswith("removed") for line in removals):
+        raise typer.Exit(ENGINE_EXIT)
+
+
+def _remove_leftovers() -> list[str]:
+    if sys.platform != "linux":  # a relay leaves nothing
+        return []
+    from outrider_netsim.namespaces.leftovers import remove_leftovers
+
+    return remove_leftovers()
+
+
 def main() -> None:
-    """Entry point of the console command."""
+    """Run the console command."""
     app()
 
 

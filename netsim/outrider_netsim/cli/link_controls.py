@@ -10,7 +10,7 @@ from rich.console import Console
 from outrider_netsim.profiles.outages import Cuttable
 
 
-class Told:
+class LinkControls:
     """Passes `cut` and `restore` on to `link` and says so on `console`, with the seconds since it was made."""
 
     def __init__(self, link: Cuttable, console: Console) -> None:

@@ -15,13 +15,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from outrider_netsim.cli.terminal import console, errors, said_errors
+from outrider_netsim.cli.terminal import console, errors, exit_on_error
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.probe.crossings import WAYS
 from outrider_netsim.probe.figure_text import HEADINGS, figure_note, figure_row
 from outrider_netsim.probe.plot import check_plot_file, save_probe_plot
 from outrider_netsim.probe.report import DirectionReport
 from outrider_netsim.probe.run import LOSS_PACKETS, PACKETS, ProbeEngine, ProbeRun, probe_profile
+from outrider_netsim.probe.samples import WAYS
 from outrider_netsim.profiles.builtin import profile_named
 
 OFF_EXIT = 1
@@ -47,7 +47,7 @@ def probe(
     Takes half a minute; in-order profiles minutes, since packets must not wait for each other. Planned outages are left
     out. A figure is off when chance does not explain it (99.99 %), unclear when more packets would tell.
     """
-    with said_errors():
+    with exit_on_error():
         shaped = profile_named(profile)
         if plot is not None:
             check_plot_file(plot)
@@ -73,7 +73,7 @@ def _say(text: str) -> None:
 def _show(run: ProbeRun, out: Console) -> None:
     for way in WAYS:
         out.print(_table(f"{run.profile.name} {way}, {run.engine}", run.report.ways[way]))
-    costs = [delay for crossing in run.seen.control.values() for delay in crossing.delays_ms]
+    costs = [delay for times in run.seen.control.values() for delay in times.delays_ms]
     if costs:
         out.print(f"control: over bare sockets a packet took {fmean(costs):.3f} ms, at most {max(costs):.3f} ms")
     if run.profile.outages:

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from outrider_netsim.cli.terminal import console, said_errors
+from outrider_netsim.cli.terminal import console, exit_on_error
 from outrider_netsim.profiles.builtin import PROFILES, profile_named
-from outrider_netsim.profiles.files import profile_text
 from outrider_netsim.profiles.outages import outage_text
 from outrider_netsim.profiles.profile import Direction, Profile
+from outrider_netsim.profiles.profile_files import profile_text
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 SYMBOLS = {"normal": "N", "uniform": "U", "pareto": "P"}
@@ -44,7 +44,7 @@ def show(
     toml: Annotated[bool, typer.Option("--toml", help="Print it as a file to start one's own from.")] = False,
 ) -> None:
     """Show what a profile is like, each way."""
-    with said_errors():
+    with exit_on_error():
         shown = profile_named(profile)
         if plot is not None:
             from outrider_netsim.cli.delay_plot import save_plot  # matplotlib takes a second to import

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from outrider_netsim.cli.link_controls import Told
-from outrider_netsim.cli.terminal import console, fail, said_errors
+from outrider_netsim.cli.link_controls import LinkControls
+from outrider_netsim.cli.terminal import console, exit_on_error, fail
 from outrider_netsim.core.addresses import parse_address
 from outrider_netsim.engines.proxy import ProxyLink
 from outrider_netsim.profiles.builtin import profile_named
@@ -31,7 +31,7 @@ def proxy(
     ] = None,
 ) -> None:
     """Relay TCP through an emulated link until Ctrl-C; in a terminal, Enter cuts and restores it."""
-    with said_errors():
+    with exit_on_error():
         at, server = parse_address("--listen", listen), parse_address("--upstream", upstream)
         link = ProxyLink(profile_named(profile), server, seed, listen=at)
         outages = in_order([parse_outage(text) for text in outage or []])
@@ -47,7 +47,7 @@ async def _run(link: ProxyLink, upstream: str, outages: list[Outage]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     async with link:
-        told = Told(link, console)
+        told = LinkControls(link, console)
         console.print(
             f"{link.address} -> {upstream} through {link.profile.name}, {_summary(link.profile)}", soft_wrap=True
         )

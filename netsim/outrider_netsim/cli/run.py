@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from outrider_netsim.cli.link_controls import Told
-from outrider_netsim.cli.terminal import errors, said_errors
+from outrider_netsim.cli.link_controls import LinkControls
+from outrider_netsim.cli.terminal import errors, exit_on_error
 from outrider_netsim.core.addresses import Address, check_port, parse_address
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.impairments.path import LinkStats, PathStats
@@ -35,7 +35,7 @@ app = typer.Typer()
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RunOptions:
     """What is to run, behind what."""
 
     profile: Profile
@@ -69,43 +69,43 @@ def run(
     With the engines kernel and tun it has a network of its own, where 127.0.0.1 and the port of each --upstream lead
     through the link to that server. The proxy has none to give: write {link} where COMMAND takes the server's address.
     """
-    with said_errors():
+    with exit_on_error():
         shaped = profile_named(profile)
         planned = in_order([*shaped.outages, *map(parse_outage, outage or [])])
-        request = Request(
+        options = RunOptions(
             replace(shaped, outages=tuple(planned)),
             _engines(engine, command),
             tuple(_server(text) for text in upstream or [DEFAULT_UPSTREAM]),
             seed,
             tuple(command),
         )
-        status = asyncio.run(_run(request, Console(quiet=True) if quiet else errors))
+        status = asyncio.run(_run(options, Console(quiet=True) if quiet else errors))
     raise typer.Exit(status)
 
 
-async def _run(request: Request, console: Console) -> int:
-    unplanned = replace(request.profile, outages=())  # this file says when the link goes, so it cuts it
-    link = Link(unplanned, str(request.upstreams[0]), request.engines, request.seed)
+async def _run(options: RunOptions, console: Console) -> int:
+    unplanned = replace(options.profile, outages=())  # this file says when the link goes, so it cuts it
+    link = Link(unplanned, str(options.upstreams[0]), options.engines, options.seed)
     try:
         await link.start()
     except EngineError as error:
-        raise _with_remedy(error, request) from None
+        raise _with_remedy(error, options) from None
     try:
-        _introduce(link, request, console)
-        async with _outages(link, request, console):
-            status = await link.run(request.command, request.upstreams)
+        _introduce(link, options, console)
+        async with _outages(link, options, console):
+            status = await link.run(options.command, options.upstreams)
         _say(console, totals(link.stats))
     except OSError as error:
-        status = _not_executed(request.command[0], error)
+        status = _not_executed(options.command[0], error)
     finally:
         await link.aclose()
     return status
 
 
 @contextlib.asynccontextmanager
-async def _outages(link: Link, request: Request, console: Console) -> AsyncIterator[None]:
+async def _outages(link: Link, options: RunOptions, console: Console) -> AsyncIterator[None]:
     """The planned outages, said as they come, for as long as the command runs."""
-    planned = asyncio.create_task(run_outages(Told(link, console), request.profile.outages))
+    planned = asyncio.create_task(run_outages(LinkControls(link, console), options.profile.outages))
     try:
         yield
     finally:
@@ -113,10 +113,10 @@ async def _outages(link: Link, request: Request, console: Console) -> AsyncItera
         await asyncio.gather(planned, return_exceptions=True)
 
 
-def _introduce(link: Link, request: Request, console: Console) -> None:
+def _introduce(link: Link, options: RunOptions, console: Console) -> None:
     shown = f"{link.profile.name}, mean round trip {link.profile.round_trip_ms:.1f} ms"
     _say(console, f"{shown}; engine {link.engine}: {link.why}")
-    if link.engine == "proxy" and not _names_link(request.command):
+    if link.engine == "proxy" and not _names_link(options.command):
         _say(console, f"only what connects to {link.address} (OUTRIDER_LINK_ADDRESS) goes through the link")
 
 
@@ -146,8 +146,8 @@ def _server(text: str) -> Address:
     return server
 
 
-def _with_remedy(error: EngineError, request: Request) -> EngineError:
-    if request.engines != WITH_NETWORK:
+def _with_remedy(error: EngineError, options: RunOptions) -> EngineError:
+    if options.engines != WITH_NETWORK:
         return error
     return EngineError(
         f"{error}. Or write {PLACEHOLDER} where COMMAND takes the server's address: then a relay will do"

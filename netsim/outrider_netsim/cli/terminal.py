@@ -23,7 +23,7 @@ errors = Console(stderr=True, highlight=False)
 
 
 @contextlib.contextmanager
-def said_errors() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """Turn ProfileError and EngineError into a message and an exit status."""
     try:
         yield

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from outrider_netsim.cli.terminal import console, said_errors
+from outrider_netsim.cli.terminal import console, exit_on_error
 from outrider_netsim.profiles.synthetic import Cellular
 from outrider_netsim.profiles.trace_files import is_csv, load_trace, save_trace
 from outrider_netsim.profiles.trace_summary import summary
-from outrider_netsim.profiles.traces import Deliveries, Trace
+from outrider_netsim.profiles.traces import DeliveryTrace, Trace
 
 app = typer.Typer()
 trace_app = typer.Typer(help="Links that change over time, as files.", no_args_is_help=True)
@@ -29,7 +29,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="The same seed makes the same file.")] = 0,
 ) -> None:
     """Make up a cellular link: levels, fades and handovers."""
-    with said_errors():
+    with exit_on_error():
         cellular = Cellular(mbps * 1e6, delay_ms, handover_every, handover_ms / 1000)
         trace = (cellular.conditions if is_csv(file) else cellular.deliveries)(seconds, seed)
         save_trace(trace, file)
@@ -39,7 +39,7 @@ def generate(
 @trace_app.command()
 def check(files: Annotated[list[Path], typer.Argument(help="FILE.csv, or Mahimahi's format.")]) -> None:
     """Read traces and say what they hold; ends with 2 at the first line that is wrong."""
-    with said_errors():
+    with exit_on_error():
         traces = {str(file): load_trace(file) for file in files}
     for name, trace in traces.items():
         _print(name, trace)
@@ -47,7 +47,7 @@ def check(files: Annotated[list[Path], typer.Argument(help="FILE.csv, or Mahimah
 
 def _print(name: str, trace: Trace) -> None:
     found = summary(trace)
-    kind = "opportunities" if isinstance(trace, Deliveries) else "rows"
+    kind = "opportunities" if isinstance(trace, DeliveryTrace) else "rows"
     gap = "" if found.longest_gap_s is None else f", longest gap {found.longest_gap_s * 1000:g} ms"
     console.print(f"{name}: {found.entries:,} {kind} in {found.duration_s:g} s{gap}", markup=False, soft_wrap=True)
     for what, spread, unit in (

@@ -1,4 +1,4 @@
-"""HOST:PORT as people write it, and as programs read it; IPv6 hosts stand in brackets."""
+"""Parse and print HOST:PORT addresses; IPv6 hosts stand in brackets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ADDRESS_VARIABLE = "OUTRIDER_LINK_ADDRESS"  # tells a command behind a link wher
 
 
 class Address(NamedTuple):
-    """Where a TCP socket listens."""
+    """Host and port of a TCP socket."""
 
     host: str
     port: int
@@ -24,7 +24,7 @@ FREE_PORT = Address("127.0.0.1", 0)  # to listen at: the system picks the port
 
 
 def parse_address(name: str, text: str) -> Address:
-    """Raises ProfileError that calls the value by `name`."""
+    """Parse HOST:PORT. Raises ProfileError that calls the value by `name`."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdecimal()):
         raise ProfileError(f"{name} {text!r}: need HOST:PORT, such as 127.0.0.1:50051")
@@ -32,6 +32,6 @@ def parse_address(name: str, text: str) -> Address:
 
 
 def check_port(name: str, port: int, least: int = 1) -> None:
-    """Raises ProfileError when `port` cannot be one."""
+    """Raise ProfileError unless `port` is between `least` and 65535."""
     if not least <= port <= MAX_PORT:
         raise ProfileError(f"{name}={port}: need {least} to {MAX_PORT}")

@@ -1,17 +1,17 @@
-"""What can go wrong with a link, by whose doing.
+"""The errors of links, by who can do something about them.
 
 ValueError
-  ProfileError    the user's description of a link cannot be
+  ProfileError    the user's description of a link is invalid
 RuntimeError
-  EngineError     this machine cannot do what was asked
+  EngineError     this machine cannot run the link
 """
 
 from __future__ import annotations
 
 
 class ProfileError(ValueError):
-    """A profile, trace, outage or other description of a link that cannot be; the message names value and remedy."""
+    """An invalid profile, trace, outage or option; the message names the value and the remedy."""
 
 
 class EngineError(RuntimeError):
-    """This machine cannot make the link: a right, a kernel module or a tool is missing; the message says which."""
+    """This machine cannot run the link: a permission, kernel module or tool is missing; the message says which."""

@@ -10,7 +10,7 @@ from outrider_netsim.profiles.profile import Direction, Profile
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first order, answered by Started: the link begins now."""
+    """The first request, answered by Started: the link begins now."""
 
     profile: Profile
     seed: int
@@ -41,15 +41,15 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Answered by Counted."""
+    """Answered by PumpStats."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class PumpStats:
     """Packets of both directions so far."""
 
     up: PathStats
     down: PathStats
 
 
-Order = Set | Cut | Restore | Report
+PumpRequest = Set | Cut | Restore | Report

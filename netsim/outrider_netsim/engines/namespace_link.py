@@ -6,13 +6,13 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 from outrider_netsim.core.addresses import Address, check_port
-from outrider_netsim.core.lifetime import Lifetime
-from outrider_netsim.namespaces.namespace_bridge import Passage
+from outrider_netsim.core.async_resource import AsyncResource
+from outrider_netsim.namespaces.namespace_bridge import NamespaceBridge
 from outrider_netsim.namespaces.namespaces import Namespaces
 
 
-class PassageLink(Lifetime):
-    """Namespaces and the doorways into them, opened once the engine's own link is there."""
+class NamespaceLink(AsyncResource):
+    """Namespaces and the splices into them, opened once the engine's own link is there."""
 
     def __init__(self, upstream: Address, listen: Address) -> None:
         check_port("upstream port", upstream.port)
@@ -20,14 +20,14 @@ class PassageLink(Lifetime):
         self._upstream = upstream
         self._listen = listen
         self._address: Address | None = None
-        self._passage = Passage(Namespaces())
+        self._bridge = NamespaceBridge(Namespaces())
 
     async def start(self) -> None:
         """Raises EngineError where the machine cannot, OSError when the address cannot be had; nothing is left then."""
         try:
             await self.namespaces.start()
             await self._make_link()
-            self._address = await self._passage.open_here(self._upstream, *self._listen)
+            self._address = await self._bridge.listen_outside(self._upstream, *self._listen)
         except BaseException:
             await self.aclose()
             raise
@@ -41,13 +41,13 @@ class PassageLink(Lifetime):
 
     @property
     def namespaces(self) -> Namespaces:
-        return self._passage.namespaces
+        return self._bridge.namespaces
 
     async def run(
         self, argv: Sequence[str], upstreams: Sequence[Address] = (), env: Mapping[str, str] | None = None
     ) -> int:
-        """Run a command behind the link and return its exit status; see Passage.run. No upstreams: the link's own."""
-        return await self._passage.run(argv, upstreams or [self._upstream], env)
+        """Run a command behind the link and return its exit status; see NamespaceBridge.run."""
+        return await self._bridge.run(argv, upstreams or [self._upstream], env)
 
     @abstractmethod
     async def _make_link(self) -> None:

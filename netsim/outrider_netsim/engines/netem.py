@@ -77,14 +77,14 @@ class Tbf:
 
 
 @dataclass(frozen=True, slots=True)
-class Shaping:
+class QdiscConfig:
     """The qdiscs of one end: `tbf` at the root, `netem` in it."""
 
     tbf: Tbf
     netem: Netem
 
 
-def shaping_of(direction: Direction, seed: int, *, is_cut: bool = False) -> Shaping:
+def qdisc_config(direction: Direction, seed: int, *, is_cut: bool = False) -> QdiscConfig:
     """How the kernel makes `direction`, its trace left aside. Raises EngineError where netem cannot."""
     delay = delay_table(direction.distribution, direction.delay_ms, direction.jitter_ms, direction.base_ms)
     rate = direction.rate_bps or UNLIMITED_BPS
@@ -98,7 +98,7 @@ def shaping_of(direction: Direction, seed: int, *, is_cut: bool = False) -> Shap
         rate_bytes=_bytes_a_second(rate) if ordered else 0,
         seed=seed,
     )
-    return Shaping(_bucket(UNLIMITED_BPS if ordered else rate, direction.queue_packets), netem)
+    return QdiscConfig(_bucket(UNLIMITED_BPS if ordered else rate, direction.queue_packets), netem)
 
 
 def share_of_u32(share: float) -> int:

@@ -4,7 +4,7 @@
     A's device <--write- [ down: Path ] <--read- B's device      one thread, select() to the microsecond
 
 A process of its own, since in its parent's it would wait for the interpreter's lock, up to 5 ms at a time, while the
-doorways and the programs under test run there. The parent sends orders and gets statistics over a multiprocessing pipe.
+splices and the programs under test run there. The parent sends channel and gets statistics over a multiprocessing pipe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import assert_never
 
-from outrider_netsim.engines.messages import Counted, Cut, Order, Report, Restore, Set, Start, Started
+from outrider_netsim.engines.messages import Cut, PumpRequest, PumpStats, Report, Restore, Set, Start, Started
 from outrider_netsim.impairments import Packet
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.namespaces import syscalls
@@ -31,7 +31,7 @@ NICENESS = -10  # ahead of the programs under test, where we may
 WAKE_EARLY_S = 60e-6  # what select() oversleeps on a quiet machine; the rest of the wait is spent asking the clock
 
 
-class Lane:
+class PumpLane:
     """One direction: what it reads from `source` comes out of its path into `target`."""
 
     def __init__(self, source: int, target: int, path: Path) -> None:
@@ -54,22 +54,22 @@ class Lane:
                 os.write(self._target, packet.data)
 
 
-class Carrier:
-    """Both lanes and the parent's orders."""
+class PacketPump:
+    """Both lanes and the parent's channel."""
 
-    def __init__(self, orders: Connection, up: Lane, down: Lane) -> None:
-        self._orders = orders
+    def __init__(self, channel: Connection, up: PumpLane, down: PumpLane) -> None:
+        self._channel = channel
         self._up = up
         self._down = down
 
     def serve(self) -> None:
         """Until the parent hangs up."""
         lanes = (self._up, self._down)
-        sources = [self._orders.fileno(), *(lane.source for lane in lanes)]
+        sources = [self._channel.fileno(), *(lane.source for lane in lanes)]
         while True:
             ready, _, _ = select.select(sources, [], [], self._wait_s())
-            while self._orders.poll():  # first, so that a cut holds for every packet sent after it
-                self._obey()
+            while self._channel.poll():  # first, so that a cut holds for every packet sent after it
+                self._handle()
             for lane in lanes:
                 if lane.source in ready:
                     lane.take()
@@ -79,10 +79,10 @@ class Carrier:
         due = min((due for lane in (self._up, self._down) if (due := lane.path.next_event()) is not None), default=None)
         return None if due is None else max(0.0, due - time.monotonic() - WAKE_EARLY_S)
 
-    def _obey(self) -> None:
+    def _handle(self) -> None:
         now = time.monotonic()
-        order: Order = self._orders.recv()
-        match order:
+        request: PumpRequest = self._channel.recv()
+        match request:
             case Set(up, down):
                 self._up.path.set(up, now)
                 self._down.path.set(down, now)
@@ -93,20 +93,20 @@ class Carrier:
                 self._up.path.restore(now)
                 self._down.path.restore(now)
             case Report():
-                self._orders.send(Counted(self._up.path.stats, self._down.path.stats))
+                self._channel.send(PumpStats(self._up.path.stats, self._down.path.stats))
             case _:
-                assert_never(order)
+                assert_never(request)
 
 
-def start(orders: Connection, a: int, b: int) -> Carrier:
-    """The carrier that the parent's first order describes. Raises EOFError when the parent has gone."""
-    order = orders.recv()
-    assert isinstance(order, Start)
-    profile, now = order.profile, time.monotonic()
-    up = Path(profile.up, f"{order.seed}/up", profile.outages, started_at=now)
-    down = Path(profile.down, f"{order.seed}/down", profile.outages, started_at=now)
-    orders.send(Started())
-    return Carrier(orders, Lane(a, b, up), Lane(b, a, down))
+def start(channel: Connection, a: int, b: int) -> PacketPump:
+    """The pump that the parent's first request describes. Raises EOFError when the parent has gone."""
+    request = channel.recv()
+    assert isinstance(request, Start)
+    profile, now = request.profile, time.monotonic()
+    up = Path(profile.up, f"{request.seed}/up", profile.outages, started_at=now)
+    down = Path(profile.down, f"{request.seed}/down", profile.outages, started_at=now)
+    channel.send(Started())
+    return PacketPump(channel, PumpLane(a, b, up), PumpLane(b, a, down))
 
 
 def _be_prompt() -> None:
@@ -120,13 +120,13 @@ def _be_prompt() -> None:
 
 def main() -> None:
     """`python -m ... ORDERS A B PARENT`: the numbers of three descriptors, the parent's id."""
-    orders, a, b, parent = sys.argv[1:]
+    channel, a, b, parent = sys.argv[1:]
     die_with_parent(signal.SIGKILL, int(parent))
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal's keys are for the command; we end with the parent
     _be_prompt()
     with contextlib.suppress(EOFError, ConnectionError):
-        start(Connection(os.dup(int(orders))), os.dup(int(a)), os.dup(int(b))).serve()
+        start(Connection(os.dup(int(channel))), os.dup(int(a)), os.dup(int(b))).serve()
 
 
 if __name__ == "__main__":

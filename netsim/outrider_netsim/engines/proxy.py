@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from outrider_netsim.core.addresses import ADDRESS_VARIABLE, FREE_PORT, Address, check_port
+from outrider_netsim.core.async_resource import AsyncResource
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.core.lifetime import Lifetime
-from outrider_netsim.engines.clock import LinkClock
-from outrider_netsim.engines.relay import Lane, LaneStats, relay
+from outrider_netsim.engines.link_clock import LinkClock
+from outrider_netsim.engines.relay import PayloadStats, RelayLane, relay
 from outrider_netsim.engines.shaping import Shaper, timeout_s
 from outrider_netsim.impairments.path import LinkStats
 from outrider_netsim.namespaces.blackhole import accept_connections, ignore_connections
-from outrider_netsim.namespaces.command import run_here
+from outrider_netsim.namespaces.command import run_command
 from outrider_netsim.profiles.outages import run_outages
 from outrider_netsim.profiles.profile import Profile
 
@@ -29,7 +29,7 @@ BACKLOG = 128
 Holder = Literal["hand", "plan"]  # who wants the link cut
 
 
-class ProxyLink(Lifetime):
+class ProxyLink(AsyncResource):
     """A link in front of the server at `upstream`; clients connect to `address` instead.
 
         async with ProxyLink(profile_named("paper-5g"), Address("127.0.0.1", 7401), seed=1) as link:
@@ -50,8 +50,8 @@ class ProxyLink(Lifetime):
         self._num_connections = 0
         self._upstream = upstream
         self._listen = listen
-        self._up = Lane(Shaper(profile.up, f"{seed}/up", timeout_s(profile)), LaneStats())
-        self._down = Lane(Shaper(profile.down, f"{seed}/down", timeout_s(profile)), LaneStats())
+        self._up = RelayLane(Shaper(profile.up, f"{seed}/up", timeout_s(profile)), PayloadStats())
+        self._down = RelayLane(Shaper(profile.down, f"{seed}/down", timeout_s(profile)), PayloadStats())
         self._clock: LinkClock | None = None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -62,7 +62,7 @@ class ProxyLink(Lifetime):
         self._clock = LinkClock()
         self._server = await asyncio.start_server(self._accept, *self._listen, backlog=BACKLOG)
         if self.profile.outages:
-            self._own(asyncio.get_running_loop().create_task(run_outages(_Plan(self), self.profile.outages)))
+            self._own(asyncio.get_running_loop().create_task(run_outages(_OutageSwitch(self), self.profile.outages)))
 
     async def aclose(self) -> None:
         """Stop listening and drop what is under way; safe to call twice."""
@@ -86,7 +86,7 @@ class ProxyLink(Lifetime):
         return LinkStats(self._up.shaper.path.stats, self._down.shaper.path.stats, self._num_connections)
 
     @property
-    def payload(self) -> tuple[LaneStats, LaneStats]:
+    def payload(self) -> tuple[PayloadStats, PayloadStats]:
         """What came out of the link up and down, without headers."""
         return self._up.stats, self._down.stats
 
@@ -120,7 +120,7 @@ class ProxyLink(Lifetime):
         """
         if tuple(upstreams) != (self._upstream,):
             raise ProfileError(f"{len(upstreams)} upstreams: a relay has one server behind it; use --engine tun")
-        return await run_here(argv, {ADDRESS_VARIABLE: self.address, **env})
+        return await run_command(argv, {ADDRESS_VARIABLE: self.address, **env})
 
     def _hold(self, holder: Holder) -> None:
         self._running_clock.stop()
@@ -158,7 +158,7 @@ class ProxyLink(Lifetime):
         return self._clock
 
 
-class _Plan:
+class _OutageSwitch:
     """The profile's hand on the link."""
 
     def __init__(self, link: ProxyLink) -> None:

@@ -9,8 +9,8 @@ import struct
 from asyncio import StreamReader, StreamWriter
 from dataclasses import dataclass
 
-from outrider_netsim.engines.clock import HALF_TICK_S, LinkClock
-from outrider_netsim.engines.shaping import HANDSHAKE_TIMEOUT_S, Flow, Shaper
+from outrider_netsim.engines.link_clock import HALF_TICK_S, LinkClock
+from outrider_netsim.engines.shaping import HANDSHAKE_TIMEOUT_S, ShapedStream, Shaper
 
 READ_BYTES = 1 << 16
 BUFFER_BYTES = 1 << 20  # a flow's bytes under way; three times rate x round trip of the built-in profiles
@@ -18,7 +18,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
-class LaneStats:
+class PayloadStats:
     """Payload that came out of one direction so far."""
 
     bytes: int = 0
@@ -26,22 +26,22 @@ class LaneStats:
 
 
 @dataclass(slots=True)
-class Lane:
+class RelayLane:
     """One direction of the link, shared by its connections."""
 
     shaper: Shaper
-    stats: LaneStats
+    stats: PayloadStats
 
 
-class Pipe:
+class OneWayRelay:
     """One direction of one connection: reads here, delivers there, later."""
 
-    def __init__(self, lane: Lane, clock: LinkClock, source: StreamReader, sink: StreamWriter) -> None:
+    def __init__(self, lane: RelayLane, clock: LinkClock, source: StreamReader, sink: StreamWriter) -> None:
         self._lane = lane
         self._clock = clock
         self._source = source
         self._sink = sink
-        self._flow = Flow(lane.shaper)
+        self._flow = ShapedStream(lane.shaper)
         self._pushed = asyncio.Event()
         self._popped = asyncio.Event()
         self._reset = False
@@ -78,7 +78,7 @@ class Pipe:
                     return
                 self._write(data)
             self._popped.set()
-            with contextlib.suppress(OSError):  # a dead sink is the other pipe's news; this one drains its source
+            with contextlib.suppress(OSError):  # a dead sink is the other relay's news; this one drains its source
                 await self._sink.drain()
 
     async def _next_arrival(self) -> float:
@@ -102,7 +102,11 @@ class Pipe:
 
 
 async def relay(
-    client: tuple[StreamReader, StreamWriter], upstream: tuple[str, int], up: Lane, down: Lane, clock: LinkClock
+    client: tuple[StreamReader, StreamWriter],
+    upstream: tuple[str, int],
+    up: RelayLane,
+    down: RelayLane,
+    clock: LinkClock,
 ) -> None:
     """Carry one accepted connection to `upstream` and back, until both sides are done.
 
@@ -121,8 +125,8 @@ async def relay(
     try:
         await _cross(down.shaper, clock)
         async with asyncio.TaskGroup() as group:
-            group.create_task(Pipe(up, clock, reader, server_writer).run())
-            group.create_task(Pipe(down, clock, server_reader, writer).run())
+            group.create_task(OneWayRelay(up, clock, reader, server_writer).run())
+            group.create_task(OneWayRelay(down, clock, server_reader, writer).run())
     finally:
         await _close(server_writer)
         await _close(writer)
@@ -130,7 +134,7 @@ async def relay(
 
 async def _cross(shaper: Shaper, clock: LinkClock) -> None:
     """Return when a packet of the handshake, sent now, has arrived."""
-    flow = Flow(shaper, HANDSHAKE_TIMEOUT_S)
+    flow = ShapedStream(shaper, HANDSHAKE_TIMEOUT_S)
     flow.push(b"", clock.now())
     while (when := flow.next_event()) is not None and not flow.pop_ready(clock.now() + HALF_TICK_S):
         await clock.sleep_until(when)

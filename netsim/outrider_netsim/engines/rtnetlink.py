@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from outrider_netsim.core.errors import EngineError
-from outrider_netsim.namespaces.interfaces import Handover
+from outrider_netsim.namespaces.interfaces import PassedDescriptor
 
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x001, 0x004, 0x300  # linux/netlink.h
 NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x100, 0x200, 0x400
@@ -36,16 +36,16 @@ def open_netlink() -> socket.socket:
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
 
 
-def hand_over_netlink() -> Handover:
+def open_netlink_descriptor() -> PassedDescriptor:
     """The same for another process. Two users' rights count in it: those of who opened it and of who sends."""
-    return Handover(open_netlink().detach())
+    return PassedDescriptor(open_netlink().detach())
 
 
 class NetlinkError(OSError):
     """The kernel's refusal: errno, and its own words where it has some."""
 
 
-class Conversation:
+class NetlinkClient:
     """Requests to the kernel and its answers, one after the other; never takes more than milliseconds."""
 
     def __init__(self, sock: socket.socket) -> None:

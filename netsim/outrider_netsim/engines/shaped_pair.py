@@ -2,7 +2,7 @@
 
     A: outrider0 --[ netem in tbf: up ]-->  veth  <--[ netem in tbf: down ]-- outrider0 :B
 
-Configured from this process through two netlink sockets that the keeper opened, one in each namespace; a change takes
+Configured from this process through two netlink sockets that the holder opened, one in each namespace; a change takes
 well under a millisecond. What could not be finished is undone.
 """
 
@@ -18,9 +18,9 @@ from typing import Any
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines import veth
 from outrider_netsim.engines.kernel_support import OTHER_ENGINE, no_module
-from outrider_netsim.engines.netem import Shaping
+from outrider_netsim.engines.netem import QdiscConfig
 from outrider_netsim.engines.qdisc_messages import QdiscMessage, netem_message, root_message, tbf_message
-from outrider_netsim.engines.rtnetlink import NLM_F_CREATE, NLM_F_REPLACE, Conversation, NetlinkError
+from outrider_netsim.engines.rtnetlink import NLM_F_CREATE, NLM_F_REPLACE, NetlinkClient, NetlinkError
 from outrider_netsim.namespaces.interfaces import Side
 from outrider_netsim.namespaces.namespaces import Namespaces
 
@@ -29,7 +29,7 @@ SIDES: tuple[Side, Side] = ("A", "B")
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class QdiscCounters:
     """What one end's qdiscs counted so far. netem's `dropped` are its losses and what a full queue turned away."""
 
     packets_out: int = 0
@@ -43,48 +43,48 @@ class Counted:
 class ShapedPair:
     """Both ends, up. `up` is what leaves A, `down` what leaves B."""
 
-    def __init__(self, conversations: dict[Side, Conversation], ends: dict[Side, veth.End]) -> None:
-        self._conversations = conversations
+    def __init__(self, clients: dict[Side, NetlinkClient], ends: dict[Side, veth.VethEnd]) -> None:
+        self._clients = clients
         self._ends = ends
 
     @classmethod
-    async def make(cls, namespaces: Namespaces, up: Shaping, down: Shaping) -> ShapedPair:
+    async def make(cls, namespaces: Namespaces, up: QdiscConfig, down: QdiscConfig) -> ShapedPair:
         """Raises EngineError where this kernel cannot; the namespaces are as before then."""
         with contextlib.ExitStack() as undo:
-            conversations: dict[Side, Conversation] = {}
+            clients: dict[Side, NetlinkClient] = {}
             for side in SIDES:
-                descriptor = await namespaces.call(side, "outrider_netsim.engines.rtnetlink:hand_over_netlink")
-                conversations[side] = Conversation(Socket(fileno=descriptor))
-                undo.callback(conversations[side].close)
+                descriptor = await namespaces.call(side, "outrider_netsim.engines.rtnetlink:open_netlink_descriptor")
+                clients[side] = NetlinkClient(Socket(fileno=descriptor))
+                undo.callback(clients[side].close)
             with _understood("a veth pair"):
-                ends = veth.make_pair(conversations)
-            pair = cls(conversations, ends)
+                ends = veth.make_pair(clients)
+            pair = cls(clients, ends)
             undo.callback(pair.remove)
             for side, shaping in zip(SIDES, (up, down), strict=True):
                 pair.shape(side, shaping)
             with _understood("the addresses of the veth pair"):
                 for side in SIDES:
-                    veth.bring_up(ends[side], conversations[side])
+                    veth.bring_up(ends[side], clients[side])
             undo.pop_all()
         return pair
 
-    def shape(self, side: Side, shaping: Shaping) -> None:
+    def shape(self, side: Side, shaping: QdiscConfig) -> None:
         """Make or change what shapes the packets that leave `side`; those under way keep the times they have.
 
         Raises EngineError; then what held before may hold on in part, which only a machine out of memory shows.
         """
-        conversation, index = self._conversations[side], self._ends[side].index
+        client, index = self._clients[side], self._ends[side].index
         flags = NLM_F_CREATE | NLM_F_REPLACE  # a qdisc with this handle is changed in place, any other replaced
         with _understood("tbf"):
-            conversation.request(tbf_message(index, shaping.tbf), RTM_NEWQDISC, flags)
+            client.request(tbf_message(index, shaping.tbf), RTM_NEWQDISC, flags)
         with _understood("netem"):
-            conversation.request(netem_message(index, shaping.netem), RTM_NEWQDISC, flags)
+            client.request(netem_message(index, shaping.netem), RTM_NEWQDISC, flags)
 
-    def count(self, side: Side) -> Counted:
+    def count(self, side: Side) -> QdiscCounters:
         """What the qdiscs of `side` counted."""
         index = self._ends[side].index
         found: dict[str, Any] = {}  # Any: pyroute2's messages
-        for data in self._conversations[side].dump(QdiscMessage(), RTM_GETQDISC):
+        for data in self._clients[side].dump(QdiscMessage(), RTM_GETQDISC):
             message = QdiscMessage(data)
             message.decode()
             if message["index"] == index:
@@ -95,20 +95,20 @@ class ShapedPair:
         """Take the qdiscs and the pair away, as far as they are there."""
         for side in SIDES:
             with contextlib.suppress(NetlinkError):
-                self._conversations[side].request(root_message(self._ends[side].index), RTM_DELQDISC)
+                self._clients[side].request(root_message(self._ends[side].index), RTM_DELQDISC)
         with contextlib.suppress(NetlinkError):
-            veth.remove_pair(self._ends["A"], self._conversations["A"])
+            veth.remove_pair(self._ends["A"], self._clients["A"])
 
     def close(self) -> None:
         """Let the sockets go; with the last of them the kernel takes the namespaces away. Safe to call twice."""
-        for conversation in self._conversations.values():
-            conversation.close()
+        for client in self._clients.values():
+            client.close()
 
 
-def _counted(tbf: Any, netem: Any) -> Counted:  # Any: pyroute2's messages
+def _counted(tbf: Any, netem: Any) -> QdiscCounters:  # Any: pyroute2's messages
     sent = tbf.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")
     waiting = tbf.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE")
-    return Counted(
+    return QdiscCounters(
         packets_out=sent["packets"],
         bytes_out=sent["bytes"],
         waiting_packets=waiting["qlen"],

@@ -43,10 +43,10 @@ def timeout_s(profile: Profile) -> float:
 
 
 @dataclass(slots=True, eq=False)
-class Segment:
+class StreamSegment:
     """A piece of a flow, the `number`-th, and how long until it is sent again should it get lost."""
 
-    flow: Flow
+    flow: ShapedStream
     number: int
     data: bytes
     timeout_s: float
@@ -61,9 +61,9 @@ class Shaper:
         self._now = 0.0
         self._room = direction.queue_packets
         self._ids = count()
-        self._waiting: deque[Segment] = deque()
-        self._under_way: dict[int, Segment] = {}
-        self._lost: list[tuple[float, int, Segment]] = []  # a heap, by when it is sent again
+        self._waiting: deque[StreamSegment] = deque()
+        self._under_way: dict[int, StreamSegment] = {}
+        self._lost: list[tuple[float, int, StreamSegment]] = []  # a heap, by when it is sent again
 
     def set(self, direction: Direction, timeout_s: float, now: float) -> None:
         """Change the link for what enters it from now on."""
@@ -73,7 +73,7 @@ class Shaper:
         self._room = direction.queue_packets
         self._fill(self._now)
 
-    def send(self, segment: Segment, now: float) -> None:
+    def send(self, segment: StreamSegment, now: float) -> None:
         self.advance(now)
         self._waiting.append(segment)
         self._fill(self._now)
@@ -98,7 +98,7 @@ class Shaper:
         while self._waiting and len(self._under_way) < self._room:
             self._push(self._waiting.popleft(), now)
 
-    def _push(self, segment: Segment, now: float) -> None:
+    def _push(self, segment: StreamSegment, now: float) -> None:
         number, lost = next(self._ids), self._num_lost
         self.path.push(Packet(number.to_bytes(_ID_BYTES), len(segment.data) + HEADER_BYTES), now)
         if self._num_lost == lost:
@@ -113,7 +113,7 @@ class Shaper:
         return stats.lost + stats.dropped_by_queue
 
 
-class Flow:
+class ShapedStream:
     """The bytes of one connection under way in one direction. Empty data marks the end of the stream, as in sockets."""
 
     def __init__(self, shaper: Shaper, timeout_s: float | None = None) -> None:
@@ -131,11 +131,11 @@ class Flow:
         self.pending_bytes += len(data)
         for start in range(0, max(1, len(data)), SEGMENT_BYTES):
             timeout_s = self._shaper.timeout_s if self._timeout_s is None else self._timeout_s
-            segment = Segment(self, self._num_pushed, data[start : start + SEGMENT_BYTES], timeout_s)
+            segment = StreamSegment(self, self._num_pushed, data[start : start + SEGMENT_BYTES], timeout_s)
             self._num_pushed += 1
             self._shaper.send(segment, now)
 
-    def arrived(self, segment: Segment, now: float) -> None:
+    def arrived(self, segment: StreamSegment, now: float) -> None:
         """The shaper brings this segment."""
         self._early[segment.number] = segment.data
         if not self._ready:

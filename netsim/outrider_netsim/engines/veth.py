@@ -13,7 +13,7 @@ from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.ndmsg import ndmsg
 
-from outrider_netsim.engines.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Conversation
+from outrider_netsim.engines.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkClient
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, LINK_INTERFACE, MTU_BYTES, Side
 
 RTM_NEWLINK, RTM_DELLINK, RTM_NEWADDR, RTM_NEWNEIGH = 16, 17, 20, 28  # linux/rtnetlink.h
@@ -26,14 +26,14 @@ MACS: dict[Side, str] = {"A": "02:00:0a:4d:00:01", "B": "02:00:0a:4d:00:02"}  # 
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class VethEnd:
     """One side's interface."""
 
     side: Side
     index: int
 
 
-def make_pair(sides: dict[Side, Conversation]) -> dict[Side, End]:
+def make_pair(sides: dict[Side, NetlinkClient]) -> dict[Side, VethEnd]:
     """The interfaces, down and without addresses. Raises NetlinkError, ENOTSUP where the kernel has no veth."""
     namespace = sides["B"].namespace()
     try:
@@ -49,43 +49,43 @@ def make_pair(sides: dict[Side, Conversation]) -> dict[Side, End]:
         sides["A"].request(message, RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL)
     finally:
         os.close(namespace)
-    return {side: End(side, sides[side].interface_index(LINK_INTERFACE)) for side in sides}
+    return {side: VethEnd(side, sides[side].interface_index(LINK_INTERFACE)) for side in sides}
 
 
-def bring_up(end: End, conversation: Conversation) -> None:
+def bring_up(end: VethEnd, client: NetlinkClient) -> None:
     """Give an end its address and its neighbor's hardware address, and switch it on."""
-    _keep_quiet(end, conversation)
+    _keep_quiet(end, client)
     other: Side = "B" if end.side == "A" else "A"
     link = ifinfmsg()
     link["index"], link["flags"], link["change"] = end.index, IFF_UP, IFF_UP
     link["attrs"] = [("IFLA_GSO_MAX_SEGS", 1)]
-    conversation.request(link, RTM_NEWLINK)
+    client.request(link, RTM_NEWLINK)
     address = ifaddrmsg()
     address["family"], address["prefixlen"], address["index"] = socket.AF_INET, PREFIX_LENGTH, end.index
     address["attrs"] = [("IFA_LOCAL", LINK_ADDRESSES[end.side]), ("IFA_ADDRESS", LINK_ADDRESSES[end.side])]
-    conversation.request(address, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL)
+    client.request(address, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL)
     neighbor = ndmsg()
     neighbor["family"], neighbor["ifindex"], neighbor["state"] = socket.AF_INET, end.index, NUD_PERMANENT
     neighbor["attrs"] = [("NDA_DST", LINK_ADDRESSES[other]), ("NDA_LLADDR", MACS[other])]
-    conversation.request(neighbor, RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE)
+    client.request(neighbor, RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE)
 
 
-def remove_pair(end: End, conversation: Conversation) -> None:
+def remove_pair(end: VethEnd, client: NetlinkClient) -> None:
     """Take away an end, and with it the other."""
     link = ifinfmsg()
     link["index"] = end.index
-    conversation.request(link, RTM_DELLINK)
+    client.request(link, RTM_DELLINK)
 
 
 def _identity(side: Side) -> list[tuple[str, object]]:
     return [("IFLA_IFNAME", LINK_INTERFACE), ("IFLA_ADDRESS", MACS[side]), ("IFLA_MTU", MTU_BYTES)]
 
 
-def _keep_quiet(end: End, conversation: Conversation) -> None:
+def _keep_quiet(end: VethEnd, client: NetlinkClient) -> None:
     """No IPv6 address by itself, so that nobody looks for its routers and neighbors."""
     if IPV6.exists():  # a kernel without IPv6 refuses to hear of it
         modes = {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", IN6_ADDR_GEN_MODE_NONE)]}
         link = ifinfmsg()
         link["index"] = end.index
         link["attrs"] = [("IFLA_AF_SPEC", {"attrs": [("AF_INET6", modes)]})]
-        conversation.request(link, RTM_NEWLINK)
+        client.request(link, RTM_NEWLINK)

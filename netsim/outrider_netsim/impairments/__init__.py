@@ -1,4 +1,4 @@
-"""What a link does to packets, one impairment a file, without clock or I/O; path.py puts them together."""
+"""What a link does to packets: one impairment per module, without clock or I/O. path.py combines them."""
 
 from outrider_netsim.impairments.delay import Delay
 from outrider_netsim.impairments.impairment import Impairment
@@ -7,19 +7,19 @@ from outrider_netsim.impairments.outage import Outages
 from outrider_netsim.impairments.packet import ETHERNET_BYTES, Packet
 from outrider_netsim.impairments.queue import Queue
 from outrider_netsim.impairments.rate import Rate
-from outrider_netsim.impairments.sink import Exit
-from outrider_netsim.impairments.trace import Changes, Opportunities
+from outrider_netsim.impairments.sink import Sink
+from outrider_netsim.impairments.trace import ConditionChanges, DeliveryOpportunities
 
 __all__ = [
     "ETHERNET_BYTES",
-    "Changes",
+    "ConditionChanges",
     "Delay",
-    "Exit",
+    "DeliveryOpportunities",
     "Impairment",
     "Loss",
-    "Opportunities",
     "Outages",
     "Packet",
     "Queue",
     "Rate",
+    "Sink",
 ]

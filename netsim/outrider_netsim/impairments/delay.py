@@ -1,4 +1,4 @@
-"""Delay and jitter: every packet draws how long it takes."""
+"""Delay and jitter: each packet draws its own delay."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from outrider_netsim.profiles.profile import Direction
 
 
 class Delay:
-    """Sends each packet on after a draw of `direction.delay_s`.
+    """Send each packet on after a draw of `direction.delay_s`.
 
     Without `in_order` a packet with a short draw overtakes (netem's jitter); with it, it waits for the one before it (a
-    radio bearer). Packets that are due at the same moment keep their order.
+    radio bearer). Packets due at the same moment keep their order.
     """
 
     def __init__(self, behind: InOrder, direction: Direction, rng: random.Random) -> None:
         self._behind = behind
         self._direction = direction
         self._rng = rng
-        self._under_way: list[tuple[float, int, Packet]] = []  # a heap by time, then by order of entering
+        self._under_way: list[tuple[float, int, Packet]] = []  # a heap, by time and then by order of entry
         self._entered = 0
         self._latest = 0.0
 
     def set(self, direction: Direction) -> None:
-        """Holds for what is pushed from now on."""
+        """Change the delay of packets pushed from now on."""
         self._direction = direction
 
     def push(self, packet: Packet, now: float) -> None:
@@ -48,6 +48,7 @@ class Delay:
     def next_event(self) -> float | None:
         later = self._behind.next_event()
         if later is not None or not self._under_way:
-            return later  # nothing that is still delayed overtakes it
+            # What is behind comes out first: `_behind` is in order, so no packet that is still delayed overtakes it.
+            return later
         due, _, packet = self._under_way[0]
-        return self._behind.least_exit(packet, due)
+        return self._behind.earliest_exit(packet, due)

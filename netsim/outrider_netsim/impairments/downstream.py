@@ -1,4 +1,4 @@
-"""Packets that came out while an impairment looked what was behind it; they wait here until they are asked for."""
+"""Buffer packets that came out while an impairment brought the part behind it up to date."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from outrider_netsim.impairments.impairment import Impairment
 from outrider_netsim.impairments.packet import Packet
 
 
-class Held:
-    """The part of a link behind an impairment that has to bring it up to date before it can decide."""
+class Downstream:
+    """The part of a link behind an impairment that must bring it up to date before it can decide."""
 
     def __init__(self, behind: Impairment) -> None:
         self._behind = behind
@@ -15,7 +15,7 @@ class Held:
         self._since = 0.0
 
     def bring_to(self, now: float) -> int:
-        """Let everything behind happen that is due by `now`; the number of packets that came out."""
+        """Advance the part behind to `now` and return how many packets came out."""
         out = self._behind.pop_ready(now)
         if out:
             self._since = self._since if self._packets else now
@@ -23,7 +23,7 @@ class Held:
         return len(out)
 
     def take(self) -> list[Packet]:
-        """All that came out and was not taken before."""
+        """Return the packets that came out since the last call."""
         packets, self._packets = self._packets, []
         return packets
 

@@ -1,14 +1,14 @@
-"""The interface of every impairment, and the rules that make a nest of them independent of who asks when.
+"""The interface of every impairment, and the rules that make nested ones independent of when they are polled.
 
-    Loss(Delay(Rate(Exit())))           a packet meets the outermost first, as with Mahimahi's nested shells
+    Loss(Delay(Rate(Sink())))           a packet meets the outermost first, as with Mahimahi's nested shells
 
-    push(packet, now) -> [ Loss ] -> [ Delay ] --at the packet's own time--> [ Rate ] --> [ Exit ] -> pop_ready(now)
+    push(packet, now) -> [ Loss ] -> [ Delay ] --at the packet's own time--> [ Rate ] --> [ Sink ] -> pop_ready(now)
 
 1. `now` is in seconds and never goes backwards, over all calls.
-2. What happens inside happens at its own time, not when somebody asks: a packet whose delay ends at 1.25 goes on at
-   1.25 although `pop_ready` was last called at 1 and is called next at 2. So polling changes only when one sees it.
-3. At one moment, what is under way moves on before what is pushed, and packets keep the order they were pushed in.
-4. Chance comes from a generator of the impairment's own: the n-th packet that reaches it takes its n-th draw.
+2. Everything inside happens at its own time, not when it is polled: a packet whose delay ends at 1.25 goes on at 1.25
+   even if `pop_ready` is called at 1 and then at 2. So polling only changes when a packet is seen.
+3. At any one moment, packets under way move on before new ones enter, and packets keep the order they entered in.
+4. Each impairment has its own random generator: the n-th packet that reaches it takes the n-th draw.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from outrider_netsim.impairments.packet import Packet
 
 
 class Impairment(Protocol):
-    """One thing that a link does to packets, with all that lies behind it."""
+    """One thing that a link does to packets, together with everything behind it."""
 
     def push(self, packet: Packet, now: float) -> None:
-        """`packet` enters at `now`."""
+        """Let `packet` enter at `now`."""
 
     def pop_ready(self, now: float) -> list[Packet]:
-        """What has come out at the far end by `now` and was not returned before, in the order of coming out."""
+        """Return the packets that have come out by `now`, in order, each once."""
 
     def next_event(self) -> float | None:
-        """When to ask again: no packet comes out before this; None while nothing is under way. May be in the past."""
+        """Return when to poll again; None while nothing is under way.
+
+        No packet comes out earlier. The time may be in the past.
+        """
 
 
 class InOrder(Impairment, Protocol):
-    """An impairment in which, and behind which, no packet overtakes another."""
+    """An impairment in and behind which no packet overtakes another."""
 
-    def least_exit(self, packet: Packet, now: float) -> float:
-        """No sooner than this does `packet` come out if it enters at `now` and finds nothing there."""
+    def earliest_exit(self, packet: Packet, now: float) -> float:
+        """Return the earliest time at which `packet` could come out if it entered an empty link at `now`."""
 
 
 def earlier(own: float, behind: float | None) -> float:
-    """An event of one's own, or one behind, if there is one and it comes first."""
+    """Return the earlier of an impairment's own event and the one behind it, if there is one."""
     return own if behind is None or own < behind else behind

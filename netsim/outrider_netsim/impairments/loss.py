@@ -1,4 +1,4 @@
-"""Loss of packets: independent of each other, or in bursts."""
+"""Packet loss: independent, or in bursts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from outrider_netsim.profiles.profile import Bursts
 
 
 class Loss:
-    """Loses packets as they enter; the others go on at once.
+    """Drop packets as they enter; the others go on at once.
 
-    Independent: each with probability `loss`. Bursts: a chain of two states that starts good and may change before each
-    packet, which is then lost with its state's share (Gilbert 1960, Elliott 1963; netem's `gemodel` looks at the state
-    before the change, which is the same law one packet later). Every packet takes one draw, or two with bursts.
+    Independent losses have probability `loss`. Bursts are a chain of two states that starts good and may change before
+    each packet, which is then lost with its state's probability (Gilbert 1960, Elliott 1963). netem's `gemodel` takes
+    the state before the change, the same law one packet later. Every packet takes one draw, or two with bursts.
     """
 
     def __init__(self, behind: Impairment, loss: float, bursts: Bursts | None, rng: random.Random) -> None:
         self.dropped = 0
         self._behind = behind
-        self.pop_ready = behind.pop_ready  # nothing waits here, so who asks is sent on
+        # Nothing waits here: callers reach the impairment behind directly, which saves two calls a packet.
+        self.pop_ready = behind.pop_ready
         self.next_event = behind.next_event
         self._draw = rng.random
         self._loss = loss
@@ -28,7 +29,7 @@ class Loss:
         self._is_bad = False
 
     def set(self, loss: float, bursts: Bursts | None) -> None:
-        """Holds for what is pushed from now on."""
+        """Change the loss of packets pushed from now on."""
         self._loss, self._bursts = loss, bursts
 
     def push(self, packet: Packet, now: float) -> None:

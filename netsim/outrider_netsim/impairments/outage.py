@@ -1,4 +1,4 @@
-"""Outages: while the radio is gone, what is sent into it is lost."""
+"""Outages: packets sent while the link is down are lost."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ NEVER = float("inf")
 
 
 class Outages:
-    """Drops what enters during a planned outage, or between `cut` and `restore`; what is under way still arrives.
+    """Drop packets that enter during a planned outage or while `is_cut`; packets under way still arrive.
 
-    This is netem with a loss of 100 %, so that every engine does the same. Planned outages count from `started_at`, and
-    one lasts from its start up to, but not including, its end. `cut` and `restore` do not touch them.
+    This is what netem does with a loss of 100 %, so all engines behave alike. Planned outages count from `started_at`;
+    each lasts from its start up to, but not including, its end. Cutting by hand does not change them.
     """
 
     def __init__(self, behind: Impairment, planned: Sequence[Outage] = (), started_at: float = 0.0) -> None:
         self.dropped = 0
         self.is_cut = False
         self._behind = behind
-        self.pop_ready = behind.pop_ready  # nothing waits here, so who asks is sent on
+        # Nothing waits here: callers reach the impairment behind directly.
+        self.pop_ready = behind.pop_ready
         self.next_event = behind.next_event
         self._planned = occurrences(planned)
         self._started_at = started_at
-        self._start = self._end = -NEVER  # of the outage that is on, or comes next
+        self._start = self._end = -NEVER  # of the current or next outage
 
     def is_out(self, now: float) -> bool:
-        """Whether a packet that enters at `now` is dropped."""
+        """Return whether a packet that enters at `now` is dropped."""
         while self._end <= now:
             start, end = next(self._planned, (NEVER, NEVER))
             self._start, self._end = self._started_at + start, self._started_at + end

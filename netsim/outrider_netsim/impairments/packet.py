@@ -1,4 +1,4 @@
-"""What travels over a link. The impairments look at its size and never into it."""
+"""A packet on a link. The impairments look at its size and never at its content."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ ETHERNET_BYTES = 14  # the kernel's shapers count the Ethernet header with the I
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """`data` is opaque: an IP packet, a piece of a TCP stream, or nothing; `size_bytes` is what counts for the rate."""
+    """Opaque data (an IP packet, a piece of a TCP stream, or nothing) and the size that counts for the rate."""
 
     data: bytes
     size_bytes: int
 
     @classmethod
     def of_ip(cls, data: bytes) -> Self:
-        """An IP packet, as it comes out of a TUN device, with the size that it has on Ethernet."""
+        """Wrap an IP packet from a TUN device, with its size on Ethernet."""
         return cls(data, len(data) + ETHERNET_BYTES)

@@ -1,28 +1,28 @@
-"""The queue's end: a packet that finds too many before it is dropped (tail drop)."""
+"""The queue limit: a packet that finds too many before it is dropped (tail drop)."""
 
 from __future__ import annotations
 
-from outrider_netsim.impairments.downstream import Held
+from outrider_netsim.impairments.downstream import Downstream
 from outrider_netsim.impairments.impairment import Impairment
 from outrider_netsim.impairments.packet import Packet
 
 
 class Queue:
-    """Lets at most `limit` packets be behind it, whatever they wait for: rate, delay, or an opportunity to leave.
+    """Allow at most `limit` packets behind it, whether they wait for rate, delay or a delivery opportunity.
 
-    netem's `limit` counts so too: over a link with 50 ms of delay, 1000 packets of limit carry no more than 20,000
-    packets a second, however high its rate.
+    netem's `limit` counts the same way: with 50 ms of delay, a limit of 1000 packets carries at most 20,000 packets a
+    second, however high the rate.
     """
 
     def __init__(self, behind: Impairment, limit: int) -> None:
         self.dropped = 0
         self.limit = limit
-        self._held = Held(behind)
+        self._downstream = Downstream(behind)
         self._behind = behind
         self._waiting = 0
 
     def push(self, packet: Packet, now: float) -> None:
-        self._waiting -= self._held.bring_to(now)
+        self._waiting -= self._downstream.bring_to(now)
         if self._waiting >= self.limit:
             self.dropped += 1
         else:
@@ -30,8 +30,8 @@ class Queue:
             self._behind.push(packet, now)
 
     def pop_ready(self, now: float) -> list[Packet]:
-        self._waiting -= self._held.bring_to(now)
-        return self._held.take()
+        self._waiting -= self._downstream.bring_to(now)
+        return self._downstream.take()
 
     def next_event(self) -> float | None:
-        return self._held.next_event()
+        return self._downstream.next_event()

@@ -1,4 +1,4 @@
-"""Rate: one server that sends a packet's bits one after the other, and one queue before it, served in order."""
+"""Rate: one server that sends packets bit by bit, and a queue before it, served in order."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from outrider_netsim.impairments.packet import Packet
 
 
 class Rate:
-    """Sends packets on when their last bit is out: size_bytes * 8 / rate_bps after the one before, or after entering.
+    """Send packets on when their last bit is out: size_bytes * 8 / rate_bps after the one before, or after entry.
 
-    A rate of 0 is unlimited. The queue has no end here; queue.py has one.
+    A rate of 0 is unlimited. The queue has no limit here; queue.py has one.
     """
 
     def __init__(self, behind: InOrder, rate_bps: float) -> None:
@@ -21,13 +21,13 @@ class Rate:
         self._sent_at = 0.0  # its last bit
 
     def set(self, rate_bps: float, now: float) -> None:
-        """From `now` on, also for the bits that wait. What is due by `now` must have been popped."""
+        """Change the rate from `now` on, also for waiting bits. Packets due by `now` must have been popped."""
         before, self._s_per_byte = self._s_per_byte, _s_per_byte(rate_bps)
         if self._waiting and before:
             self._sent_at = now + (self._sent_at - now) * (self._s_per_byte / before)
 
     def lead_to(self, behind: InOrder) -> None:
-        """Packets that are sent from now on go there; what lies beyond it must be the same."""
+        """Send packets to `behind` from now on; the end of the link must stay the same."""
         self._behind = behind
 
     def push(self, packet: Packet, now: float) -> None:
@@ -44,8 +44,8 @@ class Rate:
         later = self._behind.next_event()
         return earlier(self._sent_at, later) if self._waiting else later
 
-    def least_exit(self, packet: Packet, now: float) -> float:
-        return self._behind.least_exit(packet, now + packet.size_bytes * self._s_per_byte)
+    def earliest_exit(self, packet: Packet, now: float) -> float:
+        return self._behind.earliest_exit(packet, now + packet.size_bytes * self._s_per_byte)
 
     def _serve(self, now: float) -> None:
         waiting = self._waiting

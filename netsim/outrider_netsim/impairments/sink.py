@@ -1,4 +1,4 @@
-"""The far end of a link: what arrives lies here until somebody takes it."""
+"""The far end of a link: packets wait here until they are popped."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import deque
 from outrider_netsim.impairments.packet import Packet
 
 
-class Exit:
-    """Ends every nest of impairments. Alone it is a perfect link."""
+class Sink:
+    """The innermost impairment. Alone it is a perfect link."""
 
     def __init__(self) -> None:
         self._arrived: deque[tuple[float, Packet]] = deque()
@@ -26,5 +26,5 @@ class Exit:
     def next_event(self) -> float | None:
         return self._arrived[0][0] if self._arrived else None
 
-    def least_exit(self, packet: Packet, now: float) -> float:
+    def earliest_exit(self, packet: Packet, now: float) -> float:
         return now

@@ -1,4 +1,4 @@
-"""Links that change with time as a recorded trace says: opportunities to leave, or other conditions from when on."""
+"""Links that follow a recorded trace: when packets may leave, or how delay, rate and loss change over time."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from outrider_netsim.impairments.downstream import Held
+from outrider_netsim.impairments.downstream import Downstream
 from outrider_netsim.impairments.impairment import Impairment, InOrder, earlier
 from outrider_netsim.impairments.packet import ETHERNET_BYTES, Packet
-from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, Conditions, Deliveries
+from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, ConditionTrace, DeliveryTrace
 
 TUN_BYTES = 4  # Mahimahi counts an IP packet with the header of its TUN device, so that 1500 + 4 fill one opportunity
 
 
-class Timetable:
-    """Moments that repeat: `offsets_s` (sorted, from 0 on) after `started_at` and after every `period_s` from there."""
+class RepeatingTimes:
+    """Repeating times: `offsets_s` (sorted, from 0 on) after `started_at`, and again every `period_s`."""
 
     def __init__(self, offsets_s: Sequence[float], period_s: float, started_at: float) -> None:
         self._offsets_s = offsets_s
@@ -23,38 +23,40 @@ class Timetable:
         self._started_at = started_at
 
     def time(self, n: int) -> float:
-        """The n-th moment, from 0, over all rounds."""
+        """Return the n-th time, counted from 0 over all rounds."""
         rounds, index = divmod(n, len(self._offsets_s))
         return self._started_at + (rounds * self._period_s + self._offsets_s[index])
 
     def first_after(self, now: float) -> int:
-        """The n of the first moment later than `now`."""
+        """Return the index of the first time later than `now`."""
         rounds, offset_s = divmod(max(0.0, now - self._started_at), self._period_s)
         n = int(rounds) * len(self._offsets_s) + bisect_right(self._offsets_s, offset_s)
-        while n > 0 and self.time(n - 1) > now:  # rounding may leave us one beside it
+        # divmod of floats may round into the neighboring entry, on either side.
+        while n > 0 and self.time(n - 1) > now:
             n -= 1
         while self.time(n) <= now:
             n += 1
         return n
 
 
-class Opportunities:
-    """Sends packets on when a trace lets them: each opportunity takes 1504 bytes of what waits, in order.
+class DeliveryOpportunities:
+    """Send packets on when a trace lets them: each opportunity takes 1504 waiting bytes, in order.
 
-    A packet may need several, several may share one, and what finds nothing waiting is lost; a packet that comes at the
-    very moment of an opportunity waits for the next (as Mahimahi's link shell does). Without a trace, no obstacle.
+    A packet may need several, and several packets may share one; an opportunity that finds none waiting is lost. A
+    packet that enters at the very time of an opportunity waits for the next one, as in Mahimahi's link shell. Without
+    a trace, packets pass at once.
     """
 
-    def __init__(self, behind: InOrder, trace: Deliveries | None, started_at: float = 0.0) -> None:
+    def __init__(self, behind: InOrder, trace: DeliveryTrace | None, started_at: float = 0.0) -> None:
         self._behind = behind
         self._started_at = started_at
         self._waiting: deque[Packet] = deque()
-        self._left_bytes = 0  # of the first one that waits
+        self._left_bytes = 0  # of the first waiting packet
         self._next = 0
         self._timetable = self._timetable_of(trace)
 
-    def set(self, trace: Deliveries | None, now: float) -> None:
-        """From `now` on, also for what waits. What is due by `now` must have been popped."""
+    def set(self, trace: DeliveryTrace | None, now: float) -> None:
+        """Change the trace from `now` on, also for waiting packets. Packets due by `now` must have been popped."""
         self._timetable = self._timetable_of(trace)
         if self._timetable is not None:
             self._next = self._timetable.first_after(now)
@@ -83,10 +85,10 @@ class Opportunities:
             later if self._timetable is None or not self._waiting else earlier(self._timetable.time(self._next), later)
         )
 
-    def least_exit(self, packet: Packet, now: float) -> float:
-        return self._behind.least_exit(packet, now)  # its opportunity may come much later
+    def earliest_exit(self, packet: Packet, now: float) -> float:
+        return self._behind.earliest_exit(packet, now)  # a lower bound: the next opportunity may come much later
 
-    def _serve(self, timetable: Timetable, now: float) -> None:
+    def _serve(self, timetable: RepeatingTimes, now: float) -> None:
         while self._waiting and (when := timetable.time(self._next)) <= now:
             self._next += 1
             self._use(OPPORTUNITY_BYTES, when)
@@ -98,10 +100,10 @@ class Opportunities:
             self._left_bytes = _counted_bytes(self._waiting[0]) if self._waiting else 0
         self._left_bytes = max(0, self._left_bytes - room_bytes)
 
-    def _timetable_of(self, trace: Deliveries | None) -> Timetable | None:
+    def _timetable_of(self, trace: DeliveryTrace | None) -> RepeatingTimes | None:
         if trace is None:
             return None
-        return Timetable([ms / 1000 for ms in trace.at_ms], trace.period_ms / 1000, self._started_at)
+        return RepeatingTimes([ms / 1000 for ms in trace.at_ms], trace.period_ms / 1000, self._started_at)
 
 
 def _counted_bytes(packet: Packet) -> int:
@@ -112,35 +114,35 @@ Apply = Callable[[int, float], None]
 
 
 def _no_change(row: int, now: float) -> None:
-    """What is applied before any trace is set."""
+    """Apply nothing, before any trace is set."""
 
 
-class Changes:
-    """Calls `apply(row, when)` for each row of a trace of conditions, at its time, with all that is due before done.
+class ConditionChanges:
+    """Call `apply(row, when)` for each row of a condition trace at its time, after everything due before it.
 
-    It goes around what it changes: `apply` sets the impairments behind it. Without a trace, it calls nothing.
+    It is the outermost impairment: `apply` changes those behind it. Without a trace, it calls nothing.
     """
 
     def __init__(self, behind: Impairment, started_at: float = 0.0) -> None:
         self._behind = behind
-        self._held = Held(behind)
+        self._downstream = Downstream(behind)
         self._started_at = started_at
-        self._timetable: Timetable | None = None
+        self._timetable: RepeatingTimes | None = None
         self._rows = 0
         self._next = 0
         self._apply: Apply = _no_change
 
-    def set(self, trace: Conditions | None, apply: Apply, now: float) -> None:
-        """Follow `trace` from `now` on, beginning with the row that holds then; or none, and `apply` row 0 once."""
+    def set(self, trace: ConditionTrace | None, apply: Apply, now: float) -> None:
+        """Follow `trace` from `now` on, beginning with its current row. Without a trace, apply row 0 once."""
         self._follow(now)
-        self._held.bring_to(now)
+        self._downstream.bring_to(now)
         self._apply = apply
         if trace is None:
             self._timetable = None
             apply(0, now)
         else:
             self._rows = len(trace.times_s)
-            self._timetable = Timetable(trace.times_s, trace.period_s, self._started_at)
+            self._timetable = RepeatingTimes(trace.times_s, trace.period_s, self._started_at)
             self._jump(self._timetable, now)
 
     def push(self, packet: Packet, now: float) -> None:
@@ -149,11 +151,11 @@ class Changes:
 
     def pop_ready(self, now: float) -> list[Packet]:
         self._follow(now)
-        self._held.bring_to(now)
-        return self._held.take()
+        self._downstream.bring_to(now)
+        return self._downstream.take()
 
     def next_event(self) -> float | None:
-        event = self._held.next_event()
+        event = self._downstream.next_event()
         if event is None or self._timetable is None:
             return event
         return earlier(self._timetable.time(self._next), event)
@@ -163,12 +165,13 @@ class Changes:
         if timetable is None or timetable.time(self._next) > now:
             return
         while (when := timetable.time(self._next)) <= now and self._behind.next_event() is not None:
-            self._held.bring_to(when)
+            self._downstream.bring_to(when)
             self._apply(self._next % self._rows, when)
             self._next += 1
-        if when <= now:  # nothing is under way, so the rows between make no difference
+        # Nothing is under way, so skipped rows make no difference; after a long pause there may be millions of them.
+        if when <= now:
             self._jump(timetable, now)
 
-    def _jump(self, timetable: Timetable, now: float) -> None:
+    def _jump(self, timetable: RepeatingTimes, now: float) -> None:
         self._next = timetable.first_after(now)
         self._apply(max(0, self._next - 1) % self._rows, now)

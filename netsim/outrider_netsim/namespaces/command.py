@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # where the kernel does not tell who sent a signal
 
 
-async def run_here(argv: Sequence[str], env: Mapping[str, str]) -> int:
+async def run_command(argv: Sequence[str], env: Mapping[str, str]) -> int:
     """Its exit status, 128 + n if signal n ended it. Our input, output and folder are its own.
 
     Signals sent to us meanwhile go to it; on Linux it ends when we do, whatever ends us. Raises OSError when it cannot
@@ -44,9 +44,9 @@ def _started(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[by
 def _signals_to(pass_on: Callable[[int], None]) -> contextlib.AbstractContextManager[None]:
     if sys.platform != "linux":
         return _handlers(pass_on)
-    from outrider_netsim.namespaces.forwarding import forwarded
+    from outrider_netsim.namespaces.signal_forwarding import forward_signals
 
-    return forwarded(pass_on)
+    return forward_signals(pass_on)
 
 
 @contextlib.contextmanager
@@ -67,8 +67,8 @@ def _preparation() -> Callable[[], None] | None:
     """What the command's process does before it becomes the command: hear signals again, and die with us."""
     if sys.platform != "linux":
         return None
-    from outrider_netsim.namespaces.forwarding import FORWARDED
     from outrider_netsim.namespaces.processes import die_with_parent
+    from outrider_netsim.namespaces.signal_forwarding import FORWARDED
 
     parent = os.getpid()
 

@@ -1,6 +1,6 @@
 """Network interfaces and sockets of the namespace that this process is in, by ioctl; needs no library.
 
-The keeper runs these on one side or the other. Addresses are those of the link: 10.77.0.1 on A, 10.77.0.2 on B.
+The holder runs these on one side or the other. Addresses are those of the link: 10.77.0.1 on A, 10.77.0.2 on B.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ NLM_F_REQUEST, NLM_F_ACK = 1, 4  # linux/netlink.h
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
-    """What a function returns in the keeper for its parent to have: an open file descriptor, closed here afterwards."""
+class PassedDescriptor:
+    """What a function returns in the holder for its parent to have: an open file descriptor, closed here afterwards."""
 
     descriptor: int
 
@@ -54,18 +54,20 @@ def interface_name(name: str) -> str:
     return name
 
 
-def open_socket(kind: SocketKind) -> Handover:
+def open_socket(kind: SocketKind) -> PassedDescriptor:
     """A new socket, neither bound nor connected; it stays in this namespace for life."""
-    return Handover(socket.socket(socket.AF_INET, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM).detach())
+    return PassedDescriptor(
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM).detach()
+    )
 
 
-def open_listener(host: str, port: int) -> Handover:
-    """A TCP socket that listens there; also at ports that only root may have, which the keeper is here."""
+def open_listener(host: str, port: int) -> PassedDescriptor:
+    """A TCP socket that listens there; also at ports that only root may have, which the holder is here."""
     with socket.create_server((host, port)) as listener:
-        return Handover(os.dup(listener.fileno()))
+        return PassedDescriptor(os.dup(listener.fileno()))
 
 
-def open_tun(name: str, address: str) -> Handover:
+def open_tun(name: str, address: str) -> PassedDescriptor:
     """A TUN device with the link's address, up; the descriptor reads and writes one IPv4 packet a time.
 
     Raises EngineError when the machine has none for us.
@@ -81,7 +83,7 @@ def open_tun(name: str, address: str) -> Handover:
     except BaseException:
         os.close(device)
         raise
-    return Handover(device)
+    return PassedDescriptor(device)
 
 
 def set_up(name: str) -> None:

@@ -1,7 +1,7 @@
 """What earlier links left on this machine: found and removed.
 
-A link leaves nothing as a rule, also when its owner is killed: keeper and carrier end with the owner, commands with the
-keeper, and the kernel takes away namespaces without processes. What remains possible: a keeper killed by hand together
+A link leaves nothing as a rule, also when its owner is killed: holder and pump end with the owner, commands with the
+holder, and the kernel takes away namespaces without processes. What remains possible: a holder killed by hand together
 with its owner leaves what its command had started in the background. All of these carry the owner's mark
 (processes.py). Interfaces and named namespaces are ours where their name begins with `outrider`.
 """

@@ -1,7 +1,7 @@
 """The way of a TCP connection through two namespaces, whatever links them: what the kernel and tun engines share.
 
 here                        A                            B                             here
-client -> host:port     ->  10.77.0.1  ==== link ====  10.77.0.2:any port  ->  upstream     `open_here`
+client -> host:port     ->  10.77.0.1  ==== link ====  10.77.0.2:any port  ->  upstream     `listen_outside`
           command in A  ->  127.0.0.1:upstream's port   (the same)                           `run`
 """
 
@@ -14,34 +14,40 @@ from outrider_netsim.core.addresses import ADDRESS_VARIABLE, Address
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES
 from outrider_netsim.namespaces.namespaces import Namespaces
-from outrider_netsim.namespaces.tcp_splice import Doorway, End, dial_from_here, dial_with, listener_here
+from outrider_netsim.namespaces.tcp_splice import (
+    SpliceLeg,
+    TcpSplice,
+    dial_locally,
+    dial_with,
+    local_listener,
+)
 
 LOOPBACK = "127.0.0.1"
 
 
-class Passage:
-    """Namespaces and the doorways into them. The engine puts a link between 10.77.0.1 and 10.77.0.2."""
+class NamespaceBridge:
+    """Namespaces and the splices into them. The engine puts a link between 10.77.0.1 and 10.77.0.2."""
 
     def __init__(self, namespaces: Namespaces) -> None:
         self.namespaces = namespaces
-        self._near: list[Doorway] = []  # where clients come in
-        self._far: dict[Address, Doorway] = {}  # in B, by upstream
+        self._near: list[TcpSplice] = []  # where clients come in
+        self._far: dict[Address, TcpSplice] = {}  # in B, by upstream
         self._inside: dict[int, Address] = {}  # upstreams that A's loopback leads to, by port
         self._is_cut = False
 
     @property
     def connections(self) -> int:
         """How many connections clients opened so far."""
-        return sum(doorway.connections for doorway in self._near)
+        return sum(splice.connections for splice in self._near)
 
-    async def open_here(self, upstream: Address, host: str = LOOPBACK, port: int = 0) -> Address:
+    async def listen_outside(self, upstream: Address, host: str = LOOPBACK, port: int = 0) -> Address:
         """Listen in this process's own namespace for connections to `upstream`. Raises OSError when it cannot."""
-        listener = listener_here(host, port)
+        listener = local_listener(host, port)
         address = Address(*listener.getsockname()[:2])
-        await self._open_near(Doorway(listener, partial(self._cross, upstream)))
+        await self._open_near(TcpSplice(listener, partial(self._cross, upstream)))
         return address
 
-    async def open_inside(self, upstream: Address) -> Address:
+    async def listen_inside(self, upstream: Address) -> Address:
         """Listen in A, on loopback, at the upstream's own port, so that a command there need not be told.
 
         Raises ProfileError when another upstream has that port.
@@ -50,7 +56,7 @@ class Passage:
         there = self._inside.get(upstream.port)
         if there is None:
             listener = await self.namespaces.listener("A", *address)
-            await self._open_near(Doorway(listener, partial(self._cross, upstream)))
+            await self._open_near(TcpSplice(listener, partial(self._cross, upstream)))
             self._inside[upstream.port] = upstream
         elif there != upstream:
             raise ProfileError(
@@ -65,43 +71,43 @@ class Passage:
         OUTRIDER_LINK_ADDRESS holds the first one's. Raises OSError when it cannot be executed, ProfileError when two
         upstreams have one port.
         """
-        inside = [await self.open_inside(upstream) for upstream in upstreams]
+        inside = [await self.listen_inside(upstream) for upstream in upstreams]
         told = {ADDRESS_VARIABLE: str(inside[0])} if inside else {}
         return await self.namespaces.run(argv, {**told, **(env or {})})
 
     def cut(self) -> None:
         """New connections hang; those under way are the link's matter."""
         self._is_cut = True
-        for doorway in self._near:
-            doorway.ignore()
+        for splice in self._near:
+            splice.ignore()
 
     def restore(self) -> None:
         self._is_cut = False
-        for doorway in self._near:
-            doorway.hear()
+        for splice in self._near:
+            splice.hear()
 
     async def aclose(self) -> None:
         """Reset all connections; the namespaces stay. Safe to call twice."""
-        for doorway in (*self._near, *self._far.values()):
-            await doorway.aclose()
+        for splice in (*self._near, *self._far.values()):
+            await splice.aclose()
 
-    async def _open_near(self, doorway: Doorway) -> None:
-        await doorway.start()
-        self._near.append(doorway)
+    async def _open_near(self, splice: TcpSplice) -> None:
+        await splice.start()
+        self._near.append(splice)
         if self._is_cut:
-            doorway.ignore()
+            splice.ignore()
 
-    async def _cross(self, upstream: Address) -> End:
+    async def _cross(self, upstream: Address) -> SpliceLeg:
         far = self._far.get(upstream) or await self._open_far(upstream)
         return await dial_with(await self.namespaces.socket("A"), LINK_ADDRESSES["B"], far.port)
 
-    async def _open_far(self, upstream: Address) -> Doorway:
-        doorway = Doorway(
-            await self.namespaces.listener("B", LINK_ADDRESSES["B"], 0), partial(dial_from_here, *upstream)
+    async def _open_far(self, upstream: Address) -> TcpSplice:
+        splice = TcpSplice(
+            await self.namespaces.listener("B", LINK_ADDRESSES["B"], 0), partial(dial_locally, *upstream)
         )
         if known := self._far.get(upstream):  # another connection was as quick
-            await doorway.aclose()
+            await splice.aclose()
             return known
-        self._far[upstream] = doorway
-        await doorway.start()
-        return doorway
+        self._far[upstream] = splice
+        await splice.start()
+        return splice

@@ -1,13 +1,13 @@
 """The process that holds a link's two network namespaces and works in them for its parent; ends when the parent does.
 
-    parent --- Unix socketpair: one JSON object a message, descriptors beside it --- keeper, in A or B as asked
+    parent --- Unix socketpair: one JSON object a message, descriptors beside it --- holder, in A or B as asked
     {"id": 7, "op": "call", "side": "B",
      "function": "outrider_netsim.namespaces.interfaces:open_socket", "arguments": {"kind": "tcp"}}
     {"id": 7, "value": null}  + the socket
 
 The namespaces have no name: with the last process and socket in them the kernel takes them away, whatever ended those.
 A parent's end shows as the end of the socketpair, and as a signal in case somebody else still holds its other end; the
-keeper then kills the commands it runs and all that descend from them.
+holder then kills the commands it runs and all that descend from them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, NoReturn, cast
 
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.namespaces import syscalls
-from outrider_netsim.namespaces.interfaces import Handover, Side, set_up
+from outrider_netsim.namespaces.interfaces import PassedDescriptor, Side, set_up
 from outrider_netsim.namespaces.processes import die_with_parent, kill_descendants
 
 MESSAGE_BYTES = 1 << 17  # below what a Unix socket takes in one piece (net.core.wmem_default, 208 KiB)
@@ -42,7 +42,7 @@ REMEDY = (
 Message = dict[str, Any]  # JSON
 
 
-class Keeper:
+class NamespaceHolder:
     """Answers the parent's requests one at a time, and reports the end of the commands it runs."""
 
     def __init__(self, channel: socket.socket, namespaces: dict[Side, int], ended: socket.socket) -> None:
@@ -87,12 +87,12 @@ class Keeper:
 
     def _run(self, request: Message) -> subprocess.Popen[bytes]:
         syscalls.setns(self._namespaces["A"], syscalls.CLONE_NEWNET)
-        environment, keeper = os.environ | request["env"], os.getpid()
+        environment, holder = os.environ | request["env"], os.getpid()
         return subprocess.Popen(
             request["argv"],
             env=environment,
             cwd=request["cwd"],
-            preexec_fn=lambda: die_with_parent(signal.SIGKILL, keeper),  # noqa: PLW1509 - the keeper has one thread
+            preexec_fn=lambda: die_with_parent(signal.SIGKILL, holder),  # noqa: PLW1509 - the holder has one thread
         )
 
     def _report_ended(self) -> None:
@@ -103,8 +103,8 @@ class Keeper:
             else:
                 self._reply(request, self._commands.pop(request).wait())
 
-    def _reply(self, request: int, value: Any) -> None:  # Any: JSON, or a Handover
-        if isinstance(value, Handover):
+    def _reply(self, request: int, value: Any) -> None:  # Any: JSON, or a PassedDescriptor
+        if isinstance(value, PassedDescriptor):
             _send(self._channel, {"id": request, "value": None}, value.descriptor)
             os.close(value.descriptor)
         else:
@@ -196,7 +196,7 @@ def main() -> None:
         return
     die_with_parent(signal.SIGUSR2, parent)  # entering a user namespace may have undone an earlier one
     _send(channel, {"id": 0, "value": None})
-    Keeper(channel, namespaces, _watch_children()).serve()
+    NamespaceHolder(channel, namespaces, _watch_children()).serve()
     _parent_ended()
 
 

@@ -8,8 +8,8 @@
     status = await namespaces.run(["curl", "http://127.0.0.1:8000"])    # in A
     await namespaces.aclose()
 
-`call` runs a function of this package inside the keeper, in the namespace of that side; arguments and result are JSON,
-or the result a Handover of a descriptor. All of it ends with this process, whatever ends it (keeper.py).
+`call` runs a function of this package inside the holder, in the namespace of that side; arguments and result are JSON,
+or the result a PassedDescriptor of a descriptor. All of it ends with this process, whatever ends it (holder.py).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from socket import AF_UNIX, SOCK_SEQPACKET, recv_fds, socketpair
 from socket import socket as Socket
 from typing import Any, Self
 
+from outrider_netsim.core.async_resource import AsyncResource
 from outrider_netsim.core.errors import EngineError, ProfileError
-from outrider_netsim.core.lifetime import Lifetime
-from outrider_netsim.namespaces.forwarding import forwarded
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, LINK_INTERFACE, Side, SocketKind
 from outrider_netsim.namespaces.processes import MARK, own_mark
+from outrider_netsim.namespaces.signal_forwarding import forward_signals
 
 MESSAGE_BYTES = 1 << 17
 START_TIMEOUT_S = 30.0  # a new Python on a busy machine
@@ -37,11 +37,11 @@ ANSWER_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 5.0
 
 
-class Namespaces(Lifetime):
-    """The parent's end of a keeper. Use from one event loop; `call_now` from that loop's thread."""
+class Namespaces(AsyncResource):
+    """The parent's end of a holder. Use from one event loop; `call_now` from that loop's thread."""
 
     def __init__(self) -> None:
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._holder: subprocess.Popen[bytes] | None = None
         self._channel: Socket | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}  # Any: JSON or a descriptor
         self._next_id = 0
@@ -52,7 +52,7 @@ class Namespaces(Lifetime):
             raise EngineError(f"{sys.platform} has no network namespaces: use --engine proxy")
         self._channel, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         with theirs:
-            self._keeper = start_module("outrider_netsim.namespaces.namespace_holder", theirs)
+            self._holder = start_module("outrider_netsim.namespaces.namespace_holder", theirs)
         self._channel.setblocking(False)
         asyncio.get_running_loop().add_reader(self._channel, self._receive)
         ready = self._expect()
@@ -62,16 +62,16 @@ class Namespaces(Lifetime):
         except BaseException as error:
             await self.aclose()
             if isinstance(error, TimeoutError):
-                raise EngineError(f"the keeper did not start within {START_TIMEOUT_S:g} s: try again") from None
+                raise EngineError(f"the holder did not start within {START_TIMEOUT_S:g} s: try again") from None
             raise
         return self
 
     async def aclose(self) -> None:
-        """End the commands, the keeper and with it both namespaces; safe to call twice."""
-        keeper, self._keeper = self._keeper, None
+        """End the commands, the holder and with it both namespaces; safe to call twice."""
+        holder, self._holder = self._holder, None
         self._hang_up()
-        if keeper is not None:
-            await _ended(keeper)
+        if holder is not None:
+            await _ended(holder)
 
     async def socket(self, side: Side, kind: SocketKind = "tcp") -> Socket:
         """A non-blocking IPv4 socket of that side, neither bound nor connected."""
@@ -106,7 +106,7 @@ class Namespaces(Lifetime):
         answer = self._ask(op="call", side=side, function=function, arguments=arguments)
         while not answer.done():
             if not select.select([self._open_channel], [], [], ANSWER_TIMEOUT_S)[0]:
-                raise EngineError(f"{function}: no answer from the keeper within {ANSWER_TIMEOUT_S:g} s")
+                raise EngineError(f"{function}: no answer from the holder within {ANSWER_TIMEOUT_S:g} s")
             self._receive()
         return answer.result()
 
@@ -118,7 +118,7 @@ class Namespaces(Lifetime):
         """
         command = self._next_id + 1
         ended = self._ask(op="run", argv=list(argv), env=dict(env or {}), cwd=os.getcwd())
-        with forwarded(lambda number: self._send(op="signal", run=command, number=number)):
+        with forward_signals(lambda number: self._send(op="signal", run=command, number=number)):
             status = int(await ended)
         return 128 - status if status < 0 else status
 
@@ -145,10 +145,10 @@ class Namespaces(Lifetime):
             try:
                 self._open_channel.send(text)
                 return
-            except BlockingIOError:  # the keeper is at work; it takes milliseconds
+            except BlockingIOError:  # the holder is at work; it takes milliseconds
                 select.select([], [self._open_channel], [], ANSWER_TIMEOUT_S)
             except (BrokenPipeError, ConnectionResetError):
-                raise EngineError("the keeper of the namespaces has ended: start the link again") from None
+                raise EngineError("the holder of the namespaces has ended: start the link again") from None
 
     def _receive(self) -> None:
         try:
@@ -176,7 +176,7 @@ class Namespaces(Lifetime):
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():
-                answer.set_exception(EngineError("the keeper of the namespaces has ended: start the link again"))
+                answer.set_exception(EngineError("the holder of the namespaces has ended: start the link again"))
                 answer.exception()  # whoever waits still gets it; nobody else need be told
 
     @property
@@ -207,8 +207,8 @@ async def readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-async def _ended(keeper: subprocess.Popen[bytes]) -> None:
-    handle = os.pidfd_open(keeper.pid)
+async def _ended(holder: subprocess.Popen[bytes]) -> None:
+    handle = os.pidfd_open(holder.pid)
     try:
         async with asyncio.timeout(END_TIMEOUT_S):
             await readable(handle)
@@ -216,8 +216,8 @@ async def _ended(keeper: subprocess.Popen[bytes]) -> None:
         pass  # it is stuck in a call
     finally:
         os.close(handle)
-        keeper.kill()
-        keeper.wait()
+        holder.kill()
+        holder.wait()
 
 
 def _error(description: dict[str, Any]) -> Exception:  # Any: JSON

@@ -1,4 +1,4 @@
-"""Settings of the network that this process is in. The keeper changes them on one side or the other."""
+"""Settings of the network that this process is in. The holder changes them on one side or the other."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Doorways: where a TCP connection leaves one network namespace and goes on in another, byte for byte.
+"""Splices: where a TCP connection leaves one network namespace and goes on in another, byte for byte.
 
-    client --> [ doorway ] ==== the link: TCP of its own, from A to B ==== [ doorway ] --> server
+    client --> [ splice ] ==== the link: TCP of its own, from A to B ==== [ splice ] --> server
       its own namespace  socket of A                       listening in B  the server's namespace
 
-End of stream, reset and backpressure are passed on, and nothing waits to be put together with more (TCP_NODELAY), which
-asyncio sees to for sockets of its own making alone.
+End of stream, reset and backpressure are passed on, and small writes go out at once (TCP_NODELAY).
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ BACKLOG = 128
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, for no time
 
 
-class End(asyncio.Protocol):
-    """One leg of a connection through a doorway; what arrives on it goes out on its peer."""
+class SpliceLeg(asyncio.Protocol):
+    """One leg of a connection through a splice; what arrives on it goes out on its peer."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._peer: End | None = None
+        self._peer: SpliceLeg | None = None
         self._has_ended = False  # no more bytes will come
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -37,7 +36,7 @@ class End(asyncio.Protocol):
         self._transport.set_write_buffer_limits(BUFFER_BYTES)
         self._transport.pause_reading()  # until joined
 
-    def join(self, peer: End) -> None:
+    def join(self, peer: SpliceLeg) -> None:
         """Let bytes through both ways; both legs are connected, or were."""
         self._peer, peer._peer = peer, self
         for end, other in ((self, peer), (peer, self)):
@@ -51,7 +50,7 @@ class End(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def reset(self) -> None:
-        """End the leg at once, for the program at its far end to see as a reset."""
+        """SpliceLeg the leg at once, for the program at its far end to see as a reset."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             self._transport.abort()
@@ -96,10 +95,10 @@ class End(asyncio.Protocol):
         return peer if peer is not None and not peer.is_closing() else None
 
 
-Dial = Callable[[], Awaitable[End]]  # a new leg, connected; raises OSError when there is none to be had
+Dial = Callable[[], Awaitable[SpliceLeg]]  # a new leg, connected; raises OSError when there is none to be had
 
 
-class Doorway:
+class TcpSplice:
     """Accepts connections on `listener`, which it owns from then on, and joins each to a leg that `dial` gives it."""
 
     def __init__(self, listener: socket.socket, dial: Dial) -> None:
@@ -107,7 +106,7 @@ class Doorway:
         self._dial = dial
         self._server: asyncio.Server | None = None
         self._joining: set[asyncio.Task[None]] = set()
-        self._ends: set[End] = set()
+        self._ends: set[SpliceLeg] = set()
         self.connections = 0
 
     async def start(self) -> None:
@@ -140,26 +139,26 @@ class Doorway:
     def hear(self) -> None:
         accept_connections(self._listener)
 
-    def _accept(self) -> End:
+    def _accept(self) -> SpliceLeg:
         self.connections += 1
-        return _CountedEnd(self._ends, self._begin)
+        return _AcceptedLeg(self._ends, self._begin)
 
-    def _begin(self, accepted: End) -> None:
+    def _begin(self, accepted: SpliceLeg) -> None:
         task = asyncio.get_running_loop().create_task(self._join(accepted))
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
 
-    async def _join(self, accepted: End) -> None:
+    async def _join(self, accepted: SpliceLeg) -> None:
         try:
             accepted.join(await self._dial())
         except OSError:
             accepted.reset()
 
 
-class _CountedEnd(End):
-    """An accepted leg: its doorway knows of it while it is open."""
+class _AcceptedLeg(SpliceLeg):
+    """An accepted leg: its splice knows of it while it is open."""
 
-    def __init__(self, ends: set[End], begin: Callable[[End], None]) -> None:
+    def __init__(self, ends: set[SpliceLeg], begin: Callable[[SpliceLeg], None]) -> None:
         super().__init__()
         self._ends = ends
         self._begin = begin
@@ -174,25 +173,25 @@ class _CountedEnd(End):
         self._ends.discard(self)
 
 
-async def dial_with(own: socket.socket, host: str, port: int) -> End:
+async def dial_with(own: socket.socket, host: str, port: int) -> SpliceLeg:
     """A leg on a socket that is in the namespace it should be in. Raises OSError."""
     loop = asyncio.get_running_loop()
     try:
         await loop.sock_connect(own, (host, port))
-        _, end = await loop.create_connection(End, sock=own)
+        _, end = await loop.create_connection(SpliceLeg, sock=own)
     except BaseException:
         own.close()
         raise
     return end
 
 
-async def dial_from_here(host: str, port: int) -> End:
+async def dial_locally(host: str, port: int) -> SpliceLeg:
     """A leg from this process's own namespace. Raises OSError."""
-    _, end = await asyncio.get_running_loop().create_connection(End, host, port)
+    _, end = await asyncio.get_running_loop().create_connection(SpliceLeg, host, port)
     return end
 
 
-def listener_here(host: str, port: int) -> socket.socket:
+def local_listener(host: str, port: int) -> socket.socket:
     """A listening socket of this process's own namespace. Raises OSError when the address cannot be had."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)

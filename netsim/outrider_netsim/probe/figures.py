@@ -22,7 +22,6 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import Literal
 
-from outrider_netsim.probe.crossings import Crossing, Flood
 from outrider_netsim.probe.expectations import (
     design_effect,
     expected_overtaken,
@@ -33,6 +32,7 @@ from outrider_netsim.probe.expectations import (
     waiting_share,
 )
 from outrider_netsim.probe.intervals import Interval, deviation_interval, mean_interval, share_interval
+from outrider_netsim.probe.samples import LoadTimes, PacketTimes
 from outrider_netsim.profiles.profile import Direction
 
 Verdict = Literal["ok", "unclear", "off", "n/a"]
@@ -61,22 +61,22 @@ class Figure:
     note: str = ""
 
 
-def mean_figure(crossing: Crossing, direction: Direction, link_bytes: int, seed: int) -> Figure:
+def mean_figure(times: PacketTimes, direction: Direction, link_bytes: int, seed: int) -> Figure:
     """Mean one-way delay of lone packets, with the time that the rate takes for one of them."""
-    delays_ms = crossing.delays_ms
+    delays_ms = times.delays_ms
     if not delays_ms:
         return missing("mean_delay_ms", "nothing came through", "off")
     expected = direction.mean_delay_ms + serialisation_ms(direction, link_bytes)
     intervals = mean_interval(delays_ms, SHOWN), mean_interval(delays_ms, CERTAIN)
     tolerance = max(TOLERANCE * expected, TIMER_MS)
-    waiting = waiting_share(crossing.sent_s, direction, seed)
+    waiting = waiting_share(times.sent_s, direction, seed)
     note = f"{waiting:.2%} of it from waiting for earlier packets at this spacing" if waiting else ""
     return _within("mean_delay_ms", fmean(delays_ms), intervals, _untraced(direction, expected), tolerance, note)
 
 
-def deviation_figure(crossing: Crossing, direction: Direction) -> Figure:
+def deviation_figure(times: PacketTimes, direction: Direction) -> Figure:
     """Standard deviation of one-way delays of lone packets."""
-    delays_ms = crossing.delays_ms
+    delays_ms = times.delays_ms
     if not delays_ms:
         return missing("deviation_ms", "nothing came through", "off")
     expected = direction.delay_deviation_ms
@@ -85,9 +85,9 @@ def deviation_figure(crossing: Crossing, direction: Direction) -> Figure:
     return _within("deviation_ms", pstdev(delays_ms), intervals, _untraced(direction, expected), tolerance)
 
 
-def shape_figure(crossing: Crossing, direction: Direction, link_bytes: int) -> Figure:
+def shape_figure(times: PacketTimes, direction: Direction, link_bytes: int) -> Figure:
     """How far the measured quantiles lie from the profile's, on average."""
-    ordered = sorted(crossing.delays_ms)
+    ordered = sorted(times.delays_ms)
     if not ordered:
         return missing("shape_gap_ms", "nothing came through", "off")
     if direction.trace:
@@ -100,18 +100,18 @@ def shape_figure(crossing: Crossing, direction: Direction, link_bytes: int) -> F
     return Figure("shape_gap_ms", gap, None, 0.0, tolerance, "ok" if gap <= tolerance else "off")
 
 
-def loss_figure(crossing: Crossing, direction: Direction) -> Figure:
+def loss_figure(times: PacketTimes, direction: Direction) -> Figure:
     """Share of packets that never came."""
-    sent, lost = len(crossing.sent_s), sum(crossing.lost)
+    sent, lost = len(times.sent_s), sum(times.lost)
     effect = design_effect(direction)
     shown, certain = (share_interval(lost / effect, sent / effect, level) for level in (SHOWN, CERTAIN))
     expected = _untraced(direction, direction.mean_loss)
     return _holding("loss", lost / sent, (shown, certain), expected, f"{lost} of {sent:,}")
 
 
-def burst_figure(crossing: Crossing, direction: Direction) -> Figure:
+def burst_figure(times: PacketTimes, direction: Direction) -> Figure:
     """Mean number of packets lost in a row."""
-    lost = crossing.lost
+    lost = times.lost
     losses, followed = sum(lost), sum(before and after for before, after in pairwise(lost))
     if not losses:
         return missing("loss_burst", "no packet was lost")
@@ -121,9 +121,9 @@ def burst_figure(crossing: Crossing, direction: Direction) -> Figure:
     return _holding("loss_burst", losses / bursts, (shown, certain), expected, f"{bursts} bursts")
 
 
-def overtaken_figure(crossing: Crossing, direction: Direction, seed: int) -> Figure:
+def overtaken_figure(times: PacketTimes, direction: Direction, seed: int) -> Figure:
     """Share of packets that arrive after one that was sent later."""
-    came = [(s, r) for s, r in zip(crossing.sent_s, crossing.received_s, strict=True) if r is not None]
+    came = [(s, r) for s, r in zip(times.sent_s, times.received_s, strict=True) if r is not None]
     if len(came) < 2 * SLICES:
         return missing("overtaken", f"{len(came)} packets came: too few")
     flags = overtaken([received for _, received in came])
@@ -134,33 +134,33 @@ def overtaken_figure(crossing: Crossing, direction: Direction, seed: int) -> Fig
     return _within("overtaken", fmean(flags), intervals, expected, tolerance)
 
 
-def throughput_figure(flood: Flood, direction: Direction) -> Figure:
+def throughput_figure(load_times: LoadTimes, direction: Direction) -> Figure:
     """Link bytes over time while more was offered than passes. No interval: a rate leaves nothing to chance."""
-    measured_bps = passed_bps(flood)
+    measured_bps = passed_bps(load_times)
     if measured_bps is None:
-        return missing("throughput_bps", f"{len(flood.arrivals)} arrivals: too few", "off")
+        return missing("throughput_bps", f"{len(load_times.arrivals)} arrivals: too few", "off")
     if direction.trace:
         return Figure("throughput_bps", measured_bps, None, None, 0.0, "n/a", "the trace decides")
     tolerance = TOLERANCE * direction.rate_bps
     if abs(measured_bps - direction.rate_bps) <= tolerance:
         return Figure("throughput_bps", measured_bps, None, direction.rate_bps, tolerance, "ok")
-    enough = flood.held_back or flood.offered_bps * (1 - direction.mean_loss) >= 1.02 * direction.rate_bps
-    note = "" if enough else f"the probe itself offered no more than {flood.offered_bps / 1e6:.0f} Mbit/s"
+    enough = load_times.held_back or load_times.offered_bps * (1 - direction.mean_loss) >= 1.02 * direction.rate_bps
+    note = "" if enough else f"the probe itself offered no more than {load_times.offered_bps / 1e6:.0f} Mbit/s"
     return Figure(
         "throughput_bps", measured_bps, None, direction.rate_bps, tolerance, "off" if enough else "unclear", note
     )
 
 
-def passed_bps(flood: Flood) -> float | None:
+def passed_bps(load_times: LoadTimes) -> float | None:
     """Bytes over time between two moments, EDGE_S after the first arrival and before sending ended; None if too few.
 
     A stream shows a loss as a stall, after which all that waited comes at once: an edge amid a stall would lack bytes.
     So each edge is the moment, within EDGE_S, when most had arrived for its time. Jitter shifts both edges alike.
     """
     counted, arrived = [], 0.0
-    for when, size in flood.arrivals:
+    for when, size in load_times.arrivals:
         arrived += size
-        if when <= flood.ended_s:
+        if when <= load_times.ended_s:
             counted.append((when, arrived))
     if len(counted) < LEAST_ARRIVALS or counted[-1][0] - counted[0][0] < 3 * EDGE_S:
         return None

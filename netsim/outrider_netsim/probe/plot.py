@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider_netsim.core.errors import EngineError, ProfileError
-from outrider_netsim.probe.crossings import WAYS
 from outrider_netsim.probe.expectations import serialisation_ms
 from outrider_netsim.probe.figure_text import HEADINGS, figure_row
 from outrider_netsim.probe.report import DirectionReport
+from outrider_netsim.probe.samples import WAYS
 from outrider_netsim.profiles.profile import Direction
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outrider_netsim.probe.crossings import WAYS, Crossing, Samples, Way
 from outrider_netsim.probe.expectations import serialisation_ms
 from outrider_netsim.probe.figures import (
     Figure,
@@ -20,6 +19,7 @@ from outrider_netsim.probe.figures import (
     shape_figure,
     throughput_figure,
 )
+from outrider_netsim.probe.samples import WAYS, PacketTimes, Samples, Way
 from outrider_netsim.profiles.profile import Direction, Profile
 
 QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
@@ -69,28 +69,30 @@ def report(samples: Samples, profile: Profile, seed: int = 0) -> ProbeReport:
 
 def _judged(samples: Samples, way: Way, direction: Direction, seed: int) -> DirectionReport:
     lone = samples.delay[way]
-    flood = samples.flood.get(way)
+    load_times = samples.load_times.get(way)
     figures = [
         mean_figure(lone, direction, samples.link_bytes, seed),
         deviation_figure(lone, direction),
         shape_figure(lone, direction, samples.link_bytes),
         *_loss_figures(samples, way, direction, seed),
-        throughput_figure(flood, direction) if flood else missing("throughput_bps", "the profile has no rate"),
+        throughput_figure(load_times, direction)
+        if load_times
+        else missing("throughput_bps", "the profile has no rate"),
     ]
     return DirectionReport(tuple(figures), _quantiles(lone, direction, samples.link_bytes), tuple(lone.delays_ms))
 
 
 def _loss_figures(samples: Samples, way: Way, direction: Direction, seed: int) -> Sequence[Figure]:
-    crossing = samples.loss[way]
-    loss, burst = loss_figure(crossing, direction), burst_figure(crossing, direction)
+    times = samples.loss[way]
+    loss, burst = loss_figure(times, direction), burst_figure(times, direction)
     if samples.transport == "datagrams":
-        return loss, burst, overtaken_figure(crossing, direction, seed)
+        return loss, burst, overtaken_figure(times, direction, seed)
     loss = replace(loss, note=f"{loss.note}, seen as stalls")
     return loss, burst, missing("overtaken", "a TCP stream is always in order")
 
 
-def _quantiles(crossing: Crossing, direction: Direction, link_bytes: int) -> tuple[Quantile, ...]:
-    ordered, extra = sorted(crossing.delays_ms), serialisation_ms(direction, link_bytes)
+def _quantiles(times: PacketTimes, direction: Direction, link_bytes: int) -> tuple[Quantile, ...]:
+    ordered, extra = sorted(times.delays_ms), serialisation_ms(direction, link_bytes)
     return tuple(
         Quantile(
             share,

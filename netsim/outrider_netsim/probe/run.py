@@ -27,11 +27,10 @@ from outrider_netsim.engines.shaping import timeout_s
 from outrider_netsim.link import Link
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side
 from outrider_netsim.namespaces.namespaces import Namespaces
-from outrider_netsim.probe.crossings import Crossing
-from outrider_netsim.probe.probe import Probed, ProbeTarget, check_counts, measure, plan
+from outrider_netsim.probe.measurement import Measurements, ProbeTarget, check_counts, measure, plan_probe
 from outrider_netsim.probe.report import ProbeReport, report
-from outrider_netsim.probe.sockets import DatagramPair, Streams, listening_socket
-from outrider_netsim.probe.virtual_pair import VirtualPair
+from outrider_netsim.probe.samples import PacketTimes
+from outrider_netsim.probe.targets import DatagramTarget, StreamTarget, VirtualTarget, listening_socket
 from outrider_netsim.profiles.profile import Direction, Profile
 
 ProbeEngine = Literal["auto", "kernel", "tun", "proxy", "virtual"]
@@ -42,7 +41,7 @@ PACKAGES = ("outrider", "pyroute2")
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedTarget:
     """A target, the engine that it goes through, and why that one."""
 
     target: ProbeTarget
@@ -60,7 +59,7 @@ class ProbeRun:
     seed: int
     started: datetime
     ended: datetime
-    seen: Probed
+    seen: Measurements
     report: ProbeReport
 
     def as_json(self) -> dict[str, object]:
@@ -71,7 +70,7 @@ class ProbeRun:
             "why": self.why,
             "transport": self.seen.samples.transport,
             **self.report.as_json(),
-            "control": {way: _control_as_json(crossing) for way, crossing in self.seen.control.items()},
+            "control": {way: _control_as_json(times) for way, times in self.seen.control.items()},
             "sent": {
                 "link_bytes": self.seen.samples.link_bytes,
                 "delay": asdict(self.seen.plan.delay),
@@ -115,16 +114,16 @@ async def probe_profile(
     started = datetime.now(UTC)
     async with _opened(probed, engine, seed) as opened:
         say(f"{profile.name} through {opened.engine} ({opened.why})")
-        planned = plan(opened.target, probed, packets, loss_packets)
+        planned = plan_probe(opened.target, probed, packets, loss_packets)
         seen = await measure(opened.target, planned, say)
     judged = report(seen.samples, probed, seed)
     return ProbeRun(profile, opened.engine, opened.why, seed, started, datetime.now(UTC), seen, judged)
 
 
 @contextlib.asynccontextmanager
-async def _opened(profile: Profile, engine: ProbeEngine, seed: int) -> AsyncIterator[Opened]:
+async def _opened(profile: Profile, engine: ProbeEngine, seed: int) -> AsyncIterator[OpenedTarget]:
     if engine == "virtual":
-        yield Opened(VirtualPair(profile, seed), "virtual", "as asked")
+        yield OpenedTarget(VirtualTarget(profile, seed), "virtual", "as asked")
         return
     with contextlib.ExitStack() as sockets:
         listener = sockets.enter_context(listening_socket())
@@ -132,11 +131,13 @@ async def _opened(profile: Profile, engine: ProbeEngine, seed: int) -> AsyncIter
             if link.namespaces is None:
                 quick_s = max(_slowest_s(profile.up), _slowest_s(profile.down))
                 stall_s = timeout_s(profile)
-                target: ProbeTarget = Streams(parse_address("link", link.address), listener, stall_s, stall_s + quick_s)
+                target: ProbeTarget = StreamTarget(
+                    parse_address("link", link.address), listener, stall_s, stall_s + quick_s
+                )
             else:
                 ends = [sockets.enter_context(await _end(link.namespaces, side)) for side in ("A", "B")]
-                target = DatagramPair(ends[0], ends[1])
-            yield Opened(target, link.engine, link.why)
+                target = DatagramTarget(ends[0], ends[1])
+            yield OpenedTarget(target, link.engine, link.why)
 
 
 async def _end(namespaces: Namespaces, side: Side) -> socket.socket:
@@ -158,11 +159,11 @@ def _direction_as_json(direction: Direction) -> dict[str, object]:
     return asdict(replace(direction, trace=None)) | {"trace": trace}
 
 
-def _control_as_json(crossing: Crossing) -> dict[str, object]:
-    delays_ms = sorted(crossing.delays_ms)
+def _control_as_json(times: PacketTimes) -> dict[str, object]:
+    delays_ms = sorted(times.delays_ms)
     return {
-        "packets": len(crossing.sent_s),
-        "lost": sum(crossing.lost),
+        "packets": len(times.sent_s),
+        "lost": sum(times.lost),
         "mean_delay_ms": fmean(delays_ms) if delays_ms else None,
         "deviation_ms": pstdev(delays_ms) if delays_ms else None,
         "p99_ms": delays_ms[int(0.99 * len(delays_ms))] if delays_ms else None,

@@ -19,26 +19,38 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider_netsim.probe.wires import CHUNK_BYTES, NUMBER, DatagramWire, Json, StreamWire, Wire, stamp_arrivals
+from outrider_netsim.probe.packet_channels import (
+    CHUNK_BYTES,
+    NUMBER,
+    DatagramChannel,
+    Json,
+    PacketChannel,
+    StreamChannel,
+    stamp_arrivals,
+)
 
 CATCH_UP_S = 0.005  # a sender that was not scheduled makes up for this much, never with a longer burst
 CONNECT_TIMEOUT_S = 30.0
 
 
-def volley(wires: Sequence[Wire], packets: int, spacing_s: float, settle_s: float, duration_s: float) -> None:
-    """Send up to `packets` on each wire, one every `spacing_s` and for at most `duration_s`, taking what arrives; wait
-    for the last ones at most `settle_s`."""
+def send_trains(
+    channels: Sequence[PacketChannel], packets: int, spacing_s: float, settle_s: float, duration_s: float
+) -> None:
+    """Send `packets` on each channel, one every `spacing_s`, and receive meanwhile.
+
+    Sending stops after `duration_s`; the last packets have `settle_s` to arrive.
+    """
     started = due = time.monotonic()
     for number in range(packets):
-        _receive_until(wires, due)
-        for wire in wires:
-            wire.send(number)
+        _receive_until(channels, due)
+        for channel in channels:
+            channel.send(number)
         due = max(due + spacing_s, time.monotonic() - CATCH_UP_S)
         if due > started + duration_s:
             break
     ended = time.monotonic()
-    while time.monotonic() < ended + settle_s and any(wire.seen.missing for wire in wires):
-        _receive_until(wires, min(time.monotonic() + 0.02, ended + settle_s))
+    while time.monotonic() < ended + settle_s and any(channel.seen.missing for channel in channels):
+        _receive_until(channels, min(time.monotonic() + 0.02, ended + settle_s))
 
 
 def pour(source: socket.socket, sink: socket.socket, offered_bps: float, duration_s: float) -> tuple[int, list[Any]]:
@@ -75,7 +87,7 @@ def open_streams(address: tuple[str, int], listener: socket.socket, count: int) 
     return [near, [far[number] for number in range(count)]]
 
 
-def carry_out(task: Json) -> Json:
+def run_task(task: Json) -> Json:
     """Do one task (its keys are written by sockets.py) and say what was seen in each way."""
     clock_offset = time.time_ns() - time.monotonic_ns()
     match task["kind"]:
@@ -94,23 +106,23 @@ def carry_out(task: Json) -> Json:
 def _datagrams(task: Json) -> Json:
     ends = [socket.socket(fileno=number) for number in task["sockets"]]
     pairs = {"up": (ends[0], ends[1]), "down": (ends[1], ends[0])}
-    wires = {way: DatagramWire(*pairs[way], task["number"], task["payload_bytes"]) for way in task["ways"]}
-    return _fire(wires, ends, task)
+    channels = {way: DatagramChannel(*pairs[way], task["number"], task["payload_bytes"]) for way in task["ways"]}
+    return _fire(channels, ends, task)
 
 
 def _streams(task: Json) -> Json:
     near, far = _open(task)
     ends = {"up": (near, far), "down": (far, near)}
-    wires = {way: StreamWire(*ends[way], task["payload_bytes"]) for way in task["ways"]}
-    return _fire(wires, near + far, task)
+    channels = {way: StreamChannel(*ends[way], task["payload_bytes"]) for way in task["ways"]}
+    return _fire(channels, near + far, task)
 
 
-def _fire(wires: Mapping[str, Wire], ends: Sequence[socket.socket], task: Json) -> Json:
+def _fire(channels: Mapping[str, PacketChannel], ends: Sequence[socket.socket], task: Json) -> Json:
     for end in ends:
         stamp_arrivals(end)
     time.sleep(0.05)  # the kernel turns stamping on a moment later
-    volley(list(wires.values()), task["packets"], task["spacing_s"], task["settle_s"], task["duration_s"])
-    return {way: wire.seen.as_json() for way, wire in wires.items()}
+    send_trains(list(channels.values()), task["packets"], task["spacing_s"], task["settle_s"], task["duration_s"])
+    return {way: channel.seen.as_json() for way, channel in channels.items()}
 
 
 def _pour(task: Json) -> Json:
@@ -131,8 +143,8 @@ def _open(task: Json) -> list[list[socket.socket]]:
     return open_streams((task["host"], task["port"]), listener, task["connections"])
 
 
-def _receive_until(wires: Sequence[Wire], when: float) -> None:
-    owners = {sink: wire for wire in wires for sink in wire.sinks()}
+def _receive_until(channels: Sequence[PacketChannel], when: float) -> None:
+    owners = {sink: channel for channel in channels for sink in channel.sinks()}
     while True:
         left = max(0.0, when - time.monotonic())
         readable, _, _ = select.select(list(owners), [], [], left)
@@ -143,4 +155,4 @@ def _receive_until(wires: Sequence[Wire], when: float) -> None:
 
 
 if __name__ == "__main__":
-    json.dump(carry_out(json.load(sys.stdin)), sys.stdout)
+    json.dump(run_task(json.load(sys.stdin)), sys.stdout)

@@ -1,1 +1,1 @@
-"""What links are like: profiles, their parts, files and traces. Data without clock or engine."""
+"""Descriptions of links: profiles, their parts, files and traces. Pure data, without clock or engine."""

@@ -1,14 +1,14 @@
-"""The built-in profiles, each with where its numbers come from, and how a profile is found by name or in a file."""
+"""The built-in profiles with the sources of their numbers, and lookup of a profile by name or file."""
 
 from __future__ import annotations
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.profiles.files import SUFFIX, load_profile
 from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
+from outrider_netsim.profiles.profile_files import SUFFIX, load_profile
 
 
 def _paper(name: str, delay_ms: float, jitter_ms: float, rate_bps: float) -> Profile:
-    """The base ping of 9 ms is a round trip, so each way has half of it; delay and jitter are shaped both ways."""
+    """Half of the base ping of 9 ms, a round trip, goes to each way; delay and jitter apply both ways."""
     direction = Direction(delay_ms, jitter_ms, "normal", rate_bps, base_ms=4.5, loss=0.001)
     return Profile.symmetric(name, direction, "Mixture of Attentions (arXiv 2410.03804), section 4.2")
 
@@ -99,7 +99,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def profile_named(name: str) -> Profile:
-    """A built-in profile, the one in FILE.toml, or FILE.toml:NAME where a file has several. Raises ProfileError."""
+    """Return a built-in profile, the one in FILE.toml, or FILE.toml:NAME. Raises ProfileError."""
     if name in PROFILES:
         return PROFILES[name]
     path, suffix, rest = name.rpartition(SUFFIX)

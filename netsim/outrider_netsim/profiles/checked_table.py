@@ -1,4 +1,4 @@
-"""A table of a TOML file that is read key by key, so that each complaint names file, table, key and remedy."""
+"""Read a TOML table key by key, so that each error names file, table, key and remedy."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from outrider_netsim.core.errors import ProfileError
 T = TypeVar("T")
 
 
-class WrongKindError(Exception):
-    """A value of another type; the message says which is needed."""
+class WrongTypeError(Exception):
+    """A value of the wrong type; the message says which is needed."""
 
 
-class PlacedError(ProfileError):
-    """A ProfileError whose message says already where in the file it is."""
+class LocatedError(ProfileError):
+    """A ProfileError whose message already says where in the file it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedTable:
-    """One table. All methods raise ProfileError."""
+    """One table of a TOML file. All methods raise ProfileError."""
 
     file: Path
-    values: Mapping[str, Any]  # what tomllib gives, unchecked
+    values: Mapping[str, Any]  # as parsed by tomllib, unchecked
     path: tuple[str, ...] = ()  # keys that lead to this table
 
     @classmethod
@@ -38,7 +38,8 @@ class CheckedTable:
             raise ProfileError(f"{file}: cannot be read: {error.strerror or error}") from None
         except UnicodeDecodeError as error:
             raise ProfileError(f"{file}: not UTF-8 text, at byte {error.start}: need a TOML file") from None
-        except (ValueError, RecursionError) as error:  # also numbers and nesting beyond what Python reads
+        # ValueError: also integers longer than Python converts; RecursionError: deep nesting.
+        except (ValueError, RecursionError) as error:
             raise ProfileError(f"{file}: not TOML: {error}") from None
 
     def __contains__(self, key: str) -> bool:
@@ -48,14 +49,14 @@ class CheckedTable:
         return iter(self.values)
 
     def child(self, key: str) -> CheckedTable:
-        """The table under `key`, which must be there."""
+        """Return the table under `key`, which must exist."""
         value = self.values[key]
         if not isinstance(value, dict):
             raise self.error(f"{key}={value!r}: need a table, [{'.'.join((*self.path, key))}]")
         return CheckedTable(self.file, value, (*self.path, key))
 
     def only(self, known: Iterable[str]) -> None:
-        """Refuse other keys."""
+        """Raise ProfileError for any other key."""
         known = list(known)
         for key in self:
             if key not in known:
@@ -64,48 +65,48 @@ class CheckedTable:
                 raise self.error(f"key {key!r} is unknown: {hint}")
 
     def get(self, key: str, kind: Callable[[Any, CheckedTable], T]) -> T:  # Any: an unchecked value
-        """The value of `key` as `kind` takes it."""
+        """Return the value of `key`, checked and converted by `kind`."""
         try:
-            return self.placed(lambda: kind(self.values[key], self))
-        except WrongKindError as error:
+            return self.located(lambda: kind(self.values[key], self))
+        except WrongTypeError as error:
             raise self.error(f"{key}={self.values[key]!r}: need {error}") from None
 
-    def placed(self, build: Callable[[], T]) -> T:
-        """What `build` returns; what it refuses is said to be here."""
+    def located(self, build: Callable[[], T]) -> T:
+        """Return what `build` returns; add this table's place to its errors."""
         try:
             return build()
-        except PlacedError:
+        except LocatedError:
             raise
         except ProfileError as error:
             raise self.error(str(error)) from None
 
-    def error(self, message: str) -> PlacedError:
+    def error(self, message: str) -> LocatedError:
         place = f" [{'.'.join(self.path)}]" if self.path else ""
-        return PlacedError(f"{self.file}{place}: {message}")
+        return LocatedError(f"{self.file}{place}: {message}")
 
 
 def number(value: Any, _: CheckedTable) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise WrongKindError("a number")
+        raise WrongTypeError("a number")
     try:
         return float(value)
     except OverflowError:
-        raise WrongKindError("a number of fewer digits") from None
+        raise WrongTypeError("a number of fewer digits") from None
 
 
 def whole(value: Any, _: CheckedTable) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise WrongKindError("a whole number")
+        raise WrongTypeError("a whole number")
     return value
 
 
 def text(value: Any, _: CheckedTable) -> str:
     if not isinstance(value, str):
-        raise WrongKindError("text in quotes")
+        raise WrongTypeError("text in quotes")
     return value
 
 
 def flag(value: Any, _: CheckedTable) -> bool:
     if not isinstance(value, bool):
-        raise WrongKindError("true or false")
+        raise WrongTypeError("true or false")
     return value

@@ -1,4 +1,4 @@
-"""The law of a packet's delay: D = max(0, X), where X has a given mean, deviation and shape. Pure mathematics, in ms.
+"""The distribution of a packet's delay: max(0, X), where X has a given mean, deviation and shape. Pure math, in ms.
 
     normal      X = m + s N(0, 1)
     uniform     X = m + s U(-sqrt 3, sqrt 3)
@@ -6,9 +6,9 @@
     constant    X = m, and s is 0
 
 Pareto is the shape of the kernel's own "pareto" table (iproute2's generator): a Pareto variable with exponent 3, whose
-largest 1.1 % are set to 4.5, where the table's 16-bit entries end. The generator then shifts and scales with the uncut
-variable's moments, its variance in place of its deviation, so that netem's real deviation is 0.82 of what one asks for
-and its mean a little low. Here the shape is standardised by its own moments: mean and deviation are what they say.
+largest 1.1 % are set to 4.5, where the table's 16-bit entries end. The generator then shifts and scales by the moments
+of the uncut variable, and by its variance in place of its deviation, so netem's real deviation is 0.82 of the requested
+one and its mean a little low. Here the shape is standardized by its own moments, so mean and deviation are exact.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HALF_WIDTH = math.sqrt(3)  # of a uniform variable with deviation 1
 
 
 def quantile(distribution: Distribution, mean: float, deviation: float, u: float) -> float:
-    """The delay that a share `u` (0 < u < 1) of packets stays below or at: the inverse distribution of max(0, X)."""
+    """Return the delay that a share `u` (0 < u < 1) of packets does not exceed: the inverse CDF of max(0, X)."""
     return max(0.0, mean + deviation * _standard_quantile(distribution, u))
 
 
@@ -47,7 +47,7 @@ def _standard_quantile(distribution: Distribution, u: float) -> float:
 
 
 def moments(distribution: Distribution, mean: float, deviation: float) -> tuple[float, float]:
-    """Mean and standard deviation of max(0, X), exact."""
+    """Return the exact mean and standard deviation of max(0, X)."""
     first, second = _cut_moments(distribution, mean, deviation) if deviation else (mean, mean * mean)
     return first, math.sqrt(max(0.0, second - first * first))
 

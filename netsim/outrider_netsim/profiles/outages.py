@@ -1,6 +1,6 @@
-"""Planned outages of a link: "3s@10s" is three seconds without it, ten seconds after the start.
+"""Planned outages of a link: "3s@10s" lasts three seconds and begins ten seconds after the start.
 
-"1s@5s/30s" comes again every thirty seconds.
+"1s@5s/30s" recurs every thirty seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
 class Cuttable(Protocol):
-    """Any engine's link."""
+    """A link that can be cut and restored."""
 
     def cut(self) -> None: ...
     def restore(self) -> None: ...
@@ -30,7 +30,7 @@ class Cuttable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """No link from `start_s` on, for `duration_s`; again after every `every_s`, if that is given."""
+    """A time without a link: from `start_s` for `duration_s`, recurring every `every_s` if given."""
 
     duration_s: float
     start_s: float
@@ -46,11 +46,11 @@ class Outage:
 
     @property
     def end_s(self) -> float:
-        """When the link is back, the first time."""
+        """Return when the first occurrence ends."""
         return self.start_s + self.duration_s
 
     def times(self) -> Iterator[tuple[float, float]]:
-        """Start and end of each occurrence, in seconds; without end when it recurs."""
+        """Yield start and end of each occurrence in seconds, forever if it recurs."""
         if self.every_s is None:
             yield self.start_s, self.end_s
             return
@@ -60,7 +60,7 @@ class Outage:
 
 
 def parse_outage(text: str) -> Outage:
-    """`3s@10s`, or `1s@5s/30s` for one that recurs; also in ms and m. Raises ProfileError."""
+    """Parse `3s@10s`, or `1s@5s/30s` for a recurring one; units are ms, s and m. Raises ProfileError."""
     match = _OUTAGE.fullmatch(text.strip())
     if match is None:
         raise ProfileError(f"outage {text!r}: need DURATION@START or DURATION@START/EVERY, such as 3s@10s or 1s@5s/30s")
@@ -73,17 +73,18 @@ def parse_outage(text: str) -> Outage:
 
 
 def outage_text(outage: Outage) -> str:
-    """What parse_outage reads."""
+    """Return the text that parse_outage reads."""
     every = f"/{_seconds_text(outage.every_s)}" if outage.every_s is not None else ""
     return f"{_seconds_text(outage.duration_s)}@{_seconds_text(outage.start_s)}{every}"
 
 
 def _seconds_text(seconds: float) -> str:
+    # Via repr and Decimal: the shortest digits that parse to the same float, never in exponent form.
     return f"{Decimal(repr(seconds)).normalize():f}s"
 
 
 def in_order(outages: Sequence[Outage]) -> list[Outage]:
-    """Sorted by start. Raises ProfileError when the first two occurrences overlap, or recurring ones leave no link."""
+    """Sort by start. Raises ProfileError when first occurrences overlap or recurring ones leave no link."""
     if sum(outage.duration_s / outage.every_s for outage in outages if outage.every_s) >= 1:
         raise ProfileError("the recurring outages together leave no time with a link: make one shorter or rarer")
     ordered = sorted(outages, key=lambda outage: outage.start_s)
@@ -97,7 +98,7 @@ def in_order(outages: Sequence[Outage]) -> list[Outage]:
 
 
 def occurrences(outages: Sequence[Outage]) -> Iterator[tuple[float, float]]:
-    """Start and end of every time without a link, in order and apart: occurrences that meet or overlap are one."""
+    """Yield start and end of every time without a link, in order; touching or overlapping ones are merged."""
     start = end = None
     for next_start, next_end in heapq.merge(*(outage.times() for outage in in_order(outages))):
         if end is not None and start is not None and next_start <= end:
@@ -111,8 +112,9 @@ def occurrences(outages: Sequence[Outage]) -> Iterator[tuple[float, float]]:
 
 
 async def run_outages(link: Cuttable, outages: Sequence[Outage]) -> None:
-    """Cut and restore `link` as planned, counting from now; never returns when one recurs."""
+    """Cut and restore `link` as planned, counting from now. Never returns if an outage recurs."""
     loop = asyncio.get_running_loop()
+    # Each sleep ends at a time counted from the start: errors of single sleeps do not add up.
     started_at = loop.time()
     for start, end in occurrences(outages):
         await asyncio.sleep(started_at + start - loop.time())

@@ -1,4 +1,4 @@
-"""What a link is like, as frozen data, each direction with its own delay, jitter, loss and rate. Knows of no engine."""
+"""The description of a link as frozen data: delay, jitter, loss and rate per direction. Knows no engine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_QUEUE_PACKETS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Bursts:
-    """Loss in bursts (Gilbert and Elliott): a packet finds the link good or bad, and is lost with that state's share.
+    """Bursty loss (Gilbert-Elliott): a packet finds the link good or bad and is lost with that state's probability.
 
     Before each packet the state changes, from good to bad with probability `p`, from bad to good with `r`. A burst of
-    bad packets is 1/r long on average, and comes once in 1/p good ones.
+    bad packets is 1/r long on average and comes once in 1/p good ones.
     """
 
     p: float
@@ -34,21 +34,21 @@ class Bursts:
         for name in ("p", "r", "bad", "good"):
             _check(f"bursts.{name}", getattr(self, name), 1.0)
         if not self.r:
-            raise ProfileError("bursts.r=0: the link would stay bad for ever; need more than 0")
+            raise ProfileError("bursts.r=0: the link would stay bad forever; need more than 0")
 
     @property
     def mean_loss(self) -> float:
-        """Share of packets lost in the long run."""
+        """Return the long-run share of lost packets."""
         return (self.p * self.bad + self.r * self.good) / (self.p + self.r)
 
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """One way through a link. A packet takes base_ms + max(0, X), then waits for the rate.
+    """One direction of a link. A packet takes base_ms + max(0, X), then waits for the rate.
 
-    X has mean `delay_ms`, standard deviation `jitter_ms` and the shape of `distribution` (delays.py), drawn anew for
-    every packet; `constant` needs jitter_ms=0. A trace replaces what it has columns for: its delay `delay_ms`, its rate
-    or deliveries `rate_bps`, its loss `loss` and `bursts`.
+    X has mean `delay_ms`, standard deviation `jitter_ms` and the shape of `distribution` (delays.py), drawn for every
+    packet; `constant` needs jitter_ms=0. A trace replaces what it has columns for: its delay `delay_ms`, its rate or
+    deliveries `rate_bps`, its loss `loss` and `bursts`.
     """
 
     delay_ms: float = 0.0
@@ -56,10 +56,10 @@ class Direction:
     distribution: Distribution = "constant"
     rate_bps: float = 0.0  # 0: unlimited; counts whole IP packets and 14 bytes of Ethernet header each, as netem does
     base_ms: float = 0.0
-    loss: float = 0.0  # independent, share of packets
-    bursts: Bursts | None = None  # instead of `loss`
+    loss: float = 0.0  # share of packets, independent of each other
+    bursts: Bursts | None = None  # in place of `loss`
     queue_packets: int = 1000  # waiting for rate and delay together; more is dropped at the tail (netem's limit)
-    in_order: bool = False  # no packet overtakes the one before it, as on a radio bearer; else jitter reorders (netem)
+    in_order: bool = False  # packets never overtake each other, as on a radio bearer; else jitter reorders (netem)
     trace: Trace | None = None
 
     def __post_init__(self) -> None:
@@ -82,32 +82,33 @@ class Direction:
 
     @property
     def mean_delay_ms(self) -> float:
-        """Exact expected one-way delay of a lone small packet, without a trace."""
+        """Return the exact mean one-way delay of a lone small packet, without a trace."""
         return self.base_ms + delays.moments(self.distribution, self.delay_ms, self.jitter_ms)[0]
 
     @property
     def delay_deviation_ms(self) -> float:
-        """Exact standard deviation of that delay: less than `jitter_ms` where the cut at 0 bites."""
+        """Return the exact standard deviation of that delay: below `jitter_ms` where the cut at 0 matters."""
         return delays.moments(self.distribution, self.delay_ms, self.jitter_ms)[1]
 
     @property
     def mean_loss(self) -> float:
-        """Share of packets lost in the long run, without a trace."""
+        """Return the long-run share of lost packets, without a trace."""
         return self.bursts.mean_loss if self.bursts else self.loss
 
     def delay_s(self, rng: random.Random) -> float:
-        """One draw, in seconds. Takes one number from `rng`, or none where there is no jitter."""
+        """Draw a delay in seconds. Takes one number from `rng`, or none without jitter."""
         return self.quantile_s(1 - rng.random()) if self.jitter_ms else (self.base_ms + self.delay_ms) / 1000
 
     def quantile_s(self, u: float) -> float:
-        """The delay in seconds that a share `u` (0 to 1) of packets does not exceed."""
-        u = min(max(u, 2**-53), 1 - 2**-53)  # a normal variable has no least and no largest value
+        """Return the delay in seconds that a share `u` (0 to 1) of packets does not exceed."""
+        # A normal variable has no smallest and no largest value: keep `u` off both ends.
+        u = min(max(u, 2**-53), 1 - 2**-53)
         return (self.base_ms + delays.quantile(self.distribution, self.delay_ms, self.jitter_ms, u)) / 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A named link, seen from the client: `up` leads to the server, `down` back."""
+    """A named link: `up` leads from the client to the server, `down` back."""
 
     name: str
     up: Direction
@@ -127,11 +128,11 @@ class Profile:
 
     @property
     def round_trip_ms(self) -> float:
-        """Expected round trip of small packets, jitter included."""
+        """Return the mean round trip of small packets, jitter included."""
         return self.up.mean_delay_ms + self.down.mean_delay_ms
 
     def in_order_variant(self) -> Profile:
-        """The same link as a radio bearer has it: packets wait for the one before them."""
+        """Return the same link without reordering, as on a radio bearer."""
         up, down = replace(self.up, in_order=True), replace(self.down, in_order=True)
         return replace(self, name=f"{self.name}-inorder", up=up, down=down)
 

@@ -1,13 +1,13 @@
-"""Made-up cellular links as traces: a rate that wanders between levels, fades and handovers. A seed fixes all of it.
+"""Synthetic cellular links as traces: a rate that moves between levels, fades and handovers. The seed fixes all of it.
 
                  4 s          3 s        2 s        0.5 s         mean time in a level, exponential
-    levels      strong  <->   fair  <->  weak  <->  fade          neighbors only, either way alike
-    rate          2            1          0.4        0.02         shares, scaled so that the mean rate is the asked one
+    levels      strong  <->   fair  <->  weak  <->  fade          neighbors only, both equally likely
+    rate          2            1          0.4        0.02         shares, scaled to the requested mean rate
     delay        + 0          + 5        + 15       + 60 ms       the radio repeats more where it is weak
 
-On top each step of 20 ms has a lognormal factor of mean 1 (fast fading). Handovers come at exponential intervals, let
-nothing through for `handover_s`, and land in a level drawn anew. The numbers are our judgement, after what is reported
-of cellular traces: rates that change by an order of magnitude within seconds (Winstein et al., Sprout, NSDI 2013).
+Each step of 20 ms also has a lognormal factor of mean 1 (fast fading). Handovers come at exponential intervals, block
+the link for `handover_s`, and end in a randomly drawn level. The numbers are our judgment, based on published cellular
+traces, whose rates change by an order of magnitude within seconds (Winstein et al., Sprout, NSDI 2013).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.profiles.traces import MAX_TRACE_S, OPPORTUNITY_BYTES, Conditions, Deliveries
+from outrider_netsim.profiles.traces import MAX_TRACE_S, OPPORTUNITY_BYTES, ConditionTrace, DeliveryTrace
 
 STEP_S = 0.02
-LEAST_BPS = 1000.0  # of a row of conditions: stands for nothing
+LEAST_BPS = 1000.0  # of a condition trace, which cannot say 0
 FAST_FADING = 0.3  # deviation of the factor's logarithm
 
 
@@ -41,18 +41,18 @@ _LEVELS = (
     _Level(0.4, 2.0, 15, 0.005),
     _Level(0.02, 0.5, 60, 0.03),
 )
-# Share of time: visits (a walk with reflecting ends visits inner levels twice as often) times the time of a visit.
+# Share of time = number of visits (a walk with reflecting ends visits inner levels twice as often) x time of a visit.
 _WEIGHTS = tuple(level.mean_s * (1 if i in (0, len(_LEVELS) - 1) else 2) for i, level in enumerate(_LEVELS))
 _MEAN_SHARE = sum(w * level.share for w, level in zip(_WEIGHTS, _LEVELS, strict=True)) / sum(_WEIGHTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Cellular:
-    """One direction of a made-up cellular link. Raises ProfileError for what cannot be."""
+    """One direction of a synthetic cellular link. Raises ProfileError for values out of range."""
 
-    rate_bps: float = 20e6  # in the mean, handovers left out
-    delay_ms: float = 20.0  # one way, where the radio is strong
-    handover_every_s: float = 30.0  # in the mean; 0: none
+    rate_bps: float = 20e6  # mean, apart from handovers
+    delay_ms: float = 20.0  # one way, in the strongest level
+    handover_every_s: float = 30.0  # mean interval; 0: none
     handover_s: float = 0.05
 
     def __post_init__(self) -> None:
@@ -62,17 +62,17 @@ class Cellular:
         if self.handover_every_s:
             _check("handover_every_s", self.handover_every_s, 2 * self.handover_s, MAX_TRACE_S)
 
-    def deliveries(self, duration_s: float, seed: int) -> Deliveries:
-        """As a Mahimahi trace; its last opportunity is at `duration_s`, so that it repeats then."""
+    def deliveries(self, duration_s: float, seed: int) -> DeliveryTrace:
+        """Return a Mahimahi trace whose last opportunity is at `duration_s`, where it repeats."""
         sent_bytes = np.cumsum([step.rate_bps * STEP_S / 8 for step in self._steps(duration_s, seed)])
         end_ms = round(duration_s * 1000)
         at_ms = _times_ms(sent_bytes)
-        return Deliveries("synthetic", (*at_ms[at_ms < end_ms].tolist(), end_ms))
+        return DeliveryTrace("synthetic", (*at_ms[at_ms < end_ms].tolist(), end_ms))
 
-    def conditions(self, duration_s: float, seed: int) -> Conditions:
-        """As columns of delay, rate and loss, a row every 20 ms."""
+    def conditions(self, duration_s: float, seed: int) -> ConditionTrace:
+        """Return columns of delay, rate and loss, with a row every 20 ms."""
         steps = list(self._steps(duration_s, seed))
-        return Conditions(
+        return ConditionTrace(
             "synthetic",
             tuple(round(i * STEP_S, 6) for i in range(len(steps))),
             round(len(steps) * STEP_S, 6),
@@ -118,7 +118,7 @@ def _neighbor(level: int, rng: random.Random) -> int:
 
 
 def _times_ms(sent_bytes: NDArray[np.float64]) -> NDArray[np.int64]:
-    """When each full opportunity is through, if `sent_bytes` are at the ends of the steps, evenly within each."""
+    """Return when each opportunity's bytes are through; `sent_bytes` grows evenly within each step."""
     targets = np.arange(1, sent_bytes[-1] // OPPORTUNITY_BYTES + 1) * OPPORTUNITY_BYTES
     steps = np.searchsorted(sent_bytes, targets)
     before = np.concatenate(([0.0], sent_bytes))[steps]

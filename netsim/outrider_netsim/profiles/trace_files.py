@@ -1,6 +1,6 @@
-"""Trace files, read and written: Mahimahi's packet deliveries, and CSV columns of delay, rate and loss over time.
+"""Read and write trace files: Mahimahi's packet deliveries, and CSV columns of delay, rate and loss over time.
 
-Whatever is wrong with a file is a ProfileError with its name and line. Both forms come back as they were written.
+Everything wrong with a file is a ProfileError with its name and line. Both formats round-trip exactly.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from pathlib import Path
 from typing import assert_never
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.profiles.traces import MAX_TRACE_S, Conditions, Deliveries, Trace
+from outrider_netsim.profiles.traces import MAX_TRACE_S, ConditionTrace, DeliveryTrace, Trace
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)  # float() alone takes "nan", "1_0" and "inf"
+# float() alone would accept "nan", "1_0", "inf" and digits of other scripts.
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def is_csv(path: str | Path) -> bool:
-    """Whether a file of this name holds conditions."""
+    """Return whether a file of this name holds a condition trace."""
     return Path(path).suffix.lower() == ".csv"
 
 
 def load_trace(path: str | Path) -> Trace:
-    """The trace in a file: CSV if its name ends in .csv, Mahimahi's format otherwise. Raises ProfileError."""
+    """Load a trace: CSV if the name ends in .csv, Mahimahi's format otherwise. Raises ProfileError."""
     text = _read(Path(path))
     return parse_csv(text, str(path)) if is_csv(path) else parse_mahimahi(text, str(path))
 
 
 def save_trace(trace: Trace, path: str | Path) -> None:
-    """Write `trace` in the form that its kind has; only CSV files may, and must, end in .csv. Raises ProfileError."""
-    if isinstance(trace, Conditions) != is_csv(path):
+    """Write `trace` in its own format; condition traces must end in .csv, others must not. Raises ProfileError."""
+    if isinstance(trace, ConditionTrace) != is_csv(path):
         raise ProfileError(f"{path}: conditions go to a file that ends in .csv, deliveries to any other")
     try:
         Path(path).write_text(trace_text(trace), encoding="ascii")
@@ -42,18 +43,18 @@ def save_trace(trace: Trace, path: str | Path) -> None:
 
 
 def trace_text(trace: Trace) -> str:
-    """What the trace's file holds."""
+    """Return the text of the trace's file."""
     match trace:
-        case Deliveries():
+        case DeliveryTrace():
             return "".join(f"{at}\n" for at in trace.at_ms)
-        case Conditions():
+        case ConditionTrace():
             return _csv_text(trace)
         case _:
             assert_never(trace)
 
 
-def parse_mahimahi(text: str, name: str) -> Deliveries:
-    """One whole number of milliseconds a line, in order. Raises ProfileError with `name` and line."""
+def parse_mahimahi(text: str, name: str) -> DeliveryTrace:
+    """Parse one whole number of milliseconds per line, in order. Raises ProfileError with `name` and line."""
     lines = _lines(text, name)
     at_ms = tuple(_whole_ms(line, f"{name}, line {n}") for n, line in enumerate(lines, 1))
     for n, (before, at) in enumerate(pairwise(at_ms), 2):
@@ -63,13 +64,13 @@ def parse_mahimahi(text: str, name: str) -> Deliveries:
         raise ProfileError(
             f"{name}, line {len(at_ms)}: the trace ends at 0 ms: the last line, its length, must be above 0"
         )
-    return Deliveries(name, at_ms)
+    return DeliveryTrace(name, at_ms)
 
 
 def _whole_ms(line: str, where: str) -> int:
     text = line.strip()
     if not (text.isascii() and text.isdecimal()):
-        raise ProfileError(f"{where}: {_shown(line)} is no time: need a whole number of milliseconds, 0 or more")
+        raise ProfileError(f"{where}: {_shown(line)} is not a time: need a whole number of milliseconds, 0 or more")
     if len(text) > 12 or int(text) > MAX_TRACE_S * 1000:
         raise ProfileError(f"{where}: {_shown(line)} ms is beyond {MAX_TRACE_S / 86400:g} days: cut the trace")
     return int(text)
@@ -77,7 +78,7 @@ def _whole_ms(line: str, where: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """What a CSV column may hold; `unit` is what one of it is in the unit of Conditions' `field`."""
+    """The range of a CSV column; `unit` converts it to the unit of ConditionTrace's `field`."""
 
     field: str
     unit: float
@@ -100,8 +101,8 @@ _COLUMNS = {
 }
 
 
-def parse_csv(text: str, name: str) -> Conditions:
-    """A header that names the columns and their units, then numbers. Raises ProfileError with `name` and line."""
+def parse_csv(text: str, name: str) -> ConditionTrace:
+    """Parse a header that names columns and units, then rows of numbers. Raises ProfileError with `name` and line."""
     header, *rows = _lines(text, name)
     keys = [key.strip() for key in header.split(",")]
     columns = _columns(keys, f"{name}, line 1")
@@ -111,7 +112,7 @@ def parse_csv(text: str, name: str) -> Conditions:
     by_field = dict(zip((c.field for c in columns), zip(*values, strict=True), strict=True))
     times = _from_zero(by_field.pop("times_s"), name)
     last_s = times[-1] - times[-2] if len(times) > 1 else 1.0
-    return Conditions(name, times, times[-1] + last_s, **by_field)
+    return ConditionTrace(name, times, times[-1] + last_s, **by_field)
 
 
 def _columns(keys: list[str], where: str) -> list[_Column]:
@@ -136,7 +137,7 @@ def _row(line: str, keys: list[str], columns: list[_Column], where: str) -> list
 
 def _cell(text: str, key: str, column: _Column, where: str) -> float:
     if not _NUMBER.fullmatch(text.strip()) or not math.isfinite(value := float(text)):
-        raise ProfileError(f"{where}: {key}={_shown(text)} is no finite number")
+        raise ProfileError(f"{where}: {key}={_shown(text)} is not a finite number")
     if not column.least <= value <= column.most:
         most = "or more" if column.most == math.inf else f"to {column.most:g}"
         raise ProfileError(f"{where}: {key}={value:g}: need {column.least:g} {most}{column.zero_remedy}")
@@ -144,7 +145,7 @@ def _cell(text: str, key: str, column: _Column, where: str) -> float:
 
 
 def _from_zero(times: tuple[float, ...], name: str) -> tuple[float, ...]:
-    """Times since the first row's, so that traces which count from some other moment work too."""
+    """Return times since the first row's, so that traces may count from any moment."""
     for n, (before, at) in enumerate(pairwise(times), 3):
         if at <= before:
             raise ProfileError(
@@ -155,7 +156,7 @@ def _from_zero(times: tuple[float, ...], name: str) -> tuple[float, ...]:
     return tuple(at - times[0] for at in times)
 
 
-def _csv_text(trace: Conditions) -> str:
+def _csv_text(trace: ConditionTrace) -> str:
     columns = [
         ("time_s", trace.times_s),
         ("delay_ms", trace.delay_ms),

@@ -1,4 +1,4 @@
-"""What a trace holds, in a few figures. Pure."""
+"""Summarize a trace in a few figures. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import assert_never
 
-from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, Conditions, Deliveries, Trace
+from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, ConditionTrace, DeliveryTrace, Trace
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of a quantity over a trace's time."""
+    """Minimum, mean and maximum of a quantity over a trace's time."""
 
     least: float
     mean: float
@@ -21,28 +21,31 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """None where the trace does not say. Rates of deliveries are over seconds (the last, partial one left out)."""
+    """Figures of a trace; None where it has no such column.
+
+    Rates of delivery traces are per whole second; a partial last second is left out.
+    """
 
     entries: int
     duration_s: float
     rate_bps: Spread | None = None
     delay_ms: Spread | None = None
     loss: Spread | None = None
-    longest_gap_s: float | None = None  # without an opportunity, the repetition counted
+    longest_gap_s: float | None = None  # between opportunities, also across the repetition
 
 
 def summary(trace: Trace) -> Summary:
     match trace:
-        case Deliveries():
+        case DeliveryTrace():
             return _of_deliveries(trace)
-        case Conditions():
+        case ConditionTrace():
             rate, delay, loss = (_weighted(column, trace) for column in (trace.rate_bps, trace.delay_ms, trace.loss))
             return Summary(len(trace.times_s), trace.period_s, rate, delay, loss)
         case _:
             assert_never(trace)
 
 
-def _of_deliveries(trace: Deliveries) -> Summary:
+def _of_deliveries(trace: DeliveryTrace) -> Summary:
     per_second = [0] * max(1, trace.period_ms // 1000)
     for at in trace.at_ms:
         if at // 1000 < len(per_second):
@@ -56,7 +59,7 @@ def _of_deliveries(trace: Deliveries) -> Summary:
     )
 
 
-def _weighted(column: Sequence[float] | None, trace: Conditions) -> Spread | None:
+def _weighted(column: Sequence[float] | None, trace: ConditionTrace) -> Spread | None:
     if column is None:
         return None
     spans = [after - before for before, after in pairwise((*trace.times_s, trace.period_s))]

@@ -1,6 +1,6 @@
-"""Recorded links, as frozen data: when packets can leave, or what delay, rate and loss hold from when on. Both repeat.
+"""Recorded links as frozen data: when packets may leave, or how delay, rate and loss change. Both repeat.
 
-Reading and writing them is trace_files.py's business.
+trace_files.py reads and writes them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ MAX_TRACE_S = 10 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Deliveries:
-    """A Mahimahi trace: at each of `at_ms` up to 1504 bytes can leave, and unused room is lost. Starts again after the
-    last one: in the n-th round (from 0) all times are n * period_ms later. Times may repeat, and never go back."""
+class DeliveryTrace:
+    """A Mahimahi trace: at each of `at_ms` up to 1504 bytes may leave, and unused room is lost.
+
+    It starts again after the last time: in the n-th round (from 0) all times are n * period_ms later. Times may repeat
+    but never decrease.
+    """
 
     name: str
     at_ms: tuple[int, ...]
@@ -30,10 +33,12 @@ class Deliveries:
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
-    """Columns over time: row i holds from times_s[i] until the next row, the last one until `period_s`, where the trace
-    starts again. times_s[0] is 0. A column that is None leaves the direction's own value in force. In a file the last
-    row holds for as long as the one before it, a lone row for ever."""
+class ConditionTrace:
+    """Columns over time: row i holds from times_s[i] until the next row, the last one until `period_s`.
+
+    Then the trace starts again. times_s[0] is 0. Where a column is None the direction's own value holds. In a file the
+    last row holds for as long as the one before it, and a lone row forever.
+    """
 
     name: str
     times_s: tuple[float, ...]
@@ -43,8 +48,8 @@ class Conditions:
     loss: tuple[float, ...] | None = None
 
     def row_at(self, time_s: float) -> int:
-        """Index of the row that holds at `time_s`, counted from the link's start."""
+        """Return the index of the row that holds `time_s` seconds after the link's start."""
         return bisect_right(self.times_s, time_s % self.period_s) - 1
 
 
-Trace = Deliveries | Conditions
+Trace = DeliveryTrace | ConditionTrace

@@ -1,19 +1,19 @@
-"""Messages over a lossy path, whole and in order, as TCP would bring them: when each arrives. In virtual time.
+"""When messages arrive over a lossy path, whole and in order, as over TCP. In virtual time.
 
-    send -> segments of 1448 bytes -> [ data path ] -> put in order -> message is there
+    send -> segments of 1448 bytes -> [ data path ] -> put in order -> message arrives
               ^ again, when lost                          |
-              +--------------- [ ack path ] <-------------+     one for every packet, with all that has come so far
+              +--------------- [ ack path ] <-------------+     one per packet, with everything received so far
 
-The rule of sending again, in TCP's terms and without its congestion control:
+The rules of retransmission, in TCP's terms and without its congestion control:
 
-1. Up to WINDOW_PACKETS are under way unacknowledged. The window does not change: a flow never slows down.
-2. SRTT and RTTVAR are smoothed over every acknowledged packet (RFC 6298, 2; an ack says which sending it answers, as
-   timestamps do, so that Karn's exception is not needed).
+1. Up to WINDOW_PACKETS are under way unacknowledged. The window is constant: a flow never slows down.
+2. SRTT and RTTVAR are smoothed over every acknowledged packet (RFC 6298, section 2; an ack says which transmission it
+   answers, as timestamps do, so Karn's exception is not needed).
 3. A packet is sent again when one sent after it was acknowledged and SRTT + min(SRTT, max(SRTT / 4, 4 RTTVAR)) have
    passed since it was sent. This is RACK (RFC 8985), with jitter in place of its adaptation to reordering.
-4. When no new packet is acknowledged for RTO = SRTT + max(200 ms, 4 RTTVAR), at first 1 s (RFC 6298 with Linux's least
-   value), all are taken for lost, the oldest is sent again, alone, and RTO doubles, up to 120 s. The first new ack
-   opens the window again. After 15 doublings in a row the flow is broken (Linux's tcp_retries2), about 20 minutes.
+4. When no new packet is acknowledged for RTO = SRTT + max(200 ms, 4 RTTVAR), initially 1 s (RFC 6298 with Linux's
+   minimum), all count as lost, the oldest is sent again, alone, and RTO doubles, up to 120 s. The first new ack opens
+   the window again. After 15 doublings in a row, about 20 minutes, the flow is broken (Linux's tcp_retries2).
 
 There is no tail loss probe: the last packet of a message, when lost, takes an RTO, as a lone packet does in Linux.
 Acks are never delayed. Packets count 66 bytes more than they carry: Ethernet, IPv4 and TCP with timestamps.
@@ -35,12 +35,12 @@ LEAST_VARIATION_S = 0.2
 LONGEST_RTO_S = 120.0
 MOST_RETRIES = 15
 
-Carry = Callable[[int, Callable[[], None]], None]  # a packet of so many bytes now; what to call when it arrives
+SendPacket = Callable[[int, Callable[[], None]], None]  # (size in bytes, callback on arrival)
 
 
 @dataclass(frozen=True, slots=True)
 class _Transmission:
-    """One sending of a segment."""
+    """One transmission of a segment."""
 
     number: int
     segment: int
@@ -48,8 +48,8 @@ class _Transmission:
     sent_at: float
 
 
-class RoundTrips:
-    """The smoothed round trip, and the two times that follow from it."""
+class TcpRttEstimator:
+    """The smoothed round trip and the two timeouts derived from it."""
 
     def __init__(self) -> None:
         self.srtt_s = 0.0
@@ -57,7 +57,7 @@ class RoundTrips:
         self._doublings = 0
 
     def measured(self, sample_s: float) -> None:
-        """A packet was acknowledged after this time; ends the doubling."""
+        """Update with the round trip of an acknowledged packet; ends the doubling."""
         self._doublings = 0
         if not self.srtt_s:
             self.srtt_s, self.rttvar_s = sample_s, sample_s / 2
@@ -66,7 +66,7 @@ class RoundTrips:
         self.srtt_s += (sample_s - self.srtt_s) / 8
 
     def double(self) -> int:
-        """No ack came; how often in a row that happened."""
+        """Double the timeout after silence and return how often in a row that happened."""
         self._doublings += 1
         return self._doublings
 
@@ -77,17 +77,17 @@ class RoundTrips:
 
     @property
     def lost_after_s(self) -> float:
-        """How long after its sending a packet is lost for sure, when a later one has been acknowledged."""
+        """Return the age at which a packet counts as lost once a later one was acknowledged."""
         return self.srtt_s + min(self.srtt_s, max(self.srtt_s / 4, 4 * self.rttvar_s))
 
 
 class Flow:
-    """One direction of a connection. `broken` is called once, when it gives up."""
+    """One direction of a connection. Calls `broken` once, when it gives up."""
 
     def __init__(
-        self, clock: VirtualClock, data: Carry, acks: Carry, broken: Callable[[], None] = lambda: None
+        self, clock: VirtualClock, data: SendPacket, acks: SendPacket, broken: Callable[[], None] = lambda: None
     ) -> None:
-        self.round_trips = RoundTrips()
+        self.rtt = TcpRttEstimator()
         self.packets_sent_again = 0
         self.is_broken = False
         self._clock = clock
@@ -97,17 +97,17 @@ class Flow:
         self._segments = 0  # cut so far
         self._transmissions = 0
         self._newest_acked = 0
-        self._acked_below = 0  # all segments before this one, and those in the set, have come
+        self._acked_below = 0  # all earlier segments, and those in the set, have arrived
         self._acked_ahead: set[int] = set()
         self._new: deque[tuple[int, int]] = deque()  # (segment, size) to send
-        self._lost: deque[tuple[int, int]] = deque()  # to send again, before anything new; may be acked meanwhile
-        self._under_way: dict[int, _Transmission] = {}  # by segment, the last sending of each, the oldest first
+        self._lost: deque[tuple[int, int]] = deque()  # to send again before anything new; may be acknowledged meanwhile
+        self._under_way: dict[int, _Transmission] = {}  # by segment: its last transmission; the oldest first
         self._probing = False  # after an RTO: one packet only until an ack comes
         self._rto_at = 0.0
         self._timer_at: float | None = None
 
     def send(self, size_bytes: int, arrived: Callable[[], None]) -> None:
-        """Send a message now (0 bytes are one empty packet); `arrived` is called at its time of arrival.
+        """Send a message now (0 bytes are one empty packet) and call `arrived` when it arrives.
 
         Raises TimeoutError on a broken flow.
         """
@@ -118,11 +118,11 @@ class Flow:
             self._segments += 1
         self._receiver.expect(self._segments, arrived)
         if not self._under_way:
-            self._rto_at = self._clock.now + self.round_trips.rto_s
+            self._rto_at = self._clock.now + self.rtt.rto_s
         self._fill_window()
 
     def arrival(self, size_bytes: int, now: float) -> float:
-        """Run the clock to `now`, send a message, run until it has arrived, and return when that was, in seconds.
+        """Run the clock to `now`, send a message, and return the time in seconds at which it arrives.
 
         Raises TimeoutError when the flow gives up.
         """
@@ -150,14 +150,14 @@ class Flow:
         self._data(size_bytes, lambda: self._receiver.take(sending))
 
     def _acked(self, answered: _Transmission, next_segment: int) -> None:
-        """An ack has arrived: it answers one sending, and all segments before `next_segment` have come."""
+        """Handle an ack of one transmission; all segments before `next_segment` have arrived."""
         if next_segment <= self._acked_below and self._is_acked(answered.segment):
             return
         self._note(answered.segment, next_segment)
         self._newest_acked = max(self._newest_acked, answered.number)
-        self.round_trips.measured(self._clock.now - answered.sent_at)
+        self.rtt.measured(self._clock.now - answered.sent_at)
         self._probing = False
-        self._rto_at = self._clock.now + self.round_trips.rto_s
+        self._rto_at = self._clock.now + self.rtt.rto_s
         self._fill_window()
 
     def _note(self, segment: int, next_segment: int) -> None:
@@ -181,12 +181,12 @@ class Flow:
             return None
         oldest = next(iter(self._under_way.values()))
         if oldest.number < self._newest_acked:
-            return min(self._rto_at, oldest.sent_at + self.round_trips.lost_after_s)
+            return min(self._rto_at, oldest.sent_at + self.rtt.lost_after_s)
         return self._rto_at
 
     def _timer(self) -> None:
         if self._timer_at is None or self._clock.now < self._timer_at:
-            return  # an earlier timer took its place
+            return  # an earlier timer has replaced this one
         self._timer_at = None
         due = self._next_due()
         if due is not None and due <= self._clock.now:
@@ -194,14 +194,14 @@ class Flow:
         self._set_timer()
 
     def _send_again(self, *, all_of_them: bool) -> None:
-        """The retransmission timer (rule 4), or the rule for a packet that later ones have overtaken (3)."""
+        """Retransmit all packets after a timeout (rule 4), or those that later ones have overtaken (rule 3)."""
         if all_of_them:
             lost = list(self._under_way.values())
             self._probing = True
-            if self.round_trips.double() > MOST_RETRIES:
+            if self.rtt.double() > MOST_RETRIES:
                 self._give_up()
                 return
-            self._rto_at = self._clock.now + self.round_trips.rto_s
+            self._rto_at = self._clock.now + self.rtt.rto_s
         else:
             lost = [sending for sending in self._under_way.values() if self._is_overtaken(sending)]
         for sending in lost:
@@ -211,7 +211,7 @@ class Flow:
         self._fill_window()
 
     def _is_overtaken(self, sending: _Transmission) -> bool:
-        is_due = sending.sent_at + self.round_trips.lost_after_s <= self._clock.now
+        is_due = sending.sent_at + self.rtt.lost_after_s <= self._clock.now
         return is_due and sending.number < self._newest_acked
 
     def _give_up(self) -> None:
@@ -223,14 +223,14 @@ class Flow:
 
 
 class _Receiver:
-    """The far end: puts segments in order, tells of messages that are whole, acknowledges every packet."""
+    """The far end: orders segments, reports complete messages and acknowledges every packet."""
 
-    def __init__(self, acks: Carry, acked: Callable[[_Transmission, int], None]) -> None:
+    def __init__(self, acks: SendPacket, acked: Callable[[_Transmission, int], None]) -> None:
         self._acks = acks
         self._acked = acked
-        self._next = 0  # the first segment that has not come
+        self._next = 0  # the first segment not yet received
         self._ahead: set[int] = set()
-        self._messages: deque[tuple[int, Callable[[], None]]] = deque()  # each with the segment after its last
+        self._messages: deque[tuple[int, Callable[[], None]]] = deque()  # with the segment after its last one
 
     def expect(self, end: int, arrived: Callable[[], None]) -> None:
         self._messages.append((end, arrived))
@@ -248,5 +248,7 @@ class _Receiver:
 
 
 def gave_up(now: float) -> str:
-    """What a broken flow says."""
-    return f"at {now:g} s a packet was sent {MOST_RETRIES + 1} times without an answer: restore the link, connect anew"
+    """Return the error message of a broken flow."""
+    return (
+        f"at {now:g} s a packet was sent {MOST_RETRIES + 1} times without an answer: restore the link and connect again"
+    )

@@ -1,11 +1,11 @@
 """The virtual engine: a link in virtual time, for sweeps and for testing programs. Nothing sleeps.
 
-    link.send("up", 1514, arrived)              datagrams, straight through the path: may be lost, may be reordered
-    flow = link.flow("up"); flow.send(...)      messages, whole and in order (flow.py has the rule)
-    pipe = await link.connect()                 asyncio programs that talk with each other (pipe.py)
+    link.send("up", 1514, arrived)              datagrams: may be lost or reordered
+    flow = link.flow("up"); flow.send(...)      messages, whole and in order (rules in flow.py)
+    conn = await link.connect()                 asyncio programs that exchange messages (connection.py)
 
-The same profile, seed and program give the same events, to the byte of their log. There is no address to connect to: no
-real program can use this link.
+The same profile, seed and program give the same events, byte for byte in their log. There is no address to connect to:
+real programs cannot use this link.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from typing import Literal, assert_never
 from outrider_netsim.impairments import Packet
 from outrider_netsim.impairments.path import LinkStats, Path
 from outrider_netsim.profiles.profile import Direction, Profile
-from outrider_netsim.virtual.clock import VirtualClock
+from outrider_netsim.virtual.clock import VirtualClock, VirtualLoop
+from outrider_netsim.virtual.connection import MessageConnection, open_connection
 from outrider_netsim.virtual.flow import Flow
-from outrider_netsim.virtual.loop import VirtualLoop
-from outrider_netsim.virtual.pipe import Pipe, open_pipe
 
 Way = Literal["up", "down"]
-Happening = Literal["sent", "arrived", "dropped", "cut", "restored", "set"]
+LinkEventKind = Literal["sent", "arrived", "dropped", "cut", "restored", "set"]
 
 
 @dataclass(frozen=True, slots=True)
 class LinkEvent:
-    """One line of the link's log; a packet that is dropped was sent just before."""
+    """One line of the link's log; a dropped packet was sent just before."""
 
     time_s: float
-    what: Happening
+    what: LinkEventKind
     way: Way | None = None
     size_bytes: int = 0
 
@@ -41,15 +40,15 @@ class LinkEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class _Carried(Packet):
+class _VirtualPacket(Packet):
     arrived: Callable[[], None]
 
 
 class VirtualLink:
-    """A link of `profile` on `clock`, from its present time on, where planned outages and traces begin.
+    """A link of `profile` on `clock`; planned outages and traces count from the clock's current time.
 
-    `on_event` is told of every packet and every change. The seed (default: the profile's) fixes what becomes of the
-    n-th packet of each direction.
+    `on_event` is called for every packet and every change. The seed (default: the profile's) fixes the fate of the n-th
+    packet of each direction.
     """
 
     engine = "virtual"
@@ -69,11 +68,11 @@ class VirtualLink:
         self._up = _Lane("up", self._path(profile.up, f"{seed}/up"), self)
         self._down = _Lane("down", self._path(profile.down, f"{seed}/down"), self)
         self._connections = 0
-        self._accepted: asyncio.Queue[Pipe] = asyncio.Queue()
+        self._accepted: asyncio.Queue[MessageConnection] = asyncio.Queue()
 
     @property
     def is_cut(self) -> bool:
-        """Whether it was cut by hand."""
+        """Whether `cut` was called, planned outages aside."""
         return self._up.path.is_cut
 
     @property
@@ -81,7 +80,7 @@ class VirtualLink:
         return LinkStats(self._up.path.stats, self._down.path.stats, self._connections)
 
     def cut(self) -> None:
-        """What is sent from now on is dropped; what is under way arrives."""
+        """Drop packets sent from now on; packets under way still arrive."""
         self._up.path.cut(self.clock.now)
         self._down.path.cut(self.clock.now)
         self.tell("cut")
@@ -99,34 +98,34 @@ class VirtualLink:
         self.tell("set")
 
     def send(self, way: Way, size_bytes: int, arrived: Callable[[], None]) -> None:
-        """Send one packet of that size on Ethernet now; `arrived` is called when it arrives, if it does."""
+        """Send one packet of that size on Ethernet now and call `arrived` if and when it arrives."""
         self._lane(way).send(size_bytes, arrived)
 
     def flow(self, way: Way, broken: Callable[[], None] = lambda: None) -> Flow:
-        """A new flow of messages in that direction; its acknowledgements take the other."""
+        """Create a flow of messages in that direction; its acknowledgments take the other one."""
         data, acks = (self._up, self._down) if way == "up" else (self._down, self._up)
         return Flow(self.clock, data.send, acks.send, broken)
 
-    async def connect(self) -> Pipe:
-        """Open a connection, as a client: a round trip later, its end of it. The other end is for `accept`.
+    async def connect(self) -> MessageConnection:
+        """Open a connection as a client, which takes a round trip; `accept` returns its other end.
 
         Raises TimeoutError when the link stays dead for too long.
         """
         self._check_loop()
         self._connections += 1
-        return await open_pipe(self.flow, self._accepted.put_nowait)
+        return await open_connection(self.flow, self._accepted.put_nowait)
 
-    async def accept(self) -> Pipe:
-        """The server's end of the next connection that reaches it."""
+    async def accept(self) -> MessageConnection:
+        """Return the server's end of the next connection that arrives."""
         self._check_loop()
         return await self._accepted.get()
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody wants to be told."""
+        """Whether there is an `on_event` callback."""
         return self._on_event is not None
 
-    def tell(self, what: Happening, way: Way | None = None, size_bytes: int = 0) -> None:
+    def tell(self, what: LinkEventKind, way: Way | None = None, size_bytes: int = 0) -> None:
         if self._on_event is not None:
             self._on_event(LinkEvent(self.clock.now, what, way, size_bytes))
 
@@ -149,24 +148,24 @@ class VirtualLink:
 
 
 class _Lane:
-    """One direction: its path, asked at its events."""
+    """One direction: its path, polled at its events."""
 
     def __init__(self, way: Way, path: Path, link: VirtualLink) -> None:
         self.path = path
         self._way = way
         self._link = link
         self._clock = link.clock
-        self._asked_at = float("inf")  # when it is planned to ask next
+        self._asked_at = float("inf")  # when the next poll is scheduled
 
     def send(self, size_bytes: int, arrived: Callable[[], None]) -> None:
-        packet = _Carried(b"", size_bytes, arrived)
+        packet = _VirtualPacket(b"", size_bytes, arrived)
         if self._link.is_watched:
             self._push_and_tell(packet)
         else:
             self.path.push(packet, self._clock.now)
         self._plan()
 
-    def _push_and_tell(self, packet: _Carried) -> None:
+    def _push_and_tell(self, packet: _VirtualPacket) -> None:
         dropped = self.path.dropped
         self._link.tell("sent", self._way, packet.size_bytes)
         self.path.push(packet, self._clock.now)
@@ -185,10 +184,10 @@ class _Lane:
 
     def _ask(self) -> None:
         if self._clock.now < self._asked_at:
-            return  # asked for earlier, and answered
+            return  # an earlier poll has replaced this one
         self._asked_at = float("inf")
         for packet in self.path.pop_ready(self._clock.now):
-            assert isinstance(packet, _Carried)
+            assert isinstance(packet, _VirtualPacket)
             self._link.tell("arrived", self._way, packet.size_bytes)
             packet.arrived()
         self._plan()

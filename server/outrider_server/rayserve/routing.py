@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
-from outrider_proto.metadata import SESSION_HEADER
+from outrider_proto.frames import SESSION_HEADER
 
 if TYPE_CHECKING:
     from ray.serve.request_router import PendingRequest

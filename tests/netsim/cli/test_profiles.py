@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from outrider_netsim.cli import profiles as cli_profiles
 from outrider_netsim.cli import trace as cli_trace
 from outrider_netsim.profiles.builtin import PROFILES
-from outrider_netsim.profiles.files import load_profile
+from outrider_netsim.profiles.profile_files import load_profile
 from outrider_netsim.profiles.trace_files import load_trace
 
 

@@ -10,14 +10,13 @@ import vm
 
 from outrider_netsim.core.addresses import Address
 from outrider_netsim.core.errors import EngineError
-from outrider_netsim.engines.kernel import KernelLink
-from outrider_netsim.engines.kernel_lane import KernelLane
+from outrider_netsim.engines.kernel import KernelLane, KernelLink
 from outrider_netsim.engines.kernel_support import kernel_support
-from outrider_netsim.engines.shaped_pair import Counted
+from outrider_netsim.engines.shaped_pair import QdiscCounters
 from outrider_netsim.impairments.path import direction_in_row
 from outrider_netsim.profiles.builtin import profile_named
 from outrider_netsim.profiles.profile import Direction, Profile
-from outrider_netsim.profiles.traces import Conditions, Deliveries
+from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 
 GUEST_SCRIPT = Path(__file__).parents[1] / "vm" / "guest_kernel.py"
 GUEST_TIMEOUT_S = 280.0
@@ -67,7 +66,7 @@ def test_without_a_folder_of_modules_only_trying_tells(tmp_path):
 
 @ON_LINUX
 async def test_a_mahimahi_trace_is_refused_before_anything_is_made():
-    direction = Direction(trace=Deliveries("subway", (1, 2, 3)))
+    direction = Direction(trace=DeliveryTrace("subway", (1, 2, 3)))
     link = KernelLink(Profile.symmetric("subway", direction), UPSTREAM)
     if kernel_support() is not None:
         pytest.skip("this kernel refuses earlier: it has no netem")
@@ -98,16 +97,18 @@ def test_every_change_has_a_seed_of_its_own():
 
 def test_packets_dropped_in_a_cut_are_the_outages():
     lane = KernelLane("A", 0)
-    assert lane.book(Counted(packets_out=10, bytes_out=900, dropped=2), was_down=False).lost == 2
-    assert lane.book(Counted(packets_out=10, dropped=5), was_down=True).dropped_by_outage == 3
-    stats = lane.book(Counted(packets_out=20, bytes_out=1800, waiting_packets=3, waiting_bytes=300, dropped=6), False)
+    assert lane.update_stats(QdiscCounters(packets_out=10, bytes_out=900, dropped=2), was_down=False).lost == 2
+    assert lane.update_stats(QdiscCounters(packets_out=10, dropped=5), was_down=True).dropped_by_outage == 3
+    stats = lane.update_stats(
+        QdiscCounters(packets_out=20, bytes_out=1800, waiting_packets=3, waiting_bytes=300, dropped=6), False
+    )
     assert (stats.packets_in, stats.packets_out) == (29, 20)
     assert (stats.lost, stats.dropped_by_outage) == (3, 3)
     assert (stats.bytes_in, stats.bytes_out) == (2100, 1800)
 
 
 def test_a_row_of_a_trace_becomes_a_direction():
-    trace = Conditions("walk", (0.0, 1.0), 2.0, delay_ms=(10.0, 30.0), rate_bps=(1e6, 2e6))
+    trace = ConditionTrace("walk", (0.0, 1.0), 2.0, delay_ms=(10.0, 30.0), rate_bps=(1e6, 2e6))
     direction = Direction(5, 4, "normal", trace=trace)
     assert replace(direction_in_row(direction, 1), trace=None) == Direction(30, 4, "normal", 2e6)
 

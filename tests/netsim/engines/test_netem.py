@@ -15,7 +15,7 @@ from outrider_netsim.engines.netem import (
     TABLE_ENTRIES,
     BurstLoss,
     delay_table,
-    shaping_of,
+    qdisc_config,
     share_of_u32,
 )
 from outrider_netsim.profiles.builtin import PROFILES
@@ -80,44 +80,44 @@ def test_a_constant_delay_needs_no_table():
 
 def test_jitter_beyond_what_netem_holds_is_refused():
     with pytest.raises(EngineError, match=r"jitter_ms=20000: .* use --engine tun"):
-        shaping_of(Direction(30_000, 20_000, "normal"), 0)
+        qdisc_config(Direction(30_000, 20_000, "normal"), 0)
 
 
 def test_jitter_that_may_reorder_leaves_the_rate_to_tbf():
-    shaping = shaping_of(JITTERY, 5)
+    shaping = qdisc_config(JITTERY, 5)
     assert shaping.netem.rate_bytes == 0
     assert (shaping.tbf.rate_bytes, shaping.tbf.burst_bytes) == (2_500_000, 2 * FRAME_BYTES)
     assert (shaping.netem.limit, shaping.netem.seed) == (1000, 5)
 
 
 def test_order_is_kept_by_a_rate_of_netems_own():
-    shaping = shaping_of(replace(JITTERY, in_order=True), 0)
+    shaping = qdisc_config(replace(JITTERY, in_order=True), 0)
     assert shaping.netem.rate_bytes == 2_500_000
     assert shaping.tbf.rate_bytes == 125_000_000_000
 
 
 def test_order_is_kept_without_a_rate_by_an_endless_one():
-    assert shaping_of(replace(JITTERY, in_order=True, rate_bps=0), 0).netem.rate_bytes == 125_000_000_000
+    assert qdisc_config(replace(JITTERY, in_order=True, rate_bps=0), 0).netem.rate_bytes == 125_000_000_000
 
 
 def test_a_constant_delay_has_the_exact_rate_whatever_the_order():
-    assert shaping_of(Direction(10, rate_bps=8000), 0).netem.rate_bytes == 1000
+    assert qdisc_config(Direction(10, rate_bps=8000), 0).netem.rate_bytes == 1000
 
 
 def test_a_bucket_holds_a_millisecond_of_its_rate():
-    fast = shaping_of(replace(JITTERY, rate_bps=1e9), 0).tbf
+    fast = qdisc_config(replace(JITTERY, rate_bps=1e9), 0).tbf
     assert fast.burst_bytes == 125_000
 
 
 def test_a_cut_loses_everything_bursts_or_not():
     for direction in (JITTERY, replace(JITTERY, loss=0.0, bursts=Bursts(0.1, 0.2))):
-        netem = shaping_of(direction, 0, is_cut=True).netem
+        netem = qdisc_config(direction, 0, is_cut=True).netem
         assert (netem.loss, netem.bursts) == (LOSS_ALL, None)
 
 
 def test_bursts_are_said_as_the_kernel_counts_them():
     bursts = Bursts(p=0.01, r=0.1, bad=0.7, good=0.001)
-    netem = shaping_of(Direction(bursts=bursts), 0).netem
+    netem = qdisc_config(Direction(bursts=bursts), 0).netem
     assert netem.bursts == BurstLoss(p=0x028F5C29, r=0x1999999A, h=0x4CCCCCCD, k1=0x00418937)
 
 

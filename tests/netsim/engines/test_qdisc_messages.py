@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from outrider_netsim.engines.netem import BurstLoss, DelayTable, Netem, Tbf, shaping_of
+from outrider_netsim.engines.netem import BurstLoss, DelayTable, Netem, Tbf, qdisc_config
 from outrider_netsim.engines.qdisc_messages import QdiscMessage, netem_message, root_message, tbf_message
 from outrider_netsim.profiles.profile import Direction
 
@@ -79,7 +79,7 @@ def test_the_delay_table_is_bare_s16():
 
 
 def test_a_whole_table_fits_its_message():
-    shaping = shaping_of(Direction(21, 19, "normal"), 0)
+    shaping = qdisc_config(Direction(21, 19, "normal"), 0)
     found = netem_options(shaping.netem)[1]
     assert struct.unpack("=4096h", found[DIST]) == shaping.netem.delay.entries
 

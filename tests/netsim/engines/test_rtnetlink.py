@@ -8,14 +8,14 @@ import struct
 import pytest
 
 from outrider_netsim.core.errors import EngineError
-from outrider_netsim.engines.netem import shaping_of
+from outrider_netsim.engines.netem import qdisc_config
 from outrider_netsim.engines.qdisc_messages import QdiscMessage, root_message, tbf_message
 from outrider_netsim.engines.rtnetlink import (
     NLM_F_ACK_TLVS,
     NLM_F_CAPPED,
     NLM_F_CREATE,
     NLM_F_REPLACE,
-    Conversation,
+    NetlinkClient,
     NetlinkError,
 )
 from outrider_netsim.namespaces.namespaces import Namespaces
@@ -59,12 +59,12 @@ def reason(text):
 
 
 def asked(*answers):
-    return Conversation(Rote(*answers))
+    return NetlinkClient(Rote(*answers))
 
 
 def test_an_acknowledgement_ends_a_request():
     rote = Rote(verdict(0))
-    Conversation(rote).request(root_message(5), RTM_DELQDISC)
+    NetlinkClient(rote).request(root_message(5), RTM_DELQDISC)
     length, kind, flags, sequence, _ = struct.unpack_from("=IHHII", rote.sent[0])
     assert (length, kind, flags, sequence) == (36, RTM_DELQDISC, 0x5, 1)
 
@@ -104,10 +104,10 @@ async def test_the_kernel_takes_our_tbf_and_gives_it_back():
     except EngineError as error:
         pytest.skip(str(error))
     async with contextlib.aclosing(namespaces):
-        descriptor = await namespaces.call("A", "outrider_netsim.engines.rtnetlink:hand_over_netlink")
-        conversation = Conversation(socket.socket(fileno=descriptor))
+        descriptor = await namespaces.call("A", "outrider_netsim.engines.rtnetlink:open_netlink_descriptor")
+        conversation = NetlinkClient(socket.socket(fileno=descriptor))
         index = conversation.interface_index("lo")
-        tbf = shaping_of(Direction(10, 5, "normal", 20e6), 0).tbf
+        tbf = qdisc_config(Direction(10, 5, "normal", 20e6), 0).tbf
         try:
             conversation.request(tbf_message(index, tbf), RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE)
         except NetlinkError as error:

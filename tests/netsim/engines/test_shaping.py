@@ -1,4 +1,4 @@
-"""Shaping in virtual time: reproducible, in order, with the profile's delay and rate, and nothing ever missing."""
+"""QdiscConfig in virtual time: reproducible, in order, with the profile's delay and rate, and nothing ever missing."""
 
 import random
 import statistics
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_netsim.engines.shaping import HEADER_BYTES, MAX_TIMEOUT_S, SEGMENT_BYTES, Flow, Shaper, timeout_s
+from outrider_netsim.engines.shaping import HEADER_BYTES, MAX_TIMEOUT_S, SEGMENT_BYTES, ShapedStream, Shaper, timeout_s
 from outrider_netsim.profiles.builtin import profile_named
 from outrider_netsim.profiles.profile import Bursts, Direction, Profile
 
@@ -20,7 +20,7 @@ def shaper(direction: Direction, seed: int = 1, timeout_s: float = 0.2) -> Shape
 
 def lone_delays_ms(direction: Direction, n: int, seed: int = 1) -> list[float]:
     """Delays of small packets so far apart that none waits for another."""
-    flow = Flow(shaper(direction, seed))
+    flow = ShapedStream(shaper(direction, seed))
     delays = []
     for sent_at in range(0, 100 * n, 100):
         flow.push(bytes(100), float(sent_at))
@@ -28,7 +28,7 @@ def lone_delays_ms(direction: Direction, n: int, seed: int = 1) -> list[float]:
     return delays
 
 
-def drain(flow: Flow) -> list[tuple[float, bytes]]:
+def drain(flow: ShapedStream) -> list[tuple[float, bytes]]:
     out = []
     while (when := flow.next_event()) is not None:
         out += [(when, data) for data in flow.pop_ready(when)]
@@ -71,7 +71,7 @@ DIRECTIONS = st.sampled_from(
     seed=st.integers(0, 100),
 )
 def test_bytes_come_out_whole_and_in_order_however_they_are_sent(direction, chunks, seed):
-    flow = Flow(shaper(direction, seed))
+    flow = ShapedStream(shaper(direction, seed))
     now = 0.0
     for data, pause in chunks:
         now += pause
@@ -86,7 +86,7 @@ def test_bytes_come_out_whole_and_in_order_however_they_are_sent(direction, chun
 
 @given(polls=st.lists(st.floats(0, 3), max_size=30), seed=st.integers(0, 20))
 def test_it_does_not_matter_when_one_asks(polls, seed):
-    asked, unasked = Flow(shaper(LOSSY, seed)), Flow(shaper(LOSSY, seed))
+    asked, unasked = ShapedStream(shaper(LOSSY, seed)), ShapedStream(shaper(LOSSY, seed))
     for flow in (asked, unasked):
         flow.push(bytes(30_000), now=0.0)
     early = [data for when in sorted(polls) for data in asked.pop_ready(when)]
@@ -96,7 +96,7 @@ def test_it_does_not_matter_when_one_asks(polls, seed):
 
 def test_a_transfer_takes_the_time_of_its_rate():
     rate_bps = 20e6
-    flow = Flow(shaper(Direction(rate_bps=rate_bps)))
+    flow = ShapedStream(shaper(Direction(rate_bps=rate_bps)))
     flow.push(bytes(100 * SEGMENT_BYTES), now=3.0)
     *_, (last, _) = drain(flow)
     assert last - 3.0 == pytest.approx(100 * (SEGMENT_BYTES + HEADER_BYTES) * 8 / rate_bps)
@@ -104,7 +104,7 @@ def test_a_transfer_takes_the_time_of_its_rate():
 
 def test_flows_share_the_rate_but_not_the_order():
     shared = shaper(Direction(delay_ms=10, jitter_ms=10, distribution="normal", rate_bps=1e6))
-    first, second = Flow(shared), Flow(shared)
+    first, second = ShapedStream(shared), ShapedStream(shared)
     for _ in range(50):
         first.push(bytes(SEGMENT_BYTES), now=0.0)
         second.push(bytes(SEGMENT_BYTES), now=0.0)
@@ -117,7 +117,7 @@ def test_flows_share_the_rate_but_not_the_order():
 def test_a_burst_waits_for_its_slowest_packet():
     direction = Direction(delay_ms=10, jitter_ms=10, distribution="normal")
     draws = lone_delays_ms(direction, 7)
-    flow = Flow(shaper(direction))
+    flow = ShapedStream(shaper(direction))
     flow.push(bytes(7 * SEGMENT_BYTES), now=0.0)
     *_, (last, _) = drain(flow)
     assert last * 1000 == pytest.approx(max(draws))
@@ -125,7 +125,7 @@ def test_a_burst_waits_for_its_slowest_packet():
 
 def test_a_new_direction_holds_for_what_is_pushed_later_and_nothing_overtakes():
     shaped = shaper(Direction(delay_ms=100))
-    flow = Flow(shaped)
+    flow = ShapedStream(shaped)
     flow.push(b"slow", now=0.0)
     shaped.set(Direction(delay_ms=1), 0.2, now=0.005)
     flow.push(b"fast", now=0.01)
@@ -134,7 +134,7 @@ def test_a_new_direction_holds_for_what_is_pushed_later_and_nothing_overtakes():
 
 
 def test_the_end_of_the_stream_travels_behind_the_bytes():
-    flow = Flow(shaper(Direction(delay_ms=10)))
+    flow = ShapedStream(shaper(Direction(delay_ms=10)))
     flow.push(b"x", now=0.0)
     flow.push(b"", now=0.0)
     assert flow.pop_ready(0.005) == []
@@ -144,7 +144,7 @@ def test_the_end_of_the_stream_travels_behind_the_bytes():
 
 def test_a_lost_packet_is_a_stall_of_its_flow_and_of_no_other():
     shared = shaper(Direction(delay_ms=10), timeout_s=0.3)
-    stalled, other = Flow(shared), Flow(shared)
+    stalled, other = ShapedStream(shared), ShapedStream(shared)
     shared.set(Direction(delay_ms=10, loss=1), 0.3, now=0.0)
     stalled.push(b"lost", now=0.0)
     shared.set(Direction(delay_ms=10), 0.3, now=0.0)
@@ -158,7 +158,7 @@ def test_a_lost_packet_is_a_stall_of_its_flow_and_of_no_other():
 
 def test_a_packet_lost_again_waits_twice_as_long_each_time():
     shaped = shaper(Direction(delay_ms=0, loss=1), timeout_s=0.2)
-    flow = Flow(shaped)
+    flow = ShapedStream(shaped)
     flow.push(b"x", now=0.0)
     tries = []
     while len(tries) < 12:
@@ -171,7 +171,7 @@ def test_a_packet_lost_again_waits_twice_as_long_each_time():
 
 def test_a_full_queue_makes_bytes_wait_and_drops_none():
     shaped = shaper(Direction(rate_bps=1e6, queue_packets=2))
-    flow = Flow(shaped)
+    flow = ShapedStream(shaped)
     flow.push(bytes(20 * SEGMENT_BYTES), now=0.0)
     *_, (last, _) = drain(flow)
     assert last == pytest.approx(20 * (SEGMENT_BYTES + HEADER_BYTES) * 8 / 1e6)
@@ -196,7 +196,7 @@ def test_the_mean_stall_is_that_of_the_rule():
     shaped = shaper(Direction(delay_ms=10, loss=0.1), seed=rng.random())
     delays = []
     for sent_at in range(0, 400_000, 100):
-        flow = Flow(shaped)
+        flow = ShapedStream(shaped)
         flow.push(b"x", float(sent_at))
         delays += [when - sent_at for when, _ in drain(flow)]
     p = 0.1

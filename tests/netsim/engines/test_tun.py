@@ -158,7 +158,7 @@ async def test_a_server_that_is_not_there_resets():
 
 
 async def test_the_delay_is_the_profiles():
-    """One way over UDP, between sockets that live on the link itself: the doorways' own time is not in it."""
+    """One way over UDP, between sockets that live on the link itself: the splices' own time is not in it."""
     async with linked(Profile.symmetric("slow", Direction(delay_ms=20))) as link:
         took = await one_way_ms(link, packets=200)
         assert min(took) >= 20

@@ -6,7 +6,7 @@ import pytest
 from driving import numbered, pushed_at
 from scipy import stats
 
-from outrider_netsim.impairments import Delay, Exit, Rate
+from outrider_netsim.impairments import Delay, Rate, Sink
 from outrider_netsim.profiles.profile import Direction
 
 FALSE_ALARM = 1e-3  # of each statistical test, were its seed not fixed
@@ -14,7 +14,7 @@ JITTERY = Direction(delay_ms=10, jitter_ms=10, distribution="normal", base_ms=2)
 
 
 def delay(direction, seed=1):
-    return Delay(Exit(), direction, random.Random(seed))
+    return Delay(Sink(), direction, random.Random(seed))
 
 
 @pytest.mark.parametrize("distribution", ["normal", "pareto", "uniform"])
@@ -66,7 +66,7 @@ def test_a_change_to_in_order_holds_packets_behind_those_under_way():
 
 
 def test_one_is_called_when_a_packet_can_come_out_not_when_its_delay_ends():
-    link = Delay(Rate(Exit(), 8000), Direction(delay_ms=250), random.Random(1))
+    link = Delay(Rate(Sink(), 8000), Direction(delay_ms=250), random.Random(1))
     link.push(numbered(0), 0.0)
     link.push(numbered(1), 0.125)
     assert link.next_event() == 1.25

@@ -6,7 +6,7 @@ from itertools import groupby
 from driving import pushed_at
 from scipy import stats
 
-from outrider_netsim.impairments import Exit, Loss
+from outrider_netsim.impairments import Loss, Sink
 from outrider_netsim.profiles.profile import Bursts
 
 FALSE_ALARM = 1e-3  # of each statistical test, were its seed not fixed
@@ -14,7 +14,7 @@ FALSE_ALARM = 1e-3  # of each statistical test, were its seed not fixed
 
 def fates(loss, bursts, n, seed=1):
     """For each of n packets, whether it came out."""
-    link = Loss(Exit(), loss, bursts, random.Random(seed))
+    link = Loss(Sink(), loss, bursts, random.Random(seed))
     came = {number for _, number in pushed_at(link, range(n))}
     assert link.dropped == n - len(came)
     return [i in came for i in range(n)]
@@ -62,7 +62,7 @@ def test_none_and_all():
 
 
 def test_a_change_keeps_the_draws():
-    link = Loss(Exit(), 1.0, None, random.Random(3))
+    link = Loss(Sink(), 1.0, None, random.Random(3))
     rng = random.Random(3)
     pushed_at(link, range(10))
     link.set(0.5, None)

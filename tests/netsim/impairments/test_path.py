@@ -12,13 +12,13 @@ from outrider_netsim.impairments import Packet
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.profile import Bursts, Direction
-from outrider_netsim.profiles.traces import Conditions, Deliveries
+from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 
 TRACES = [
     None,
-    Deliveries("deliveries", (3, 4, 4, 40, 70)),
-    Conditions("all", (0.0, 0.03, 0.05), 0.09, delay_ms=(5, 0, 30), rate_bps=(1e6, 0, 2e5), loss=(0, 0.3, 0)),
-    Conditions("rate", (0.0, 0.02), 0.04, rate_bps=(1e5, 1e6)),
+    DeliveryTrace("deliveries", (3, 4, 4, 40, 70)),
+    ConditionTrace("all", (0.0, 0.03, 0.05), 0.09, delay_ms=(5, 0, 30), rate_bps=(1e6, 0, 2e5), loss=(0, 0.3, 0)),
+    ConditionTrace("rate", (0.0, 0.02), 0.04, rate_bps=(1e5, 1e6)),
 ]
 directions = st.builds(
     lambda direction, jitter: replace(direction, **jitter),
@@ -167,5 +167,5 @@ def test_a_cut_drops_what_enters_and_lets_arrive_what_is_under_way():
 
 
 def test_outages_and_traces_count_from_the_start():
-    path = Path(Direction(trace=Deliveries("one", (1000,))), 1, (Outage(1, 2),), started_at=100.25)
+    path = Path(Direction(trace=DeliveryTrace("one", (1000,))), 1, (Outage(1, 2),), started_at=100.25)
     assert times_out(path, [100.5, 102.5, 103.25], 1514) == [(0, 101.25), (2, 104.25)]

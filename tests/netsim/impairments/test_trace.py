@@ -5,15 +5,15 @@ from driving import numbered, pushed_at
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_netsim.impairments import Changes, Exit, Opportunities, Rate
-from outrider_netsim.impairments.trace import Timetable
-from outrider_netsim.profiles.traces import Conditions, Deliveries
+from outrider_netsim.impairments import ConditionChanges, DeliveryOpportunities, Rate, Sink
+from outrider_netsim.impairments.trace import RepeatingTimes
+from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 
 FULL = 1514  # a packet of 1500 bytes on Ethernet fills one opportunity
 
 
 def link(*at_ms, started_at=0.0):
-    return Opportunities(Exit(), Deliveries("test", at_ms), started_at)
+    return DeliveryOpportunities(Sink(), DeliveryTrace("test", at_ms), started_at)
 
 
 def test_a_full_packet_takes_one_opportunity_and_waits_for_it():
@@ -52,13 +52,13 @@ def test_without_its_trace_what_waits_goes_at_once():
 def test_a_new_trace_holds_for_what_waits():
     changed = link(1000)
     changed.push(numbered(0, FULL), 0.0)
-    changed.set(Deliveries("other", (125,)), 0.25)
+    changed.set(DeliveryTrace("other", (125,)), 0.25)
     assert pushed_at(changed, []) == [(0.375, 0)]
 
 
 def test_throughput_is_the_traces_mean_rate():
-    trace = Deliveries("uneven", (1, 2, 2, 9, 40))
-    out = pushed_at(Opportunities(Exit(), trace), [0.0] * 1000, FULL)
+    trace = DeliveryTrace("uneven", (1, 2, 2, 9, 40))
+    out = pushed_at(DeliveryOpportunities(Sink(), trace), [0.0] * 1000, FULL)
     assert 1000 * 1504 * 8 / out[-1][0] == pytest.approx(trace.mean_rate_bps)
 
 
@@ -68,22 +68,22 @@ def test_throughput_is_the_traces_mean_rate():
     now=st.floats(0, 1e7),
 )
 def test_the_first_moment_after_now_is_just_that(offsets, started_at, now):
-    table = Timetable([ms / 1000 for ms in offsets], 5.0, started_at)
+    table = RepeatingTimes([ms / 1000 for ms in offsets], 5.0, started_at)
     n = table.first_after(now)
     assert table.time(n) > now
     assert n == 0 or table.time(n - 1) <= now
 
 
 def test_rows_come_at_their_times_and_again():
-    rate = Rate(Exit(), 0)
+    rate = Rate(Sink(), 0)
     applied = []
 
     def apply(row, when):
         applied.append((row, when))
         rate.set([8000, 4000][row], when)
 
-    link = Changes(rate)
-    link.set(Conditions("two", (0.0, 1.0), 2.0), apply, 0.0)
+    link = ConditionChanges(rate)
+    link.set(ConditionTrace("two", (0.0, 1.0), 2.0), apply, 0.0)
     # the first sends a half in 0.5 s at 8000 bit/s, the other in 1 s at 4000; the second takes 1 s at 8000 again
     assert pushed_at(link, [0.5, 0.5]) == [(2.0, 0), (3.0, 1)]
     assert applied == [(0, 0.0), (1, 1.0), (0, 2.0), (1, 3.0)]
@@ -91,8 +91,8 @@ def test_rows_come_at_their_times_and_again():
 
 def test_rows_that_nobody_sees_are_passed_over():
     applied = []
-    link = Changes(Exit())
-    link.set(Conditions("three", (0.0, 1.0, 2.0), 3.0), lambda row, when: applied.append((row, when)), 0.0)
+    link = ConditionChanges(Sink())
+    link.set(ConditionTrace("three", (0.0, 1.0, 2.0), 3.0), lambda row, when: applied.append((row, when)), 0.0)
     assert pushed_at(link, [1e6 + 0.5]) == [(1e6 + 0.5, 0)]
     assert len(applied) == 2  # the first, and the one that holds now
     assert applied[1][0] == int((1e6 + 0.5) % 3)

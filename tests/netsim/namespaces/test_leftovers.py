@@ -61,16 +61,16 @@ def kill_and_wait(victims, others):
 
 def test_a_killed_owner_leaves_nothing(owner):
     theirs = belonging_to(owner)
-    assert len(theirs) == 5  # keeper, carrier, the shell and both of its sleeps
+    assert len(theirs) == 5  # holder, pump, the shell and both of its sleeps
     kill_and_wait([processes.process(owner.pid)], theirs)
     assert not {str(row.pid) for row in theirs} & {found.name for found in find_leftovers()}
 
 
 def test_what_outlives_a_killed_keeper_is_found_and_removed(owner):
     theirs = belonging_to(owner)
-    keeper = next(row for row in theirs if row.parent == owner.pid and processes.descendants(row.pid))
+    holder = next(row for row in theirs if row.parent == owner.pid and processes.descendants(row.pid))
     aside = next(row for row in theirs if os.getsid(row.pid) == row.pid)  # setsid sleep
-    kill_and_wait([keeper], [row for row in theirs if row.parent == keeper.pid])
+    kill_and_wait([holder], [row for row in theirs if row.parent == holder.pid])
     assert str(aside.pid) not in {found.name for found in find_leftovers()}  # its owner lives
     kill_and_wait([processes.process(owner.pid)], [])
     left = Leftover("process", str(aside.pid), "sleep 1000")

@@ -1,4 +1,4 @@
-"""Namespaces and their keeper, for real: as whoever runs the tests, and as an unprivileged user where root can ask."""
+"""Namespaces and their holder, for real: as whoever runs the tests, and as an unprivileged user where root can ask."""
 
 import asyncio
 import contextlib
@@ -171,8 +171,8 @@ def test_an_interrupt_reaches_the_command_once(by_terminal):
 async def test_what_a_command_leaves_running_ends_with_the_namespaces():
     async with started() as namespaces:
         assert await namespaces.run(["sh", "-c", "sleep 1000 & setsid sleep 1001 &"]) == 0
-        keeper = processes.descendants(os.getpid())
-        assert len([row for row in keeper if processes.mark_of(row.pid) == processes.own_mark()]) >= 3
+        holder = processes.descendants(os.getpid())
+        assert len([row for row in holder if processes.mark_of(row.pid) == processes.own_mark()]) >= 3
     assert not [row for row in processes.processes() if processes.mark_of(row.pid) == processes.own_mark()]
 
 
@@ -180,7 +180,7 @@ async def test_a_killed_keeper_is_noticed_and_takes_the_command_along():
     async with started() as namespaces:
         running = asyncio.create_task(namespaces.run(["sleep", "1000"]))
         await namespaces.call("A", "outrider_netsim.namespaces.interfaces:set_up", name="lo")
-        processes.kill(processes.process(namespaces._keeper.pid))
+        processes.kill(processes.process(namespaces._holder.pid))
         with pytest.raises(EngineError, match="has ended"):
             await running
         with pytest.raises(EngineError, match="not started, or have ended"):

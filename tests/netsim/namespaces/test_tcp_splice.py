@@ -1,4 +1,4 @@
-"""Doorways on loopback sockets of this namespace: what comes in on one side goes out on the other, as it came."""
+"""Splices on loopback sockets of this namespace: what comes in on one side goes out on the other, as it came."""
 
 import asyncio
 import contextlib
@@ -10,16 +10,21 @@ from functools import partial
 import pytest
 from echoing import connected, echo
 
-from outrider_netsim.namespaces.tcp_splice import BUFFER_BYTES, Doorway, dial_from_here, listener_here
+from outrider_netsim.namespaces.tcp_splice import (
+    BUFFER_BYTES,
+    TcpSplice,
+    dial_locally,
+    local_listener,
+)
 
 
 @contextlib.asynccontextmanager
 async def through_two(handler=echo):
-    """The address of two doorways in a row before a server with `handler`, and the first of them."""
+    """The address of two splices in a row before a server with `handler`, and the first of them."""
     async with asyncio.timeout(30):
         server = await asyncio.start_server(handler, "127.0.0.1", 0)
-        far = Doorway(listener_here("127.0.0.1", 0), partial(dial_from_here, *server.sockets[0].getsockname()))
-        near = Doorway(listener_here("127.0.0.1", 0), partial(dial_from_here, "127.0.0.1", far.port))
+        far = TcpSplice(local_listener("127.0.0.1", 0), partial(dial_locally, *server.sockets[0].getsockname()))
+        near = TcpSplice(local_listener("127.0.0.1", 0), partial(dial_locally, "127.0.0.1", far.port))
         await far.start()
         await near.start()
         try:
@@ -32,7 +37,7 @@ async def through_two(handler=echo):
 
 async def test_bytes_pass_both_ways_intact():
     sent = random.Random(1).randbytes(3_000_000)
-    async with through_two() as doorway, connected(f"127.0.0.1:{doorway.port}") as (reader, writer):
+    async with through_two() as splice, connected(f"127.0.0.1:{splice.port}") as (reader, writer):
         writer.write(sent)
         writer.write_eof()
         assert await reader.read(-1) == sent
@@ -40,10 +45,10 @@ async def test_bytes_pass_both_ways_intact():
 
 async def test_small_writes_are_not_held_back():
     """Listeners made by hand leave Nagle's algorithm on, and with it every second small write waits for an ACK."""
-    async with through_two() as doorway, connected(f"127.0.0.1:{doorway.port}") as (reader, writer):
+    async with through_two() as splice, connected(f"127.0.0.1:{splice.port}") as (reader, writer):
         writer.write(b"one")
         await reader.readexactly(3)
-        legs = [end._transport.get_extra_info("socket") for end in doorway._ends]
+        legs = [end._transport.get_extra_info("socket") for end in splice._ends]
         assert legs
         assert all(leg.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for leg in legs)
 
@@ -54,7 +59,7 @@ async def test_the_end_of_one_way_leaves_the_other_open():
         writer.write_eof()
         writer.close()
 
-    async with through_two(answer_after_the_end) as doorway, connected(f"127.0.0.1:{doorway.port}") as (reader, writer):
+    async with through_two(answer_after_the_end) as splice, connected(f"127.0.0.1:{splice.port}") as (reader, writer):
         writer.write(b"all")
         writer.write_eof()
         assert await reader.read(-1) == b"all"
@@ -68,7 +73,7 @@ async def test_a_server_that_ends_first_still_hears():
         heard.set_result(await reader.read(-1))
         writer.close()
 
-    async with through_two(end_at_once) as doorway, connected(f"127.0.0.1:{doorway.port}") as (reader, writer):
+    async with through_two(end_at_once) as splice, connected(f"127.0.0.1:{splice.port}") as (reader, writer):
         assert await reader.read(-1) == b""
         writer.write(b"still here")
         writer.write_eof()
@@ -86,7 +91,7 @@ async def test_a_reset_by_the_server_reaches_the_client():
         await reader.readexactly(1)
         reset(writer)
 
-    async with through_two(rude) as doorway, connected(f"127.0.0.1:{doorway.port}") as (reader, writer):
+    async with through_two(rude) as splice, connected(f"127.0.0.1:{splice.port}") as (reader, writer):
         writer.write(b"xy")
         with pytest.raises(ConnectionResetError):
             await reader.read(-1)
@@ -103,8 +108,8 @@ async def test_a_reset_by_the_client_reaches_the_server():
             ended.set_exception(error)
         writer.close()
 
-    async with through_two(read_on) as doorway:
-        async with connected(f"127.0.0.1:{doorway.port}") as (_, writer):
+    async with through_two(read_on) as splice:
+        async with connected(f"127.0.0.1:{splice.port}") as (_, writer):
             writer.write(b"x")
             reset(writer)
         with pytest.raises(ConnectionResetError):
@@ -112,16 +117,16 @@ async def test_a_reset_by_the_client_reaches_the_server():
 
 
 async def test_a_server_that_is_not_there_resets_and_the_doorway_serves_on():
-    async with through_two() as doorway:
-        unused = listener_here("127.0.0.1", 0)
-        nowhere = Doorway(listener_here("127.0.0.1", 0), partial(dial_from_here, *unused.getsockname()))
+    async with through_two() as splice:
+        unused = local_listener("127.0.0.1", 0)
+        nowhere = TcpSplice(local_listener("127.0.0.1", 0), partial(dial_locally, *unused.getsockname()))
         unused.close()
         await nowhere.start()
         async with connected(f"127.0.0.1:{nowhere.port}") as (reader, _):
             with pytest.raises(ConnectionResetError):
                 await reader.read(-1)
         await nowhere.aclose()
-        async with connected(f"127.0.0.1:{doorway.port}") as (reader, writer):
+        async with connected(f"127.0.0.1:{splice.port}") as (reader, writer):
             writer.write(b"x")
             assert await reader.readexactly(1) == b"x"
 
@@ -136,7 +141,7 @@ async def test_a_sender_is_held_back_while_the_other_side_does_not_read():
         writer.write_eof()
         writer.close()
 
-    async with through_two(late) as doorway, connected(f"127.0.0.1:{doorway.port}") as (reader, writer):
+    async with through_two(late) as splice, connected(f"127.0.0.1:{splice.port}") as (reader, writer):
         writer.write(bytes(size))
         writer.write_eof()
         sending = asyncio.create_task(writer.drain())
@@ -149,27 +154,27 @@ async def test_a_sender_is_held_back_while_the_other_side_does_not_read():
 
 
 async def test_many_connections_at_once_do_not_mix():
-    async def one(doorway, number):
+    async def one(splice, number):
         sent = random.Random(number).randbytes(20_000)
-        async with connected(f"127.0.0.1:{doorway.port}") as (reader, writer):
+        async with connected(f"127.0.0.1:{splice.port}") as (reader, writer):
             writer.write(sent)
             writer.write_eof()
             assert await reader.read(-1) == sent
 
-    async with through_two() as doorway:
+    async with through_two() as splice:
         async with asyncio.TaskGroup() as group:
             for number in range(100):
-                group.create_task(one(doorway, number))
-        assert doorway.connections == 100
+                group.create_task(one(splice, number))
+        assert splice.connections == 100
 
 
 async def test_closing_resets_what_is_open_and_leaves_no_task():
     before = asyncio.all_tasks()
-    async with through_two() as doorway, connected(f"127.0.0.1:{doorway.port}") as (reader, writer):
+    async with through_two() as splice, connected(f"127.0.0.1:{splice.port}") as (reader, writer):
         writer.write(b"x")
         await reader.readexactly(1)
-        await doorway.aclose()
-        await doorway.aclose()
+        await splice.aclose()
+        await splice.aclose()
         with pytest.raises(ConnectionResetError):
             await reader.read(-1)
     await asyncio.gather(*(asyncio.all_tasks() - before))  # the echo server's own
@@ -182,15 +187,15 @@ async def test_closing_while_it_dials_gives_up():
         dialling.set()
         await asyncio.Event().wait()
 
-    doorway = Doorway(listener_here("127.0.0.1", 0), never)
-    await doorway.start()
-    async with connected(f"127.0.0.1:{doorway.port}") as (reader, _):
+    splice = TcpSplice(local_listener("127.0.0.1", 0), never)
+    await splice.start()
+    async with connected(f"127.0.0.1:{splice.port}") as (reader, _):
         await dialling.wait()
-        await doorway.aclose()
+        await splice.aclose()
         with pytest.raises(ConnectionResetError):
             await reader.read(-1)
 
 
 def test_an_address_that_cannot_be_had_leaves_no_socket():
     with pytest.raises(OSError, match="assign requested address"):
-        listener_here("192.0.2.1", 0)
+        local_listener("192.0.2.1", 0)

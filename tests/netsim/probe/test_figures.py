@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_netsim.probe import expectations
-from outrider_netsim.probe.crossings import Crossing, Flood
 from outrider_netsim.probe.figures import (
     burst_figure,
     deviation_figure,
@@ -19,8 +18,9 @@ from outrider_netsim.probe.figures import (
     shape_figure,
     throughput_figure,
 )
+from outrider_netsim.probe.samples import LoadTimes, PacketTimes
 from outrider_netsim.profiles.profile import Bursts, Direction
-from outrider_netsim.profiles.traces import Deliveries
+from outrider_netsim.profiles.traces import DeliveryTrace
 
 FOUR_G = Direction(21, 19, "normal", 20e6, base_ms=4.5, loss=0.001)
 BURSTY = replace(FOUR_G, loss=0.0, bursts=Bursts(p=0.01, r=0.25))
@@ -34,7 +34,7 @@ def crossed(direction, packets=2_000, spacing_s=0.005, seed=1, extra_ms=0.0):
     slow_s = (extra_ms + expectations.serialisation_ms(direction, SIZE)) / 1000
     arrivals = [when + direction.delay_s(rng) + slow_s for when in sent]
     kept = [None if lost else when for when, lost in zip(arrivals, losses(direction, packets, rng), strict=True)]
-    return Crossing(tuple(sent), tuple(kept))
+    return PacketTimes(tuple(sent), tuple(kept))
 
 
 def losses(direction, packets, rng):
@@ -47,22 +47,22 @@ def losses(direction, packets, rng):
 
 def with_losses(pattern):
     """Packets one a second; `x` is lost."""
-    return Crossing(tuple(map(float, range(len(pattern)))), tuple(None if c == "x" else 0.5 for c in pattern))
+    return PacketTimes(tuple(map(float, range(len(pattern)))), tuple(None if c == "x" else 0.5 for c in pattern))
 
 
 @pytest.mark.parametrize("distribution", ["normal", "pareto", "uniform"])
 def test_a_true_link_passes(distribution):
     direction = replace(FOUR_G, distribution=distribution)
-    crossing = crossed(direction)
-    assert mean_figure(crossing, direction, SIZE, 0).verdict == "ok"
-    assert deviation_figure(crossing, direction).verdict == "ok"
-    assert shape_figure(crossing, direction, SIZE).verdict == "ok"
+    times = crossed(direction)
+    assert mean_figure(times, direction, SIZE, 0).verdict == "ok"
+    assert deviation_figure(times, direction).verdict == "ok"
+    assert shape_figure(times, direction, SIZE).verdict == "ok"
 
 
 def test_a_link_that_is_five_milliseconds_slow_is_off():
-    crossing = crossed(FOUR_G, extra_ms=5)
-    assert mean_figure(crossing, FOUR_G, SIZE, 0).verdict == "off"
-    assert deviation_figure(crossing, FOUR_G).verdict == "ok"
+    times = crossed(FOUR_G, extra_ms=5)
+    assert mean_figure(times, FOUR_G, SIZE, 0).verdict == "off"
+    assert deviation_figure(times, FOUR_G).verdict == "ok"
 
 
 def test_with_few_packets_the_same_is_unclear():
@@ -71,10 +71,10 @@ def test_with_few_packets_the_same_is_unclear():
 
 def test_a_uniform_jitter_of_the_same_mean_and_deviation_is_found_by_its_shape():
     true = Direction(80, 19, "normal")
-    crossing = crossed(replace(true, distribution="uniform"))
-    assert mean_figure(crossing, true, SIZE, 0).verdict == "ok"
-    assert deviation_figure(crossing, true).verdict == "ok"
-    assert shape_figure(crossing, true, SIZE).verdict == "off"
+    times = crossed(replace(true, distribution="uniform"))
+    assert mean_figure(times, true, SIZE, 0).verdict == "ok"
+    assert deviation_figure(times, true).verdict == "ok"
+    assert shape_figure(times, true, SIZE).verdict == "off"
 
 
 def test_a_constant_delay_may_have_the_timers_coarseness():
@@ -84,16 +84,16 @@ def test_a_constant_delay_may_have_the_timers_coarseness():
 
 
 def test_nothing_that_came_is_off():
-    crossing = with_losses("xxxx")
-    for figure in (mean_figure(crossing, FOUR_G, SIZE, 0), deviation_figure(crossing, FOUR_G)):
+    times = with_losses("xxxx")
+    for figure in (mean_figure(times, FOUR_G, SIZE, 0), deviation_figure(times, FOUR_G)):
         assert figure.verdict == "off"
         assert figure.measured is None
 
 
 def test_loss_is_counted_and_judged():
-    crossing = crossed(FOUR_G, 20_000)
-    figure = loss_figure(crossing, FOUR_G)
-    assert figure.measured == sum(crossing.lost) / 20_000
+    times = crossed(FOUR_G, 20_000)
+    figure = loss_figure(times, FOUR_G)
+    assert figure.measured == sum(times.lost) / 20_000
     assert figure.verdict == "ok"
     assert loss_figure(crossed(replace(FOUR_G, loss=0.004), 20_000), FOUR_G).verdict == "off"
     assert loss_figure(crossed(replace(FOUR_G, loss=0), 20_000), FOUR_G).verdict == "off"
@@ -134,12 +134,12 @@ def test_chance_alone_says_off_less_than_once_in_a_thousand_figures(direction):
     """500 true links of few packets, 4 figures each: 0.2 false alarms expected at 99.99 %; more than 3 are a bug."""
     alarms = 0
     for seed in range(500):
-        crossing = crossed(direction, packets=400, seed=seed)
+        times = crossed(direction, packets=400, seed=seed)
         figures = [
-            mean_figure(crossing, direction, SIZE, 0),
-            deviation_figure(crossing, direction),
-            loss_figure(crossing, direction),
-            burst_figure(crossing, direction),
+            mean_figure(times, direction, SIZE, 0),
+            deviation_figure(times, direction),
+            loss_figure(times, direction),
+            burst_figure(times, direction),
         ]
         alarms += sum(figure.verdict == "off" for figure in figures)
     assert alarms <= 3
@@ -153,7 +153,7 @@ def test_overtaking_is_as_the_profile_foretells():
 
 def test_a_link_that_keeps_order_and_should_not_is_off_and_the_reverse():
     in_order = replace(FOUR_G, in_order=True)
-    ordered = Crossing(tuple(n / 100 for n in range(100)), tuple(n / 100 + 1 for n in range(100)))
+    ordered = PacketTimes(tuple(n / 100 for n in range(100)), tuple(n / 100 + 1 for n in range(100)))
     assert overtaken_figure(ordered, in_order, 1).verdict == "ok"
     assert overtaken_figure(ordered, replace(FOUR_G, delay_ms=60, jitter_ms=50), 1).verdict == "off"
     assert overtaken_figure(crossed(FOUR_G, 1_000, 0.002), in_order, 1).verdict == "off"
@@ -173,38 +173,38 @@ def test_packets_in_order_and_close_together_wait_for_each_other():
     assert expectations.waiting_share(close, FOUR_G, 1) == 0
 
 
-def flood(rate_bps, seconds=5.0, offered_bps=25e6, held_back=False, stalls=()):
+def load_times(rate_bps, seconds=5.0, offered_bps=25e6, held_back=False, stalls=()):
     """Full packets at that rate; what arrives during a stall (start, length) arrives at its end."""
     packets = [(n * 1514 * 8 / rate_bps, 1514.0) for n in range(int(seconds * rate_bps / 1514 / 8))]
     late = [
         (next((s + length for s, length in stalls if s <= when < s + length), when), size) for when, size in packets
     ]
-    return Flood(-0.03, seconds, tuple(late), offered_bps, held_back)
+    return LoadTimes(-0.03, seconds, tuple(late), offered_bps, held_back)
 
 
 def test_throughput_is_held_against_the_rate():
-    assert throughput_figure(flood(20e6), FOUR_G).verdict == "ok"
-    assert throughput_figure(flood(18e6), FOUR_G).verdict == "off"
-    assert throughput_figure(flood(18e6, offered_bps=18e6), FOUR_G).verdict == "unclear"
-    assert throughput_figure(flood(18e6, offered_bps=18e6, held_back=True), FOUR_G).verdict == "off"
-    assert throughput_figure(flood(20e6, seconds=0.5), FOUR_G).verdict == "off"
+    assert throughput_figure(load_times(20e6), FOUR_G).verdict == "ok"
+    assert throughput_figure(load_times(18e6), FOUR_G).verdict == "off"
+    assert throughput_figure(load_times(18e6, offered_bps=18e6), FOUR_G).verdict == "unclear"
+    assert throughput_figure(load_times(18e6, offered_bps=18e6, held_back=True), FOUR_G).verdict == "off"
+    assert throughput_figure(load_times(20e6, seconds=0.5), FOUR_G).verdict == "off"
 
 
 @pytest.mark.parametrize("starts", [(0.7, 4.3), (0.75, 2.0, 4.9), (1.0, 4.79)])
 def test_stalls_at_the_edges_do_not_bend_the_throughput(starts):
-    stalled = flood(20e6, stalls=[(start, 0.25) for start in starts])
+    stalled = load_times(20e6, stalls=[(start, 0.25) for start in starts])
     assert passed_bps(stalled) == pytest.approx(20e6, rel=0.01)
 
 
 def test_where_a_trace_decides_nothing_is_judged():
-    traced = Direction(trace=Deliveries("t", (1, 2, 3)))
-    crossing = crossed(Direction(20))
+    traced = Direction(trace=DeliveryTrace("t", (1, 2, 3)))
+    times = crossed(Direction(20))
     figures = [
-        mean_figure(crossing, traced, SIZE, 0),
-        deviation_figure(crossing, traced),
-        shape_figure(crossing, traced, SIZE),
-        loss_figure(crossing, traced),
-        overtaken_figure(crossing, traced, 0),
-        throughput_figure(flood(20e6), traced),
+        mean_figure(times, traced, SIZE, 0),
+        deviation_figure(times, traced),
+        shape_figure(times, traced, SIZE),
+        loss_figure(times, traced),
+        overtaken_figure(times, traced, 0),
+        throughput_figure(load_times(20e6), traced),
     ]
     assert {figure.verdict for figure in figures} == {"n/a"}

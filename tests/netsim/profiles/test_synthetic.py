@@ -12,7 +12,7 @@ from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.synthetic import LEAST_BPS, STEP_S, Cellular
 from outrider_netsim.profiles.trace_files import parse_csv, parse_mahimahi, trace_text
 from outrider_netsim.profiles.trace_summary import summary
-from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, Deliveries
+from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, DeliveryTrace
 
 HOUR_S = 3600
 
@@ -89,11 +89,11 @@ def test_absurd_lengths_are_refused(seconds):
 
 
 def test_a_summary_of_deliveries_goes_by_seconds():
-    found = summary(Deliveries("t", (0, 10, 20, 1500, 2500)))
+    found = summary(DeliveryTrace("t", (0, 10, 20, 1500, 2500)))
     unit = OPPORTUNITY_BYTES * 8
     assert (found.entries, found.duration_s, found.longest_gap_s) == (5, 2.5, 1.48)
     assert (found.rate_bps.least, found.rate_bps.mean, found.rate_bps.most) == (unit, 2 * unit, 3 * unit)
-    short = summary(Deliveries("t", (5, 100)))
+    short = summary(DeliveryTrace("t", (5, 100)))
     assert short.rate_bps.least == short.rate_bps.most == 20 * unit
 
 

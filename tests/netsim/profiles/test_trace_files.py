@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.trace_files import load_trace, parse_csv, parse_mahimahi, save_trace, trace_text
-from outrider_netsim.profiles.traces import Conditions, Deliveries
+from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 
 
 def test_mahimahi_lines_are_milliseconds():
     trace = parse_mahimahi("0\n1\n1\n4\n", "t")
-    assert trace == Deliveries("t", (0, 1, 1, 4))
+    assert trace == DeliveryTrace("t", (0, 1, 1, 4))
     assert trace.period_ms == 4
     assert trace.mean_rate_bps == 4 * 1504 * 8 / 0.004
 
 
 @given(st.lists(st.integers(0, 10**8), min_size=1).map(sorted).filter(lambda times: times[-1] > 0))
 def test_deliveries_come_back_as_written(times):
-    trace = Deliveries("t", tuple(times))
+    trace = DeliveryTrace("t", tuple(times))
     assert parse_mahimahi(trace_text(trace), "t") == trace
 
 
@@ -31,13 +31,13 @@ def test_deliveries_come_back_as_written(times):
         ("\n", "t, line 1: the trace is empty"),
         ("1\n\n2\n", "t, line 2: the line is empty"),
         ("1\n5\n3\n", "t, line 3: 3 comes after 5: sort the lines"),
-        ("1\n-2\n", "t, line 2: '-2' is no time: need a whole number of milliseconds, 0 or more"),
-        ("1.5\n", "t, line 1: '1.5' is no time"),
-        ("1\nfast\n", "t, line 2: 'fast' is no time"),
-        ("1\ninf\n", "t, line 2: 'inf' is no time"),
-        ("1\n²\n", "t, line 2: '²' is no time"),
-        ("1_0\n", "t, line 1: '1_0' is no time"),
-        ("1 2\n", "t, line 1: '1 2' is no time"),
+        ("1\n-2\n", "t, line 2: '-2' is not a time: need a whole number of milliseconds, 0 or more"),
+        ("1.5\n", "t, line 1: '1.5' is not a time"),
+        ("1\nfast\n", "t, line 2: 'fast' is not a time"),
+        ("1\ninf\n", "t, line 2: 'inf' is not a time"),
+        ("1\n²\n", "t, line 2: '²' is not a time"),
+        ("1_0\n", "t, line 1: '1_0' is not a time"),
+        ("1 2\n", "t, line 1: '1 2' is not a time"),
         ("0\n0\n", "t, line 2: the trace ends at 0 ms"),
         ("9" * 5000 + "\n", "ms is beyond 10 days: cut the trace"),
         ("1\n864000001\n", "t, line 2: '864000001' ms is beyond 10 days"),
@@ -52,8 +52,8 @@ def test_what_is_no_mahimahi_trace_is_refused(text, message):
 
 def test_csv_headers_name_columns_and_units():
     text = "time_ms, delay_s, rate_mbps, loss_percent\n500,0.02,8,1\n1500,0.03,4,0\n"
-    assert parse_csv(text, "t") == Conditions("t", (0, 1), 2, (20, 30), (8e6, 4e6), (0.01, 0))
-    assert parse_csv("loss,time_s\n0.5,3\n", "t") == Conditions("t", (0,), 1, loss=(0.5,))
+    assert parse_csv(text, "t") == ConditionTrace("t", (0, 1), 2, (20, 30), (8e6, 4e6), (0.01, 0))
+    assert parse_csv("loss,time_s\n0.5,3\n", "t") == ConditionTrace("t", (0,), 1, loss=(0.5,))
 
 
 def test_rows_hold_until_the_next_and_the_trace_repeats():
@@ -80,7 +80,7 @@ def test_conditions_come_back_as_written(columns):
     for step in steps[:-1]:
         times.append(times[-1] + step)
     last = times[-1] - times[-2] if len(times) > 1 else 1.0
-    trace = Conditions("t", tuple(times), times[-1] + last, delay_ms, rate_bps, loss)
+    trace = ConditionTrace("t", tuple(times), times[-1] + last, delay_ms, rate_bps, loss)
     assert parse_csv(trace_text(trace), "t") == trace
 
 
@@ -99,11 +99,11 @@ def test_conditions_come_back_as_written(columns):
         ("time_s,time_ms\n0,0\n", "say the same thing twice"),
         ("time_s,loss\n0\n", "t, line 2: 1 columns where the header has 2: '0'"),
         ("time_s,loss\n0,0\n1,0,0\n", "t, line 3: 3 columns where the header has 2"),
-        ("time_s,loss\n0,\n", "t, line 2: loss='' is no finite number"),
-        ("time_s,loss\n0,nan\n", "t, line 2: loss='nan' is no finite number"),
-        ("time_s,delay_ms\n0,1e999\n", "t, line 2: delay_ms='1e999' is no finite number"),
-        ("time_s,delay_ms\n0,inf\n", "t, line 2: delay_ms='inf' is no finite number"),
-        ("time_s,delay_ms\n0,1_0\n", "t, line 2: delay_ms='1_0' is no finite number"),
+        ("time_s,loss\n0,\n", "t, line 2: loss='' is not a finite number"),
+        ("time_s,loss\n0,nan\n", "t, line 2: loss='nan' is not a finite number"),
+        ("time_s,delay_ms\n0,1e999\n", "t, line 2: delay_ms='1e999' is not a finite number"),
+        ("time_s,delay_ms\n0,inf\n", "t, line 2: delay_ms='inf' is not a finite number"),
+        ("time_s,delay_ms\n0,1_0\n", "t, line 2: delay_ms='1_0' is not a finite number"),
         ("time_s,delay_ms\n0,-5\n", "t, line 2: delay_ms=-5: need 0 to 60000"),
         ("time_s,delay_ms\n-1,5\n", "t, line 2: time_s=-1: need 0 or more"),
         ("time_s,loss\n0,1.1\n", "t, line 2: loss=1.1: need 0 to 1"),
@@ -127,7 +127,7 @@ def test_any_other_text_is_refused_and_nothing_worse(text, parse):
 
 
 def test_files_are_told_apart_by_their_name(tmp_path):
-    deliveries, conditions = Deliveries("x", (1, 2)), Conditions("x", (0,), 1, loss=(0.5,))
+    deliveries, conditions = DeliveryTrace("x", (1, 2)), ConditionTrace("x", (0,), 1, loss=(0.5,))
     for trace, name in ((deliveries, "up.trace"), (conditions, "up.CSV")):
         path = tmp_path / name
         save_trace(trace, path)
@@ -142,7 +142,7 @@ def test_files_are_told_apart_by_their_name(tmp_path):
 
 def test_windows_lines_and_marks_are_read(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"\xef\xbb\xbftime_s,loss\r\n0,0\r\n")
-    assert load_trace(tmp_path / "x.csv") == Conditions(str(tmp_path / "x.csv"), (0,), 1, loss=(0,))
+    assert load_trace(tmp_path / "x.csv") == ConditionTrace(str(tmp_path / "x.csv"), (0,), 1, loss=(0,))
 
 
 def test_files_that_are_no_text_or_not_there_are_named(tmp_path):

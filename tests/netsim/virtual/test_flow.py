@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from outrider_netsim.profiles.profile import Bursts, Direction, Profile
 from outrider_netsim.virtual.clock import VirtualClock
-from outrider_netsim.virtual.flow import FIRST_RTO_S, MOST_RETRIES, Flow, RoundTrips
+from outrider_netsim.virtual.flow import FIRST_RTO_S, MOST_RETRIES, Flow, TcpRttEstimator
 from outrider_netsim.virtual.link import VirtualLink
 
 STEADY = Direction(delay_ms=50)
@@ -91,7 +91,7 @@ def test_a_flow_on_a_dead_link_breaks_in_the_end():
 
 
 def test_the_smoothing_is_that_of_rfc_6298():
-    trips = RoundTrips()
+    trips = TcpRttEstimator()
     assert trips.rto_s == 1
     trips.measured(0.1)
     assert (trips.srtt_s, trips.rttvar_s) == (0.1, 0.05)

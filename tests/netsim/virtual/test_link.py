@@ -10,8 +10,8 @@ from outrider_netsim.profiles.builtin import profile_named
 from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.virtual.clock import StandstillError, VirtualClock
-from outrider_netsim.virtual.exchange import Exchange, main, round_trips_s
 from outrider_netsim.virtual.link import VirtualLink
+from outrider_netsim.virtual.workload import RequestReplyWorkload, main, round_trips_s
 
 FALSE_ALARM = 1e-3  # of each statistical test, were its seed not fixed
 STEADY = Profile.symmetric("steady", Direction(delay_ms=50))
@@ -77,7 +77,7 @@ def test_round_trips_of_programs_follow_the_profile(name):
     """Small messages, so that each way is one packet; some round trips hold a retransmission, which losses explain."""
     profile = profile_named(name)
     link = VirtualLink(profile, 4)
-    taken = round_trips_s(link, 300, Exchange(request_bytes=34, answer_bytes=34, think_s=0.2))
+    taken = round_trips_s(link, 300, RequestReplyWorkload(request_bytes=34, answer_bytes=34, think_s=0.2))
     wire_s = 2 * 100 * 8 / profile.up.rate_bps
     alone = [t - wire_s for t in taken if t < 0.2]  # the least time in which a packet is sent again
     assert 0.98 * len(taken) < len(alone) <= len(taken)

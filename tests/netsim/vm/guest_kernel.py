@@ -21,7 +21,7 @@ from outrider_netsim.core.addresses import Address
 from outrider_netsim.engines.kernel import KernelLink
 from outrider_netsim.profiles.builtin import profile_named
 from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
-from outrider_netsim.profiles.traces import Conditions
+from outrider_netsim.profiles.traces import ConditionTrace
 
 NUMBER = struct.Struct("=I")
 SMALL_BYTES = 64
@@ -107,7 +107,7 @@ def _cut(link: KernelLink, pair: tuple[socket.socket, socket.socket]) -> dict[st
 
 async def _trace(link: KernelLink, pair: tuple[socket.socket, socket.socket]) -> dict[str, list[float]]:
     """Median delays in the four half seconds of a trace with two rows, 100 ms away from their borders."""
-    trace = Conditions("steps", (0.0, 0.5), 1.0, delay_ms=(10.0, 40.0), rate_bps=(0.0, 8e6))
+    trace = ConditionTrace("steps", (0.0, 0.5), 1.0, delay_ms=(10.0, 40.0), rate_bps=(0.0, 8e6))
     link.set(Profile.symmetric("steps", Direction(trace=trace)))
     started = time.time_ns()
     sent, received = await asyncio.to_thread(_send, *pair, 500, 0.004, SMALL_BYTES)
@@ -133,7 +133,7 @@ async def _outage() -> dict[str, Any]:
 
 
 async def _tcp(link: KernelLink) -> dict[str, float]:
-    """Through the doorways: the bytes come back, after two crossings."""
+    """Through the splices: the bytes come back, after two crossings."""
     link.set(Profile.symmetric("tcp", Direction(10)))
     host, _, port = link.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))

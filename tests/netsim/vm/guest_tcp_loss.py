@@ -1,7 +1,7 @@
 """Goodput of one TCP connection through an engine with loss, kernel and user space on one kernel's TCP for comparison.
 
 Arguments: `engines`, `seconds` of sending each, and of the link, alike both ways: `loss`, `delay_ms`, `rate_bps`.
-The sender stands in A and the receiver in B, without the doorways: the connection's only leg is the link.
+The sender stands in A and the receiver in B, without the splices: the connection's only leg is the link.
 """
 
 from __future__ import annotations

@@ -33,6 +33,8 @@ def _overlay(script: Path, arguments: dict[str, object], seed: int) -> list[Entr
     entries = [Entry(f"{GUEST_FOLDER}/{name}", path.read_bytes()) for name, path in scripts.items()]
     for path in NETSIM.rglob("*.py"):
         entries += _module(f"{SITE}/{path.relative_to(NETSIM.parent)}", path)
+    face = NETSIM / "__init__.pyi"  # read by lazy_loader at run time
+    entries.append(Entry(f"{SITE}/{face.relative_to(NETSIM.parent)}", face.read_bytes()))
     return [*entries, Entry(f"{GUEST_FOLDER}/order.json", json.dumps(order).encode()), _init()]
 
 

@@ -9,10 +9,13 @@ import math
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from outrider_netsim.core.errors import EngineError
-from outrider_netsim.probe.crossings import Crossing, Flood, Load, Transport, Volley, Way
+from outrider_netsim.probe.samples import WAYS, LoadTimes, PacketTimes, PacketTrain, SaturatingLoad, Transport, Way
+from outrider_netsim.profiles.profile import Direction, Profile
+from outrider_netsim.virtual.link import VirtualLink
 
 Json = dict[str, Any]  # what json.loads gives
 
@@ -22,7 +25,7 @@ MAX_CONNECTIONS = 200
 BACKLOG = 256
 
 
-class DatagramPair:
+class DatagramTarget:
     """Two connected UDP sockets, the client's end and the server's, with the link between them."""
 
     transport: Transport = "datagrams"
@@ -37,43 +40,45 @@ class DatagramPair:
         self._sockets = client, server
         self._number = 0
 
-    async def volley(self, volley: Volley) -> dict[Way, Crossing]:
+    async def send_train(self, train: PacketTrain) -> dict[Way, PacketTimes]:
         """Raises EngineError when the measurement itself failed."""
-        seen = await self._send(volley, ["up", "down"], PAYLOAD_BYTES, None)
-        return {way: _crossing(seen[way]) for way in ("up", "down")}
+        seen = await self._send(train, ["up", "down"], PAYLOAD_BYTES, None)
+        return {way: _times(seen[way]) for way in ("up", "down")}
 
-    async def load(self, load: Load) -> Flood:
+    async def send_load(self, load: SaturatingLoad) -> LoadTimes:
         """Raises EngineError when the measurement itself failed."""
         packet_bytes = self.full_payload_bytes + self.overhead_bytes
         spacing_s = packet_bytes * 8 / load.offered_bps
-        volley = Volley(int(2 * load.duration_s / spacing_s), spacing_s, load.settle_s)
-        seen = (await self._send(volley, [load.way], self.full_payload_bytes, load.duration_s))[load.way]
-        crossing = _crossing(seen)
-        arrivals = sorted((when, float(packet_bytes)) for when in crossing.received_s if when is not None)
-        started_s, ended_s = crossing.sent_s[0], crossing.sent_s[-1]
-        offered_bps = (len(crossing.sent_s) - 1) * packet_bytes * 8 / (ended_s - started_s)
-        return Flood(started_s, ended_s, tuple(arrivals), offered_bps, bool(seen["blocked"]))
+        train = PacketTrain(int(2 * load.duration_s / spacing_s), spacing_s, load.settle_s)
+        seen = (await self._send(train, [load.way], self.full_payload_bytes, load.duration_s))[load.way]
+        times = _times(seen)
+        arrivals = sorted((when, float(packet_bytes)) for when in times.received_s if when is not None)
+        started_s, ended_s = times.sent_s[0], times.sent_s[-1]
+        offered_bps = (len(times.sent_s) - 1) * packet_bytes * 8 / (ended_s - started_s)
+        return LoadTimes(started_s, ended_s, tuple(arrivals), offered_bps, bool(seen["blocked"]))
 
-    async def control(self, volley: Volley) -> dict[Way, Crossing]:
-        """The same volley over bare loopback: what measuring itself costs on this machine."""
+    async def control(self, train: PacketTrain) -> dict[Way, PacketTimes]:
+        """The same train over bare loopback: what measuring itself costs on this machine."""
         with _loopback_socket() as client, _loopback_socket() as server:
-            return await DatagramPair(client, server).volley(volley)
+            return await DatagramTarget(client, server).send_train(train)
 
-    async def _send(self, volley: Volley, ways: Sequence[Way], payload_bytes: int, duration_s: float | None) -> Json:
+    async def _send(
+        self, train: PacketTrain, ways: Sequence[Way], payload_bytes: int, duration_s: float | None
+    ) -> Json:
         self._number += 1
-        return await work(
+        return await run_worker(
             {
                 "kind": "datagrams",
                 "number": self._number,
                 "ways": list(ways),
                 "payload_bytes": payload_bytes,
-                **_timing(volley, duration_s),
+                **_timing(train, duration_s),
             },
             self._sockets,
         )
 
 
-class Streams:
+class StreamTarget:
     """TCP connections to `address`, which arrive at `listener`: many in turn for messages, one for the rate.
 
     A stream shows a lost packet as a stall: what takes `stall_s` or longer counts as lost. A message must not wait for
@@ -95,18 +100,18 @@ class Streams:
     def least_spacing_s(self) -> float:
         return self._quiet_s / MAX_CONNECTIONS
 
-    async def volley(self, volley: Volley) -> dict[Way, Crossing]:
+    async def send_train(self, train: PacketTrain) -> dict[Way, PacketTimes]:
         """Raises EngineError when the measurement itself failed."""
         task = {
             "kind": "streams",
             "ways": ["up", "down"],
             "payload_bytes": PAYLOAD_BYTES,
-            "connections": min(MAX_CONNECTIONS, volley.packets, math.ceil(self._quiet_s / volley.spacing_s)),
+            "connections": min(MAX_CONNECTIONS, train.packets, math.ceil(self._quiet_s / train.spacing_s)),
         }
-        seen = await self._work(task | _timing(volley, None))
-        return {way: _stalls_as_lost(_crossing(seen[way]), self._stall_s) for way in ("up", "down")}
+        seen = await self._run_worker(task | _timing(train, None))
+        return {way: _stalls_as_lost(_times(seen[way]), self._stall_s) for way in ("up", "down")}
 
-    async def load(self, load: Load) -> Flood:
+    async def send_load(self, load: SaturatingLoad) -> LoadTimes:
         """Goodput of one connection; its bytes count with the headers of the full segments that they take."""
         inflation = (self.segment_bytes + self.overhead_bytes) / self.segment_bytes
         task = {
@@ -116,23 +121,66 @@ class Streams:
             "offered_bps": 4 * load.offered_bps,  # a stream is held back by what it may have under way
             "duration_s": load.duration_s,
         }
-        seen = (await self._work(task))[load.way]
+        seen = (await self._run_worker(task))[load.way]
         started_s, ended_s = seen["started_ns"] / 1e9, seen["ended_ns"] / 1e9
         arrivals = tuple((when / 1e9, size * inflation) for when, size in seen["arrivals"])
         offered_bps = seen["written"] * inflation * 8 / (ended_s - started_s)
-        return Flood(started_s, ended_s, arrivals, offered_bps, held_back=True)
+        return LoadTimes(started_s, ended_s, arrivals, offered_bps, held_back=True)
 
-    async def control(self, volley: Volley) -> dict[Way, Crossing]:
-        """The same volley over bare loopback: what measuring itself costs on this machine."""
+    async def control(self, train: PacketTrain) -> dict[Way, PacketTimes]:
+        """The same train over bare loopback: what measuring itself costs on this machine."""
         with listening_socket() as listener:
-            return await Streams(listener.getsockname(), listener, self._stall_s, self._quiet_s).volley(volley)
+            return await StreamTarget(listener.getsockname(), listener, self._stall_s, self._quiet_s).send_train(train)
 
-    async def _work(self, task: Json) -> Json:
+    async def _run_worker(self, task: Json) -> Json:
         host, port = self._address
-        return await work({**task, "host": host, "port": port}, [self._listener])
+        return await run_worker({**task, "host": host, "port": port}, [self._listener])
 
 
-async def work(task: Json, sockets: Sequence[socket.socket]) -> Json:
+class VirtualTarget:
+    """Both directions of a virtual link. Its time goes on from one run to the next."""
+
+    transport: Transport = "datagrams"
+    link_bytes = 106  # as DatagramTarget's
+    full_bytes = 1514
+    least_spacing_s = 0.0
+
+    def __init__(self, profile: Profile, seed: int) -> None:
+        self._link = VirtualLink(profile, seed)
+
+    async def send_train(self, train: PacketTrain) -> dict[Way, PacketTimes]:
+        return self._carry(WAYS, train, self.link_bytes)
+
+    async def send_load(self, load: SaturatingLoad) -> LoadTimes:
+        spacing_s = self.full_bytes * 8 / load.offered_bps
+        train = PacketTrain(int(load.duration_s / spacing_s), spacing_s, load.settle_s)
+        times = self._carry([load.way], train, self.full_bytes)[load.way]
+        arrivals = sorted((when, float(self.full_bytes)) for when in times.received_s if when is not None)
+        return LoadTimes(times.sent_s[0], times.sent_s[-1], tuple(arrivals), load.offered_bps, held_back=False)
+
+    async def control(self, train: PacketTrain) -> dict[Way, PacketTimes]:
+        """A link that does nothing to packets: measuring costs nothing here."""
+        return await VirtualTarget(Profile.symmetric("none", Direction()), 0).send_train(train)
+
+    def _carry(self, ways: Sequence[Way], train: PacketTrain, size_bytes: int) -> dict[Way, PacketTimes]:
+        clock = self._link.clock
+        sent = [clock.now + number * train.spacing_s for number in range(train.packets)]
+        received: dict[Way, list[float | None]] = {way: [None] * train.packets for way in ways}
+
+        def send(way: Way, number: int) -> None:
+            self._link.send(way, size_bytes, partial(arrived, way, number))
+
+        def arrived(way: Way, number: int) -> None:
+            received[way][number] = clock.now
+
+        for number, when in enumerate(sent):
+            for way in ways:
+                clock.call_at(when, partial(send, way, number))
+        clock.run_until(sent[-1] + train.settle_s)
+        return {way: PacketTimes(tuple(sent), tuple(received[way])) for way in ways}
+
+
+async def run_worker(task: Json, sockets: Sequence[socket.socket]) -> Json:
     """Have a worker process do `task` on `sockets`; what it saw in each way.
 
     Raises EngineError when it failed, its sockets could not hold what came, or the wall clock was set meanwhile.
@@ -158,7 +206,7 @@ async def work(task: Json, sockets: Sequence[socket.socket]) -> Json:
 
 
 def listening_socket() -> socket.socket:
-    """On loopback, for `Streams`."""
+    """On loopback, for `StreamTarget`."""
     return socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
 
 
@@ -176,25 +224,25 @@ def _checked(seen: Json) -> Json:
     return ways
 
 
-def _timing(volley: Volley, duration_s: float | None) -> Json:
+def _timing(train: PacketTrain, duration_s: float | None) -> Json:
     return {
-        "packets": volley.packets,
-        "spacing_s": volley.spacing_s,
-        "settle_s": volley.settle_s,
+        "packets": train.packets,
+        "spacing_s": train.spacing_s,
+        "settle_s": train.settle_s,
         "duration_s": 1e9 if duration_s is None else duration_s,
     }
 
 
-def _crossing(seen: Json) -> Crossing:
+def _times(seen: Json) -> PacketTimes:
     sent = tuple(when / 1e9 for when in seen["sent_ns"])
     received = tuple(None if when is None else when / 1e9 for when in seen["received_ns"])
-    return Crossing(sent, received)
+    return PacketTimes(sent, received)
 
 
-def _stalls_as_lost(crossing: Crossing, stall_s: float) -> Crossing:
-    pairs = zip(crossing.sent_s, crossing.received_s, strict=True)
+def _stalls_as_lost(times: PacketTimes, stall_s: float) -> PacketTimes:
+    pairs = zip(times.sent_s, times.received_s, strict=True)
     prompt = (None if received is None or received - sent >= stall_s else received for sent, received in pairs)
-    return Crossing(crossing.sent_s, tuple(prompt))
+    return PacketTimes(times.sent_s, tuple(prompt))
 
 
 @contextlib.contextmanager

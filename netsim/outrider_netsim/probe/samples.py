@@ -11,7 +11,7 @@ WAYS: tuple[Way, Way] = ("up", "down")
 
 
 @dataclass(frozen=True, slots=True)
-class Volley:
+class PacketTrain:
     """Numbered packets to send both ways at once, one each way every `spacing_s`; then `settle_s` for the last ones."""
 
     packets: int
@@ -20,7 +20,7 @@ class Volley:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SaturatingLoad:
     """More than the link's rate, one way, for `duration_s`: `offered_bps` of link bytes in full packets."""
 
     way: Way
@@ -30,8 +30,8 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
-    """One direction of a volley, by packet, in seconds of one clock for both ends.
+class PacketTimes:
+    """One direction of a train, by packet, in seconds of one clock for both ends.
 
     None: it never came, or over streams only after a stall.
     """
@@ -52,7 +52,7 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True)
-class Flood:
+class LoadTimes:
     """What came of a load: when, and how many bytes as the link's rate counts them."""
 
     started_s: float
@@ -68,6 +68,6 @@ class Samples:
 
     transport: Transport
     link_bytes: int  # of a packet in the volleys, as the link's rate counts them
-    delay: dict[Way, Crossing]
-    loss: dict[Way, Crossing]
-    flood: dict[Way, Flood]  # ways without a rate are left out
+    delay: dict[Way, PacketTimes]
+    loss: dict[Way, PacketTimes]
+    load_times: dict[Way, LoadTimes]  # ways without a rate are left out

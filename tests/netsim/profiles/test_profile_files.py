@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.builtin import PROFILES
 from outrider_netsim.profiles.delays import DISTRIBUTIONS
-from outrider_netsim.profiles.files import load_profile, load_profiles, profile_text
 from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
-from outrider_netsim.profiles.traces import Deliveries
+from outrider_netsim.profiles.profile_files import load_profile, load_profiles, profile_text
+from outrider_netsim.profiles.traces import DeliveryTrace
 
 
 def written(tmp_path, text, name="links.toml"):
@@ -58,7 +58,7 @@ def test_several_profiles_in_a_file_keep_their_order(tmp_path):
 def test_a_trace_is_found_beside_the_file(tmp_path):
     (tmp_path / "down.trace").write_text("5\n10\n")
     profile = load_profile(written(tmp_path, '[up]\n[down]\ntrace = "down.trace"'))
-    assert profile.down.trace == Deliveries(str(tmp_path / "down.trace"), (5, 10))
+    assert profile.down.trace == DeliveryTrace(str(tmp_path / "down.trace"), (5, 10))
     assert profile.up.trace is None
     assert load_profile(written(tmp_path, profile_text(profile), "again.toml")) == Profile(
         "links", profile.up, profile.down

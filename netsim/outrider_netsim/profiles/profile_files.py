@@ -1,10 +1,10 @@
-"""Users' own profiles, in TOML: read with file, key and remedy for whatever is wrong, and written.
+"""Read and write profiles in TOML; every error names file, key and remedy.
 
 source = "measured at home, May 2025"        one profile: its name is the file's, or `name`
 outages = ["3s@10s", "1s@5s/30s"]
-[both]                                       the start for both directions
+[both]                                       defaults for both directions
 delay_ms = 20
-[up]                                         what differs
+[up]                                         what differs from [both]
 rate_bps = 5e6
 
 [profile.home.both]                          several profiles: the same under `profile.NAME`
@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.profiles.checked_table import CheckedTable, WrongKindError, flag, number, text, whole
+from outrider_netsim.profiles.checked_table import CheckedTable, WrongTypeError, flag, number, text, whole
 from outrider_netsim.profiles.outages import Outage, outage_text, parse_outage
 from outrider_netsim.profiles.profile import Bursts, Direction, Profile
 from outrider_netsim.profiles.trace_files import load_trace
-from outrider_netsim.profiles.traces import Conditions, Deliveries, Trace
+from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace, Trace
 
 SUFFIX = ".toml"
 
 
 def load_profile(path: str | Path, name: str | None = None) -> Profile:
-    """The profile called `name` in a file, or its only one. Raises ProfileError."""
+    """Load the profile called `name`, or the only one in the file. Raises ProfileError."""
     found = load_profiles(path)
     if name is None and len(found) > 1:
         raise ProfileError(f"{path} holds several profiles: say which, as in {path}:{next(iter(found))}")
@@ -40,7 +40,7 @@ def load_profile(path: str | Path, name: str | None = None) -> Profile:
 
 
 def load_profiles(path: str | Path) -> dict[str, Profile]:
-    """All profiles of a file, by name. Raises ProfileError that names file and key."""
+    """Load all profiles of a file, by name. Raises ProfileError that names file and key."""
     root = CheckedTable.read(Path(path))
     if "profile" not in root:
         profile = _profile(root, root.file.stem)
@@ -54,13 +54,13 @@ def load_profiles(path: str | Path) -> dict[str, Profile]:
 
 def _outages(value: Any, table: CheckedTable) -> tuple[Outage, ...]:
     if not isinstance(value, list):
-        raise WrongKindError('a list such as ["3s@10s", "1s@5s/30s"]')
+        raise WrongTypeError('a list such as ["3s@10s", "1s@5s/30s"]')
     return tuple(parse_outage(text(item, table)) for item in value)
 
 
 def _bursts(value: Any, table: CheckedTable) -> Bursts:
     if not isinstance(value, dict) or not {"p", "r"} <= value.keys():
-        raise WrongKindError("a table such as {p = 0.01, r = 0.3}")
+        raise WrongTypeError("a table such as {p = 0.01, r = 0.3}")
     inner = table.child("bursts")
     inner.only(field.name for field in fields(Bursts))
     return Bursts(**{key: inner.get(key, number) for key in inner})
@@ -93,14 +93,14 @@ def _profile(table: CheckedTable, name: str) -> Profile:
     given = {key: table.get(key, kinds[key]) for key in table if key in kinds}
     both = _values(table, "both")
     ways = {way: _direction(table, way, both) for way in _WAYS}
-    return table.placed(lambda: Profile(**{"name": name} | given | ways))
+    return table.located(lambda: Profile(**{"name": name} | given | ways))
 
 
 def _direction(table: CheckedTable, way: str, both: dict[str, Any]) -> Direction:
     if way not in table and "both" not in table:
         raise table.error(f"no [{'.'.join((*table.path, way))}]: give both directions, or [both] where they are alike")
     values = both | _values(table, way)
-    return table.child(way if way in table else "both").placed(lambda: Direction(**values))
+    return table.child(way if way in table else "both").located(lambda: Direction(**values))
 
 
 def _values(table: CheckedTable, way: str) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _values(table: CheckedTable, way: str) -> dict[str, Any]:
 
 
 def profile_text(profile: Profile) -> str:
-    """A file that holds `profile`; its traces are named, not copied."""
+    """Return `profile` as TOML; its traces are named, not copied."""
     values = {"name": profile.name, "source": profile.source, "seed": profile.seed}
     lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
     if profile.outages:
@@ -133,9 +133,9 @@ def _toml(value: object) -> str:
     match value:
         case Bursts():
             return "{" + ", ".join(f"{field.name} = {getattr(value, field.name)!r}" for field in fields(Bursts)) + "}"
-        case Deliveries() | Conditions():
+        case DeliveryTrace() | ConditionTrace():
             return _toml(str(Path(value.name).absolute()))
-        case bool() | str():  # as in JSON, but for one character
+        case bool() | str():  # TOML strings are JSON strings, except that DEL must be escaped
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case _:
             return repr(value)

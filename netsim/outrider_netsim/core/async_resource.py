@@ -1,4 +1,4 @@
-"""`async with` for whatever is started and closed."""
+"""`async with` for everything that is started and closed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Self
 
 
-class Lifetime(ABC):
-    """Starts on entering, closes on leaving."""
+class AsyncResource(ABC):
+    """Base of classes with `start` and `aclose`: `async with` starts on entering and closes on leaving."""
 
     @abstractmethod
     async def start(self) -> object: ...

@@ -23,13 +23,13 @@ SO_RXQ_OVFL = 40
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 BUFFER_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16
-NUMBER = struct.Struct("!II")  # volley, packet
+NUMBER = struct.Struct("!II")  # train, packet
 _ANCILLARY_BYTES = 128
 
 
 @dataclass(slots=True)
-class Seen:
-    """One direction of a volley, in nanoseconds of the wall clock (the one that kernel stamps come from)."""
+class PacketLog:
+    """One direction of a train, in nanoseconds of the wall clock (the one that kernel stamps come from)."""
 
     sent_ns: list[int] = field(default_factory=list)
     received_ns: dict[int, int] = field(default_factory=dict)
@@ -49,22 +49,22 @@ class Seen:
         }
 
 
-class Wire(Protocol):
+class PacketChannel(Protocol):
     """One direction: where numbered packets go in, and where they come out."""
 
-    seen: Seen
+    seen: PacketLog
 
     def send(self, number: int) -> None: ...
     def sinks(self) -> Sequence[socket.socket]: ...
     def take(self, sink: socket.socket) -> None: ...
 
 
-class DatagramWire:
+class DatagramChannel:
     """Numbered UDP packets from one connected socket to another."""
 
-    def __init__(self, source: socket.socket, sink: socket.socket, volley: int, payload_bytes: int) -> None:
-        self.seen = Seen()
-        self._source, self._sink, self._volley = source, sink, volley
+    def __init__(self, source: socket.socket, sink: socket.socket, train: int, payload_bytes: int) -> None:
+        self.seen = PacketLog()
+        self._source, self._sink, self._volley = source, sink, train
         self._padding = bytes(payload_bytes - NUMBER.size)
 
     def send(self, number: int) -> None:
@@ -93,16 +93,16 @@ class DatagramWire:
         when, overflows = _stamps(ancillary)
         self.seen.overflows = max(self.seen.overflows, overflows)
         if len(data) >= NUMBER.size:
-            volley, number = NUMBER.unpack_from(data)
-            if volley == self._volley:  # not a latecomer of the one before
+            train, number = NUMBER.unpack_from(data)
+            if train == self._volley:  # not a latecomer of the one before
                 self.seen.received_ns.setdefault(number, when)
 
 
-class StreamWire:
+class StreamChannel:
     """Numbered messages over many TCP connections, one after the other."""
 
     def __init__(self, sources: Sequence[socket.socket], sinks: Sequence[socket.socket], message_bytes: int) -> None:
-        self.seen = Seen()
+        self.seen = PacketLog()
         self._sources, self._sinks, self._message_bytes = sources, sinks, message_bytes
         self._partial = {sink: bytearray() for sink in sinks}
 

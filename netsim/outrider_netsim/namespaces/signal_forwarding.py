@@ -20,7 +20,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 
 
 @contextlib.contextmanager
-def forwarded(pass_on: Callable[[int], None]) -> Iterator[None]:
+def forward_signals(pass_on: Callable[[int], None]) -> Iterator[None]:
     """While inside, `pass_on` is called from the event loop for each signal; none has its usual effect on us.
 
     A signal that another thread of ours takes is passed on in any case, as its code is lost on the way: a program that

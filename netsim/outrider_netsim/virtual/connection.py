@@ -1,6 +1,6 @@
-"""A connection in virtual time between two asyncio programs in one process: messages with declared sizes.
+"""A connection in virtual time between two asyncio programs of one process: messages with declared sizes.
 
-What is sent is handed over as it is, whatever it is; only its declared size travels.
+The receiver gets the very object that was sent; only its declared size is put on the link.
 """
 
 from __future__ import annotations
@@ -15,52 +15,52 @@ from outrider_netsim.virtual.flow import Flow
 
 
 class NewFlow(Protocol):
-    """What makes the flows of a connection, one each way."""
+    """Creates the flows of a connection, one each way."""
 
     def __call__(self, way: Literal["up", "down"], broken: Callable[[], None]) -> Flow: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    payload: Any  # the programs' own business
+    payload: Any  # opaque
 
 
-class Pipe:
+class MessageConnection:
     """One end of a connection. Messages arrive whole, in order and at the link's times."""
 
     def __init__(self) -> None:
         self._inbox: asyncio.Queue[_Message | Exception] = asyncio.Queue()
         self._flow: Flow | None = None
-        self._peer: Pipe | None = None
+        self._peer: MessageConnection | None = None
         self._closed = False
 
-    def attach(self, flow: Flow, peer: Pipe) -> None:
-        """`flow` carries what is sent to `peer`."""
+    def attach(self, flow: Flow, peer: MessageConnection) -> None:
+        """Send messages to `peer` over `flow`."""
         self._flow, self._peer = flow, peer
 
     def send(self, payload: Any, size_bytes: int) -> None:  # any object
-        """Send it now, as a message of that size. Raises BrokenPipeError after `close`, TimeoutError on a dead link."""
+        """Send a message of that size now. Raises BrokenPipeError after `close`, TimeoutError on a dead link."""
         if self._closed:
-            raise BrokenPipeError("this end was closed: connect anew")
+            raise BrokenPipeError("this end was closed: connect again")
         self._carry(_Message(payload), size_bytes)
 
     async def receive(self) -> Any:  # what the other end sent
-        """The next message. Raises EOFError after the last one, TimeoutError when the link was dead for too long."""
+        """Return the next message. Raises EOFError after the last one, TimeoutError on a dead link."""
         item = await self._inbox.get()
         if isinstance(item, Exception):
-            self.put(item)  # the next call says it too
+            self.put(item)  # for the next call too
             raise item
         return item.payload
 
     def close(self) -> None:
-        """No more is sent; the other end learns it after all that was. Safe to call twice; receiving goes on."""
+        """Send nothing more; the other end reads EOF after the last message. Receiving goes on. Safe to call twice."""
         if not self._closed:
             self._closed = True
-            with contextlib.suppress(TimeoutError):  # a dead link has told the other end already
+            with contextlib.suppress(TimeoutError):  # on a dead link the other end knows already
                 self._carry(EOFError("the other end closed the connection"), 0)
 
     def put(self, item: _Message | Exception) -> None:
-        """It has arrived."""
+        """Deliver an arrived message."""
         self._inbox.put_nowait(item)
 
     def _carry(self, item: _Message | Exception, size_bytes: int) -> None:
@@ -70,13 +70,13 @@ class Pipe:
         self._flow.send(size_bytes, lambda: peer.put(item))
 
 
-async def open_pipe(new_flow: NewFlow, accept: Callable[[Pipe], None]) -> Pipe:
-    """Shake hands: an empty packet up, where `accept` gets the server's end, and one down; then the client's end."""
-    client, server = Pipe(), Pipe()
+async def open_connection(new_flow: NewFlow, accept: Callable[[MessageConnection], None]) -> MessageConnection:
+    """Open a connection in one round trip and return the client's end; `accept` gets the server's end halfway."""
+    client, server = MessageConnection(), MessageConnection()
     opened = asyncio.get_running_loop().create_future()
 
     def broken() -> None:
-        error = TimeoutError("no answer over the link for too long: restore it, connect anew")
+        error = TimeoutError("no answer over the link for too long: restore it and connect again")
         client.put(error)
         server.put(error)
         if not opened.done():

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from outrider_netsim.cli.app import app
 from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.probe.expectations import waiting_share
-from outrider_netsim.probe.probe import plan
+from outrider_netsim.probe.measurement import plan_probe
 from outrider_netsim.probe.run import probe_profile
-from outrider_netsim.probe.virtual_pair import VirtualPair
+from outrider_netsim.probe.targets import VirtualTarget
 from outrider_netsim.profiles.builtin import PROFILES, profile_named
 from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.profile import Bursts, Direction, Profile
@@ -69,7 +69,7 @@ async def test_absurd_counts_are_refused(packets, loss_packets):
 def test_packets_in_order_are_sent_well_apart_and_slow_links_slowly():
     def spacings(direction):
         profile = Profile.symmetric("x", direction)
-        planned = plan(VirtualPair(profile, 0), profile, 100, 100)
+        planned = plan_probe(VirtualTarget(profile, 0), profile, 100, 100)
         return planned.delay.spacing_s, planned.loss.spacing_s
 
     assert spacings(FOUR_G.up) == (0.005, 0.0005)
@@ -83,7 +83,7 @@ def test_packets_in_order_are_sent_well_apart_and_slow_links_slowly():
 @pytest.mark.parametrize("name", [name for name, profile in PROFILES.items() if profile.up.in_order])
 def test_lone_packets_in_order_wait_for_each_other_next_to_nothing(name):
     profile = profile_named(name)
-    spacing_s = plan(VirtualPair(profile, 0), profile, 100, 100).delay.spacing_s
+    spacing_s = plan_probe(VirtualTarget(profile, 0), profile, 100, 100).delay.spacing_s
     for direction in (profile.up, profile.down):
         assert waiting_share([number * spacing_s for number in range(20_000)], direction, 1) < 0.001
 
@@ -107,7 +107,7 @@ async def test_a_real_engine_measures_what_the_profile_says(engine):
         assert found["loss"].measured < 0.01  # 0.1 % of 1,500: ten or more by chance once in 10^6
         assert found["throughput_bps"].measured == pytest.approx(20e6, rel=0.25)
     assert run.engine == engine
-    assert all(not any(crossing.lost) for crossing in run.seen.control.values())
+    assert all(not any(times.lost) for times in run.seen.control.values())
 
 
 def probe(*arguments):

@@ -1,6 +1,6 @@
 """Measure a link through a real engine: what to send, how fast, and in which order. Asks no target what engine it is.
 
-    control     a short volley over bare sockets: what measuring costs here; reported, never subtracted
+    control     a short train over bare sockets: what measuring costs here; reported, never subtracted
     delay       lone packets, so far apart that none waits for another: SPACING_S, and where they stay in order, so that
                 a late one holds up the next, what lies between a late delay (quantile LATE) and a quick one (QUICK)
     loss        many packets, as fast as the rate (QUIET_SHARE of it) and half the queue allow; also their order
@@ -16,10 +16,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.probe.crossings import WAYS, Crossing, Flood, Load, Samples, Transport, Volley, Way
 from outrider_netsim.probe.expectations import serialisation_ms
+from outrider_netsim.probe.samples import (
+    WAYS,
+    LoadTimes,
+    PacketTimes,
+    PacketTrain,
+    Samples,
+    SaturatingLoad,
+    Transport,
+    Way,
+)
 from outrider_netsim.profiles.profile import Direction, Profile
-from outrider_netsim.profiles.traces import Conditions, Deliveries
+from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 
 SPACING_S = 0.005
 LATE, QUICK = 0.998, 0.25
@@ -27,7 +36,7 @@ LOSS_SPACING_S = 0.0005
 QUIET_SHARE = 0.4
 OVERLOAD = 1.25
 LOAD_S = 5.0
-CONTROL = Volley(200, SPACING_S, 0.5)
+CONTROL = PacketTrain(200, SPACING_S, 0.5)
 MOST_PACKETS = 10_000_000
 
 
@@ -38,45 +47,45 @@ class ProbeTarget(Protocol):
     def transport(self) -> Transport: ...
     @property
     def link_bytes(self) -> int:
-        """A packet of a volley, as the link's rate counts it."""
+        """A packet of a train, as the link's rate counts it."""
 
     @property
     def least_spacing_s(self) -> float:
-        """Packets of a volley cannot be closer."""
+        """Packets of a train cannot be closer."""
 
-    async def volley(self, volley: Volley) -> dict[Way, Crossing]: ...
-    async def load(self, load: Load) -> Flood: ...
-    async def control(self, volley: Volley) -> dict[Way, Crossing]:
-        """The same volley without a link between the ends."""
+    async def send_train(self, train: PacketTrain) -> dict[Way, PacketTimes]: ...
+    async def send_load(self, load: SaturatingLoad) -> LoadTimes: ...
+    async def control(self, train: PacketTrain) -> dict[Way, PacketTimes]:
+        """The same train without a link between the ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProbePlan:
     """What a probe of one profile sends."""
 
-    delay: Volley
-    loss: Volley
-    loads: tuple[Load, ...]
+    delay: PacketTrain
+    loss: PacketTrain
+    loads: tuple[SaturatingLoad, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
-    """What was sent and what was seen; `control` is the delay volley's like over bare sockets."""
+class Measurements:
+    """What was sent and what was seen; `control` is the delay train's like over bare sockets."""
 
-    plan: Plan
+    plan: ProbePlan
     samples: Samples
-    control: dict[Way, Crossing]
+    control: dict[Way, PacketTimes]
 
 
-def plan(target: ProbeTarget, profile: Profile, packets: int, loss_packets: int) -> Plan:
+def plan_probe(target: ProbeTarget, profile: Profile, packets: int, loss_packets: int) -> ProbePlan:
     """How `profile` has to be probed."""
     directions, link_bytes, least_s = (profile.up, profile.down), target.link_bytes, target.least_spacing_s
     settle_s = max(map(_settle_s, directions))
     delay_spacing_s = max(least_s, *(_lone_spacing_s(direction, link_bytes) for direction in directions))
     loss_spacing_s = max(least_s, *(_quiet_spacing_s(direction, link_bytes) for direction in directions))
-    return Plan(
-        Volley(packets, delay_spacing_s, settle_s),
-        Volley(loss_packets, loss_spacing_s, settle_s),
+    return ProbePlan(
+        PacketTrain(packets, delay_spacing_s, settle_s),
+        PacketTrain(loss_packets, loss_spacing_s, settle_s),
         tuple(_load(way, direction) for way, direction in zip(WAYS, directions, strict=True) if _full_rate(direction)),
     )
 
@@ -88,19 +97,19 @@ def check_counts(packets: int, loss_packets: int) -> None:
             raise ProfileError(f"{name}={count}: need 1 to {MOST_PACKETS}")
 
 
-async def measure(target: ProbeTarget, planned: Plan, say: Callable[[str], None] = lambda _: None) -> Probed:
+async def measure(target: ProbeTarget, planned: ProbePlan, say: Callable[[str], None] = lambda _: None) -> Measurements:
     """Carry out the plan; `say` is told what is under way. Raises EngineError when measuring failed."""
     say(f"control: {CONTROL.packets} packets each way over bare sockets")
     control = await target.control(CONTROL)
     say(_told("delay", planned.delay))
-    delay = await target.volley(planned.delay)
+    delay = await target.send_train(planned.delay)
     say(_told("loss", planned.loss))
-    loss = await target.volley(planned.loss)
-    flood = {}
+    loss = await target.send_train(planned.loss)
+    load_times = {}
     for load in planned.loads:
         say(f"throughput {load.way}: {load.offered_bps / 1e6:.1f} Mbit/s for {load.duration_s:.1f} s")
-        flood[load.way] = await target.load(load)
-    return Probed(planned, Samples(target.transport, target.link_bytes, delay, loss, flood), control)
+        load_times[load.way] = await target.send_load(load)
+    return Measurements(planned, Samples(target.transport, target.link_bytes, delay, loss, load_times), control)
 
 
 def _lone_spacing_s(direction: Direction, link_bytes: int) -> float:
@@ -121,18 +130,18 @@ def _settle_s(direction: Direction) -> float:
 def _full_rate(direction: Direction) -> float:
     """The rate to exceed; 0 where there is none."""
     trace = direction.trace
-    if isinstance(trace, Deliveries):
+    if isinstance(trace, DeliveryTrace):
         return trace.mean_rate_bps
-    if isinstance(trace, Conditions) and trace.rate_bps:
+    if isinstance(trace, ConditionTrace) and trace.rate_bps:
         return max(trace.rate_bps)
     return direction.rate_bps
 
 
-def _load(way: Way, direction: Direction) -> Load:
+def _load(way: Way, direction: Direction) -> SaturatingLoad:
     offered_bps = OVERLOAD * _full_rate(direction) / max(0.01, 1 - direction.mean_loss)
-    return Load(way, offered_bps, LOAD_S + 2 * direction.mean_delay_ms / 1000, _settle_s(direction))
+    return SaturatingLoad(way, offered_bps, LOAD_S + 2 * direction.mean_delay_ms / 1000, _settle_s(direction))
 
 
-def _told(what: str, volley: Volley) -> str:
-    seconds = volley.packets * volley.spacing_s
-    return f"{what}: {volley.packets:,} packets each way, one every {volley.spacing_s * 1000:g} ms, {seconds:.0f} s"
+def _told(what: str, train: PacketTrain) -> str:
+    seconds = train.packets * train.spacing_s
+    return f"{what}: {train.packets:,} packets each way, one every {train.spacing_s * 1000:g} ms, {seconds:.0f} s"
