@@ -34,7 +34,7 @@ def golden(data: Path) -> Path:
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """Of the embedded pair."""
+    """A bundle of the embedded pair."""
     make_bundle(target_dir(), drafter_dir("moa"), "int4", tmp_path / "bundle")
     return tmp_path / "bundle"
 

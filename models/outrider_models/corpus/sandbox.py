@@ -41,6 +41,7 @@ def _run_process(jobs: Sequence[SandboxJob]) -> list[bool]:
     limits = {"memory_bytes": MEMORY_BYTES, "seconds_per_job": SECONDS_PER_JOB}
     request = json.dumps({"limits": limits, "jobs": [asdict(job) for job in jobs]})
     with tempfile.TemporaryDirectory() as folder:
+        # An empty environment and a folder of its own: nothing of the caller reaches generated code.
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", program],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, env={},

@@ -1,1 +1,1 @@
-"""Training of targets and drafters, on plain transformers."""
+"""Training of targets and drafters on plain transformers models."""

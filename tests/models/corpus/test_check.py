@@ -17,7 +17,7 @@ def job(source):
 
 
 GOOD = job("def f(x):\n    return sum(x)")
-MISCHIEF = {
+BAD_FUNCTIONS = {
     "wrong answer": "def f(x):\n    return 4",
     "other type": "def f(x):\n    return float(sum(x))",
     "syntax error": "def f(x:",
@@ -58,8 +58,8 @@ MISCHIEF = {
 }
 
 
-@pytest.mark.parametrize("source", MISCHIEF.values(), ids=MISCHIEF)
-def test_mischief_fails_and_hurts_no_neighbour(source):
+@pytest.mark.parametrize("source", BAD_FUNCTIONS.values(), ids=BAD_FUNCTIONS)
+def test_a_bad_function_fails_alone(source):
     assert run_jobs([GOOD, job(source), GOOD]) == [True, False, True]
 
 

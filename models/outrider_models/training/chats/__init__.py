@@ -1,1 +1,1 @@
-"""Training drafters on files of chats."""
+"""Training of drafters on files of chats."""

@@ -1,4 +1,4 @@
-"""Which chats make an update, and which of them which process reads, from a seed alone."""
+"""Distribution of chats over updates and processes, determined by a seed alone."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -14,24 +14,25 @@ from outrider_models.training.core.interfaces import Batch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """One update's share of one process: as many parts as every other process has."""
+    """The share of one process in one update."""
 
-    parts: list[list[ChatTokens | None]]  # None: a row that teaches nothing, where chats do not divide
-    num_labels: int  # reply tokens of the whole update, of all processes
+    # As many as in every other process, filled up with None: a missing forward pass would leave the others waiting.
+    parts: list[list[ChatTokens | None]]
+    num_labels: int  # reply tokens of the whole update, over all processes
 
 
-_LEAST = 32  # tokens of a row that stands for no chat: enough for what looks several ahead
+_MIN_LENGTH = 32  # tokens of a batch without chats: enough for drafters that look several tokens ahead
 
 
 def updates_an_epoch(num_chats: int, batch: int) -> int:
-    """The last one may be smaller."""
+    """Return the number of updates per epoch; the last one may be smaller."""
     return -(-num_chats // batch)
 
 
 def epoch_updates(
     chats: Sequence[ChatTokens], batch: int, part: int, seed: int, epoch: int, process: int, processes: int
 ) -> Iterator[Update]:
-    """The updates of an epoch: `batch` chats each, in parts of `part` rows, of like lengths within an update."""
+    """Yield one process's updates of an epoch: `batch` chats each, sorted by length, in parts of `part` rows."""
     order = list(range(len(chats)))
     random.Random(f"chats/{seed}/{epoch}").shuffle(order)
     for first in range(0, len(order), batch):
@@ -43,8 +44,8 @@ def epoch_updates(
 
 
 def make_batch(part: Sequence[ChatTokens | None], device: torch.device) -> Batch:
-    """Right-padded; a missing chat is a row of zeros that teaches nothing."""
-    longest = max((len(chat.ids) for chat in part if chat is not None), default=_LEAST)
+    """Pad chats on the right; a missing chat is a row of zeros that is masked out."""
+    longest = max((len(chat.ids) for chat in part if chat is not None), default=_MIN_LENGTH)
     ids = np.zeros((len(part), longest), np.int64)
     is_reply = np.zeros((len(part), longest), bool)
     for row, chat in enumerate(part):
@@ -55,7 +56,7 @@ def make_batch(part: Sequence[ChatTokens | None], device: torch.device) -> Batch
 
 
 def reply_frequencies(chats: Sequence[ChatTokens], vocab: int) -> Tensor:
-    """How often each token [V] int64 stands in replies."""
+    """Count each token [V] int64 in replies."""
     counts = np.zeros(vocab, np.int64)
     for chat in chats:
         counts += np.bincount(chat.ids[chat.is_reply], minlength=vocab)

@@ -1,7 +1,7 @@
-"""Chats from a file of JSON lines, every bad line named.
+"""Reads chats from a file of JSON lines. Errors name the line.
 
 {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}
-{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello!"}]}      as ShareGPT has it
+{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello!"}]}      ShareGPT's form
 """
 
 import json
@@ -24,15 +24,16 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One conversation with at least one reply; `source` is its file and line."""
+    """A conversation with at least one reply; `source` is its file and line."""
 
     turns: tuple[ChatTurn, ...]
     source: str
 
 
 def read_chats(path: Path) -> list[Chat]:
-    """All chats of a file; empty lines are passed over. Raises UsageError that names file and line."""
+    """Read all chats of a file; empty lines are skipped. Raises UsageError that names file and line."""
     try:
+        # Not splitlines(): it also splits at separators such as U+2028, which JSON allows inside strings.
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read as text ({error})") from None
@@ -49,7 +50,7 @@ def _chat(line: str, source: str) -> Chat:
         raise UsageError(f"{source}: not JSON ({error})") from None
     turns = tuple(_turns(entry, source))
     if not any(turn.role == "assistant" and turn.content.strip() for turn in turns):
-        raise UsageError(f"{source}: holds no reply of the assistant to learn from")
+        raise UsageError(f"{source}: has no reply of the assistant to learn from")
     if turns[0].role == "assistant":
         raise UsageError(f"{source}: starts with a reply: need a prompt before it")
     return Chat(turns, source)
@@ -67,5 +68,5 @@ def _turns(entry: Any, source: str) -> Iterator[ChatTurn]:  # Any: whatever the 
         if not isinstance(role, str) or role not in roles:
             raise UsageError(f"{source}: turn {number}: {role_key}={role!r}: choose one of {', '.join(roles)}")
         if not isinstance(text, str):
-            raise UsageError(f"{source}: turn {number}: {text_key} is no text")
+            raise UsageError(f"{source}: turn {number}: {text_key} is not text")
         yield ChatTurn(roles[role], text)

@@ -1,4 +1,4 @@
-"""A chat run's checkpoint on disk, as accelerate writes it: made beside its place and moved there whole."""
+"""Checkpoint of a run on chats, as accelerate writes it. It is replaced at once, so that it is always complete."""
 
 import json
 import shutil
@@ -15,18 +15,19 @@ _CONFIG = "course.json"
 
 
 def has_state(directory: Path) -> bool:
-    """Whether there is something to resume from."""
+    """Return whether there is a checkpoint to resume from."""
     return _newest(directory).is_dir()
 
 
 def save_state(accelerator: Accelerator, directory: Path) -> None:
-    """Replace the checkpoint; every process takes part."""
+    """Replace the checkpoint; every process must call this."""
     partial, old = directory / f"{_STATE}.partial", directory / f"{_STATE}.old"
     accelerator.wait_for_everyone()
-    accelerator.save_state(str(partial), safe_serialization=False)  # safetensors knows no shared tensors
+    accelerator.save_state(str(partial), safe_serialization=False)  # safetensors refuses shared tensors
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         shutil.rmtree(old, ignore_errors=True)
+        # A directory cannot be replaced in one step: after a crash in between, _newest() finds the old one.
         if (directory / _STATE).is_dir():
             (directory / _STATE).rename(old)
         partial.rename(directory / _STATE)
@@ -39,19 +40,20 @@ def load_state(accelerator: Accelerator, directory: Path) -> None:
 
 
 def write_config(directory: Path, config: dict[str, Any]) -> None:  # Any: JSON values
-    """Write what the run is made of."""
+    """Write the settings that the result of a run depends on."""
     (directory / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def check_config(directory: Path, config: dict[str, Any]) -> None:  # Any: as above
-    """Raise UsageError naming what differs from the run that is to be resumed."""
+    """Raise UsageError that names the settings that differ from those of the run to resume."""
     before = json.loads((directory / _CONFIG).read_text())
+    # Through JSON, as the other one went: tuples become lists.
     now = json.loads(json.dumps(config))
     if differing := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
-        raise UsageError(f"--resume: {directory} was begun with another {', '.join(differing)}; start anew elsewhere")
+        raise UsageError(f"--resume: {directory} was started with another {', '.join(differing)}: use a new --out")
 
 
 def _newest(directory: Path) -> Path:
-    """The checkpoint, or the one before where a crash came between."""
+    """Return the checkpoint, or the previous one if a crash came between two renames."""
     newest, old = directory / _STATE, directory / f"{_STATE}.old"
     return old if old.is_dir() and not newest.is_dir() else newest

@@ -1,4 +1,4 @@
-"""A run on chats, described: a family's own settings and all the others, defaults of its paper with changes on top."""
+"""Configuration of a run on chats: the family's settings and all others, defaults of its paper with changes."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,8 +14,8 @@ Precision = Literal["auto", "bf16", "no"]
 
 @dataclass(frozen=True, slots=True)
 class DataSettings:
-    max_length: int  # tokens of a chat; what is longer is cut
-    held_out: int  # chats that are not trained on, at most a tenth of all
+    max_length: int  # tokens of a chat; longer chats are cut
+    held_out: int  # chats kept for validation, at most a tenth of all
     seed: int
 
     def __post_init__(self) -> None:
@@ -25,9 +25,9 @@ class DataSettings:
 
 @dataclass(frozen=True, slots=True)
 class MachineSettings:
-    """How the work is laid out, without changing what is learnt."""
+    """How the work is laid out; the result does not depend on it."""
 
-    part: int  # chats in one pass on one device; gradients add up to length.batch
+    part: int  # chats per pass on one device; gradients accumulate over length.batch chats
     precision: Precision  # auto: bf16 on a GPU that has it
     checkpoint_updates: int  # 0: only at the end
 
@@ -38,10 +38,10 @@ class MachineSettings:
 
 @dataclass(frozen=True, slots=True)
 class ValidationSettings:
-    """Drafting on held-out prompts as a client does: chains of `levels` tokens against the target's greedy text."""
+    """Validation by drafting chains of `levels` tokens along the target's greedy text after held-out prompts."""
 
     every_updates: int  # 0: only at the end
-    new_tokens: int  # of the target's text for each prompt
+    new_tokens: int  # length of the target's text per prompt
     levels: int
 
     def __post_init__(self) -> None:
@@ -52,10 +52,8 @@ class ValidationSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """`drafter` is the family's settings."""
-
     family: TrainableFamily
-    drafter: Any  # a dataclass of the family's
+    drafter: Any  # Any: the family's settings
     schedule: Schedule
     length: Length
     data: DataSettings
@@ -71,7 +69,7 @@ _COMMON: dict[str, Any] = {  # Any: one dataclass each
 
 
 def make_train_config(family: TrainableFamily, target: TargetFacts, changes: Table) -> TrainConfig:
-    """The family's defaults for a target, changed. Raises UsageError that names the key."""
+    """Apply changes to the family's defaults for a target. Raises UsageError that names the key."""
     defaults = {
         "drafter": family.defaults(target),
         "schedule": family.schedule,

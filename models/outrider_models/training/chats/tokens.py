@@ -1,8 +1,8 @@
-"""Chats as the target sees them: its own template and tokenizer, and which tokens are replies.
+"""Chats as tokens, by the target's own template and tokenizer, and the mask of reply tokens.
 
-Templates with {% generation %} say so themselves. For others the chat is rendered up to each reply and up to its end,
-and what lies between in the whole chat's text is the reply: from the generation prompt to the end of the turn. A reply
-that the template shows otherwise once more turns follow (thoughts cut out of history) does not count.
+Templates with {% generation %} mark replies themselves. For others the chat is rendered up to each reply and up to its
+end; the text in between is the reply, from the generation prompt to the end of the turn. A reply that the template
+renders differently once more turns follow (some cut thoughts out of the history) is not trained on.
 """
 
 import re
@@ -28,22 +28,23 @@ class ChatTokens:
 
     @property
     def prompt(self) -> list[int]:
-        """What stands before the first reply."""
+        """Tokens before the first reply."""
         return cast(list[int], self.ids[: int(self.is_reply.argmax())].tolist())
 
     @property
     def num_labels(self) -> int:
-        """Reply tokens that some token before them predicts."""
+        """Number of reply tokens that a preceding token predicts."""
         return int(self.is_reply[1:].sum())
 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, chat: Chat, max_length: int) -> ChatTokens | None:
-    """The first `max_length` tokens; None where no reply is among them. Raises UsageError naming the chat's line."""
+    """Return the first `max_length` tokens, or None without a reply in them. Raises UsageError that names the line."""
     messages = [{"role": turn.role, "content": turn.content} for turn in chat.turns]
     try:
         ids, is_reply = (_by_mask if _GENERATION.search(_template(tokenizer)) else _by_prefix)(tokenizer, messages)
-    except (ValueError, TypeError) as error:  # what templates raise for turns they do not know
+    except (ValueError, TypeError) as error:  # raised by templates for turns they do not know
         raise UsageError(f"{chat.source}: the target's chat template refuses it ({error})") from error
+    # By the module's name: jinja2 comes with transformers and is no dependency of ours to import.
     except Exception as error:
         if type(error).__module__.split(".")[0] != "jinja2":
             raise
@@ -53,7 +54,7 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, chat: Chat, max_length: int) ->
 
 
 def need_chat_template(tokenizer: PreTrainedTokenizerBase, target: object) -> None:
-    """Raise UsageError for a tokenizer that cannot write chats, or not say where its tokens stand."""
+    """Raise UsageError for a tokenizer without a chat template or without token offsets."""
     if not tokenizer.chat_template:
         raise UsageError(f"{target}: its tokenizer has no chat template: use an instruction-tuned target, or add one")
     if not tokenizer.is_fast:
@@ -84,7 +85,7 @@ def _by_prefix(tokenizer: PreTrainedTokenizerBase, messages: list[MessageDict]) 
 def _span(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[MessageDict], i: int, whole: str
 ) -> tuple[int, int] | None:
-    """Where in the whole text reply i stands, first character and end; None where the template shows it otherwise."""
+    """Return first character and end of reply i in the whole text; None if the template renders it differently."""
     before, through = _rendered(tokenizer, messages[:i]), _rendered(tokenizer, messages[: i + 1])
     if not (whole.startswith(before) and whole.startswith(through)):
         return None

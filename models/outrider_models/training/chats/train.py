@@ -1,4 +1,4 @@
-"""From options to a run on chats: read, check, and only then write."""
+"""Starts a training run on chats: reads and checks everything before it writes anything."""
 
 import hashlib
 import random
@@ -47,7 +47,7 @@ class ChatRunOptions:
 class ChatSplit:
     train: list[ChatTokens]
     held_out: list[ChatTokens]
-    num_dropped: int  # chats without a reply among their first tokens
+    num_dropped: int  # chats without a reply within data.max_length
 
 
 def train_on_chats(
@@ -57,7 +57,7 @@ def train_on_chats(
     console: Console | None = None,
     stop_after_updates: int | None = None,
 ) -> ChatTrainer:
-    """Train to the end. Raises UsageError before anything is written."""
+    """Train to the end and return the trainer. Raises UsageError before anything is written."""
     directory = resolve_dir(options.target or target_dir())
     facts = target_facts(directory)
     config = make_train_config(trainable_family(options.family), facts, options.changes)
@@ -77,10 +77,10 @@ def train_on_chats(
     drafter.init_from_lm_head(teacher.lm_head)
     if initial_weights is not None:
         drafter.load_weights(initial_weights)
-    teacher.run(
-        torch.zeros(1, 2, dtype=torch.int64, device=accelerator.device), drafter.teacher_request
-    )  # or a UsageError now
-    torch.manual_seed(config.data.seed + 1 + accelerator.process_index)  # masks and noise: each process its own
+    # Raises UsageError now, before anything is written, if the target lacks what the family requests.
+    teacher.run(torch.zeros(1, 2, dtype=torch.int64, device=accelerator.device), drafter.teacher_request)
+    # Weights come from one seed in all processes, masks and noise from one for each.
+    torch.manual_seed(config.data.seed + 1 + accelerator.process_index)
     if accelerator.is_main_process:
         options.out.mkdir(parents=True, exist_ok=True)
         write_config(options.out, description)
@@ -101,13 +101,13 @@ def _tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{directory}: has no tokenizer that transformers loads ({error})") from error
+        raise UsageError(f"{directory}: has no tokenizer that transformers can load ({error})") from error
     need_chat_template(tokenizer, directory)
     return tokenizer
 
 
 def _split(chats: Sequence[Chat], tokenizer: PreTrainedTokenizerBase, settings: DataSettings) -> ChatSplit:
-    """Held-out chats are drawn from the seed; at most a tenth."""
+    """Tokenize chats and draw those to hold out, at most a tenth."""
     found = [tokenize(tokenizer, chat, settings.max_length) for chat in chats]
     kept = [chat for chat in found if chat is not None]
     if not kept:
@@ -124,7 +124,7 @@ def _split(chats: Sequence[Chat], tokenizer: PreTrainedTokenizerBase, settings: 
 def _description(
     options: ChatRunOptions, config: TrainConfig, directory: Path, initial_weights: DrafterFiles | None
 ) -> dict[str, Any]:  # Any: JSON values
-    """All that the result depends on; how work is laid out and looked at may change on the way."""
+    """Return all settings that the result depends on; others may change when a run is resumed."""
     return {
         "family": config.family.name,
         "drafter": asdict(config.drafter),

@@ -1,4 +1,4 @@
-"""The training loop on chats: update, show, save, validate, resume. Devices, precision and state are accelerate's."""
+"""The training loop on chats: update, report, save, validate, resume. accelerate handles devices and precision."""
 
 import math
 import tempfile
@@ -27,12 +27,12 @@ from outrider_models.training.core.progress import ProgressReporter
 from outrider_models.training.core.teacher import Teacher
 
 _SMOOTHING = 0.98
-_PATIENCE = timedelta(hours=2)  # of other processes, while the leader examines
+_TIMEOUT = timedelta(hours=2)  # the other processes wait while the leader validates
 
 
 @dataclass(slots=True)
 class ChatPosition:
-    """How far a run is; accelerate saves and loads it with the rest."""
+    """Position of a run; accelerate saves and loads it with the other state."""
 
     update: int = 0
     tokens: int = 0
@@ -46,7 +46,7 @@ class ChatPosition:
 
 
 class ChatTrainer:
-    """One drafter on its way through the chats. What a checkpoint holds is all that the next update depends on."""
+    """Trains one drafter on chats. The next update depends on nothing that a checkpoint does not hold."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ChatTrainer:
         self._tau = float("nan")
 
     def finish(self) -> None:
-        """Train to the end; the drafter is in the directory then."""
+        """Train to the end; the drafter is then in the directory."""
         for update in self._remaining():
             self._step(update)
             self._report_and_save()
@@ -104,10 +104,11 @@ class ChatTrainer:
                     yield update
 
     def _step(self, update: Update) -> None:
-        """One step of the optimizer: gradients of all parts and processes, over all tokens that teach."""
+        """Step the optimizer with the mean gradient of all parts and processes over the labels of the update."""
         sums = torch.zeros(3, device=self._accelerator.device)  # main term, hits, positions
         for number, part in enumerate(update.parts):
             last = number == len(update.parts) - 1
+            # Gradients are exchanged with the last part only; no_sync accumulates the earlier ones locally.
             with nullcontext() if last else self._accelerator.no_sync(self._wrapped):
                 sums += self._backward(part, update.num_labels)
         for group in self._optimizer.param_groups:
@@ -121,12 +122,12 @@ class ChatTrainer:
         self._smooth(self._accelerator.reduce(sums))
 
     def _backward(self, part: Sequence[ChatTokens | None], num_labels: int) -> Tensor:  # [3]
-        text = make_batch(part, self._accelerator.device)
-        target = self._teacher.run(text.tokens, self.drafter.teacher_request)
-        output: LossOutput = self._wrapped(text, target, self.position.update / self._updates)
-        # Several processes' gradients are averaged; what is wanted is the sum over their parts.
+        batch = make_batch(part, self._accelerator.device)
+        target = self._teacher.run(batch.tokens, self.drafter.teacher_request)
+        output: LossOutput = self._wrapped(batch, target, self.position.update / self._updates)
+        # DDP averages gradients over processes; the update needs their sum.
         self._accelerator.backward(output.total * self._accelerator.num_processes / num_labels)
-        counted = torch.tensor(float(len(output.main)), device=text.tokens.device)
+        counted = torch.tensor(float(len(output.main)), device=batch.tokens.device)
         return torch.stack((output.main.sum().float(), output.hits.sum().float(), counted))
 
     def _smooth(self, sums: Tensor) -> None:
@@ -136,7 +137,7 @@ class ChatTrainer:
             self._hits = _blend(self._hits, hits / positions)
 
     def _report_and_save(self) -> None:
-        """Show where the run is; save and validate when it is time."""
+        """Report progress; save and validate when they are due."""
         if self._accelerator.is_main_process:
             self._reporter.update(self.position.update / self._updates, self.position.elapsed_s, self._status())
         if self._due(self._config.machine.checkpoint_updates):
@@ -148,14 +149,14 @@ class ChatTrainer:
         return bool(every) and self.position.update % every == 0 and self.position.update < self._stop_at
 
     def _save(self) -> None:
-        """The state to resume from, and the drafter in its published layout."""
+        """Save the state to resume from, and the drafter in its published layout."""
         save_state(self._accelerator, self._directory)
         if self._accelerator.is_main_process:
             self.drafter.export(self._directory)
             mark_drafter(self._directory, self._teacher.facts.directory)
 
     def _validate(self) -> None:
-        """Note loss and tau; the leader alone, of files as a client would load them."""
+        """Record loss and tau. Only the leader does so, with exported files as a client would load them."""
         if self._accelerator.is_main_process:
             found = self._acceptance()
             at = self.position
@@ -165,8 +166,8 @@ class ChatTrainer:
                 "top1": round(self._hits, 4),
                 "tokens_per_s": round(self._speed(), 1),
             }
-            told = {"tau": round(found.tau, 4), "accepted": found.by_depth} if found else {}
-            self._reporter.record({**entry, **learnt, **told})
+            acceptance = {"tau": round(found.tau, 4), "accepted": found.by_depth} if found else {}
+            self._reporter.record({**entry, **learnt, **acceptance})
         self._accelerator.wait_for_everyone()
 
     def _acceptance(self) -> AcceptanceCounts | None:
@@ -193,13 +194,13 @@ class ChatTrainer:
 
 
 def make_accelerator(config: TrainConfig) -> Accelerator:
-    """One process, or its place among those that `accelerate launch` or `torchrun` started."""
+    """Make the accelerator of this process, alone or among those that `accelerate launch` or `torchrun` started."""
     precision = config.machine.precision
     if precision == "auto":
         precision = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
-    patience = InitProcessGroupKwargs(timeout=_PATIENCE)
-    processor_alone = not torch.accelerator.is_available()  # several processes then meet only if told so
-    return Accelerator(mixed_precision=precision, cpu=processor_alone, kwargs_handlers=[patience])
+    timeout = InitProcessGroupKwargs(timeout=_TIMEOUT)
+    cpu_only = not torch.accelerator.is_available()  # several processes on CPUs find each other only if this is set
+    return Accelerator(mixed_precision=precision, cpu=cpu_only, kwargs_handlers=[timeout])
 
 
 def _blend(old: float, new: float) -> float:

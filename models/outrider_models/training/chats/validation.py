@@ -1,7 +1,7 @@
 """Validation while training: the exported drafter drafts along the target's own greedy text, as a client would.
 
-Nothing is teacher-forced: the drafter's state is given the features that a verdict would bring, drafts a chain from its
-own guesses, and keeps what agrees with the target and the target's next token.
+Nothing is teacher-forced: the drafter gets the features that a verdict would bring, drafts a chain on its own guesses,
+and keeps the tokens that agree with the target, plus the target's next token.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from outrider_models.training.core.teacher import Teacher
 
 @dataclass(slots=True)
 class AcceptanceCounts:
-    """Counts over verdicts. `by_depth[d]` is how many accepted d drafted tokens."""
+    """Counts over verdicts. `by_depth[d]` is the number of verdicts that accepted d drafted tokens."""
 
     tokens: int = 0
     by_depth: list[int] = field(default_factory=list)
@@ -34,7 +34,7 @@ class AcceptanceCounts:
 
     @property
     def tau(self) -> float:
-        """Mean acceptance length: tokens a verdict, bonus included; nan without any."""
+        """Mean acceptance length: tokens per verdict, bonus token included; nan without verdicts."""
         return self.tokens / self.verdicts if self.verdicts else float("nan")
 
     def add(self, accepted: int, gained: int) -> None:
@@ -44,14 +44,14 @@ class AcceptanceCounts:
 
 
 class Validator:
-    """Held-out prompts and what the target answers to them, which is asked once."""
+    """Measures drafters on held-out prompts; the target's answers are generated once."""
 
     def __init__(self, teacher: Teacher, prompts: Sequence[list[int]], settings: ValidationSettings) -> None:
         self._teacher, self._prompts, self._settings = teacher, prompts, settings
         self._texts: list[list[int]] | None = None
 
     def validate(self, source: DrafterSource) -> AcceptanceCounts:
-        """Load the drafter and draft along all texts. Raises UsageError where its files do not load."""
+        """Load the drafter and draft along all texts. Raises UsageError if its files do not load."""
         if self._texts is None:
             self._texts = [self._answered(prompt) for prompt in self._prompts]
         like = self._teacher.embed
@@ -69,7 +69,7 @@ class Validator:
 
     @torch.no_grad()
     def _answered(self, prompt: list[int]) -> list[int]:
-        """Prompt and greedy answer."""
+        """Return prompt and greedy answer."""
         model = self._teacher.model
         generate = cast(Callable[..., Tensor], model.generate)
         ids = torch.tensor([prompt], device=self._teacher.embed.device)
@@ -78,7 +78,7 @@ class Validator:
             attention_mask=torch.ones_like(ids),
             do_sample=False,
             max_new_tokens=self._settings.new_tokens,
-            pad_token_id=0,  # of a single text: never used
+            pad_token_id=0,  # never used: one text has no padding
         )
         return cast(list[int], output[0].tolist())
 
@@ -86,9 +86,10 @@ class Validator:
 def follow(
     drafter: Drafter, text: Sequence[int], prompt: int, rows: Tensor | None, levels: int, found: AcceptanceCounts
 ) -> None:
-    """Draft chains along a text of which the first `prompt` tokens are given; rows [len(text), width] are its features.
+    """Draft chains along a text after its first `prompt` tokens, and count what is accepted.
 
-    The prompt's own verdict, which has no draft, brings the first token and does not count.
+    `rows` [len(text), width] are the text's features. The prompt's own verdict has no draft: it gives the first token
+    and is not counted.
     """
     state, standing, shape = drafter.new_state(), 0, TreeShape.chain(levels)
     gained = prompt + 1
@@ -96,6 +97,7 @@ def follow(
         state.append(text[standing : standing + gained])
         standing += gained
         if rows is not None:
+            # Never the root's own row: the server knows its feature only after the next verdict.
             known = state.num_features
             state.add_features(known, rows[known : standing - 1])
         drafted = grow_tree(state, shape).tokens

@@ -1,1 +1,1 @@
-"""What all training shares: interfaces, teacher, losses, optimizers."""
+"""Shared by all training: interfaces, teacher, losses, learning rates, optimizer, progress."""

@@ -1,4 +1,4 @@
-"""How far a drafter is from its target, position by position."""
+"""Losses: the distance of a drafter from its target, position by position."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from outrider_models.core.tables import need_at_least
 from outrider_proto.errors import UsageError
 
 Head = Callable[[Tensor], Tensor]  # rows [n, ...] -> logits [n, V]
-LogitLoss = Callable[[Tensor, Tensor], Tensor]  # logits, and those wanted -> [n]
-MAX_LOGITS = 1 << 26  # made at once; more rows go in parts, whose logits backward makes anew
+LogitLoss = Callable[[Tensor, Tensor], Tensor]  # the drafter's logits, the target's -> [n]
+MAX_LOGITS = 1 << 26  # held at once; more rows go in parts, whose logits are computed again in backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Losses:
 
     divergence: float  # cross-entropy against the target's distribution
     feature: float  # smooth L1 against the target's last hidden state
-    in_units: bool  # features measured in units of their own size, so that a weight means the same for every target
+    in_units: bool  # divide features by their scale, so that a weight means the same for every target
 
     def __post_init__(self) -> None:
         need_at_least(self, 0, "divergence", "feature")
@@ -33,7 +33,7 @@ PAPER = Losses(divergence=0.1, feature=1.0, in_units=False)
 
 @dataclass(frozen=True, slots=True)
 class HeadDecay:
-    """What several heads or steps weigh: 1, decay, decay squared ..."""
+    """Weights of several heads or steps: 1, decay, decay squared, ..."""
 
     count: int
     decay: float
@@ -55,12 +55,12 @@ class Compared:
 
 
 def rms(features: Tensor) -> Tensor:
-    """Root mean square of all values."""
+    """Return the root mean square of all values."""
     return features.float().pow(2).mean().sqrt()
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> Head:
-    """A head [V, E] as a function."""
+    """Wrap a head [V, E] as a function."""
     return lambda rows: F.linear(rows, weight, bias)
 
 
@@ -73,14 +73,15 @@ def compare(
     vocab: int,
     student_ids: Tensor | None = None,
 ) -> Compared:
-    """The loss between the logits of `drafted` and of `wanted`, both [n, ...]; never more than MAX_LOGITS at once.
+    """Compute the loss between the logits of `drafted` and `wanted`, both [n, ...], MAX_LOGITS at a time.
 
-    The teacher may answer with tokens [n] instead of logits. `student_ids` [Vd]: the target's ids of the student's.
+    The teacher may return tokens [n] instead of logits. `student_ids` [Vd] maps the student's ids to the target's.
     """
     work = (student, teacher, loss, student_ids)
     rows = max(1, MAX_LOGITS // vocab)
     if len(drafted) <= rows:
         return Compared(*_part(drafted, wanted, *work))
+    # The reentrant kind would drop the gradients of heads: their inputs, the target's features, require none.
     parts = [
         checkpoint(_part, some, others, *work, use_reentrant=False)
         for some, others in zip(torch.split(drafted, rows), torch.split(wanted, rows), strict=True)
@@ -99,13 +100,13 @@ def token_cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def top_cross_entropy(logits: Tensor, wanted: Tensor, top_k: int) -> Tensor:
-    """The same, of the target's `top_k` likeliest tokens alone (HASS, arXiv 2408.15766, 3.1)."""
+    """Cross-entropy over the target's `top_k` likeliest tokens only (HASS, arXiv 2408.15766, 3.1)."""
     chances, tokens = wanted.float().softmax(-1).topk(min(top_k, wanted.shape[-1]))
     return -(chances * logits.float().log_softmax(-1).gather(-1, tokens)).sum(-1)
 
 
 def feature_distance(drafted: Tensor, wanted: Tensor, unit: Tensor | float = 1.0) -> Tensor:
-    """Smooth L1 [n] between hidden states [n, E], the mean over their values."""
+    """Smooth L1 distance [n] between hidden states [n, E], the mean over their values."""
     return F.smooth_l1_loss(drafted.float() / unit, wanted.float() / unit, reduction="none").mean(-1)
 
 

@@ -16,10 +16,11 @@ _EPS = 1e-7
 
 
 class Optimizer:
-    """Two torch optimisers stepped together; rates are set as a share of the recipe's."""
+    """Two optimizers that step together; their rates are given as a share of the recipe's."""
 
     def __init__(self, model: nn.Module, muon_lr: float, adamw_lr: float, weight_decay: float) -> None:
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        # Muon is made for matrices between hidden states; embeddings and heads stay with AdamW.
         hidden = [p for name, p in trained if p.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name]
         chosen = {id(p) for p in hidden}
         rest = [p for _, p in trained if id(p) not in chosen]
@@ -29,7 +30,7 @@ class Optimizer:
         self._adamw = torch.optim.AdamW(rest, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
     def step(self, factor: float, clip_norm: float) -> Tensor:
-        """One update at `factor` of the full rates; returns the gradient's norm before clipping."""
+        """Update at `factor` of the full rates; return the gradient's norm before clipping."""
         norm = nn.utils.clip_grad_norm_(self.parameters, clip_norm)
         self._muon.step(self._rates[0] * factor)
         for group in self._adamw.param_groups:
@@ -48,7 +49,7 @@ class Optimizer:
 
 
 class Muon:
-    """Nesterov momentum, orthogonalized; decoupled weight decay. Parameters without gradient are not allowed."""
+    """Muon with Nesterov momentum and decoupled weight decay. Every parameter must have a gradient."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], weight_decay: float, momentum: float = 0.95) -> None:
         self._groups = _by_shape(parameters)
@@ -81,7 +82,8 @@ class Muon:
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """The nearest orthogonal matrices, roughly, in bfloat16: a Newton-Schulz iteration over [n, rows, columns]."""
+    """Return roughly the nearest orthogonal matrices [n, rows, columns], by a Newton-Schulz iteration in bfloat16."""
+    # Transposed where tall, so that the Gram matrix is the smaller of the two.
     tall = matrices.shape[1] > matrices.shape[2]
     x = (matrices.mT if tall else matrices).bfloat16()
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=_EPS)

@@ -1,4 +1,4 @@
-"""What a run shows of itself: a bar on a terminal, lines elsewhere, and JSON lines on disk."""
+"""Progress of a run: a bar on a terminal, lines elsewhere, and JSON lines on disk."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 
 class ProgressReporter:
-    """Bar or lines on `console`; `record` appends to the run's log file."""
+    """Shows progress on `console` and appends records to the run's log file."""
 
     def __init__(self, directory: Path, title: str, console: Console | None = None, every_s: float = 30.0) -> None:
         self._log = directory / "log.jsonl"
@@ -35,7 +35,7 @@ class ProgressReporter:
             self._bar.stop()
 
     def update(self, progress: float, elapsed_s: float, status: str) -> None:
-        """Move the bar; without a terminal, write a line now and then."""
+        """Move the bar; without a terminal, write a line every `every_s` seconds."""
         if self._bar:
             self._bar.update(self._task, completed=progress, status=status)
         elif elapsed_s - self._last_line_s >= self._every_s:
@@ -43,10 +43,10 @@ class ProgressReporter:
             self._console.print(f"{progress:6.1%}  {elapsed_s:7.0f} s  {status}", highlight=False, soft_wrap=True)
 
     def say(self, line: str) -> None:
-        """One line, once."""
+        """Print one line."""
         self._console.print(line, highlight=False, soft_wrap=True)
 
     def record(self, entry: Mapping[str, object]) -> None:
-        """One JSON line in the log file."""
+        """Append one JSON line to the log file."""
         with self._log.open("a") as log:
             log.write(json.dumps(entry) + "\n")

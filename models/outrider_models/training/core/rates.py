@@ -1,4 +1,4 @@
-"""Learning rates and lengths of runs on chats: AdamW, warm-up, decay. (The embedded models' recipes have their own.)"""
+"""Learning rates and lengths of runs on chats. Recipes of the embedded models have their own."""
 
 import math
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ Decay = Literal["linear", "cosine"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """AdamW's settings and the rate's course: from 0 up to `peak`, down to `last`, and on at that."""
+    """AdamW's settings and learning rate: from 0 up to `peak`, then down to `last`, where it stays."""
 
     peak: float
     last: float
     warmup_updates: int
     decay: Decay
-    decay_epochs: float  # the fall ends there; 0: with the run
+    decay_epochs: float  # end of the decay; 0: the end of the run
     beta1: float
     beta2: float
     weight_decay: float
@@ -32,7 +32,8 @@ class Schedule:
             raise UsageError("schedule: need beta1 and beta2 from 0 to below 1, clip_norm above 0")
 
     def rate(self, update: int, updates_an_epoch: int, updates: int) -> float:
-        """The rate of an update, counted from 0, in a run of `updates`."""
+        """Return the rate of an update, counted from 0, in a run of `updates`."""
+        # A run shorter than ten warm-ups warms up for a tenth of its length.
         warmup = min(self.warmup_updates, updates // 10) if updates < 10 * self.warmup_updates else self.warmup_updates
         if update < warmup:
             return self.peak * (update + 1) / (warmup + 1)
@@ -43,7 +44,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How much is read: chats an update, over all devices, and passes over the data."""
+    """Length of a run: chats per update, over all devices, and passes over the data."""
 
     batch: int
     epochs: float

@@ -1,4 +1,4 @@
-"""The frozen target in training: any Hugging Face causal LM, run once a batch for all that a family wants to hear."""
+"""The frozen target in training: any Hugging Face causal LM, run once per batch for all that a family needs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ from outrider_proto.errors import UsageError
 
 
 class Teacher:
-    """A target that answers and does not learn."""
+    """A target whose outputs teach drafters; its own weights do not change."""
 
     def __init__(self, model: PreTrainedModel, facts: TargetFacts) -> None:
         self.model = model.requires_grad_(False).train(False)
@@ -30,7 +30,7 @@ class Teacher:
 
     @classmethod
     def load(cls, name_or_path: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Teacher":
-        """Read a directory or a hub name. Raises UsageError."""
+        """Load a model from a directory or by its hub name. Raises UsageError."""
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers
         directory = resolve_dir(name_or_path)
         facts = target_facts(directory)
@@ -41,14 +41,15 @@ class Teacher:
         return cls(model.to(device), facts)  # type: ignore[arg-type]  # transformers' wrapper hides the arguments
 
     def target_weights(self) -> TargetWeights:
-        """The parts that drafters borrow, as they lie in the model."""
+        """Return the weights that drafters borrow, without copying them."""
         eos = self.model.generation_config.eos_token_id if self.model.generation_config else None
         ends = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
         return TargetWeights(self.embed, self.lm_head, self.facts.sizes, ends, self.facts.directory)
 
     @torch.no_grad()
     def run(self, tokens: Tensor, request: TeacherRequest) -> TeacherOutput:  # [B, T] int64, right-padded
-        """All that is needed of it for a text. Raises UsageError when it does not keep K/V of the whole text."""
+        """Compute what is requested for tokens. Raises UsageError if the model does not keep K/V of the whole text."""
+        # Hidden states of all layers take memory: they are asked for only where an inner one is needed.
         inner = any(layer != LAST for layer in request.hidden)
         output = self.model.base_model(input_ids=tokens, use_cache=request.kv, output_hidden_states=inner)
         hidden = {layer: output.last_hidden_state if layer == LAST else output.hidden_states[layer]
@@ -58,7 +59,7 @@ class Teacher:
         return TeacherOutput(self.embed, self.lm_head, self._unit, hidden, keys, values, last_layers)
 
     def activations(self, tokens: Tensor, needs_kv: bool, hidden_layers: tuple[int, ...]) -> Activations:
-        """The same for one text [1, T], as a tap reads it."""
+        """Return activations of one text [1, T] in the form that a tap reads."""
         target = self.run(tokens, TeacherRequest(hidden_layers, needs_kv))
         nothing = self.embed.new_empty(0)
         keys, values = (nothing if part is None else part[0] for part in (target.keys, target.values))
@@ -71,7 +72,7 @@ class Teacher:
 
 
 def target_facts(directory: Path) -> TargetFacts:
-    """Sizes that drafters' defaults follow from. Raises UsageError."""
+    """Read the properties that drafters' default sizes follow from. Raises UsageError."""
     config, sizes = read_config(directory), target_sizes(directory)
     return TargetFacts(directory, sizes, config_int(config, "intermediate_size", 4 * sizes.hidden))
 
@@ -83,7 +84,7 @@ def _output(model: PreTrainedModel) -> object:
 def _weight(module: Any, what: str) -> Tensor:  # Any: whatever the model answers with
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
-        raise UsageError(f"target: its {what} is no matrix, which drafters would borrow")
+        raise UsageError(f"target: its {what} is not a matrix, so drafters cannot borrow it")
     return weight.detach()
 
 
@@ -95,6 +96,7 @@ def _final_norm_size(model: PreTrainedModel) -> Tensor:
 
 def _stacked(cache: Any, length: int) -> tuple[Tensor, Tensor]:  # Any: transformers' cache classes share no type
     layers: list[Mapping[str, Tensor]] = [{"keys": layer.keys, "values": layer.values} for layer in cache.layers]
+    # Layers with a sliding window silently keep the last tokens only; their rows would not line up with the text.
     for number, layer in enumerate(layers):
         if layer["keys"].shape[-2] != length:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""EAGLE-1/2: one step, teacher-forced (arXiv 2401.15077, 3.3; hyperparameters of SafeAILab/EAGLE train/main.py).
+"""Training of EAGLE-1/2: one teacher-forced step (arXiv 2401.15077, 3.3; hyperparameters of SafeAILab/EAGLE main.py).
 
 Row t sees embed(x_{t+1}) and the target's hidden state f_t with noise on it, and aims at f_{t+1}:
 1.0 smooth L1 on the feature + 0.1 cross-entropy against the target's distribution through its lm_head.
@@ -40,7 +40,7 @@ class EagleShape:
 class Eagle2Settings:
     shape: EagleShape
     losses: Losses
-    noise: float  # features get uniform noise of +- this (paper 3.3: 0.1)
+    noise: float  # uniform noise of +- this on features (paper 3.3: 0.1)
 
     def __post_init__(self) -> None:
         need_at_least(self, 0, "noise")
@@ -79,17 +79,17 @@ class TrainableEagle2(TrainableDrafter):
         return LossOutput(total, compared.loss.detach(), compared.hits, rows_of(mask))
 
     def export(self, directory: Path) -> None:
-        """SafeAILab's layout, without a copy of the target's embedding."""
+        """Write SafeAILab's layout, without a copy of the target's embedding."""
         self.network.export(directory, self._target, torch.bfloat16)
 
 
 def noisy(features: Tensor, size: float) -> Tensor:
-    """With uniform noise of +- size on every value."""
+    """Add uniform noise of +- size to every value."""
     return features + (torch.rand_like(features) * 2 - 1) * size if size else features
 
 
 def default_shape(target: TargetFacts) -> EagleShape:
-    """A layer like the target's."""
+    """Return the sizes of a layer like the target's."""
     return EagleShape(kv_heads=target.sizes.kv_heads, intermediate=target.mlp)
 
 

@@ -1,9 +1,9 @@
-"""EAGLE-3 (arXiv 2503.01840; numbers of SafeAILab/EAGLE traineagle3): training-time test over several steps.
+"""Training of EAGLE-3 (arXiv 2503.01840; numbers of SafeAILab/EAGLE traineagle3): training-time test over steps.
 
-Step j eats the drafter's own output of step j - 1 and aims at the target's distribution over the draft vocabulary;
-no loss on features. Steps weigh 0.8^j. Where the target's likeliest token cannot be drafted, nothing is learnt.
+Step j takes the drafter's own output of step j - 1 and aims at the target's distribution over the draft vocabulary;
+there is no loss on features. Steps weigh 0.8^j. Positions whose likeliest token cannot be drafted have no loss.
 
-The draft vocabulary is what stands most often in the replies; its rows of the target's lm_head start the head's own.
+The draft vocabulary holds the most frequent tokens of the replies; the head starts from their rows of the lm_head.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ from outrider_proto.errors import UsageError
 class Eagle3Settings:
     shape: EagleShape
     draft_vocab: int
-    target_layers: tuple[int, ...]  # whose input it eats, as indices of Hugging Face's hidden_states
+    target_layers: tuple[int, ...]  # layers whose input it takes, as indices of Hugging Face's hidden_states
     steps: HeadDecay
     rope_theta: float
 
@@ -73,7 +73,7 @@ class TrainableEagle3(TrainableDrafter):
             self.network.lm_head.weight.copy_(lm_head[self.draft_tokens.to(lm_head.device)])
 
     def load_weights(self, files: DrafterFiles) -> None:
-        """Its draft vocabulary comes with it."""
+        # The draft vocabulary comes with the weights; that of the data's replies would not fit the head's rows.
         super().load_weights(canonical(files))
         if (chosen := self.network.draft_tokens) is not None:
             self._cover(chosen)
@@ -88,17 +88,18 @@ class TrainableEagle3(TrainableDrafter):
         return LossOutput(torch.stack(weighted).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows)
 
     def export(self, directory: Path) -> None:
-        """SafeAILab's layout, d2t and t2d inside, without a copy of the target's embedding."""
+        """Write SafeAILab's layout with d2t and t2d, without a copy of the target's embedding."""
         self.network.export(directory, self._target, torch.bfloat16)
 
     def _cover(self, tokens: Tensor) -> None:
+        # Not persistent: the published files hold the same information as d2t and t2d.
         self.register_buffer("draft_tokens", tokens, persistent=False)
         covered = torch.zeros(self._target.vocab, dtype=torch.bool, device=tokens.device)
         covered[tokens] = True
         self.register_buffer("covered", covered, persistent=False)
 
     def _loss_output(self, logits: Tensor, step: int, batch: Batch, target: TeacherOutput) -> LossOutput:
-        """Row t of a step predicts token t + 2 + step: what the target's position t + 1 + step knows."""
+        """Row t of a step predicts token t + 2 + step, as the target's position t + 1 + step does."""
         ahead = step + 1
         mask = batch.loss_mask[:, ahead:]
         ours = logits[:, : mask.shape[1]][mask]
@@ -114,7 +115,8 @@ class TrainableEagle3(TrainableDrafter):
 
 
 def most_frequent(frequencies: Tensor, count: int) -> Tensor:
-    """The ids [count] of the largest of [V] counts, rising; of equals the lower id."""
+    """Return the ids [count] of the largest of [V] counts, ascending; of equal counts, the lower id."""
+    # Stable, so that equal counts give the same vocabulary on every device.
     order: Tensor = frequencies.sort(descending=True, stable=True).indices
     return order[:count].sort().values
 
@@ -156,7 +158,7 @@ FAMILY = TrainableFamily(
         draft_vocab=min(32000, target.sizes.vocab),
         target_layers=default_layers(target.sizes.layers),
         steps=HeadDecay(count=7, decay=0.8),
-        rope_theta=10000.0,  # of the published heads, whatever the target's
+        rope_theta=10000.0,  # of the published heads, not of the target
     ),
     make_drafter=make_drafter,
     schedule=Schedule(

@@ -1,10 +1,10 @@
-"""HASS (arXiv 2408.15766): EAGLE-2's network, trained on its own hidden states over several steps, and on the target's
-likeliest tokens (weights of HArmonizedSS/HASS train/main_hass.py: 1.0 feature + 0.1 all tokens + 1.0 top 10, 3 steps).
+"""Training of HASS (arXiv 2408.15766): EAGLE-2's network on its own hidden states over several steps.
 
-Every step weighs the same, and hidden states that go into the next step carry no gradient, as there; unless `detached`
-is false: then a step also learns to be of use to those after it, as EAGLE-3's do.
+The loss adds the target's likeliest tokens (weights of HArmonizedSS/HASS train/main_hass.py: 1.0 feature + 0.1 all
+tokens + 1.0 top 10, 3 steps). Steps weigh the same, and hidden states that enter the next step carry no gradient, as
+in that code; with `detached` false they do, so a step also learns to help those after it, as EAGLE-3's do.
 
-Row t of step j is the drafter at position t + j, j levels below the last true feature, that of position t. It eats its
+Row t of step j is the drafter at position t + j, j levels below the last true feature, that of position t. It takes its
 own output of step j - 1 instead of a feature, and sees what it will see when it drafts:
 
     step 0   x_{t+1}      rows .. t of step 0                         (true features)
@@ -51,7 +51,7 @@ from outrider_models.training.families.eagle2 import EagleShape, default_shape, 
 class HassSettings:
     shape: EagleShape
     losses: Losses
-    noise: float  # as EAGLE's
+    noise: float  # as in EAGLE
     steps: int
     detached: bool
     top_k: int
@@ -80,11 +80,11 @@ class TrainableHass(TrainableDrafter):
         return LossOutput(torch.stack([outputs.total for outputs in steps]).sum(), first.main, first.hits, first.rows)
 
     def export(self, directory: Path) -> None:
-        """SafeAILab's layout, which is HASS's, without a copy of the target's embedding."""
+        """Write SafeAILab's layout, which HASS uses too, without a copy of the target's embedding."""
         self.network.export(directory, self._target, torch.bfloat16, self._settings.steps)
 
     def _drafted(self, batch: Batch, target: TeacherOutput) -> list[Tensor]:
-        """Hidden states [B, T - 1 - step, E] of every step."""
+        """Compute the hidden states [B, T - 1 - step, E] of every step."""
         block, embeds = self.network.layers[0], F.embedding(batch.tokens, target.embed)
         assert isinstance(block, LlamaBlock)
         features = noisy(target.hidden[-1][:, :-1], self._settings.noise if self.training else 0.0)
@@ -115,13 +115,13 @@ class TrainableHass(TrainableDrafter):
 
 
 def step_mask(rows: int, step: int, device: torch.device) -> Tensor:
-    """[rows, rows * (step + 1)] bool, true where a query of `step` sees a key."""
+    """Return [rows, rows * (step + 1)] bool, true where a query of `step` sees a key."""
     ones = torch.ones(rows, rows, dtype=torch.bool, device=device)
     return torch.cat([ones.tril(), *[torch.eye(rows, dtype=torch.bool, device=device)] * step], dim=1)
 
 
 def joined(parts: list[Tensor], rows: int) -> Tensor:
-    """The first `rows` rows of keys or values [B, heads, >= rows, head_dim] of all steps, one after another."""
+    """Concatenate the first `rows` rows of keys or values [B, heads, >= rows, head_dim] of all steps."""
     return torch.cat([part[:, :, :rows] for part in parts], dim=2)
 
 

@@ -1,8 +1,8 @@
-"""Hydra and Hydra++ (arXiv 2402.05109, 3 and 4; zankner/Hydra train.py): heads that also read the tokens since, taught
-the target's whole distribution. Every head weighs the same.
+"""Training of Hydra and Hydra++ (arXiv 2402.05109, 3 and 4; zankner/Hydra train.py).
 
-`own_output`: each head's output is trained, from the target's lm_head on (published). Without, it stays the target's;
-the files hold it all the same.
+Heads also read the tokens drafted so far and learn the target's whole distribution. Every head weighs the same.
+With `own_output` each head's output is trained, starting from the target's lm_head, as in the published heads; without,
+it stays the target's. The files contain it in both cases.
 """
 
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class TrainableHydra(TrainableDrafter):
         )
 
     def export(self, directory: Path) -> None:
-        """The published layout, without its copy of the embedding."""
+        """Write the published layout, without its copy of the embedding."""
         self.network.export(directory, self._target, torch.bfloat16, self._base)
 
     def _loss_output(

@@ -1,7 +1,7 @@
-"""An independent drafter: a small language model of the target's kind, taught the target's distribution on its text
-(forward KL, as DistillSpec, arXiv 2310.08461, has it for fixed data). No paper fixes its sizes or rates: ours.
+"""Training of an independent drafter: a small language model that learns the target's distribution.
 
-`start` names a model to go on from, and then the sizes are its own.
+The loss is forward KL, as in DistillSpec (arXiv 2310.08461) for fixed data. No paper gives sizes or rates; these are
+ours. `start` names a model to start from; the sizes are then that model's.
 """
 
 import shutil
@@ -34,7 +34,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 
 @dataclass(frozen=True, slots=True)
 class IndependentSettings:
-    start: str  # directory or hub name; empty: a fresh one of the sizes below
+    start: str  # directory or hub name; empty: random weights of the sizes below
     layers: int
     hidden: int
     heads: int
@@ -56,10 +56,10 @@ class TrainableIndependent(TrainableDrafter):
         self._target = target
         self.network: PreTrainedModel = _continued(settings.start) if settings.start else _fresh(settings, target)
         if (rows := len(self._output())) < target.sizes.vocab:
-            raise UsageError(f"start={settings.start}: vocabulary of {rows}, the target's {target.sizes.vocab}")
+            raise UsageError(f"start={settings.start}: vocabulary of {rows}, but the target has {target.sizes.vocab}")
 
     def load_weights(self, files: DrafterFiles) -> None:
-        raise UsageError(f"--start {files.directory}: an independent drafter goes on from `start` in its own settings")
+        raise UsageError(f"--start {files.directory}: an independent drafter starts from `start` in its own settings")
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         drafted = self.network.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
@@ -70,7 +70,7 @@ class TrainableIndependent(TrainableDrafter):
         return LossOutput(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(mask))
 
     def export(self, directory: Path) -> None:
-        """A Hugging Face directory with the target's tokenizer."""
+        """Write a Hugging Face directory with the target's tokenizer."""
         half = {name: tensor.to(torch.bfloat16) for name, tensor in self.network.state_dict().items()}
         self.network.save_pretrained(directory, state_dict=half)
         for name in _TOKENIZER_FILES:
@@ -87,7 +87,7 @@ def make_drafter(settings: IndependentSettings, target: TargetFacts, frequencies
 
 
 def default_settings(target: TargetFacts) -> IndependentSettings:
-    """An eighth of the target's depth, half of its width."""
+    """Return sizes of an eighth of the target's depth and half of its width."""
     sizes = target.sizes
     heads = max(1, sizes.heads // 2)
     return IndependentSettings(

@@ -1,7 +1,7 @@
-"""Medusa-1 (arXiv 2401.10774, 2.2.1): heads on a frozen target, each taught the token that stands so far ahead.
+"""Training of Medusa-1 (arXiv 2401.10774, 2.2.1): heads on a frozen target, each for one position ahead.
 
-Head k weighs 0.8^k. Rates of FasterDecoding/Medusa's README. Heads use the target's lm_head unless told to have
-outputs of their own (`own_output`, the published v0.1 files: V x E more parameters a head, started from lm_head).
+Head k weighs 0.8^k. Rates are those of FasterDecoding/Medusa's README. Heads use the target's lm_head; with
+`own_output`, as in the published v0.1 files, each has its own output of V x E parameters, started from lm_head.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from outrider_models.training.core.rates import Length, Schedule
 class MedusaSettings:
     heads: HeadDecay
     blocks: int
-    tied: bool  # all blocks of a head are one, as the published code has them
+    tied: bool  # all blocks of a head share their weights, as in the published code
     own_output: bool
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class TrainableMedusa(TrainableDrafter):
         return LossOutput(torch.stack(weighted).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows)
 
     def export(self, directory: Path) -> None:
-        """The published v0.1 layout."""
+        """Write the published v0.1 layout."""
         self.network.export(directory, self._target, torch.bfloat16, self._base)
 
     def _loss_output(self, number: int, batch: Batch, target: TeacherOutput) -> LossOutput:

@@ -1,11 +1,12 @@
-"""Mixture of Attentions (arXiv 2410.03804, 3.3; details of huawei-noah/HEBO, branch mixture-of-attentions).
+"""Training of Mixture of Attentions (arXiv 2410.03804, 3.3; details of huawei-noah/HEBO, branch mixture-of-attentions).
 
-T-step bounded mask: in a reply the target's news reach the drafter every n tokens only, n drawn for each row, so that
-it learns to go on with old ones. 0.1 cross-entropy against the target's distribution + 1.0 smooth L1 on the features;
-with TLI N > 0 half of the latter at the last hidden state, half at the state that enters layer L - N.
+T-step bounded mask: in a reply the drafter gets the target's features only every n tokens, n drawn for each row, so
+that it learns to draft on with old ones. The loss is 0.1 cross-entropy against the target's distribution + 1.0 smooth
+L1 on the features; with TLI N > 0 half of the latter at the last hidden state, half at the state that enters layer
+L - N.
 
-Staircase (the repository's, not the paper's): in the first half of the run SA of some rows sees the tokens since the
-last news alone, in all rows at first, in ever fewer then.
+Staircase (from the repository, not the paper): in the first half of the run SA sees only the tokens since the last
+features, in all rows at first, then in fewer and fewer.
 """
 
 from dataclasses import dataclass
@@ -58,11 +59,11 @@ class MoaShape:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """MoA's bounded mask: how many tokens the drafter goes without news from the target."""
+    """MoA's bounded mask: numbers of tokens that the drafter goes without new features."""
 
     shortest: int
     longest: int
-    blind_share: float  # of samples whose last block reaches from a drawn place to the end
+    blind_share: float  # share of samples that get no features after a random position
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
@@ -75,7 +76,7 @@ class MoaSettings:
     blocks: Blocks
     losses: Losses
     tli: int  # target layers that run on the client (paper 3.2)
-    lsa: bool  # false: the paper's ablation, the target's last hidden state instead of its K/V
+    lsa: bool  # false: the paper's ablation with the target's last hidden state instead of its K/V
     staircase: bool
 
     def __post_init__(self) -> None:
@@ -107,8 +108,7 @@ class TrainableMoa(TrainableDrafter):
         return LossOutput(total, compared.loss.detach(), compared.hits, rows_of(mask))
 
     def _drafted(self, batch: Batch, target: TeacherOutput, progress: float) -> tuple[Tensor, Tensor | None]:
-        """What stands for the target's last hidden states [B, T, E]; with TLI, how far what enters its last layers is
-        from the target's own [n]."""
+        """Return drafted hidden states [B, T, E]; with TLI also the distance [n] of what enters the last layers."""
         starts = sync_points(batch.loss_mask, self._settings.blocks)
         stairs = self._stairs(len(starts), progress).to(starts.device) if self._settings.staircase else None
         embeds = F.embedding(batch.tokens, target.embed)
@@ -133,21 +133,22 @@ class TrainableMoa(TrainableDrafter):
         return torch.rand(rows) < 1 - 2 * progress if self.training else torch.zeros(rows, dtype=torch.bool)
 
     def export(self, directory: Path) -> None:
-        """The published training layout."""
+        """Write the published training layout."""
         self.network.export(directory, self._target, torch.bfloat16)
 
 
 def sync_points(predicts_reply: Tensor, blocks: Blocks) -> Tensor:
-    """start(i) [rows, length] int64: the last position whose K/V query i may see. Draws from torch's generator.
+    """Draw start(i) [rows, length] int64, the last position whose K/V query i may see.
 
-    predicts_reply [rows, length] bool: position i's successor belongs to a reply. Prompt positions always sync; in
+    predicts_reply [rows, length] bool: the token after position i belongs to a reply. Prompt positions always sync; in
     replies every n-th position does, n drawn for each row (T-step bounded mask, paper 3.3). In a blind_share of the
-    rows no reply position after a drawn place does: what it is like when the link dies there.
+    rows no reply position syncs after a random one, as when the link dies there.
     """
     rows, length = predicts_reply.shape
     device = predicts_reply.device
     positions = torch.arange(length, device=device)
     is_reply = F.pad(predicts_reply, (1, 0))[:, :-1]
+    # Drawn on the CPU and moved: a GPU's generator gives other numbers for the same seed.
     every = torch.randint(blocks.shortest, blocks.longest + 1, (rows, 1)).to(device)
     dies_at = torch.rand(rows, 1).where(
         torch.rand(rows, 1) < blocks.blind_share, torch.tensor(2.0)
@@ -158,7 +159,7 @@ def sync_points(predicts_reply: Tensor, blocks: Blocks) -> Tensor:
 
 
 def default_shape(target: TargetFacts) -> MoaShape:
-    """The paper's Table 6 for Llama-3-8B (E = 4096, 32 heads, 2 E_kv = 2048), in proportion for other targets."""
+    """Scale the paper's Table 6 for Llama-3-8B (E = 4096, 32 heads, 2 E_kv = 2048) to the target."""
     heads, hidden, packed = target.sizes.heads, target.sizes.hidden, target.sizes.packed_kv
     return MoaShape(
         layer_kv_heads=divisor(heads // 2, heads),
@@ -189,7 +190,7 @@ def _sizes(settings: MoaSettings, target: TargetFacts) -> MoASizes:
         ca_mlp=shape.cross_intermediate,
         rope_theta=sizes.rope_theta,
         eps=sizes.eps,
-        qkv_bias=sizes.model_type == "qwen2",  # its SA and LSA are the target's kind of layer
+        qkv_bias=sizes.model_type == "qwen2",  # SA and LSA are layers of the target's kind
         tli=settings.tli,
         rope_scaling=rope_scaling(read_config(target.directory)),
     )

@@ -1,4 +1,4 @@
-"""Training state on disk: written beside its place and renamed over it, so that a reader never sees half a file."""
+"""Training state on disk. The file is replaced at once, so that a reader never sees half of it."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ _NAME = "checkpoint.pt"
 
 @dataclass(slots=True)
 class Position:
-    """How far a run is: what it has seen, where it reads next, how long it took."""
+    """Position of a run: what it has read, where it reads next, and the time it took."""
 
     shard: int = 0
     batch: int = 0  # next batch within the shard
@@ -31,7 +31,7 @@ def save_checkpoint(directory: Path, position: Position, states: dict[str, Any])
 
 
 def load_checkpoint(directory: Path) -> tuple[Position, dict[str, Any]]:
-    """The position and states; the generator of torch is set back. Raises FileNotFoundError if there is none."""
+    """Load position and states, and restore torch's generator. Raises FileNotFoundError."""
     payload = torch.load(directory / _NAME, weights_only=True)
     torch.set_rng_state(payload.pop("torch_rng"))
     return Position(**payload.pop("position")), payload

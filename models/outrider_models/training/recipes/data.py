@@ -1,6 +1,6 @@
 """The training stream: shards of samples, bucketed by length into batches.
 
-Everything follows from seed and shard number.
+Seed and shard number determine everything.
 """
 
 import random
@@ -21,18 +21,18 @@ GROUPS = (*FAMILIES, "copying")
 
 @dataclass(frozen=True, slots=True)
 class LabeledBatch:
-    """Right-padded rows. `weights` is zero on padding and belongs to the token predicted, like `labels`."""
+    """Right-padded rows. `weights`, zero on padding, is the weight of the label at the same place."""
 
     inputs: Tensor  # [rows, length] int64
     labels: Tensor  # [rows, length] int64
     weights: Tensor  # [rows, length] float32
     groups: Tensor  # [rows] int64: index into GROUPS
     num_tokens: int  # without padding
-    total_weight: float  # sum of weights: what sums of losses are divided by
+    total_weight: float  # sum of weights; sums of losses are divided by it
 
 
 def shard_batches(stream: StreamSettings, tokenizer: Tokenizer, shard: int) -> list[LabeledBatch]:
-    """All batches of one shard, in training order."""
+    """Build all batches of one shard, in training order."""
     samples = shard_samples(stream, shard)
     encoded = encode_samples(tokenizer, samples)
     order = sorted(range(len(samples)), key=lambda i: len(encoded[i].ids))
@@ -46,13 +46,14 @@ def shard_batches(stream: StreamSettings, tokenizer: Tokenizer, shard: int) -> l
 
 
 def collate(tokenizer: Tokenizer, samples: Sequence[Sample], prompt_weight: float) -> LabeledBatch:
-    """These samples as one batch."""
+    """Build one batch of these samples."""
     families = [sample.family for sample in samples]
     return _padded(encode_samples(tokenizer, samples), families, prompt_weight, special_id(tokenizer, PAD))
 
 
 def shard_samples(stream: StreamSettings, shard: int) -> list[Sample]:
-    """Copying practice as the recipe has it by then, and the families by their weights."""
+    """Draw copying exercises in the share of that point of the run, and families by their weights."""
+    # The progress of data is counted in shards, not in time: a resumed run must read what an undisturbed one reads.
     progress = shard * stream.shard_samples * _MEAN_TOKENS / stream.total_tokens
     seed = stream.seed * 1_000_003 + shard
     samples: list[Sample] = []
@@ -65,12 +66,12 @@ def shard_samples(stream: StreamSettings, shard: int) -> list[Sample]:
     return samples
 
 
-_MEAN_TOKENS = 75  # of a sample: only the pace of the exercises depends on it
+_MEAN_TOKENS = 75  # per sample; only the fading of the exercises depends on it
 
 
 def _rows(order: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
     rows: list[int] = []
-    for index in order:  # ascending length, so the newcomer is the longest
+    for index in order:  # ascending length, so this one is the longest
         if rows and (len(rows) + 1) * lengths[index] > batch_tokens:
             yield rows
             rows = []

@@ -1,7 +1,7 @@
-"""Data-parallel training in processes of one thread each: the rows of a batch are shared out, gradients are summed.
+"""Data-parallel training in processes of one thread each: they share the rows of a batch and sum their gradients.
 
-On cores that are also used otherwise this is up to twice as fast as threads, which wait for each other at every
-operation; processes do so once a step.
+On cores with other work this is up to twice as fast as threads: threads wait for each other at every operation,
+processes once per step.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from outrider_models.training.recipes.data import LabeledBatch
 
 @dataclass(frozen=True, slots=True)
 class DataParallel:
-    """This process's place among `size` equal ones; number 0 leads: it alone decides, saves and reports."""
+    """This process's rank among `size`. Rank 0, the leader, decides, saves and reports."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
     def join(cls, rank: int, size: int, port: int) -> DataParallel:
-        """Meet the others on this machine."""
+        """Join the process group on this machine."""
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
         return cls(rank, size)
 
@@ -34,7 +34,8 @@ class DataParallel:
         return self.rank == 0
 
     def local_rows(self, batch: LabeledBatch) -> LabeledBatch:
-        """This process's rows; `total_weight` stays that of the whole batch, so that sums of parts add up."""
+        """Return this process's rows of a batch."""
+        # total_weight stays that of the whole batch, because gradients are summed, not averaged.
         if self.size == 1:
             return batch
         rows = slice(self.rank, None, self.size)
@@ -47,9 +48,10 @@ class DataParallel:
         )
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Give every process the gradients of the whole batch; one that had no rows has none yet."""
+        """Give every process the gradients of the whole batch."""
         if self.size == 1:
             return
+        # A process that had no rows has no gradients yet.
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat)
@@ -58,12 +60,12 @@ class DataParallel:
             parameter.grad = piece.view_as(parameter)
 
     def broadcast(self, value: float) -> float:
-        """The leader's value."""
+        """Return the leader's value in every process."""
         if self.size == 1:
             return value
-        said: Tensor = torch.tensor([value], dtype=torch.float64)
-        dist.broadcast(said, src=0)
-        return float(said)
+        shared: Tensor = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(shared, src=0)
+        return float(shared)
 
 
 SINGLE_PROCESS = DataParallel()

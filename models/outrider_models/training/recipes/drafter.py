@@ -1,6 +1,6 @@
-"""A drafter of any family on the generated corpus, taught by a frozen target on fixed text, reply positions only.
+"""A drafter of any family, trained on the replies of the generated corpus with a frozen target as teacher.
 
-All families read the same batches in the same order; what each sees and aims at is target in its own file.
+All families read the same batches in the same order; each family's module says what it sees and what it aims at.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from outrider_models.training.recipes.trainer import mean_by_group
 
 
 class DrafterTask:
-    """A drafter, fresh or with the weights of another, beside its frozen target."""
+    """A drafter, with random weights or those of another drafter, and its frozen target."""
 
     def __init__(self, recipe: DrafterRecipe, target_dir: Path, start: str | None = None) -> None:
         self.teacher = Teacher.load(target_dir, torch.float32)
@@ -48,14 +48,14 @@ class DrafterTask:
         return output
 
     def loss(self, batch: LabeledBatch, progress: float = 0.0) -> tuple[Tensor, Tensor]:
-        """The weighted sum of all terms; by group, the main one."""
+        """Return the weighted sum of all terms over the batch's weight, and the main term by group."""
         output = self.forward(batch, progress)
         groups = batch.groups[output.rows]
         return output.total / batch.total_weight, mean_by_group(output.main, groups, torch.ones_like(output.main))
 
     @torch.no_grad()
     def probe(self, samples: int) -> Mapping[str, str]:
-        """How often the first drafted token is the target's likeliest, on held-out text under training's masks."""
+        """Measure how often the first drafted token is the target's likeliest one, on held-out text."""
         batch = collate(self.tokenizer, probe_samples(samples), prompt_weight=0.0)
         self.drafter.eval()
         output = self.forward(batch)
@@ -64,12 +64,12 @@ class DrafterTask:
         return {name: f"{share:.3f}" for name, share in zip(GROUPS, agreement.tolist(), strict=True)}
 
     def export(self, directory: Path) -> None:
-        """The family's published layout, in bfloat16."""
+        """Write the family's published layout, in bfloat16."""
         self.drafter.export(directory)
         mark_drafter(directory, self.teacher.facts.directory)
 
     def _frequencies(self) -> Tensor:
-        """Of the first shard's replies."""
+        """Count tokens in the replies of the first shard."""
         counts = torch.zeros(self.teacher.facts.sizes.vocab, dtype=torch.int64)
         for batch in shard_batches(self._recipe.stream, self.tokenizer, 0):
             counts += torch.bincount(batch.labels[batch.weights == 1], minlength=len(counts))

@@ -1,4 +1,4 @@
-"""A look at a model in training: greedy answers to a few held-out prompts of each family, scored."""
+"""Scores of a model in training: its greedy answers to a few held-out prompts of each family."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -16,13 +16,13 @@ MAX_NEW_TOKENS = 130
 
 
 def probe_samples(per_family: int, seed: int = 7_777) -> list[Sample]:
-    """Held-out samples of every family, and copying exercises of an unused seed."""
+    """Draw held-out samples of every family, and copying exercises of a seed that training never uses."""
     held_out = [sample for family in FAMILIES for sample in generate(family, "test", seed, per_family)]
     return [*held_out, *exercises("short", -seed, per_family)]
 
 
 def probe(model: LlamaForCausalLM, tokenizer: Tokenizer, samples: Sequence[Sample]) -> dict[str, Score]:
-    """Scores by family of the model's greedy answers."""
+    """Score the model's greedy answers by family."""
     return score_by_family(samples, answers(model, tokenizer, samples))
 
 
@@ -30,7 +30,7 @@ def probe(model: LlamaForCausalLM, tokenizer: Tokenizer, samples: Sequence[Sampl
 def answers(
     model: LlamaForCausalLM, tokenizer: Tokenizer, samples: Sequence[Sample], batch_size: int = 48
 ) -> list[str]:
-    """Greedy answers, batched by prompt length so that little of a batch is padding."""
+    """Return greedy answers, batched by prompt length so that little of a batch is padding."""
     was_training = model.training
     model.train(False)
     prompts = [prompt_ids(tokenizer, sample) for sample in samples]
@@ -45,7 +45,7 @@ def answers(
 
 
 def prompt_ids(tokenizer: Tokenizer, sample: Sample) -> list[int]:
-    """The prompt as the chat template writes it, with the opening of the reply."""
+    """Encode the prompt as the chat template writes it, with the opening of the reply."""
     ids = [special_id(tokenizer, BOS)]
     for message in sample.messages:
         reply = message.role == "assistant"
@@ -57,6 +57,7 @@ def prompt_ids(tokenizer: Tokenizer, sample: Sample) -> list[int]:
 def _generate(model: LlamaForCausalLM, tokenizer: Tokenizer, prompts: list[list[int]]) -> list[list[int]]:
     longest = max(map(len, prompts))
     pad, eos = special_id(tokenizer, PAD), special_id(tokenizer, EOS)
+    # Padding on the left: generation continues from the last column of every row.
     ids = torch.tensor([[pad] * (longest - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
     generate_ids = cast(Callable[..., Tensor], model.generate)  # type: ignore[misc]  # its protocol wants more of self

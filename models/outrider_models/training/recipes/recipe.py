@@ -1,6 +1,6 @@
-"""Recipes of the embedded models: everything that a training run depends on, read from TOML and checked once.
+"""Recipes of the embedded models: all settings of a training run, read from TOML and checked once.
 
-A recipe is complete: every key is required, so that no default can change under it.
+A recipe is complete: every key is required, so that no change of a default can change it.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from outrider_proto.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Exercise:
-    """Copying practice mixed into the families: from `begin` on, as a share that falls linearly to nothing at `end`."""
+    """Copying exercises in the training stream, from `begin` on, in a share that falls linearly to 0 at `end`."""
 
     kind: str
     share: float  # of samples
@@ -37,7 +37,7 @@ class Exercise:
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """What is read, in which order."""
+    """Settings of the training stream."""
 
     seed: int
     shard_samples: int
@@ -57,7 +57,7 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Optimisers and schedule; learning rates are those of the flat part."""
+    """Optimizers and schedule; learning rates are those of the flat part."""
 
     muon_lr: float
     adamw_lr: float
@@ -71,7 +71,7 @@ class Rates:
             raise UsageError(f"warmup={self.warmup} and decay={self.decay}: need shares that are together at most 1")
 
     def factor(self, progress: float) -> float:
-        """Share of the flat rates at `progress`: a trapezoid, up, flat, and linearly down to zero."""
+        """Return the share of the full rates at `progress`: a trapezoid that ends at 0."""
         rising = progress / self.warmup + 1e-3 if self.warmup else 1.0
         falling = (1 - progress) / self.decay if self.decay else 1.0
         return max(0.0, min(1.0, rising, falling))
@@ -89,7 +89,7 @@ class TargetShape:
     intermediate_size: int
     max_positions: int
     rope_theta: float
-    embedding_std: float  # at the start; with transformers' 0.02 the layers drown the tokens' identity
+    embedding_std: float  # initial; with transformers' 0.02 the layers drown the tokens' identity
     tokenizer_samples: int  # of each family, to train the tokenizer on
 
     def __post_init__(self) -> None:
@@ -110,10 +110,8 @@ class TargetRecipe:
 
 @dataclass(frozen=True, slots=True)
 class DrafterRecipe:
-    """A drafter of some family; `settings` are that family's own (training/families)."""
-
     family: str
-    settings: Any  # a dataclass of the family's
+    settings: Any  # Any: the dataclass of the family (training/families)
     stream: StreamSettings
     rates: Rates
 
@@ -123,12 +121,12 @@ _RUN = {"stream": StreamSettings, "rates": Rates}
 
 
 def read_recipe(name_or_path: str) -> Recipe:
-    """A shipped recipe (`target`, `moa`, ...) or a file (`my/recipe.toml`). Raises UsageError."""
+    """Read a shipped recipe (`target`, `moa`, ...) or a file (`my/recipe.toml`). Raises UsageError."""
     return parse_recipe(_read_table(name_or_path))
 
 
 def parse_recipe(table: Table) -> Recipe:
-    """The recipe of a table; `kind` says which, and the tables other than stream and rates are the family's settings.
+    """Build the recipe of a table; tables other than `stream` and `rates` are the family's settings.
 
     Raises UsageError that names the key.
     """
@@ -158,6 +156,6 @@ def _read_table(name_or_path: str) -> Table:
 
 
 def shipped_recipes() -> list[str]:
-    """Names of the recipes in the package."""
+    """Return the names of the recipes in the package."""
     found = (resources.files("outrider_models") / "recipes").iterdir()
     return sorted(path.name.removesuffix(".toml") for path in found if path.name.endswith(".toml"))

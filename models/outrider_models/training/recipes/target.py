@@ -1,4 +1,4 @@
-"""Targets: a plain transformers Llama trained on the stream."""
+"""Target training: a plain transformers Llama on the training stream."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from outrider_models.training.recipes.trainer import mean_by_group
 
 
 class TargetTask:
-    """A fresh target and its tokenizer, which is trained first unless the directory holds it already."""
+    """A target with random weights, and its tokenizer, trained first unless the directory has it already."""
 
     def __init__(self, recipe: TargetRecipe, directory: Path) -> None:
         self.tokenizer = _tokenizer(recipe, directory)
@@ -27,9 +27,10 @@ class TargetTask:
         _initialize(self.network, recipe.shape.embedding_std)
 
     def loss(self, batch: LabeledBatch, progress: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Weighted cross-entropy; by group, that of replies alone. Logits are made only where weights are."""
+        """Return the weighted cross-entropy, and that of replies by group."""
         with torch.autocast("cpu", torch.bfloat16):
             hidden = self.network.model(input_ids=batch.inputs, use_cache=False).last_hidden_state
+            # Logits [rows, V] are the largest tensor of the step: they are made only where there is a weight.
             kept = batch.weights > 0
             logits = self.network.lm_head(hidden[kept])
         losses = F.cross_entropy(logits.float(), batch.labels[kept], reduction="none")
@@ -38,7 +39,8 @@ class TargetTask:
         return (losses * weights).sum() / batch.total_weight, mean_by_group(losses, groups, weights == 1)
 
     def export(self, directory: Path) -> None:
-        """The plain Hugging Face layout: weights in bfloat16, configurations, tokenizer."""
+        """Write the plain Hugging Face layout: weights in bfloat16, configuration, tokenizer."""
+        # A second model: bfloat16() on the one in training would round its weights.
         config = LlamaConfig.from_dict(self.network.config.to_dict())
         half = LlamaForCausalLM(config).bfloat16()
         half.load_state_dict(rescale_features(self.network.state_dict()))
@@ -71,13 +73,13 @@ def target_config(shape: TargetShape, tokenizer: Tokenizer) -> LlamaConfig:
 
 
 def rescale_features(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same function with features of about size two and small embeddings, as large models have them.
+    """Rescale a Llama so that its features have an rms of about 2 and its embeddings are small, as in large models.
 
-    Dividing embeddings and all that layers add by one number, and giving it back in the final norm, changes no logit
-    (a power of two: not even by rounding, but for the norms' epsilon). Drafters start from embeddings and aim at
-    features, so it does change how well they learn.
+    Embeddings and everything that layers add are divided by one number, and the final norm is multiplied by it, so no
+    logit changes. Drafters start from embeddings and aim at features, so they learn better.
     """
     size = weights["model.norm.weight"].float().pow(2).mean().sqrt()
+    # A power of two: exact in floating point, up to the norms' epsilon.
     factor = 2.0 ** round(1 - math.log2(float(size)))
     shrunk = ("embed_tokens.weight", "lm_head.weight", "o_proj.weight", "down_proj.weight")
     scaled = {name: tensor / factor if name.endswith(shrunk) else tensor for name, tensor in weights.items()}
@@ -86,10 +88,10 @@ def rescale_features(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _initialize(network: LlamaForCausalLM, embedding_std: float) -> None:
-    """Start the residual stream as the tokens' embeddings alone, and the logits small all the same.
+    """Initialize so that the residual stream is the tokens' embeddings and the logits are small.
 
-    Layers add nothing at first. Tied embeddings of transformers' 0.02 are soon drowned by what the first layer adds;
-    copying, which needs to see which token stands where, then hardly forms.
+    Layers add nothing at first. With the tied embeddings of transformers, of 0.02, the output of the first layer soon
+    drowns them, and the model hardly learns to copy, which needs the identity of each token.
     """
     network.model.embed_tokens.weight.normal_(std=embedding_std)
     network.model.norm.weight.fill_(network.config.initializer_range / embedding_std)

@@ -38,7 +38,7 @@ def train_recipe(options: RecipeRunOptions, *, resume: bool = False, processes: 
     recipe = read_recipe(options.recipe)
     check_output_dir(options.out, resume)
     if isinstance(recipe, TargetRecipe) and (options.target or options.start):
-        raise UsageError("--target and --start are for drafters: this recipe makes a target")
+        raise UsageError("--target and --start are for drafters: this recipe trains a target")
     task = _task(options, recipe)
     options.out.mkdir(parents=True, exist_ok=True)
     with _data_parallel(options, processes) as parallel, ProgressReporter(options.out, options.recipe) as reporter:
@@ -73,7 +73,7 @@ def _data_parallel(options: RecipeRunOptions, processes: int) -> Iterator[DataPa
     if processes == 1:
         yield SINGLE_PROCESS
         return
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # one thread per process: more would only compete for the same cores
     port = free_port()
     spawning = torch.multiprocessing.get_context("spawn")
     followers = [
@@ -83,6 +83,7 @@ def _data_parallel(options: RecipeRunOptions, processes: int) -> Iterator[DataPa
         process.start()
     try:
         yield DataParallel.join(0, processes, port)
+    # A follower waits for the leader in every step: it never ends by itself if the leader fails.
     finally:
         for process in followers:
             process.terminate()
@@ -101,4 +102,4 @@ def check_output_dir(out: Path, resume: bool, resumable: Callable[[Path], bool] 
     if resume and not resumable(out):
         raise UsageError(f"--resume: {out} holds no checkpoint")
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"--out {out}: exists and is not an empty directory; --resume goes on from a checkpoint")
+        raise UsageError(f"--out {out}: exists and is not an empty directory; --resume continues from a checkpoint")

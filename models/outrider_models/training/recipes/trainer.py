@@ -1,4 +1,4 @@
-"""The training loop, for whatever learns from the stream: step, show, save, resume."""
+"""The training loop on the generated corpus: step, report, save, resume."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ _SMOOTHING = 0.98
 
 
 class Task(Protocol):
-    """What is trained: a network, its loss, its files, its scores."""
+    """A network in training with its loss, files and scores."""
 
     @property
     def network(self) -> nn.Module: ...
@@ -30,31 +30,30 @@ class Task(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     def loss(self, batch: LabeledBatch, progress: float = 0.0) -> tuple[Tensor, Tensor]:
-        """The loss to descend at `progress` of the run, and for show its main term by group, [groups], nan where
-        absent."""
+        """Return the loss at `progress` of the run, and its main term by group [groups], nan if absent."""
         ...
 
     def export(self, directory: Path) -> None: ...
 
     def probe(self, samples: int) -> Mapping[str, str]:
-        """Scores on held-out prompts, as many of each family as asked."""
+        """Return scores on held-out prompts, `samples` of each family."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RunTiming:
-    """How long a run may take, and how often it saves and probes itself."""
+    """Time limits of a run, and the intervals of its checkpoints and probes."""
 
     budget_s: float | None = None
     checkpoint_s: float = 180.0
     probe_s: float = 300.0
-    probe_samples: int = 12  # a family
-    stop_after_steps: int | None = None  # leave as if interrupted, once so many steps are done in this process
+    probe_samples: int = 12  # per family
+    stop_after_steps: int | None = None  # stop as if interrupted, after so many steps of this process
     clock: Callable[[], float] = time.monotonic
 
 
 class RecipeTrainer:
-    """One task on its way through the stream. What a checkpoint holds is all that the next step depends on."""
+    """Trains one task on the stream. The next step depends on nothing that a checkpoint does not hold."""
 
     def __init__(
         self,
@@ -84,6 +83,7 @@ class RecipeTrainer:
             self._step(batch)
             if self._parallel.is_leader:
                 self._report_and_save()
+            # All processes stop at the same step, or the others would wait for this one's gradients forever.
             if self._parallel.broadcast(self._ended()):
                 break
         if self._parallel.is_leader:
@@ -107,6 +107,7 @@ class RecipeTrainer:
     def _step(self, batch: LabeledBatch) -> None:
         by_group = self._gradients(self._parallel.local_rows(batch))
         self._parallel.sum_gradients(self._optimizer.parameters)
+        # The leader's clock sets the rate: processes with different rates would drift apart.
         self._optimizer.step(self._parallel.broadcast(self.rates.factor(self.progress)), self.rates.clip_norm)
         self.position.step += 1
         self.position.tokens += batch.num_tokens
@@ -121,7 +122,7 @@ class RecipeTrainer:
         return by_group
 
     def _report_and_save(self) -> None:
-        """Show where the run is; save and probe when it is time."""
+        """Report progress; save and probe when they are due."""
         elapsed_s = self.position.elapsed_s
         self._reporter.update(self.progress, elapsed_s, self._status())
         if elapsed_s - self._saved_s >= self.timing.checkpoint_s:
@@ -169,7 +170,7 @@ def progress_of(tokens: int, total_tokens: int, elapsed_s: float, budget_s: floa
 
 
 def mean_by_group(values: Tensor, groups: Tensor, counted: Tensor) -> Tensor:
-    """Mean of values [n] over each group [n], of those that are counted [n]; nan for a group without any."""
+    """Return the mean of the counted values [n] of each group; nan for a group without any."""
     share = counted.float()
     sums = torch.zeros(2, len(GROUPS)).index_add_(1, groups, torch.stack((values.detach().float() * share, share)))
     return sums[0] / sums[1]

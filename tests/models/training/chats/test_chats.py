@@ -66,7 +66,7 @@ GOOD = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "c
         ({"messages": [{"role": "robot", "content": "Hi"}]}, "turn 0: role='robot'"),
         ({"messages": ["Hi"]}, "turn 0: role=None"),
         ({"messages": [{"role": ["user"], "content": "Hi"}]}, "turn 0: role="),
-        ({"messages": [{"role": "user", "content": None}]}, "turn 0: content is no text"),
+        ({"messages": [{"role": "user", "content": None}]}, "turn 0: content is not text"),
         ({"conversations": [{"from": "assistant", "value": "Hi"}]}, "starts with a reply"),
         ({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": " "}]}, "no reply"),
         ({"messages": []}, "no reply"),
@@ -166,11 +166,11 @@ def test_the_order_follows_from_seed_and_epoch():
     assert order(0, 0) != order(1, 0)
 
 
-def test_a_text_pairs_tokens_with_their_successors():
-    text = make_batch([chat_of(5, 2), None, chat_of(3, 1)], "cpu")
-    assert text.tokens.tolist() == [[0, 1, 2, 3], [0] * 4, [0, 1, 2, 0]]
-    assert text.labels[0].tolist() == [1, 2, 3, 4]
-    assert text.loss_mask.tolist() == [[False, False, True, True], [False] * 4, [False, True, False, False]]
+def test_a_batch_pairs_tokens_with_their_labels():
+    batch = make_batch([chat_of(5, 2), None, chat_of(3, 1)], "cpu")
+    assert batch.tokens.tolist() == [[0, 1, 2, 3], [0] * 4, [0, 1, 2, 0]]
+    assert batch.labels[0].tolist() == [1, 2, 3, 4]
+    assert batch.loss_mask.tolist() == [[False, False, True, True], [False] * 4, [False, True, False, False]]
     assert make_batch([None], "cpu").loss_mask.sum() == 0
 
 

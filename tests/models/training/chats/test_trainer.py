@@ -1,4 +1,4 @@
-"""Training on one's own chats from end to end: tiny drafters of every family for a tiny target."""
+"""Training on chats from end to end: tiny drafters of every family for a tiny target."""
 
 import json
 import subprocess
@@ -67,8 +67,8 @@ def chats(tmp_path_factory):
 
 def train(family, chats, target, out, *sets, start=None, resume=False, stop=None):
     changes = merged(QUICK, parse_changes([*SMALLER.get(family, []), *sets]))
-    order = ChatRunOptions(family, chats, out, str(target), changes, start and str(start))
-    return train_on_chats(order, resume=resume, console=Console(quiet=True), stop_after_updates=stop)
+    options = ChatRunOptions(family, chats, out, str(target), changes, start and str(start))
+    return train_on_chats(options, resume=resume, console=Console(quiet=True), stop_after_updates=stop)
 
 
 def log_of(directory):
@@ -77,10 +77,10 @@ def log_of(directory):
 
 @torch.no_grad()
 def loss_of(run):
-    """On all that is trained on, under the same masks each time."""
-    text = make_batch(run._chats, torch.device("cpu"))
+    """Compute the loss on all training chats, under the same masks each time."""
+    batch = make_batch(run._chats, torch.device("cpu"))
     torch.manual_seed(0)
-    return float(run.drafter.eval()(text, run._teacher.run(text.tokens, run.drafter.teacher_request), 1.0).total)
+    return float(run.drafter.eval()(batch, run._teacher.run(batch.tokens, run.drafter.teacher_request), 1.0).total)
 
 
 @pytest.mark.parametrize("family", TRAINABLE_FAMILIES)
@@ -117,7 +117,7 @@ def tensors_of(directory):
 
 
 @pytest.mark.parametrize("family", [name for name in TRAINABLE_FAMILIES if name != "independent"])
-def test_a_run_goes_on_from_given_weights(family, chats, target, tmp_path):
+def test_a_run_starts_from_given_weights(family, chats, target, tmp_path):
     train(family, chats, target, tmp_path / "given", "data.seed=7", stop=1)
     train(family, chats, target, tmp_path / "taken", start=tmp_path / "given", stop=0)
     train(family, chats, target, tmp_path / "fresh", stop=0)
@@ -130,7 +130,7 @@ def test_a_run_goes_on_from_given_weights(family, chats, target, tmp_path):
         train(family, chats, target, tmp_path / "taken", start=tmp_path / "fresh", resume=True)
 
 
-def test_an_eagle3_head_brings_its_draft_vocabulary(chats, target, tmp_path):
+def test_an_eagle3_head_keeps_its_draft_vocabulary(chats, target, tmp_path):
     train("eagle3", chats, target, tmp_path / "given", stop=0)
     few = tmp_path / "few.jsonl"
     few.write_text(chats.read_text().splitlines(keepends=True)[-1])
@@ -214,8 +214,8 @@ def test_mistakes_are_found_before_anything_is_written(chats, target, tmp_path):
     assert not out.exists()
 
 
-class Parrot:
-    """Drafts the successors it was told, whatever stands."""
+class ScriptedDrafter:
+    """Drafts given tokens, whatever its state."""
 
     def __init__(self, says):
         self.says, self.tokens, self.num_features, self.reach, self.fed = says, [], 0, 99, []
@@ -245,16 +245,16 @@ class Parrot:
 def test_tau_is_counted_as_verdicts_would():
     text = list(range(10, 24))
     says = [*text[:6], 49, *text[7:], 0, 0, 0]  # wrong at position 6 only
-    parrot, found = Parrot(says), AcceptanceCounts()
-    follow(parrot, text, 3, torch.zeros(len(text), 2), 4, found)
+    scripted, found = ScriptedDrafter(says), AcceptanceCounts()
+    follow(scripted, text, 3, torch.zeros(len(text), 2), 4, found)
     # Root 3 (the prompt's verdict): drafts 4 5 _ _, two right, 6 as the bonus; 7 .. 10 right, 11; then 12, 13.
     assert found.by_depth == [0, 0, 2, 0, 1]
     assert found.tokens == 3 + 5 + 2
     assert found.tau == pytest.approx(10 / 3)
-    assert parrot.fed == [(4, 0, 3), (7, 3, 3), (12, 6, 5)]  # never the root's own
+    assert scripted.fed == [(4, 0, 3), (7, 3, 3), (12, 6, 5)]  # never the root's own
 
 
-def test_the_shipped_drafter_is_examined_as_the_benchmark_does():
+def test_the_shipped_drafter_scores_as_in_the_benchmark():
     teacher = Teacher.load(target_dir(), torch.float32)
     tokenizer = Tokenizer.from_file(str(target_dir() / "tokenizer.json"))
     prompts = [prompt_ids(tokenizer, sample) for sample in probe_samples(1)[:3]]

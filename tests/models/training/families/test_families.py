@@ -133,7 +133,7 @@ def test_the_loss_is_that_of_drafting_along_the_text(name, teacher, tmp_path):
 
 
 def slope(model, batch, output, direction):
-    """Of the loss along a direction in the space of parameters: by autograd, and by differences."""
+    """Return the slope of the loss along a direction of parameters, by autograd and by differences."""
 
     def moved(by):
         with torch.no_grad():
@@ -189,7 +189,7 @@ def test_everything_that_learns_gets_a_gradient_and_padding_changes_nothing(name
 
 
 @pytest.mark.parametrize("name", TRAINABLE_FAMILIES)
-def test_rows_that_teach_nothing_are_harmless(name, teacher):
+def test_rows_that_are_masked_out_are_harmless(name, teacher):
     model = model_of(teacher, name)
     batch = make_batch(teacher.facts.sizes.vocab)
     silent = Batch(batch.tokens, batch.labels, torch.zeros_like(batch.loss_mask))
@@ -222,7 +222,7 @@ def test_the_staircase_is_gone_after_half_of_the_run(teacher):
 
 
 @pytest.mark.parametrize("steps", [1, 8])
-def test_hass_tells_drafters_over_how_many_steps_it_taught(steps, teacher, tmp_path):
+def test_hass_exports_its_number_of_steps(steps, teacher, tmp_path):
     model_of(teacher, "hass", steps=steps).export(tmp_path)
     assert load_drafter(tmp_path, teacher.target_weights()).stale_tolerant is (steps == 8)
 
@@ -252,7 +252,7 @@ def test_the_draft_vocabulary_is_what_stands_most_often():
     assert most_frequent(torch.tensor([0, 0, 0, 5]), 2).tolist() == [0, 3]
 
 
-def test_what_cannot_be_drafted_teaches_nothing(teacher):
+def test_tokens_that_cannot_be_drafted_have_no_loss(teacher):
     model = model_of(teacher, "eagle3", draft_vocab=1)
     batch = make_batch(teacher.facts.sizes.vocab)
     assert float(model(batch, teacher.run(batch.tokens, model.teacher_request), 0.0).total.detach()) == 0

@@ -1,4 +1,4 @@
-"""Training shared among processes: the same batches, the same updates, one set of files."""
+"""Data-parallel training: the same batches, the same updates, one set of files."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def gradients(task, batch):
     return [parameter.grad.clone() for parameter in task.network.parameters()]
 
 
-def test_alone_nothing_is_shared(tiny_recipe, tokenizer):
+def test_a_single_process_shares_nothing(tiny_recipe, tokenizer):
     batch = shard_batches(tiny_recipe.stream, tokenizer, 0)[0]
     assert SINGLE_PROCESS.local_rows(batch) is batch
     assert SINGLE_PROCESS.broadcast(0.3) == 0.3

@@ -50,7 +50,7 @@ def run_of(kind, target, directory, **timing):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_falls_and_the_probe_tells_each_family(kind, target, tmp_path):
+def test_the_loss_falls_and_the_probe_scores_each_family(kind, target, tmp_path):
     run = run_of(kind, target, tmp_path)
     held_out = collate(run.task.tokenizer, probe_samples(1), prompt_weight=0.0)
     before = float(run.task.loss(held_out)[0].detach())
@@ -69,7 +69,7 @@ def test_resume_is_bit_identical(kind, target, tmp_path):
     assert whole == parts
 
 
-def test_a_recipe_goes_on_from_given_weights():
+def test_a_recipe_starts_from_given_weights():
     task = make_task(small("hass"), Path(), None, str(drafter_dir("eagle2")))
     given = Checkpoint(drafter_dir("eagle2"))
     assert all(torch.equal(tensor, given.read(name).float()) for name, tensor in task.network.state_dict().items())
@@ -106,7 +106,7 @@ def test_the_shipped_recipes_train_equally_many_parameters_on_the_same_batches()
     larger = sizes.pop("hydra")  # its fourth head alone reads five rows
     assert max(sizes.values()) / min(sizes.values()) < 1.05
     assert larger < 3 * min(sizes.values())
-    del recipes["eagle2_late"]  # it goes on from eagle2, for half as long
+    del recipes["eagle2_late"]  # it starts from eagle2, for half as long
     streams = {name: replace(recipe.stream, family_weights={"code": 1.0}) for name, recipe in recipes.items()}
     assert len(set(map(str, streams.values()))) == 1
     assert len({str(recipe.rates) for recipe in recipes.values()}) == 1

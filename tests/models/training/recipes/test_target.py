@@ -60,7 +60,7 @@ def test_the_loss_falls_and_the_export_loads(tiny_recipe, tmp_path):
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
-def test_common_units_change_no_logit(tiny_recipe, tmp_path):
+def test_rescaling_features_changes_no_logit(tiny_recipe, tmp_path):
     network = run_of(tiny_recipe, tmp_path).task.network
     tokens = torch.arange(30)[None]
     with torch.no_grad():
