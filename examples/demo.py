@@ -24,11 +24,9 @@ from rich.console import Console
 from outrider_bench.core.provenance import provenance
 from outrider_bench.core.report import write_report
 from outrider_bench.core.server_process import ServerProcess
-from outrider_client import AsyncClient, ClientConfig
-from outrider_client.models.local_models import LocalModels
+from outrider_client import AsyncClient, ClientConfig, LocalModels, OutriderError
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_netsim import EngineChoice, EngineError, Link, ProfileError, profile_named
-from outrider_proto.errors import OutriderError
 
 console = Console(highlight=False)
 

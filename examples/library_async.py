@@ -14,8 +14,17 @@ from typing import Annotated
 
 import typer
 
-from outrider_client import AsyncClient, ClientConfig, Completion, LocalModels
-from outrider_client.core.events import Committed, Finished, LinkChanged, RolledBack, Unverified
+from outrider_client import (
+    AsyncClient,
+    ClientConfig,
+    Committed,
+    Completion,
+    Finished,
+    LinkChanged,
+    LocalModels,
+    RolledBack,
+    Unverified,
+)
 
 UNSURE = -1.0  # ln of the probability; about one in three
 

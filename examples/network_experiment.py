@@ -14,11 +14,7 @@ from typing import Annotated
 
 import typer
 
-from outrider_client import AsyncClient, ClientConfig
-from outrider_client.core.config import Mode
-from outrider_client.core.events import Committed, Event, Finished
-from outrider_client.core.statistics import Statistics
-from outrider_client.models.local_models import LocalModels
+from outrider_client import AsyncClient, ClientConfig, Committed, Event, Finished, LocalModels, Mode, Statistics
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_netsim import Link, profile_named
 from outrider_server.config.config import ServerConfig

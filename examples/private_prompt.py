@@ -15,11 +15,18 @@ from typing import Annotated, get_args
 
 import typer
 
-from outrider_client import AsyncClient, ClientConfig, LocalModels
-from outrider_client.connection.grpc_transport import GrpcConnection, GrpcTransport
-from outrider_client.core.config import Privacy
-from outrider_client.privacy.fences import parse_fences
-from outrider_proto.frames import ClientFrame, Decode, Draft
+from outrider_client import (
+    AsyncClient,
+    ClientConfig,
+    ClientFrame,
+    Decode,
+    Draft,
+    GrpcConnection,
+    GrpcTransport,
+    LocalModels,
+    Privacy,
+    parse_fences,
+)
 
 PROMPT = "Summarize:\nName: Rene\nJob: potter\nHobby: running\nCity: Oxford\nPet: <<PET: deer>>"
 

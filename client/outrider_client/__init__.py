@@ -1,14 +1,14 @@
-"""The client: drafts on the device, has its drafts verified by a server, and rides on alone when the link dies."""
+"""The client: drafts on the device, has a server verify its drafts, and writes on offline when the link is lost.
+
+Everything that users import is exported here; the modules below are free to move. Names load on first use: `import
+outrider_client` alone imports neither torch nor grpc.
+"""
 
 import os
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read as grpc is imported: else each failed handshake is told twice
+import lazy_loader
 
-from outrider_client.async_client import AsyncClient, Completion
-from outrider_client.client import Client
-from outrider_client.connection.access import Access
-from outrider_client.core.config import ClientConfig
-from outrider_client.models.local_models import LocalModels
-from outrider_client.text.logprobs import TokenLogprobs
+# gRPC reads this while it is imported. Without it, gRPC logs each failed handshake that the client reports itself.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-__all__ = ["Access", "AsyncClient", "Client", "ClientConfig", "Completion", "LocalModels", "TokenLogprobs"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from outrider_client.core import events
-from outrider_client.core.statistics import Statistics
-from outrider_proto.frames import Draft
+import outrider_client
+from outrider_client import Draft, Statistics
 
 # Kinds of tokens: the origins accepted, bonus, corrected and unverified; verified and rolled back are what unverified
 # ones became.
@@ -72,22 +71,22 @@ class Answer:
     def num_committed(self) -> int:
         return sum(mark.count for mark in self.marks if mark.kind in ("accepted", "bonus", "corrected", "verified"))
 
-    def note(self, event: events.Event, now: float) -> None:
+    def note(self, event: outrider_client.Event, now: float) -> None:
         """Enter one event of the client into the record."""
         match event:
-            case events.Committed(first, tokens, origin, text):
+            case outrider_client.Committed(first, tokens, origin, text):
                 self._append(now, first, len(tokens), origin, text)
-            case events.Unverified(first, tokens, text):
+            case outrider_client.Unverified(first, tokens, text):
                 self._append(now, first, len(tokens), "unverified", text)
-            case events.Verified(first, count):
+            case outrider_client.Verified(first, count):
                 self._turn(now, first, count, "verified")
-            case events.RolledBack(first, count):
+            case outrider_client.RolledBack(first, count):
                 self._turn(now, first, count, "rolled back")
-            case events.LinkChanged(state):
+            case outrider_client.LinkChanged(state):
                 self.states.append((now, state.value))
-            case events.Cycle(Draft(tree=tree), verdict) if len(tree) and not self._has_unverified:
+            case outrider_client.Cycle(Draft(tree=tree), verdict) if len(tree) and not self._has_unverified:
                 self.verdicts.append(Judged(now, len(tree), len(verdict.path)))
-            case events.Finished(reason, statistics, text):
+            case outrider_client.Finished(reason, statistics, text):
                 self.finish, self.statistics, self.finished_s = reason, statistics, now
                 self.spans.append(Span(statistics.new_tokens, text, "bonus"))
             case _:

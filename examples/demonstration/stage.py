@@ -12,9 +12,7 @@ from rich.console import Console
 
 from demonstration.recording import Answer, Recording
 from demonstration.terminal import AnswerView
-from outrider_client import AsyncClient
-from outrider_client.core.events import Event
-from outrider_client.core.prompt import PromptMessage
+from outrider_client import AsyncClient, Event, PromptMessage
 from outrider_models.corpus import FAMILIES, Sample, generate
 from outrider_models.corpus.check import score_all
 from outrider_netsim import Link, Profile

@@ -23,7 +23,7 @@ class LinkState(Enum):
     CLOSED = "closed"
 
 
-class LinkEvent(Enum):
+class LinkStateEvent(Enum):
     """What can happen to a link."""
 
     OPENED = "opened"
@@ -33,13 +33,13 @@ class LinkEvent(Enum):
     CLOSED = "closed"
 
 
-_TABLE: dict[tuple[LinkState, LinkEvent], LinkState] = {
-    (LinkState.CONNECTING, LinkEvent.OPENED): LinkState.ONLINE,
-    (LinkState.CONNECTING, LinkEvent.LOST): LinkState.OFFLINE,
-    (LinkState.ONLINE, LinkEvent.LOST): LinkState.OFFLINE,
-    (LinkState.OFFLINE, LinkEvent.CONNECTED): LinkState.RESUMING,
-    (LinkState.RESUMING, LinkEvent.LOST): LinkState.OFFLINE,
-    (LinkState.RESUMING, LinkEvent.CAUGHT_UP): LinkState.ONLINE,
+_TABLE: dict[tuple[LinkState, LinkStateEvent], LinkState] = {
+    (LinkState.CONNECTING, LinkStateEvent.OPENED): LinkState.ONLINE,
+    (LinkState.CONNECTING, LinkStateEvent.LOST): LinkState.OFFLINE,
+    (LinkState.ONLINE, LinkStateEvent.LOST): LinkState.OFFLINE,
+    (LinkState.OFFLINE, LinkStateEvent.CONNECTED): LinkState.RESUMING,
+    (LinkState.RESUMING, LinkStateEvent.LOST): LinkState.OFFLINE,
+    (LinkState.RESUMING, LinkStateEvent.CAUGHT_UP): LinkState.ONLINE,
 }
 
 
@@ -47,9 +47,9 @@ class IllegalTransition(RuntimeError):
     """A bug of ours: something happened that cannot happen in this state."""
 
 
-def next_state(state: LinkState, happening: LinkEvent) -> LinkState:
+def next_state(state: LinkState, happening: LinkStateEvent) -> LinkState:
     """Raises IllegalTransition for what the table does not list."""
-    if happening is LinkEvent.CLOSED and state is not LinkState.CLOSED:
+    if happening is LinkStateEvent.CLOSED and state is not LinkState.CLOSED:
         return LinkState.CLOSED
     following = _TABLE.get((state, happening))
     if following is None:

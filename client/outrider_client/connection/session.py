@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from outrider_client.connection.heartbeat import Heartbeat, RttEstimator
 from outrider_client.connection.link import ServerLink
-from outrider_client.connection.link_state import LinkEvent, LinkState, next_state
+from outrider_client.connection.link_state import LinkStateEvent, LinkState, next_state
 from outrider_client.connection.policy import ConnectionPolicy
 from outrider_client.connection.transport import Transport
 from outrider_client.text.transcript import Transcript
@@ -105,7 +105,7 @@ class ClientSession:
         """The link is gone, or to be given up."""
         await self._disconnect()
         if self.state is not LinkState.OFFLINE:
-            self._happens(LinkEvent.LOST, detail)
+            self._happens(LinkStateEvent.LOST, detail)
 
     @property
     def first_attempt_s(self) -> float:
@@ -131,7 +131,7 @@ class ClientSession:
     def caught_up(self) -> None:
         """The server holds the session's tokens again."""
         if self.state is LinkState.RESUMING:
-            self._happens(LinkEvent.CAUGHT_UP)
+            self._happens(LinkStateEvent.CAUGHT_UP)
 
     def proved(self) -> None:
         """A verdict came through: the link is what it seems."""
@@ -149,7 +149,7 @@ class ClientSession:
             await self._link.close()
             self._link = None
         if self.state is not LinkState.CLOSED:
-            self._happens(LinkEvent.CLOSED)
+            self._happens(LinkStateEvent.CLOSED)
 
     async def forget(self) -> None:
         """After a refusal: the next answer starts a session of its own."""
@@ -181,13 +181,13 @@ class ClientSession:
         heartbeat = Heartbeat(self.rtt, self._policy.patience, self._patience_factor)
         link = ServerLink(connection, self.rtt, heartbeat, self._clock)
         if self.state is LinkState.OFFLINE:
-            self._happens(LinkEvent.CONNECTED)
+            self._happens(LinkStateEvent.CONNECTED)
         try:
             opened = await self._in_time(open_s, link.open(self._opening()))
         except BaseException as error:
             await link.close()
             if self.state is LinkState.RESUMING:
-                self._happens(LinkEvent.LOST, str(error))
+                self._happens(LinkStateEvent.LOST, str(error))
             raise
         self._adopt(link, opened)
 
@@ -212,12 +212,12 @@ class ClientSession:
         self._open_frame = replace(self._open_frame, session_id=opened.session_id)
         self._transcript.resume(opened)
         if self.state is LinkState.CONNECTING:
-            self._happens(LinkEvent.OPENED)
+            self._happens(LinkStateEvent.OPENED)
 
     @property
     def _attempt_s(self) -> float:
         return max(self._policy.timeouts.reconnect_s, 6 * (self.rtt.mean_s or 0.0))
 
-    def _happens(self, happening: LinkEvent, detail: str = "") -> None:
+    def _happens(self, happening: LinkStateEvent, detail: str = "") -> None:
         self.state = next_state(self.state, happening)
         self.watcher(self.state, detail)

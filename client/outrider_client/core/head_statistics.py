@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from outrider_drafters.routing.confidence import probabilities_of
-from outrider_drafters.routing.heads import Routed
-from outrider_drafters.trees.grow import Drafted
+
+if TYPE_CHECKING:
+    from outrider_drafters.routing.heads import Routed
+    from outrider_drafters.trees.grow import Drafted
 
 
 @dataclass(frozen=True, slots=True)

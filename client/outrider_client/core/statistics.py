@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from outrider_client.core.head_statistics import HeadMeter, HeadUse
-from outrider_drafters.routing.heads import Routed
-from outrider_drafters.trees.grow import Drafted
 from outrider_proto.frames import Verdict
+
+if TYPE_CHECKING:
+    from outrider_drafters.routing.heads import Routed
+    from outrider_drafters.trees.grow import Drafted
 
 
 @dataclass(frozen=True, slots=True)

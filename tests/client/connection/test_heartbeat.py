@@ -7,7 +7,7 @@ import random
 import pytest
 
 from outrider_client.connection.heartbeat import Heartbeat, RttEstimator
-from outrider_client.connection.link_state import IllegalTransition, LinkEvent, LinkState, next_state
+from outrider_client.connection.link_state import IllegalTransition, LinkStateEvent, LinkState, next_state
 from outrider_client.connection.policy import Backoff, Patience
 from outrider_proto.errors import UsageError
 
@@ -168,20 +168,20 @@ def test_after_silence_backoff_is_capped_sooner():
 
 def test_link_goes_round():
     state = LinkState.CONNECTING
-    happenings = [LinkEvent.OPENED, LinkEvent.LOST, LinkEvent.CONNECTED, LinkEvent.LOST, LinkEvent.CONNECTED]
-    for happening in [*happenings, LinkEvent.CAUGHT_UP]:
+    happenings = [LinkStateEvent.OPENED, LinkStateEvent.LOST, LinkStateEvent.CONNECTED, LinkStateEvent.LOST, LinkStateEvent.CONNECTED]
+    for happening in [*happenings, LinkStateEvent.CAUGHT_UP]:
         state = next_state(state, happening)
     assert state is LinkState.ONLINE
-    assert next_state(state, LinkEvent.CLOSED) is LinkState.CLOSED
+    assert next_state(state, LinkStateEvent.CLOSED) is LinkState.CLOSED
 
 
 @pytest.mark.parametrize(
     ("state", "happening"),
     [
-        (LinkState.ONLINE, LinkEvent.CAUGHT_UP),
-        (LinkState.OFFLINE, LinkEvent.OPENED),
-        (LinkState.CLOSED, LinkEvent.CONNECTED),
-        (LinkState.CLOSED, LinkEvent.CLOSED),
+        (LinkState.ONLINE, LinkStateEvent.CAUGHT_UP),
+        (LinkState.OFFLINE, LinkStateEvent.OPENED),
+        (LinkState.CLOSED, LinkStateEvent.CONNECTED),
+        (LinkState.CLOSED, LinkStateEvent.CLOSED),
     ],
 )
 def test_what_the_table_does_not_list(state, happening):
