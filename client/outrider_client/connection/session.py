@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from outrider_client.connection.heartbeat import Heartbeat, RttEstimator
 from outrider_client.connection.link import ServerLink
-from outrider_client.connection.link_state import LinkStateEvent, LinkState, next_state
+from outrider_client.connection.link_state import LinkState, LinkStateEvent, next_state
 from outrider_client.connection.policy import ConnectionPolicy
 from outrider_client.connection.transport import Transport
 from outrider_client.text.transcript import Transcript

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from outrider_client.connection.heartbeat import Heartbeat, RttEstimator
-from outrider_client.connection.link_state import IllegalTransition, LinkStateEvent, LinkState, next_state
+from outrider_client.connection.link_state import IllegalTransition, LinkState, LinkStateEvent, next_state
 from outrider_client.connection.policy import Backoff, Patience
 from outrider_proto.errors import UsageError
 
@@ -168,7 +168,13 @@ def test_after_silence_backoff_is_capped_sooner():
 
 def test_link_goes_round():
     state = LinkState.CONNECTING
-    happenings = [LinkStateEvent.OPENED, LinkStateEvent.LOST, LinkStateEvent.CONNECTED, LinkStateEvent.LOST, LinkStateEvent.CONNECTED]
+    happenings = [
+        LinkStateEvent.OPENED,
+        LinkStateEvent.LOST,
+        LinkStateEvent.CONNECTED,
+        LinkStateEvent.LOST,
+        LinkStateEvent.CONNECTED,
+    ]
     for happening in [*happenings, LinkStateEvent.CAUGHT_UP]:
         state = next_state(state, happening)
     assert state is LinkState.ONLINE
