@@ -21,9 +21,8 @@ from demonstration.stage import Plan, Stage
 from demonstration.terminal import legend, table
 from rich.console import Console
 
-from outrider_bench.core.provenance import provenance
-from outrider_bench.core.report import write_report
-from outrider_bench.core.server_process import ServerProcess
+from outrider_bench.core.processes import ServerProcess
+from outrider_bench.core.report import provenance, write_report
 from outrider_client import AsyncClient, ClientConfig, LocalModels, OutriderError
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_netsim import EngineChoice, EngineError, Link, ProfileError, profile_named

@@ -17,7 +17,7 @@ import typer
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from outrider_bench.core.server_process import ServerProcess
+from outrider_bench.core.processes import ServerProcess
 from outrider_models.core.embedded import drafter_dir, target_dir
 
 QUESTION = "Oscar has 10 melons. Later Oscar makes 3 more. How many melons is that?"

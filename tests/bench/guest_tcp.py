@@ -26,14 +26,16 @@ def main(arguments):
 
 
 async def cells(order):
-    from outrider_bench.studies.tcp.tcp_cells import Plan, measured
-    from outrider_bench.studies.tcp.tcp_exchange import Shape, TcpExchanger, set_sysctls
+    from outrider_bench.studies.tcp.tcp_exchange import ExchangeShape, TcpExchanger, set_sysctls
+    from outrider_bench.studies.tcp.tcp_statistics import ExchangePlan, measure_exchanges
 
-    plan = Plan(tuple(Shape(**shape) for shape in order["shapes"]), tuple(order["idles_s"]), *order["counts"])
+    plan = ExchangePlan(
+        tuple(ExchangeShape(**shape) for shape in order["shapes"]), tuple(order["idles_s"]), *order["counts"]
+    )
     async with KernelLink(profile(order["profile"]), Address("127.0.0.1", 9), seed=1) as link:
         await set_sysctls(link.namespaces, order["sysctls"])
         nagle = order.get("nagle", False)
-        return [asdict(cell) for cell in await measured(lambda: TcpExchanger(link.namespaces, nagle), plan)]
+        return [asdict(cell) for cell in await measure_exchanges(lambda: TcpExchanger(link.namespaces, nagle), plan)]
 
 
 def profile(described):

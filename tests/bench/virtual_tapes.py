@@ -1,7 +1,7 @@
 """Tapes made by hand: it is known which drafts are accepted and which outcomes come true."""
 
-from outrider_bench.virtual.tape import MARGIN, Guess, Place, Recording, Tape, Vocabulary
-from outrider_bench.virtual.texts import Texts
+from outrider_bench.virtual.tape import MARGIN, Guess, Tape, TapedAnswer, TapedPosition, Vocabulary
+from outrider_bench.virtual.texts import TapedTexts
 from outrider_proto.frames import TapInfo
 
 VOCAB = 40
@@ -32,8 +32,8 @@ def recording_of(limit, ranks=lambda number: RIGHT, name="hand-0", prompt=PROMPT
     for root in range(len(answer)):
         ahead = range(root + 1, min(root + LEVELS + 2, len(answer)))
         guesses = {answer[root + 1 : number]: guess(answer[number], ranks(number)) for number in ahead}
-        places.append(Place(guesses))
-    return Recording(name, prompt, answer, tuple(places), limit)
+        places.append(TapedPosition(guesses))
+    return TapedAnswer(name, prompt, answer, tuple(places), limit)
 
 
 def tape_of(*recordings, breadth=4):
@@ -44,4 +44,4 @@ def tape_of(*recordings, breadth=4):
 
 
 def texts_of(*recordings):
-    return Texts(tape_of(*recordings))
+    return TapedTexts(tape_of(*recordings))

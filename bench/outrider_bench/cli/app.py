@@ -1,28 +1,40 @@
-"""The command `outrider-bench`: parses, runs, prints. Exit codes: 2 usage, 3 refusal, 4 link, 1 a check that failed."""
+"""The command `outrider-bench`. Exit codes: 2 usage, 3 refusal, 4 link, 1 a check that failed.
+
+The modules beside this one declare options and import what a command needs only when it runs.
+"""
 
 from __future__ import annotations
 
 import typer
 
-from outrider_bench.load.command import load_command
-from outrider_bench.network.command import network_command
-from outrider_bench.studies.drafters.comparison_commands import depth_sweep_command, drafters_command
-from outrider_bench.studies.drafters.edge_weights import edge_weights_command
-from outrider_bench.studies.drafters.routing_command import routing_command
-from outrider_bench.studies.drafters.trace_command import trace_command
-from outrider_bench.studies.features.codec_command import codec_command
-from outrider_bench.studies.features.prompt_rows_command import prompt_rows_command
-from outrider_bench.studies.features.staleness_command import staleness_command
-from outrider_bench.studies.pair.pair_commands import eval_command, exact_command, overhead_command, recover_command
-from outrider_bench.studies.pair.verify_cost_command import verify_cost_command
-from outrider_bench.studies.serving.gateway_command import gateway_command
-from outrider_bench.studies.serving.privacy_command import privacy_command
-from outrider_bench.studies.serving.ray_command import ray_command
-from outrider_bench.studies.tcp.tcp_command import tcp_command
-from outrider_bench.virtual.commands import record_command, sweep_command, virtual_command
+from outrider_bench.cli.drafters import (
+    depth_sweep_command,
+    drafters_command,
+    edge_weights_command,
+    routing_command,
+    trace_command,
+)
+from outrider_bench.cli.features import codec_command, prompt_rows_command, staleness_command
+from outrider_bench.cli.load import load_command
+from outrider_bench.cli.network import network_command
+from outrider_bench.cli.pair import (
+    eval_command,
+    exact_command,
+    overhead_command,
+    recover_command,
+    verify_cost_command,
+)
+from outrider_bench.cli.serving import gateway_command, privacy_command, ray_command
+from outrider_bench.cli.tcp import tcp_command
+from outrider_bench.cli.virtual import record_command, sweep_command, virtual_command
 from outrider_proto.errors import LinkError, OutriderError, Refusal
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Measure server and client together. Exit codes: 2 usage, 3 refusal, 4 link, 1 a check that failed.",
+)
 app.command("trace")(trace_command)
 app.command("eval")(eval_command)
 app.command("exact")(exact_command)
@@ -47,13 +59,8 @@ app.command("virtual")(virtual_command)
 app.command("sweep")(sweep_command)
 
 
-@app.callback()
-def _bench() -> None:
-    """Measurements that need both sides."""
-
-
 def main() -> None:
-    """Entry point: every deliberate error is one line and an exit code."""
+    """Run the command; print every deliberate error as one line and exit with its code."""
     try:
         app()
     except OutriderError as error:

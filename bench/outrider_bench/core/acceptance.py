@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from outrider_bench.core.answer_record import gather, mean_acceptance_length
-from outrider_bench.core.in_process_pair import Pair
+from outrider_bench.core.pair import InProcessPair
 from outrider_bench.core.prompts import Question, by_family
 from outrider_client.core.events import Cycle
 from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_proto.frames import Draft
 
 CHAIN = TreeShape(breadth=1, levels=4, budget=4)
 TREE = TreeShape()
@@ -17,7 +19,7 @@ SHAPES = {"chain": CHAIN, "tree": TREE}
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class AcceptanceResult:
     """tau by family and over all; `mismatches` counts answers that differ from the target's own (0, or a defect)."""
 
     by_family: dict[str, float]
@@ -26,12 +28,12 @@ class Acceptance:
 
 
 async def acceptance(
-    pair: Pair,
+    pair: InProcessPair,
     shape: TreeShape,
     asked: Sequence[Question],
     expected: Sequence[tuple[int, ...]],
     step: Callable[[], None] = lambda: None,
-) -> Acceptance:
+) -> AcceptanceResult:
     """Answer all questions with `shape`, greedily; `expected` are the target's own answers, which set the limit too.
 
     `step` is called after every answer.
@@ -45,12 +47,35 @@ async def acceptance(
             mismatches += answer.token_ids != tokens
             step()
     overall = mean_acceptance_length([cycle for some in cycles for cycle in some])
-    return Acceptance(tau_by_family(asked, cycles), overall, mismatches)
+    return AcceptanceResult(acceptance_by_family(asked, cycles), overall, mismatches)
 
 
-def tau_by_family(asked: Sequence[Question], cycles: Sequence[Sequence[Cycle]]) -> dict[str, float]:
+def acceptance_by_family(asked: Sequence[Question], cycles: Sequence[Sequence[Cycle]]) -> dict[str, float]:
     """Mean acceptance length over each family's questions; cycles[i] are those of question i's answer."""
     return {
         family: mean_acceptance_length([cycle for number in numbers for cycle in cycles[number]])
         for family, numbers in by_family(asked).items()
     }
+
+
+@dataclass(frozen=True, slots=True)
+class PositionAcceptance:
+    """Of the verdicts on trees `reached[d]` is the share that accepted at least d + 1 drafted tokens, `kept[d]` their
+    share of those that had accepted d; `rate` is accepted over drafted tokens."""
+
+    reached: tuple[float, ...]
+    kept: tuple[float, ...]
+    rate: float
+
+
+def acceptance_by_position(cycles: Sequence[Cycle]) -> PositionAcceptance:
+    """Cycles whose request was a draft tree; none at all give empty shares."""
+    drafts = [(cycle.request.tree, len(cycle.verdict.path)) for cycle in cycles if isinstance(cycle.request, Draft)]
+    levels = max((max(tree.depths(), default=0) for tree, _ in drafts), default=0)
+    at_least = [sum(1 for _, accepted in drafts if accepted >= depth) for depth in range(levels + 1)]
+    drafted = sum(len(tree) for tree, _ in drafts)
+    return PositionAcceptance(
+        reached=tuple(count / len(drafts) for count in at_least[1:]),
+        kept=tuple(count / before if before else 0.0 for before, count in pairwise(at_least)),
+        rate=sum(accepted for _, accepted in drafts) / drafted if drafted else 0.0,
+    )

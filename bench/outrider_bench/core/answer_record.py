@@ -14,7 +14,7 @@ from outrider_proto.frames import Draft
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerRecord:
     """New tokens, the cycles after the prompt's own, and what it cost. A cycle may have had nothing to draft."""
 
     token_ids: tuple[int, ...]
@@ -22,7 +22,9 @@ class Answer:
     statistics: Statistics
 
 
-async def gather(client: AsyncClient, prompt: Sequence[int], **overrides: Any) -> Answer:  # Any: ClientConfig's fields
+async def gather(
+    client: AsyncClient, prompt: Sequence[int], **overrides: Any
+) -> AnswerRecord:  # Any: ClientConfig's fields
     """Run one answer to its end."""
     tokens: list[int] = []
     cycles: list[Cycle] = []
@@ -38,7 +40,7 @@ async def gather(client: AsyncClient, prompt: Sequence[int], **overrides: Any) -
                     cycles.append(event)
                 case Finished():
                     statistics = event.statistics
-    return Answer(tuple(tokens), tuple(cycles), statistics)
+    return AnswerRecord(tuple(tokens), tuple(cycles), statistics)
 
 
 def mean_acceptance_length(cycles: Sequence[Cycle]) -> float:

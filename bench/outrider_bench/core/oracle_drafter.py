@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from outrider_proto.frames import TapInfo
 
 
-class StandIn:
+class OracleDrafting:
     """Half of the client's Drafting; whoever inherits drafts."""
 
     def __init__(self, tap: TapInfo, *, stale_tolerant: bool) -> None:

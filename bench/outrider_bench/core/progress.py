@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 Step = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much
 
 
-class Counter:
+class ProgressCounter:
     """Tells `step` how far one task is."""
 
     def __init__(self, step: Step, task: str, total: int) -> None:

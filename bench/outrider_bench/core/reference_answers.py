@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from outrider_bench.core.progress import Counter, Step
+import torch
+
+from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Question
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
@@ -12,9 +15,28 @@ from outrider_server.engine.target import Target
 
 def plain_answers(target: Target, asked: Sequence[Question], limit: int, step: Step) -> list[tuple[int, ...]]:
     """Greedy, by transformers' plain loop, of at most `limit` tokens."""
-    counter = Counter(step, "target alone", len(asked))
+    counter = ProgressCounter(step, "target alone", len(asked))
     answers = []
     for question in asked:
         answers.append(tuple(plain_greedy(target, question.prompt, limit)))
         counter()
+    return answers
+
+
+@torch.inference_mode()
+def generated(
+    target_dir: Path, asked: Sequence[Question], max_new_tokens: int, step: Callable[[], None] = lambda: None
+) -> list[tuple[int, ...]]:
+    """What `generate` answers, greedily: the reference, which shares no code with the engine."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(target_dir), dtype=torch.float32)
+    answers = []
+    for question in asked:
+        ids = torch.tensor([question.prompt])
+        output = model.generate(  # type: ignore[misc] # annotated with a doubled self
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens
+        )
+        answers.append(tuple(output[0, len(question.prompt) :].tolist()))
+        step()
     return answers

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import sys
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
-from outrider_bench.core.provenance import provenance
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
+
+_PACKAGES = ("outrider", "torch", "transformers", "grpcio", "numpy")
 
 
 def write_report(path: Path | None, results: Mapping[str, object]) -> None:
@@ -28,3 +32,26 @@ def write_report(path: Path | None, results: Mapping[str, object]) -> None:
         write_atomically(path, text)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def provenance() -> dict[str, object]:
+    """Command line, package versions, processor, threads and load average of this process."""
+    import torch
+
+    return {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "versions": {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()},
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,74 +1,92 @@
-"""Results as tables for a terminal."""
+"""Results as tables and lines on standard error: stacked to fit a terminal, as wide as they need be elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
 from rich.table import Table
 
-from outrider_bench.studies.pair.evaluation import Evaluation
-from outrider_bench.studies.pair.recover import Recovery
+_UNBOUNDED = 10_000  # columns of a file or a pipe
+_BORDERS = 3  # characters that a column adds to its text: two of padding, one of border
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
-    for row in rows:
-        table.add_row(*row)
-    return table
+@dataclass(frozen=True, slots=True)
+class ResultTable:
+    """A table whose first `keys` columns name its rows.
+
+    Where it is wider than the console, the other columns are spread over tables below each other, each with the keys.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    keys: int = 1
+    caption: str | None = None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        groups = self._groups(options.max_width)
+        for number, group in enumerate(groups):
+            is_last = number == len(groups) - 1
+            yield self._part(group, None if number else self.title, self.caption if is_last else None)
+
+    def _groups(self, max_width: int) -> list[list[int]]:
+        """Return the numbers of the columns beside the keys, table by table; at least one each."""
+        widths = [self._width(number) for number in range(len(self.columns))]
+        room = max_width - 1 - sum(widths[: self.keys])
+        groups: list[list[int]] = [[]]
+        used = 0
+        for number in range(self.keys, len(self.columns)):
+            if groups[-1] and used + widths[number] > room:
+                groups.append([])
+                used = 0
+            groups[-1].append(number)
+            used += widths[number]
+        return groups
+
+    def _width(self, number: int) -> int:
+        texts = (self.columns[number], *(row[number] for row in self.rows))
+        return max(cell_len(line) for text in texts for line in text.split("\n")) + _BORDERS
+
+    def _part(self, group: Sequence[int], title: str | None, caption: str | None) -> Table:
+        part = Table(title=title, title_justify="left", caption=caption)
+        for number in (*range(self.keys), *group):
+            # Folding applies only where keys and a single column are too wide: without it, rich cuts the text with "…".
+            justify = "left" if number < self.keys else "right"
+            part.add_column(self.columns[number], justify=justify, overflow="fold")  # type: ignore[arg-type] # a Literal
+        for row in self.rows:
+            part.add_row(*(row[number] for number in (*range(self.keys), *group)))
+        return part
 
 
-def scores_table(evaluation: Evaluation) -> Table:
-    """What the target alone gets right."""
-    rows = [[name, f"{s.passed}", f"{s.total}", f"{s.rate:.2f}"] for name, s in evaluation.scores.items()]
-    return table("target alone, held-out compositions", ("family", "right", "of", "share"), rows)
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    keys: int = 1,
+    caption: str | None = None,
+) -> ResultTable:
+    """Build a table; rows may be shorter than `columns`."""
+    filled = (tuple(row) + ("",) * (len(columns) - len(row)) for row in rows)
+    return ResultTable(title, tuple(columns), tuple(filled), keys, caption)
 
 
-def acceptance_table(evaluation: Evaluation) -> Table:
-    """Mean acceptance length, bonus included."""
-    columns, by_column = ["family"], []
-    for name, result in evaluation.drafters.items():
-        for shape, accepted in result.acceptance.items():
-            columns.append(f"{name} {shape}")
-            by_column.append({**accepted.by_family, "all": accepted.overall, "not exact": float(accepted.mismatches)})
-    families = list(by_column[0]) if by_column else []
-    rows = [[family, *(_number(values[family], family) for values in by_column)] for family in families]
-    return table("mean acceptance length (tokens per verdict, bonus included)", columns, rows)
+def show(*tables: ResultTable) -> None:
+    """Print tables to standard error."""
+    console = _console()
+    for one in tables:
+        console.print(one)
 
 
-def outage_table(evaluation: Evaluation) -> Table:
-    """pass@1 of code when the link dies for good."""
-    cuts = list(evaluation.stop)
-    rows = [["stop"] + [f"{evaluation.stop[cut]:.2f}" for cut in cuts]]
-    rows += [[name] + [f"{result.outage[cut]:.2f}" for cut in cuts] for name, result in evaluation.drafters.items()]
-    rows += [["target alone"] + [f"{evaluation.target_alone:.2f}"] * len(cuts)]
-    return table("code pass@1, link dead after n tokens", ("n", *map(str, cuts)), rows)
+def show_line(text: str, style: str | None = None) -> None:
+    """Print one line of plain text to standard error, never wrapped."""
+    _console().print(text, style=style, markup=False, soft_wrap=True)
 
 
-def overhead_table(medians: Mapping[str, Mapping[str, float]]) -> Table:
-    """Median ms of a cycle's parts, a column a drafter."""
-    parts = list(next(iter(medians.values())))
-    rows = [[part, *(f"{values[part]:.2f}" for values in medians.values())] for part in parts]
-    return table("a cycle on loopback, median ms", ("part", *medians), rows)
-
-
-def recovery_table(recoveries: Sequence[Recovery]) -> Table:
-    """One row a killing."""
-    rows = [
-        [f"{r.killed_after}", _yes(r.interrupted), f"{r.unverified}", f"{r.rolled_back}", r.finish, _yes(r.identical)]
-        for r in recoveries
-    ]
-    return table(
-        "the server killed in mid-answer",
-        ("killed after", "interrupted", "unverified", "rolled back", "finish", "identical"),
-        rows,
-    )
-
-
-def _number(value: float, row: str) -> str:
-    return f"{value:.0f}" if row == "not exact" else f"{value:.2f}"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "NO"
+def _console() -> Console:
+    console = Console(stderr=True)
+    # Without a terminal rich assumes 80 columns, and cuts what is wider.
+    return console if console.is_terminal else Console(stderr=True, width=_UNBOUNDED)

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from outrider_bench.core.progress import Counter, Step
+from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.load.clients.texts import LoadText
 from outrider_bench.load.measures.process_use import on_cores
 from outrider_server.engine.hf_model import DTYPES
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class GenerateResult:
     """Greedy; `wrong` answers differ from the expected ones."""
 
     use_cache: bool
@@ -26,7 +26,7 @@ class Control:
     wrong: int
 
 
-class Generate:
+class GenerateControl:
     """transformers' model of a target."""
 
     def __init__(self, directory: Path, dtype: str, device: str, cores: Sequence[int]) -> None:
@@ -37,9 +37,9 @@ class Generate:
         self._device = device
         self._cores = cores
 
-    def control(self, texts: Sequence[LoadText], limit: int, step: Step, *, use_cache: bool) -> Control:
+    def measure(self, texts: Sequence[LoadText], limit: int, step: Step, *, use_cache: bool) -> GenerateResult:
         """After one that does not count."""
-        counter = Counter(step, "generate" if use_cache else "generate without a cache", len(texts))
+        counter = ProgressCounter(step, "generate" if use_cache else "generate without a cache", len(texts))
         tokens, seconds, wrong = 0, 0.0, 0
         with on_cores(self._cores):
             self._answer(texts[0], limit, use_cache)
@@ -50,7 +50,7 @@ class Generate:
                 tokens += len(answer)
                 wrong += answer != text.answer[:limit]
                 counter()
-        return Control(use_cache, len(texts), tokens / seconds, wrong)
+        return GenerateResult(use_cache, len(texts), tokens / seconds, wrong)
 
     @torch.inference_mode()
     def _answer(self, text: LoadText, limit: int, use_cache: bool) -> tuple[int, ...]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider_bench.load.clients.client import Habits, Kind
+from outrider_bench.load.clients.access_json import access_from_json
+from outrider_bench.load.clients.client import ClientBehavior, ClientKind
 from outrider_bench.load.clients.drafting import probability_for
-from outrider_bench.load.clients.reach import access_of
-from outrider_bench.load.clients.texts import Mix
+from outrider_bench.load.clients.texts import PromptMix
 from outrider_bench.load.clients.worker import Assignment
 from outrider_client.core.config import Mode
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -21,7 +21,7 @@ from outrider_proto.errors import UsageError
 from outrider_server.engine.hf_model import DTYPES
 
 NO_LINK = "none"
-KINDS: tuple[Kind, ...] = ("replay", "real")
+KINDS: tuple[ClientKind, ...] = ("replay", "real")
 MODES_OF_REPLAY: tuple[Mode, ...] = ("stop-and-wait", "stream", "auto")
 
 
@@ -33,9 +33,9 @@ class LoadPlan:
     target: Path
     drafter: Path
     clients: tuple[int, ...]
-    mix: Mix
-    habits: Habits
-    kind: Kind
+    mix: PromptMix
+    habits: ClientBehavior
+    kind: ClientKind
     mode: Mode
     shape: TreeShape
     tau: float
@@ -60,7 +60,7 @@ class LoadPlan:
             )
         if self.kind == "replay":
             probability_for(self.tau, self.shape.levels)
-        access_of(self.access)
+        access_from_json(self.access)
         if self.dtype not in DTYPES:
             raise UsageError(f"dtype={self.dtype}: need one of {', '.join(DTYPES)}")
         if self.habits.rate is not None and not self.habits.rate > 0:
@@ -113,7 +113,7 @@ def client_counts(text: str) -> tuple[int, ...]:
     return counts
 
 
-def mix_of(text: str, families: Sequence[Family], per_family: int, long_tokens: int, limit: int) -> Mix:
+def mix_of(text: str, families: Sequence[Family], per_family: int, long_tokens: int, limit: int) -> PromptMix:
     """Of `short:3,long:1`: three short prompts to every long one. Raises UsageError."""
     weights = {"short": 0.0, "long": 0.0}
     for part in text.split(","):
@@ -125,7 +125,7 @@ def mix_of(text: str, families: Sequence[Family], per_family: int, long_tokens: 
     total = sum(weights.values())
     if min(weights.values()) < 0 or not total > 0:
         raise UsageError(f"prompt_mix={text!r}: need weights of 0 or more, and one above")
-    return Mix(tuple(families), per_family, weights["long"] / total, long_tokens, limit)
+    return PromptMix(tuple(families), per_family, weights["long"] / total, long_tokens, limit)
 
 
 def options_of(text: str) -> tuple[str, ...]:

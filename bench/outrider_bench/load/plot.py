@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from outrider_bench.load.control import Control
-from outrider_bench.load.figures import LoadRun
-from outrider_bench.load.limit import Limit
-from outrider_bench.load.measures.growth import Sample
+from outrider_bench.load.control import GenerateResult
+from outrider_bench.load.hardware_limit import HardwareLimit
+from outrider_bench.load.measures.memory_growth import MemorySample
+from outrider_bench.load.metrics import LoadRun
 
 _COLORS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2")
 
 
 def plot_load(
-    title: str, runs: Sequence[LoadRun], limits: Sequence[Limit], controls: Sequence[Control], path: Path
+    title: str,
+    runs: Sequence[LoadRun],
+    hardware_limits: Sequence[HardwareLimit],
+    controls: Sequence[GenerateResult],
+    path: Path,
 ) -> None:
     """Verifies and tokens a second, and the verdicts' latency, against the number of clients."""
     import matplotlib as mpl
@@ -25,10 +29,14 @@ def plot_load(
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
     clients = [run.num_clients for run in runs]
     left.plot(clients, [run.verifies_per_s for run in runs], "o-", color=_COLORS[0], label="served")
-    if limits:
-        counts = [limit.num_sessions for limit in limits]
-        left.plot(counts, [limit.engine_per_s for limit in limits], "x--", color=_COLORS[1], label="engine alone")
-        left.plot(counts, [limit.linear_per_s for limit in limits], "x:", color="grey", label="linear layers alone")
+    if hardware_limits:
+        counts = [limit.num_sessions for limit in hardware_limits]
+        left.plot(
+            counts, [limit.engine_per_s for limit in hardware_limits], "x--", color=_COLORS[1], label="engine alone"
+        )
+        left.plot(
+            counts, [limit.linear_per_s for limit in hardware_limits], "x:", color="grey", label="linear layers alone"
+        )
     left.set_ylabel("verifies a second")
     middle.plot(clients, [run.tokens_per_s for run in runs], "o-", color=_COLORS[0], label="served")
     for control, style in zip(controls, ("--", ":"), strict=False):
@@ -50,7 +58,7 @@ def plot_load(
     plt.close(figure)
 
 
-def plot_memory(title: str, samples: Sequence[Sample], warm_up_s: float, path: Path) -> None:
+def plot_memory(title: str, samples: Sequence[MemorySample], warm_up_s: float, path: Path) -> None:
     """Resident memory of every process against time."""
     import matplotlib as mpl
 

@@ -1,37 +1,110 @@
-"""So many clients at once, for so long: one row of the table."""
+"""The runs of `outrider-bench load`: each number of clients in turn, the controls, the limits, the soak."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
-from outrider_bench.load.clients.crew import crew
+from outrider_bench.core.progress import Step
+from outrider_bench.load.clients.texts import LoadText
 from outrider_bench.load.clients.worker import Assignment
-from outrider_bench.load.figures import LoadRun, Used, load_run
-from outrider_bench.load.serving import Serving
+from outrider_bench.load.clients.worker_pool import worker_pool
+from outrider_bench.load.control import GenerateControl, GenerateResult
+from outrider_bench.load.hardware_limit import HardwareLimit, hardware_limits
+from outrider_bench.load.measures.process_use import CoreShares, on_cores
+from outrider_bench.load.metrics import LoadRun, ResourceUse, load_run
+from outrider_bench.load.plan import NO_LINK, LoadPlan
+from outrider_bench.load.server_under_test import ServerUnderTest, server_under_test
+from outrider_bench.load.soak import SoakPlan, SoakResult, soak
+from outrider_server.engine.target import Target
 
 WARM_UP_S = 1.5  # connections are made, and the first prompts read
+_CONTROL_PROMPTS = 16
+_UNCACHED_PROMPTS = 4
 
 
-async def run_load(serving: Serving, assignment: Assignment, seconds: float | None, num_workers: int) -> LoadRun:
-    """Count for so many seconds; without, until all clients have asked what they are to ask. Raises UsageError."""
+async def measure_runs(
+    plan: LoadPlan, texts: Path, seconds: float | None, shares: CoreShares, step: Step
+) -> list[LoadRun]:
+    """Load one server with each number of clients in turn."""
+    done: list[LoadRun] = []
+    async with server_under_test(plan.server, plan.serve_options, shares.server) as server:
+        for number, count in enumerate(plan.clients):
+            step(f"{count} clients", number, len(plan.clients))
+            assignment = plan.assignment(count, server.address, texts, shares.clients)
+            done.append(await run_load(server, assignment, seconds, plan.workers))
+    return done
+
+
+async def run_load(server: ServerUnderTest, assignment: Assignment, seconds: float | None, num_workers: int) -> LoadRun:
+    """Count for `seconds`, or until all clients have made their requests. Raises UsageError."""
     numbers = tuple(range(assignment.num_clients))
-    async with crew(replace(assignment, server=serving.address, numbers=numbers), num_workers) as workers:
+    async with worker_pool(replace(assignment, server=server.address, numbers=numbers), num_workers) as pool:
         begin = time.monotonic() + (0.0 if seconds is None else WARM_UP_S)
-        workers.begin(begin, None if seconds is None else begin + seconds)
+        pool.begin(begin, None if seconds is None else begin + seconds)
         await asyncio.sleep(begin - time.monotonic())
-        before = serving.use, workers.use
-        passes_before = await serving.passes()
+        before = server.use, pool.use
+        passes_before = await server.passes()
         if seconds is None:
-            tallies = await workers.tallies()
-            after = serving.use, workers.use
+            counters = await pool.client_counters()
+            after = server.use, pool.use
         else:
             await asyncio.sleep(begin + seconds - time.monotonic())
-            after = serving.use, workers.use
-            tallies = await workers.tallies()
+            # Resource use is read before the counters: waiting for these, the processes go on.
+            after = server.use, pool.use
+            counters = await pool.client_counters()
         counted_s = time.monotonic() - begin if seconds is None else seconds
-        passes = (await serving.passes()).since(passes_before)
-    return load_run(
-        tallies, counted_s, Used.between(before[0], after[0]), Used.between(before[1], after[1]), passes.as_dict()
-    )
+        passes = (await server.passes()).since(passes_before)
+    server_use, clients_use = (ResourceUse.between(first, last) for first, last in zip(before, after, strict=True))
+    return load_run(counters, counted_s, server_use, clients_use, passes.as_dict())
+
+
+async def run_soak(
+    plan: LoadPlan, how: SoakPlan, texts: Path, shares: CoreShares, log: Callable[[str], None]
+) -> SoakResult:
+    """Soak one server; a line on the state goes to `log` every minute."""
+    async with server_under_test(plan.server, plan.serve_options, shares.server) as server:
+        assignment = plan.assignment(plan.clients[0], server.address, texts, shares.clients)
+        return await soak(how, server, assignment, plan.workers, log)
+
+
+def measure_controls(plan: LoadPlan, texts: Sequence[LoadText], shares: CoreShares, step: Step) -> list[GenerateResult]:
+    """Run transformers' generate over prompts from all of the mix; over fewer without its cache."""
+    generate = GenerateControl(plan.target, plan.dtype, plan.device, shares.server)
+    return [
+        generate.measure(_spread(texts, count), plan.mix.limit, step, use_cache=use_cache)
+        for use_cache, count in ((True, _CONTROL_PROMPTS), (False, _UNCACHED_PROMPTS))
+    ]
+
+
+def measure_limits(plan: LoadPlan, texts: Sequence[LoadText], shares: CoreShares) -> list[HardwareLimit]:
+    context = sum(len(text.prompt) for text in texts) // len(texts)
+    with on_cores(shares.server):
+        return hardware_limits(
+            Target.load(str(plan.target), plan.dtype, plan.device), plan.clients, plan.shape.budget + 1, context
+        )
+
+
+def title_of(plan: LoadPlan) -> str:
+    loop = f"open loop, {plan.habits.rate:g} questions a second" if plan.habits.rate else "closed loop"
+    drafts = f"replayed drafts of tau {plan.tau:g}" if plan.kind == "replay" else f"real clients, {plan.drafter.name}"
+    return f"{plan.target.name}, {loop}, think time {plan.habits.think_s:g} s, {drafts}, link {plan.profile or NO_LINK}"
+
+
+def plan_as_dict(plan: LoadPlan, texts: Sequence[LoadText], shares: CoreShares) -> dict[str, Any]:  # Any: JSON
+    """Return the settings for a report."""
+    return {
+        "plan": asdict(plan) | {"target": str(plan.target), "drafter": str(plan.drafter)},
+        "texts": len(texts),
+        "cores": asdict(shares),
+        "link_engine": "proxy" if plan.profile else NO_LINK,
+    }
+
+
+def _spread(texts: Sequence[LoadText], count: int) -> list[LoadText]:
+    count = min(count, len(texts))
+    return [texts[number * len(texts) // count] for number in range(count)]

@@ -12,14 +12,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from outrider_bench.load.clients.crew import Crew, Member, crew
 from outrider_bench.load.clients.worker import Assignment
-from outrider_bench.load.measures.growth import Growth, Sample, growths
-from outrider_bench.load.measures.tally import Tally
-from outrider_bench.load.serving import Serving
+from outrider_bench.load.clients.worker_pool import WorkerPool, WorkerProcess, worker_pool
+from outrider_bench.load.measures.counters import ClientCounters
+from outrider_bench.load.measures.memory_growth import MemoryGrowth, MemorySample, memory_growths
+from outrider_bench.load.plan import LoadPlan
+from outrider_bench.load.server_under_test import ServerUnderTest
 from outrider_proto.errors import UsageError
 
 MAX_GROWTH = 0.02
+_LONG_S = 600.0  # to have seen all prompts several times
 _TELL_S = 60.0
 _BACK_S = 180.0
 _LOOK_S = 0.25
@@ -66,29 +68,52 @@ class SoakPlan:
         return list(zip(moments, kinds, strict=True))
 
 
+def plan_soak(
+    plan: LoadPlan,
+    seconds: float | None,
+    cuts: int,
+    outages: int,
+    kills: int,
+    warm_up: float | None,
+    sample_s: float,
+) -> SoakPlan:
+    if len(plan.clients) != 1:
+        raise UsageError(f"clients={','.join(map(str, plan.clients))}: a soak has one number of clients")
+    if outages and plan.profile is None:
+        raise UsageError(f"outages={outages}: there is no link to fall silent; give --profile, such as lan")
+    if kills and plan.server is not None:
+        raise UsageError(f"kills={kills}: only a server that this command started can be killed; leave --server out")
+    if plan.habits.requests is not None:
+        raise UsageError(f"requests={plan.habits.requests}: a soak ends by time or faults; leave it out")
+    usual = _LONG_S if seconds is None else min(_LONG_S, seconds / 4)
+    return SoakPlan(seconds, cuts, outages, kills, usual if warm_up is None else warm_up, sample_s)
+
+
 @dataclass(slots=True)
-class Soaked:
+class SoakResult:
     """What came of it. `faults`: done, by kind."""
 
     seconds: float = 0.0
     interrupted: bool = False
     failure: str = ""
     faults: Counter[str] = field(default_factory=Counter)
-    samples: list[Sample] = field(default_factory=list)
-    growths: list[Growth] = field(default_factory=list)
-    tallies: list[Tally] = field(default_factory=list)
+    samples: list[MemorySample] = field(default_factory=list)
+    memory_growths: list[MemoryGrowth] = field(default_factory=list)
+    client_counters: list[ClientCounters] = field(default_factory=list)
 
     @property
     def deviations(self) -> list[str]:
         """In words; empty when all is well."""
         named = {
-            "answers with a wrong token": sum(tally.wrong for tally in self.tallies),
-            "verdicts twice or unasked": sum(tally.strays for tally in self.tallies),
-            "verdicts lost": sum(tally.lost for tally in self.tallies),
-            "answers that ended without a link": sum(tally.errors["ended without a link"] for tally in self.tallies),
+            "answers with a wrong token": sum(counters.wrong for counters in self.client_counters),
+            "verdicts twice or unasked": sum(counters.strays for counters in self.client_counters),
+            "verdicts lost": sum(counters.lost for counters in self.client_counters),
+            "answers that ended without a link": sum(
+                counters.errors["ended without a link"] for counters in self.client_counters
+            ),
         }
         found = [f"{count} {what}" for what, count in named.items() if count]
-        found += [f"{one.who} grew by {one.share:.1%}" for one in self.growths if one.share >= MAX_GROWTH]
+        found += [f"{one.who} grew by {one.share:.1%}" for one in self.memory_growths if one.share >= MAX_GROWTH]
         return found + ([self.failure] if self.failure else [])
 
     def to_json(self) -> dict[str, object]:
@@ -97,29 +122,34 @@ class Soaked:
             "interrupted": self.interrupted,
             "deviations": self.deviations,
             "faults": self.faults,
-            "growth": [{**asdict(one), "share": one.share} for one in self.growths],
+            "growth": [{**asdict(one), "share": one.share} for one in self.memory_growths],
             "samples": [asdict(sample) for sample in self.samples],
-            "clients": [tally.to_json() for tally in self.tallies],
+            "clients": [counters.to_json() for counters in self.client_counters],
         }
 
 
-class Soak:
+class SoakRun:
     """One run."""
 
     def __init__(
-        self, plan: SoakPlan, serving: Serving, crew: Crew, generator: random.Random, say: Callable[[str], None]
+        self,
+        plan: SoakPlan,
+        server: ServerUnderTest,
+        worker_pool: WorkerPool,
+        generator: random.Random,
+        say: Callable[[str], None],
     ) -> None:
         self._plan = plan
-        self._serving = serving
-        self._crew = crew
+        self._server = server
+        self._pool = worker_pool
         self._generator = generator
         self._say = say
         self._began = time.monotonic()
-        self.result = Soaked()
+        self.result = SoakResult()
 
     async def run(self) -> None:
         """Until the time is over or, where none is given, all faults have been; then wait for the clients."""
-        self._crew.begin(self._began, None)
+        self._pool.begin(self._began, None)
         watching = [asyncio.create_task(self._sample()), asyncio.create_task(self._tell())]
         try:
             await _first_to_fail(self._go(), *watching)
@@ -128,11 +158,11 @@ class Soak:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
             self.result.seconds = self._now
-            self.result.growths = growths(self.result.samples, self._plan.warm_up_s)
+            self.result.memory_growths = memory_growths(self.result.samples, self._plan.warm_up_s)
 
     async def finish(self) -> None:
-        self._crew.stop()
-        self.result.tallies = await self._crew.tallies()
+        self._pool.stop()
+        self.result.client_counters = await self._pool.client_counters()
 
     async def _go(self) -> None:
         end = None if self._plan.seconds is None else asyncio.get_running_loop().time() + self._plan.seconds
@@ -152,10 +182,10 @@ class Soak:
                 self.result.faults[fault] += 1
 
     async def _do(self, fault: Fault) -> bool:
-        member = self._generator.choice(self._crew.members)
+        member = self._generator.choice(self._pool.members)
         match fault:
             case "kill":
-                await self._serving.kill()
+                await self._server.kill()
                 await self._see_verdict()
                 return True
             case "cut":
@@ -164,7 +194,7 @@ class Soak:
                 member.tell({"do": "silence", "seconds": self._generator.uniform(*_SILENCE_S)})
                 return bool((await member.answer("silence"))["done"])
 
-    async def _cut(self, member: Member) -> bool:
+    async def _cut(self, member: WorkerProcess) -> bool:
         """As soon as there is a connection."""
         for _ in range(_CUT_TRIALS):
             member.tell({"do": "cut"})
@@ -175,9 +205,9 @@ class Soak:
 
     async def _see_verdict(self) -> None:
         """The clients are back. Raises UsageError."""
-        before = (await self._crew.told())["verdicts"]
+        before = (await self._pool.told())["verdicts"]
         give_up_at = self._now + _BACK_S
-        while (await self._crew.told())["verdicts"] == before:
+        while (await self._pool.told())["verdicts"] == before:
             if self._now > give_up_at:
                 raise UsageError(f"no verdict within {_BACK_S:g} s after the server was killed and started again")
             await asyncio.sleep(_LOOK_S)
@@ -185,14 +215,14 @@ class Soak:
     async def _sample(self) -> None:
         while True:
             await asyncio.sleep(self._plan.sample_s)
-            named = [(f"server {self._serving.lives}", self._serving.use)]
-            named += [(f"clients {number}", member.use) for number, member in enumerate(self._crew.members, 1)]
-            self.result.samples += [Sample(self._now, who, use.rss_bytes) for who, use in named if use.rss_bytes]
+            named = [(f"server {self._server.lives}", self._server.use)]
+            named += [(f"clients {number}", member.use) for number, member in enumerate(self._pool.members, 1)]
+            self.result.samples += [MemorySample(self._now, who, use.rss_bytes) for who, use in named if use.rss_bytes]
 
     async def _tell(self) -> None:
         while True:
             await asyncio.sleep(_TELL_S)
-            told = await self._crew.told()
+            told = await self._pool.told()
             newest = {sample.who: sample.rss_bytes / 2**20 for sample in self.result.samples[-8:]}
             memory = ", ".join(f"{who} {mib:.1f} MiB" for who, mib in newest.items())
             self._say(
@@ -206,11 +236,15 @@ class Soak:
 
 
 async def soak(
-    plan: SoakPlan, serving: Serving, assignment: Assignment, num_workers: int, say: Callable[[str], None]
-) -> Soaked:
+    plan: SoakPlan,
+    server: ServerUnderTest,
+    assignment: Assignment,
+    num_workers: int,
+    say: Callable[[str], None],
+) -> SoakResult:
     """Also when interrupted (SIGINT, SIGTERM), or when a process fails, there is a result."""
-    async with crew(assignment, num_workers) as members:
-        run = Soak(plan, serving, members, random.Random(f"{assignment.seed}/faults"), say)
+    async with worker_pool(assignment, num_workers) as members:
+        run = SoakRun(plan, server, members, random.Random(f"{assignment.seed}/faults"), say)
         going = asyncio.create_task(run.run())
         with _stopped_by_signals(going):
             await asyncio.wait((going,))

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
-from outrider_bench.core.tables import table
-from outrider_bench.load.control import Control
-from outrider_bench.load.figures import LoadRun, Percentiles
-from outrider_bench.load.limit import Limit
-from outrider_bench.load.measures.growth import Growth
-from outrider_bench.load.measures.passes import mean_of, share_of
-from outrider_bench.load.soak import Soaked
+from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.load.control import GenerateResult
+from outrider_bench.load.hardware_limit import HardwareLimit
+from outrider_bench.load.measures.memory_growth import MemoryGrowth
+from outrider_bench.load.measures.pass_metrics import mean_of, share_of
+from outrider_bench.load.metrics import LatencyPercentiles, LoadRun
+from outrider_bench.load.soak import SoakResult
 
 _MIB = 2**20
 
 
-def throughput_table(title: str, runs: Sequence[LoadRun], limits: Sequence[Limit]) -> Table:
+def throughput_table(title: str, runs: Sequence[LoadRun], hardware_limits: Sequence[HardwareLimit]) -> ResultTable:
     """A row for each number of clients; ratios are to the first."""
-    limit_of = {limit.num_sessions: limit for limit in limits}
+    limit_of = {limit.num_sessions: limit for limit in hardware_limits}
     rows = [_throughput(run, runs[0], limit_of.get(run.num_clients)) for run in runs]
     columns = ("clients", "verifies/s", "ratio", "tokens/s", "ratio", "tau", "nodes", "sessions/pass", "known")
     return table(title, (*columns, "engine", "linear", "p99 max/min", "Jain", "wrong"), rows)
 
 
-def latency_table(runs: Sequence[LoadRun]) -> Table:
+def latency_table(runs: Sequence[LoadRun]) -> ResultTable:
     rows = [
         [str(run.num_clients), *map(_ms, (run.verdict, run.queue, run.verify, run.first_token, run.request))]
         for run in runs
@@ -34,7 +32,7 @@ def latency_table(runs: Sequence[LoadRun]) -> Table:
     return table("latency, ms: 50th, 95th, 99th percentile", columns, rows)
 
 
-def use_table(runs: Sequence[LoadRun]) -> Table:
+def use_table(runs: Sequence[LoadRun]) -> ResultTable:
     rows = [
         [
             str(run.num_clients),
@@ -49,7 +47,7 @@ def use_table(runs: Sequence[LoadRun]) -> Table:
     return table("processor and memory", columns, rows)
 
 
-def control_table(controls: Sequence[Control]) -> Table:
+def control_table(controls: Sequence[GenerateResult]) -> ResultTable:
     rows = [
         ["generate" if c.use_cache else "generate, no cache", str(c.prompts), f"{c.tokens_per_s:.1f}", str(c.wrong)]
         for c in controls
@@ -57,26 +55,26 @@ def control_table(controls: Sequence[Control]) -> Table:
     return table("transformers, one prompt after another", ("control", "prompts", "tokens/s", "wrong"), rows)
 
 
-def soak_table(soaked: Soaked) -> Table:
-    tallies = soaked.tallies
+def soak_table(soaked: SoakResult) -> ResultTable:
+    client_counters = soaked.client_counters
     rows = [
         ["seconds", f"{soaked.seconds:.0f}"],
-        ["answers checked", str(sum(tally.checked for tally in tallies))],
-        ["tokens", str(sum(tally.tokens for tally in tallies))],
-        ["verdicts", str(sum(tally.verdicts for tally in tallies))],
-        ["sessions", str(sum(tally.sessions for tally in tallies))],
+        ["answers checked", str(sum(counters.checked for counters in client_counters))],
+        ["tokens", str(sum(counters.tokens for counters in client_counters))],
+        ["verdicts", str(sum(counters.verdicts for counters in client_counters))],
+        ["sessions", str(sum(counters.sessions for counters in client_counters))],
         *([f"faults: {kind}", str(count)] for kind, count in sorted(soaked.faults.items())),
-        ["losses of the link, in answers", str(sum(tally.outages for tally in tallies))],
-        ["tokens written alone", str(sum(tally.unverified for tally in tallies))],
-        ["of them taken back", str(sum(tally.rolled_back for tally in tallies))],
-        ["wrong answers", str(sum(tally.wrong for tally in tallies))],
-        ["verdicts lost, twice or unasked", str(sum(tally.lost + tally.strays for tally in tallies))],
-        *([f"memory of {growth.who}", _growth(growth)] for growth in soaked.growths),
+        ["losses of the link, in answers", str(sum(counters.outages for counters in client_counters))],
+        ["tokens written alone", str(sum(counters.unverified for counters in client_counters))],
+        ["of them taken back", str(sum(counters.rolled_back for counters in client_counters))],
+        ["wrong answers", str(sum(counters.wrong for counters in client_counters))],
+        ["verdicts lost, twice or unasked", str(sum(counters.lost + counters.strays for counters in client_counters))],
+        *([f"memory of {growth.who}", _growth(growth)] for growth in soaked.memory_growths),
     ]
     return table("soak" + (", interrupted" if soaked.interrupted else ""), ("what", "so many"), rows)
 
 
-def _throughput(run: LoadRun, single: LoadRun, limit: Limit | None) -> list[str]:
+def _throughput(run: LoadRun, single: LoadRun, limit: HardwareLimit | None) -> list[str]:
     fairness = run.fairness
     return [
         str(run.num_clients),
@@ -105,7 +103,7 @@ def _ratio(value: float, single: float) -> str:
     return f"{value / single:.2f}" if single else "-"
 
 
-def _ms(percentiles: Percentiles) -> str:
+def _ms(percentiles: LatencyPercentiles) -> str:
     return " ".join(f"{value:.1f}" for value in (percentiles.p50, percentiles.p95, percentiles.p99))
 
 
@@ -114,5 +112,5 @@ def _sizes(run: LoadRun) -> tuple[int, int, int, int]:
     return server.rss_before_bytes, server.rss_after_bytes, clients.rss_before_bytes, clients.rss_after_bytes
 
 
-def _growth(growth: Growth) -> str:
+def _growth(growth: MemoryGrowth) -> str:
     return f"{growth.first_bytes / _MIB:.1f} -> {growth.last_bytes / _MIB:.1f} MiB ({growth.share:+.2%})"

@@ -7,19 +7,23 @@ Weighed as protobuf on loopback without a network; gRPC and TCP add their own fr
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outrider_bench.core.answer_record import gather
-from outrider_bench.core.in_process_pair import in_process
+from outrider_bench.core.pair import in_process
+from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Question
-from outrider_bench.core.wired_transport import WiredTransport
+from outrider_bench.core.stats import mean
+from outrider_bench.core.tapped_transport import TappedConnection, TappedTransport, WiredConnection
+from outrider_bench.network.plan import NetworkPlan
 from outrider_client.async_client import AsyncClient
-from outrider_client.connection.transport import Connection, Transport
+from outrider_client.connection.transport import Connection
 from outrider_client.core.config import ClientConfig
-from outrider_proto.frames import ClientFrame, Codec, Draft, Features, Open, ServerDescription, ServerFrame, Verdict
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters.emulation.pace import Pace
+from outrider_proto.frames import ClientFrame, Codec, Draft, Features, Open, ServerFrame, Verdict
 from outrider_proto.wire import client_frame_to_proto, server_frame_to_proto
 from outrider_server.engine.target import Target
 
@@ -45,7 +49,7 @@ class MessageSizes:
 
 
 @dataclass(slots=True)
-class Scales:
+class MessageSizeLog:
     """Bytes by kind; a verdict's features are one message in as many frames as it takes."""
 
     codec: Codec = "int8"
@@ -91,43 +95,23 @@ class Scales:
             self.features.append(size)
 
 
-class WeighedConnection:
-    """A connection whose frames are weighed; features as heavy as rows of `padded_width` values, if that is not 0."""
+class SizedConnection(TappedConnection):
+    """Records the sizes of frames; pads features to rows of `padded_width` values, unless that is 0."""
 
-    def __init__(self, inner: Connection, scales: Scales, padded_width: int) -> None:
-        self._inner, self._scales, self._padded_width = inner, scales, padded_width
-        self.bytes_up = self.bytes_down = 0
+    def __init__(self, inner: Connection, sizes: MessageSizeLog, padded_width: int) -> None:
+        super().__init__(inner)
+        self._sizes, self._padded_width = sizes, padded_width
 
     def send(self, frame: ClientFrame) -> None:
-        self._scales.up(frame)
+        self._sizes.up(frame)
         self._inner.send(frame)
 
     async def receive(self) -> ServerFrame:
         frame = await self._inner.receive()
         if isinstance(frame, Features):
             frame = replace(frame, padded_width=self._padded_width)
-        self._scales.down(frame)
+        self._sizes.down(frame)
         return frame
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-
-class WeighedTransport:
-    """Connections of another transport, weighed."""
-
-    def __init__(self, inner: Transport, scales: Scales, padded_width: int) -> None:
-        self.address = inner.address
-        self._inner, self._scales, self._padded_width = inner, scales, padded_width
-
-    async def connect(self) -> WeighedConnection:
-        return WeighedConnection(await self._inner.connect(), self._scales, self._padded_width)
-
-    async def describe(self) -> ServerDescription:
-        return await self._inner.describe()
-
-    async def close(self) -> None:
-        await self._inner.close()
 
 
 async def message_sizes(
@@ -139,9 +123,10 @@ async def message_sizes(
     step: Callable[[], None],
 ) -> MessageSizes:
     """Of one drafter and codec, over all questions."""
-    scales, down, tokens = Scales(), 0, 0
+    log, down, tokens = MessageSizeLog(), 0, 0
     async with in_process(Path(str(config.target)), config, target) as pair:
-        transport = WiredTransport(WeighedTransport(pair.transport(), scales, padded_width))
+        sized = TappedTransport(pair.transport(), lambda inner: SizedConnection(inner, log, padded_width))
+        transport = TappedTransport(sized, WiredConnection)
         async with AsyncClient(config, models=pair.models, transport=transport) as client:
             for question in asked:
                 answer = await gather(client, question.prompt)
@@ -150,27 +135,42 @@ async def message_sizes(
         assert pair.models.drafter is not None
         own_width = pair.models.drafter.tap.width
         width = max(own_width, padded_width) if own_width else 0
-    return _sizes(name, config.codec, width, scales, down / tokens)
+    return _sizes(name, config.codec, width, log, down / tokens)
 
 
-def _sizes(name: str, codec: Codec, width: int, scales: Scales, bytes_down_per_token: float) -> MessageSizes:
-    nodes, accepted = _mean(scales.nodes), _mean(scales.accepted)
+def _sizes(name: str, codec: Codec, width: int, log: MessageSizeLog, bytes_down_per_token: float) -> MessageSizes:
+    nodes, accepted = _mean_or_0(log.nodes), _mean_or_0(log.accepted)
     return MessageSizes(
         name,
         codec,
         width,
         nodes=nodes,
         accepted=accepted,
-        draft=_mean(scales.drafts),
-        verdict=_mean(scales.verdicts),
-        features=_mean(scales.features),
-        prompt_tokens=_mean([rows for rows, _ in scales.prompts]),
-        prompt_features=_mean([size for _, size in scales.prompts]),
+        draft=_mean_or_0(log.drafts),
+        verdict=_mean_or_0(log.verdicts),
+        features=_mean_or_0(log.features),
+        prompt_tokens=_mean_or_0([rows for rows, _ in log.prompts]),
+        prompt_features=_mean_or_0([size for _, size in log.prompts]),
         paper_up=4 * nodes,
         paper_down=(3 + width) * accepted,
         bytes_down_per_token=bytes_down_per_token,
     )
 
 
-def _mean(values: Sequence[int]) -> float:
-    return statistics.fmean(values) if values else 0.0
+async def measure_messages(plan: NetworkPlan, codecs: Sequence[Codec], step: Step) -> list[MessageSizes]:
+    target = Target.load(str(plan.target))
+    padded_width = 0 if plan.pace is None else Pace.load(plan.pace).feature_width
+    sizes = []
+    for drafter in plan.drafters:
+        asked = plan.prompt_set(LocalModels.load(plan.config(drafter))).asked
+        for codec in codecs:
+            config = plan.config(drafter, codec=codec, mode="stop-and-wait")
+            counter = ProgressCounter(step, f"{drafter}, {codec}", len(asked))
+            sizes.append(await message_sizes(drafter, target, config, asked, padded_width, counter))
+            if not sizes[-1].width:
+                break  # without features, every codec is the same
+    return sizes
+
+
+def _mean_or_0(values: Sequence[int]) -> float:
+    return mean(values) or 0.0

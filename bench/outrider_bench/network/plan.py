@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outrider_bench.core.long_prompts import lengthened
-from outrider_bench.core.progress import Counter, Step
-from outrider_bench.core.prompts import SEED, Question, questions
-from outrider_bench.core.server_process import ServerProcess
-from outrider_bench.network.case import Course, available, run_once
-from outrider_bench.network.passage import Passage, passage, profile_or_none
-from outrider_bench.network.report import Case, Setting
-from outrider_bench.network.ways import Options, Way, with_controls
+from outrider_bench.core.processes import ServerProcess
+from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.core.prompts import SEED, Question, lengthened, questions
+from outrider_bench.network.link_endpoint import LinkEndpoint, open_link, profile_or_none
+from outrider_bench.network.report import Scenario, ScenarioSetting
+from outrider_bench.network.scenario_run import PromptSet, available_variants, run_once
+from outrider_bench.network.variants import Options, Variant, with_controls
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -27,14 +26,14 @@ from outrider_proto.frames import Codec
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """`ways` are texts (ways.py), `common` the options of all; profile `none` is no link; prompts have at least
+class NetworkPlan:
+    """`variants` are texts (ways.py), `common` the options of all; profile `none` is no link; prompts have at least
     `prompt_tokens`. Raises UsageError."""
 
     target: Path
     profiles: Sequence[str]
     drafters: Sequence[str]
-    ways: Sequence[str]
+    variants: Sequence[str]
     common: Options
     pace: str | None
     codec: Codec
@@ -49,16 +48,16 @@ class Plan:
     def __post_init__(self) -> None:
         for profile in self.profiles:
             profile_or_none(profile)
-        for way in self.all_ways:
-            if way.name in self.ways:
-                way.configured(self.config(self.drafters[0]))
+        for variant in self.all_ways:
+            if variant.name in self.variants:
+                variant.configured(self.config(self.drafters[0]))
         if self.pace is not None:
             Pace.load(self.pace)
 
     @property
-    def all_ways(self) -> list[Way]:
+    def all_ways(self) -> list[Variant]:
         """The controls first."""
-        return with_controls([Way.parse(text, self.common) for text in self.ways], self.common)
+        return with_controls([Variant.parse(text, self.common) for text in self.variants], self.common)
 
     @property
     def server_options(self) -> list[str]:
@@ -73,13 +72,13 @@ class Plan:
             **{"max_new_tokens": self.max_new_tokens, **choices},
         )
 
-    def course(self, models: LocalModels) -> Course:
+    def prompt_set(self, models: LocalModels) -> PromptSet:
         """The families in turn, as many prompts as wanted."""
         each = -(-self.prompts // len(self.families))
         asked = questions(models, lambda family: each if family in self.families else 0)
         in_turn = [asked[family * each + number] for number in range(each) for family in range(len(self.families))]
         warm_up = questions(models, lambda family: int(family == self.families[0]), SEED + 1)[0]
-        return Course(warm_up, self._late(in_turn[: self.prompts], models), models)
+        return PromptSet(warm_up, self._late(in_turn[: self.prompts], models), models)
 
     def _late(self, asked: Sequence[Question], models: LocalModels) -> Sequence[Question]:
         """With as much before them as was asked for. Raises UsageError."""
@@ -92,7 +91,7 @@ class Plan:
         return late
 
 
-async def measure(plan: Plan, step: Step) -> list[Case]:
+async def measure(plan: NetworkPlan, step: Step) -> list[Scenario]:
     """A case for every drafter and profile, in that order."""
     with ServerProcess(plan.server_options) as server:
         return [
@@ -102,27 +101,27 @@ async def measure(plan: Plan, step: Step) -> list[Case]:
         ]
 
 
-async def _case(plan: Plan, drafter: str, profile: str, server: str, step: Step) -> Case:
+async def _case(plan: NetworkPlan, drafter: str, profile: str, server: str, step: Step) -> Scenario:
     models = LocalModels.load(plan.config(drafter, server=server))
     models.prepare()
-    course = plan.course(models)
-    ways, missing = await available(plan.all_ways, course, plan.config(drafter, server=server))
-    counter = Counter(step, f"{drafter} over {profile}", plan.runs * len(course.asked) * len(ways))
+    prompt_set = plan.prompt_set(models)
+    variants, missing = await available_variants(plan.all_ways, prompt_set, plan.config(drafter, server=server))
+    counter = ProgressCounter(step, f"{drafter} over {profile}", plan.runs * len(prompt_set.asked) * len(variants))
     shape = profile_or_none(profile)
-    async with passage(shape, server, plan.engine, plan.seed) as through:
-        config = plan.config(drafter, server=through.address)
-        runs = [await run_once(ways, course, config, through, number, counter) for number in range(plan.runs)]
+    async with open_link(shape, server, plan.engine, plan.seed) as endpoint:
+        config = plan.config(drafter, server=endpoint.address)
+        runs = [await run_once(variants, prompt_set, config, endpoint, number, counter) for number in range(plan.runs)]
     round_trip_ms = 0.0 if shape is None else shape.round_trip_ms
-    return Case(_setting(plan, drafter, profile, through, round_trip_ms, models), ways, missing, runs)
+    return Scenario(_setting(plan, drafter, profile, endpoint, round_trip_ms, models), variants, missing, runs)
 
 
 def _setting(
-    plan: Plan, drafter: str, profile: str, through: Passage, round_trip_ms: float, models: LocalModels
-) -> Setting:
-    return Setting(
+    plan: NetworkPlan, drafter: str, profile: str, endpoint: LinkEndpoint, round_trip_ms: float, models: LocalModels
+) -> ScenarioSetting:
+    return ScenarioSetting(
         profile=profile,
-        engine=through.engine,
-        why=through.why,
+        engine=endpoint.engine,
+        why=endpoint.why,
         round_trip_ms=round_trip_ms,
         drafter=drafter,
         codec=plan.codec,
@@ -137,9 +136,9 @@ def _setting(
     )
 
 
-def _tree(plan: Plan, drafter: str, models: LocalModels) -> dict[str, Any]:  # Any: a shape's numbers, or choices
+def _tree(plan: NetworkPlan, drafter: str, models: LocalModels) -> dict[str, Any]:  # Any: a shape's numbers, or choices
     """Of the ways that name none of their own."""
-    asked = Way.parse("stream", plan.common).configured(plan.config(drafter)).shape
+    asked = Variant.parse("stream", plan.common).configured(plan.config(drafter)).shape
     own = None if models.drafter is None else models.drafter.plan
     shape = asked or own or TreeShape()
     return asdict(shape)

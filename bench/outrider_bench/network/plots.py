@@ -7,10 +7,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider_bench.core.provenance import provenance
-from outrider_bench.network.passage import NO_LINK
-from outrider_bench.network.report import Case
-from outrider_bench.network.ways import SERVER_DRAFT, STREAM
+from outrider_bench.core.report import provenance
+from outrider_bench.network.link_endpoint import NO_LINK
+from outrider_bench.network.report import Scenario
+from outrider_bench.network.variants import SERVER_DRAFT, STREAM
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,40 +20,44 @@ _COLORS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2", "#E45756", "#72B7B2")
 _PARTS = ("draft", "wire", "queue", "server_draft", "verify", "wait")
 
 
-def plot_network(cases: Sequence[Case], path: Path) -> None:
+def plot_network(scenarios: Sequence[Scenario], path: Path) -> None:
     """Bars of tokens a second, the whiskers from the slowest to the fastest run; below, the split of a token's time."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    wide = max(7.0, 1.1 * sum(len(case.ways) for case in cases))
+    wide = max(7.0, 1.1 * sum(len(scenario.variants) for scenario in scenarios))
     figure, (above, below) = plt.subplots(2, 1, figsize=(wide, 8.5), layout="constrained")
-    _plot_speeds(above, cases)
-    _plot_splits(below, cases)
-    figure.suptitle(_heading(cases))
-    figure.supxlabel(_footnote(cases), fontsize="x-small")
+    _plot_speeds(above, scenarios)
+    _plot_splits(below, scenarios)
+    figure.suptitle(_heading(scenarios))
+    figure.supxlabel(_footnote(scenarios), fontsize="x-small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def _plot_speeds(axes: Axes, cases: Sequence[Case]) -> None:
-    names = list(dict.fromkeys(way.name for case in cases for way in case.ways))
+def _plot_speeds(axes: Axes, scenarios: Sequence[Scenario]) -> None:
+    names = list(dict.fromkeys(variant.name for scenario in scenarios for variant in scenario.variants))
     colors = _OF_CONTROLS | dict(zip((n for n in names if n not in _OF_CONTROLS), cycle(_COLORS), strict=False))
     width = 0.85 / len(names)
     for number, name in enumerate(names):
-        with_it = [(place, case) for place, case in enumerate(cases) if any(way.name == name for way in case.ways)]
+        with_it = [
+            (place, scenario)
+            for place, scenario in enumerate(scenarios)
+            if any(variant.name == name for variant in scenario.variants)
+        ]
         places = [place + (number - (len(names) - 1) / 2) * width for place, _ in with_it]
-        speeds = [_speeds(case, name) for _, case in with_it]
-        heights = [_median(case, name) for _, case in with_it]
+        speeds = [_speeds(scenario, name) for _, scenario in with_it]
+        heights = [_median(scenario, name) for _, scenario in with_it]
         reach = [
             [height - min(runs, default=0.0) for height, runs in zip(heights, speeds, strict=True)],
             [max(runs, default=0.0) - height for height, runs in zip(heights, speeds, strict=True)],
         ]
-        bars = axes.bar(places, heights, width * 0.9, yerr=reach, label=_in_legend(cases, name), color=colors[name])
+        bars = axes.bar(places, heights, width * 0.9, yerr=reach, label=_in_legend(scenarios, name), color=colors[name])
         axes.bar_label(bars, fmt="%.0f", fontsize="small", padding=2)
-    axes.set_xticks(range(len(cases)), [_label(case) for case in cases])
+    axes.set_xticks(range(len(scenarios)), [_label(scenario) for scenario in scenarios])
     axes.set_ylabel("tokens a second, while decoding")
     axes.set_ylim(top=axes.get_ylim()[1] * 1.25)  # room for the legend
     axes.legend(
@@ -61,12 +65,14 @@ def _plot_speeds(axes: Axes, cases: Sequence[Case]) -> None:
     )
 
 
-def _plot_splits(axes: Axes, cases: Sequence[Case]) -> None:
+def _plot_splits(axes: Axes, scenarios: Sequence[Scenario]) -> None:
     labels, splits = [], []
-    for case in cases:
-        for way in case.ways:
-            split = case.of_way(way.name)["split_ms"]
-            labels.append(f"{case.label(way)}\n{_label(case)}" if len(cases) > 1 else case.label(way))
+    for scenario in scenarios:
+        for variant in scenario.variants:
+            split = scenario.medians_of(variant.name)["split_ms"]
+            labels.append(
+                f"{scenario.label(variant)}\n{_label(scenario)}" if len(scenarios) > 1 else scenario.label(variant)
+            )
             splits.append(split if isinstance(split, dict) else {})
     floor = [0.0] * len(splits)
     for number, part in enumerate(_PARTS):
@@ -79,37 +85,39 @@ def _plot_splits(axes: Axes, cases: Sequence[Case]) -> None:
     axes.legend(frameon=False, fontsize="small", ncols=len(_PARTS))
 
 
-def _heading(cases: Sequence[Case]) -> str:
-    pace = cases[0].setting.pace
+def _heading(scenarios: Sequence[Scenario]) -> str:
+    pace = scenarios[0].setting.pace
     compute = "not paced" if pace is None else f"paced as {pace}: compute times are those of the named hardware"
-    runs = len(cases[0].runs)
+    runs = len(scenarios[0].runs)
     return f"{'one run' if runs == 1 else f'medians of {runs} runs'}, {compute}"
 
 
-def _footnote(cases: Sequence[Case]) -> str:
-    setting, made = cases[0].setting, provenance()
+def _footnote(scenarios: Sequence[Scenario]) -> str:
+    setting, made = scenarios[0].setting, provenance()
     shape = ", ".join(f"{name} {value}" for name, value in setting.tree.items() if value)
     asked = f"{setting.prompts} prompts ({', '.join(setting.families)}), trees: {shape}"
     machine = f"{made['processor']}, {made['cores']} cores, load {made['load_average']}"
-    return f"{asked}, engine {cases[-1].setting.engine}, seed {setting.seed}\n{machine}"
+    return f"{asked}, engine {scenarios[-1].setting.engine}, seed {setting.seed}\n{machine}"
 
 
-def _in_legend(cases: Sequence[Case], name: str) -> str:
+def _in_legend(scenarios: Sequence[Scenario], name: str) -> str:
     """A label and, where it is not the name, what it stands for."""
-    case, way = next((case, way) for case in cases for way in case.ways if way.name == name)
-    label, options = case.label(way), name.partition(",")[2]
+    scenario, variant = next(
+        (scenario, variant) for scenario in scenarios for variant in scenario.variants if variant.name == name
+    )
+    label, options = scenario.label(variant), name.partition(",")[2]
     return f"{label} ({options})" if options else label
 
 
-def _label(case: Case) -> str:
-    link = "no link" if case.setting.profile == NO_LINK else case.setting.profile
-    return f"{case.setting.drafter}, {link}"
+def _label(scenario: Scenario) -> str:
+    link = "no link" if scenario.setting.profile == NO_LINK else scenario.setting.profile
+    return f"{scenario.setting.drafter}, {link}"
 
 
-def _median(case: Case, name: str) -> float:
-    speed = case.of_way(name)["tokens_per_second"]
+def _median(scenario: Scenario, name: str) -> float:
+    speed = scenario.medians_of(name)["tokens_per_second"]
     return speed if isinstance(speed, float) else 0.0
 
 
-def _speeds(case: Case, name: str) -> list[float]:
-    return [speed for run in case.runs if (speed := run.figures[name].tokens_per_second) is not None]
+def _speeds(scenario: Scenario, name: str) -> list[float]:
+    return [speed for run in scenario.runs if (speed := run.metrics[name].tokens_per_second) is not None]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
-from outrider_bench.core.tables import table
-from outrider_bench.network.figures import Figure
+from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.network.link_endpoint import NO_LINK
 from outrider_bench.network.messages import MessageSizes
-from outrider_bench.network.passage import NO_LINK
-from outrider_bench.network.report import Case
+from outrider_bench.network.metrics import Metric
+from outrider_bench.network.report import Scenario
 
 _SPEED = (
     ("tok/s", "tokens_per_second", 1),
@@ -41,90 +39,106 @@ _PERCENTILES = ("p50", "p95", "p99")
 _EVENNESS = ("inter_token_ms", "pause_ms")
 
 
-def legend(case: Case) -> list[str]:
+def legend(scenario: Scenario) -> list[str]:
     """What labels stand for, where they are not the name."""
-    return [f"{label}: {way.name}" for way in case.ways if (label := case.label(way)) != way.name]
+    return [
+        f"{label}: {variant.name}"
+        for variant in scenario.variants
+        if (label := scenario.label(variant)) != variant.name
+    ]
 
 
-def speed_table(case: Case) -> Table:
+def speed_table(scenario: Scenario) -> ResultTable:
     """How fast every way is, and against which bound; medians over the runs."""
-    return _figures(title(case), case, _SPEED)
+    return _figures(title(scenario), scenario, _SPEED)
 
 
-def beginning_table(case: Case) -> Table:
+def first_token_table(scenario: Scenario) -> ResultTable:
     """Time to the first token and to the 32nd; ratios prompt by prompt."""
-    return _figures("how answers begin: first and 32nd token", case, _BEGINNING)
+    return _figures("how answers begin: first and 32nd token", scenario, _BEGINNING)
 
 
-def cost_table(case: Case) -> Table:
+def cost_table(scenario: Scenario) -> ResultTable:
     """What it costs the link and the server."""
-    return _figures("bytes a token, packets a reply, tokens and calls an answer, server ms a token", case, _COST)
+    return _figures("bytes a token, packets a reply, tokens and calls an answer, server ms a token", scenario, _COST)
 
 
-def split_table(case: Case) -> Table:
+def split_table(scenario: Scenario) -> ResultTable:
     """Where a token's time went."""
-    rows = [[case.label(way), *_parts(case.of_way(way.name)["split_ms"], _PARTS)] for way in case.ways]
+    rows = [
+        [scenario.label(variant), *_parts(scenario.medians_of(variant.name)["split_ms"], _PARTS)]
+        for variant in scenario.variants
+    ]
     return table(
         "ms of a token's time, by part (they may overlap)", ("way", *(part.replace("_", " ") for part in _PARTS)), rows
     )
 
 
-def pauses_table(case: Case) -> Table:
+def pauses_table(scenario: Scenario) -> ResultTable:
     """How evenly tokens came."""
     rows = []
-    for way in case.ways:
-        figures = case.of_way(way.name)
-        rows.append([case.label(way), *(part for key in _EVENNESS for part in _parts(figures[key], _PERCENTILES))])
+    for variant in scenario.variants:
+        metrics = scenario.medians_of(variant.name)
+        rows.append(
+            [scenario.label(variant), *(part for key in _EVENNESS for part in _parts(metrics[key], _PERCENTILES))]
+        )
     columns = ("way", *_PERCENTILES, *(f"pause {name}" for name in _PERCENTILES))
     return table("ms between tokens, and between arrivals", columns, rows)
 
 
-def link_table(cases: Sequence[Case]) -> Table:
+def link_table(scenarios: Sequence[Scenario]) -> ResultTable:
     """The layout of the base paper's Table 3: a row a drafter and way, a column a link."""
-    links = list(dict.fromkeys(case.setting.profile for case in cases))
-    last = {case.setting.drafter: case for case in cases}  # acceptance is the same on every link but for staleness
+    links = list(dict.fromkeys(scenario.setting.profile for scenario in scenarios))
+    last = {
+        scenario.setting.drafter: scenario for scenario in scenarios
+    }  # acceptance is the same on every link but for staleness
     rows = []
     for drafter, of_last in last.items():
-        of_link = {case.setting.profile: case for case in cases if case.setting.drafter == drafter}
-        for way in of_last.ways:
-            speeds = [_number(of_link[link].of_way(way.name)["tokens_per_second"], 1) for link in links]
-            figures = of_last.of_way(way.name)
-            acceptance = _number(figures["mean_acceptance_length"], 2)
-            rows.append([f"{drafter}, {of_last.label(way)}", *speeds, acceptance, _number(figures["target_calls"], 1)])
+        of_link = {scenario.setting.profile: scenario for scenario in scenarios if scenario.setting.drafter == drafter}
+        for variant in of_last.variants:
+            speeds = [_number(of_link[link].medians_of(variant.name)["tokens_per_second"], 1) for link in links]
+            metrics = of_last.medians_of(variant.name)
+            acceptance = _number(metrics["mean_acceptance_length"], 2)
+            rows.append(
+                [f"{drafter}, {of_last.label(variant)}", *speeds, acceptance, _number(metrics["target_calls"], 1)]
+            )
     headings = ["single device" if link == NO_LINK else link for link in links]
     return table(
         "tokens a second by link (the paper's Table 3)", ("drafter, way", *headings, "acceptance length", "calls"), rows
     )
 
 
-def title(case: Case) -> str:
+def title(scenario: Scenario) -> str:
     """What was measured, in a line."""
-    setting = case.setting
-    round_trip = case.runs[-1].round_trips.mean_ms
+    setting = scenario.setting
+    round_trip = scenario.runs[-1].round_trips.mean_ms
     pace = "not paced" if setting.pace is None else f"PACED as {setting.pace}"
     link = "no link" if setting.profile == NO_LINK else f"{setting.profile} ({setting.engine})"
     shape = ", ".join(f"{name} {value}" for name, value in setting.tree.items() if value)
     return f"{setting.drafter} over {link}, R {round_trip:.1f} ms, {pace}, trees: {shape}"
 
 
-def _figures(heading: str, case: Case, columns: Sequence[tuple[str, str, int]]) -> Table:
+def _figures(heading: str, scenario: Scenario, columns: Sequence[tuple[str, str, int]]) -> ResultTable:
     rows = [
-        [case.label(way), *(_number(case.of_way(way.name)[key], digits) for _, key, digits in columns)]
-        for way in case.ways
+        [
+            scenario.label(variant),
+            *(_number(scenario.medians_of(variant.name)[key], digits) for _, key, digits in columns),
+        ]
+        for variant in scenario.variants
     ]
     return table(heading, ("way", *(name for name, _, _ in columns)), rows)
 
 
-def _parts(figure: Figure, names: Sequence[str]) -> list[str]:
+def _parts(figure: Metric, names: Sequence[str]) -> list[str]:
     given = figure if isinstance(figure, dict) else {}
     return [_number(given.get(name), 1) for name in names]
 
 
-def _number(figure: Figure, digits: int) -> str:
+def _number(figure: Metric, digits: int) -> str:
     return f"{figure:.{digits}f}" if isinstance(figure, int | float) else "-"
 
 
-def messages_table(sizes: Sequence[MessageSizes]) -> Table:
+def messages_table(sizes: Sequence[MessageSizes]) -> ResultTable:
     """What messages weigh (the base paper's Table 7)."""
     rows = [
         [

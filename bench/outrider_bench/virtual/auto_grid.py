@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from rich.table import Table
-
-from outrider_bench.core.tables import table
-from outrider_bench.network.ways import CONTROLS, SERVER_DRAFT, Way
-from outrider_bench.virtual.sweep import Conditions, Grid, Point, sweep
+from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.network.variants import CONTROLS, SERVER_DRAFT, Variant
+from outrider_bench.virtual.sweep import SweepConditions, SweepGrid, SweepPoint, sweep
 from outrider_bench.virtual.tape import Tape
 
 AUTO = "auto"
-AUTO_GRID = Grid((15.0, 50.0, 120.0), (15.0, 50.0), (0.0, 0.3))
+AUTO_GRID = SweepGrid((15.0, 50.0, 120.0), (15.0, 50.0), (0.0, 0.3))
 OF_BEST, OF_CONTROL = 0.95, 0.98
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AutoResult:
     """`auto` at one point. `fixed`: tokens a second of the modes that it could have chosen."""
 
     rtt_ms: float
@@ -50,25 +48,27 @@ class Standing:
         return asdict(self) | {"best": self.best, "ratios": self.ratios, "holds": self.holds}
 
 
-def stand(
-    tape: Tape, grid: Grid, ways: Sequence[Way], conditions: Conditions, step: Callable[[], None]
-) -> list[Standing]:
-    """At every point, first with server-draft on offer. `ways`: the controls and `auto` among them; only `auto` learns,
+def measure_auto(
+    tape: Tape, grid: SweepGrid, variants: Sequence[Variant], conditions: SweepConditions, step: Callable[[], None]
+) -> list[AutoResult]:
+    """Measure every point, first with server-draft on offer.
+
+    `variants` have the controls and `auto` among them; only `auto` learns,
     and is given all rounds. `step` is called three times a point."""
-    fixed, auto = ([way for way in ways if (way.name == AUTO) is chosen] for chosen in (False, True))
+    fixed, auto = ([variant for variant in variants if (variant.name == AUTO) is chosen] for chosen in (False, True))
     alone = sweep(tape, grid, fixed, replace(conditions, rounds=1), step)
     offered = sweep(tape, grid, auto, conditions, step)
     not_offered = sweep(tape, grid, auto, replace(conditions, server_draft=False), step)
     return [
-        standing
+        result
         for point, *others in zip(alone, offered, not_offered, strict=True)
-        for standing in (_standing(point, others[0], True), _standing(point, others[1], False))
+        for result in (_standing(point, others[0], True), _standing(point, others[1], False))
     ]
 
 
-def standings_table(standings: Sequence[Standing]) -> Table:
+def auto_table(results: Sequence[AutoResult]) -> ResultTable:
     """A row a point and offer: tokens a second of every way; what `auto` has of the best, and of the faster control."""
-    names = list(standings[0].fixed)
+    names = list(results[0].fixed)
     rows = [
         [
             f"{one.rtt_ms:g}",
@@ -80,14 +80,14 @@ def standings_table(standings: Sequence[Standing]) -> Table:
             f"{min(one.ratios[name] for name in CONTROLS if name in one.ratios):.2f}",
             "" if one.holds else "off",
         ]
-        for one in standings
+        for one in results
     ]
     short = [name.replace("-", "-\n", 1) for name in names]
     columns = ("R", "T_v", "tau", *short, AUTO, "/ best", "/ con-\ntrol", "")
-    return table("tokens a second; auto beside the best mode and the faster control", columns, rows)
+    return table("tokens a second; auto beside the best mode and the faster control", columns, rows, keys=3)
 
 
-def _standing(modes: Point, auto: Point, server_draft: bool) -> Standing:
+def _standing(modes: SweepPoint, auto: SweepPoint, server_draft: bool) -> AutoResult:
     speeds = modes.tokens_per_second.items()
     fixed = {name: speed for name, speed in speeds if server_draft or name != SERVER_DRAFT}
-    return Standing(modes.rtt_ms, modes.verify_ms, modes.tau, server_draft, auto.tokens_per_second[AUTO], fixed)
+    return AutoResult(modes.rtt_ms, modes.verify_ms, modes.tau, server_draft, auto.tokens_per_second[AUTO], fixed)

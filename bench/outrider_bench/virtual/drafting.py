@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from outrider_bench.core.oracle_drafter import StandIn
+from outrider_bench.core.oracle_drafter import OracleDrafting
 from outrider_bench.virtual.overhead import Overhead
-from outrider_bench.virtual.texts import TapedText, Texts
+from outrider_bench.virtual.texts import TapedText, TapedTexts
 from outrider_client.drafting.drafting_thread import AheadCost, AheadDraft, PreDraftSpec, Ready
 from outrider_drafters.contracts.drafter import DraftState
 from outrider_drafters.contracts.tree_choices import Choices
@@ -25,7 +25,7 @@ from outrider_proto.tree import ROOT, DraftTree
 class TapedDrafter:
     """What the client asks of a drafter before it drafts; the drafting itself is ReplayedDrafting's."""
 
-    def __init__(self, texts: Texts) -> None:
+    def __init__(self, texts: TapedTexts) -> None:
         tape = texts.tape
         self.family = tape.drafter
         self.tap = tape.tap
@@ -38,11 +38,11 @@ class TapedDrafter:
         raise AssertionError("a tape has no states: its drafts come from ReplayedDrafting")
 
 
-class ReplayedDrafting(StandIn):
+class TapedDrafting(OracleDrafting):
     """See the client's Drafting. Jobs run one after another, a level at a time, each level as long as Pace and Overhead
     say."""
 
-    def __init__(self, texts: Texts, pace: Pace, overhead: Overhead) -> None:
+    def __init__(self, texts: TapedTexts, pace: Pace, overhead: Overhead) -> None:
         super().__init__(texts.tape.tap, stale_tolerant=texts.tape.stale_tolerant)
         self.names = (texts.tape.drafter,)
         self.can_draft_ahead = texts.tape.endless
@@ -69,7 +69,7 @@ class ReplayedDrafting(StandIn):
                 await ready()
             ahead_draft.begin()
             async with self._drafter:
-                made = await self._foresee(tuple(tokens), tree, wanted, ahead_draft)
+                made = await self._predraft(tuple(tokens), tree, wanted, ahead_draft)
             ahead_draft.is_whole = bool(made) and ahead_draft.truth() is None
             return made
 
@@ -80,7 +80,7 @@ class ReplayedDrafting(StandIn):
             await self._level()
         return self._texts.of(tokens).likeliest(len(tokens))
 
-    async def _foresee(
+    async def _predraft(
         self, tokens: tuple[int, ...], tree: DraftTree, wanted: PreDraftSpec, ahead_draft: AheadDraft
     ) -> tuple[PreDraft, ...]:
         """Level by level as forecast.predraft: the tree's own nodes, the bonuses, and then the drafts below them."""

@@ -52,7 +52,7 @@ class Overhead:
     def on_link(self, profile: Profile) -> Profile:
         """A link that takes longer by the exchange's part."""
         more = self.exchange_ms / 2
-        up, down = (replace(way, base_ms=way.base_ms + more) for way in (profile.up, profile.down))
+        up, down = (replace(variant, base_ms=variant.base_ms + more) for variant in (profile.up, profile.down))
         return replace(profile, up=up, down=down)
 
 

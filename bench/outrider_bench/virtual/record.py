@@ -5,20 +5,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider_bench.core.in_process_pair import Pair
-from outrider_bench.virtual.tape import MARGIN, Guess, Place, Recording, Tape, TokenPath, Vocabulary
+from outrider_bench.core.pair import InProcessPair, in_process
+from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.network.plan import NetworkPlan
+from outrider_bench.virtual.tape import MARGIN, Guess, Tape, TapedAnswer, TapedPosition, TokenPath, Vocabulary
 from outrider_bench.virtual.texts import guess_from
 from outrider_client.connection.transport import Connection
 from outrider_drafters.contracts.drafter import ENDLESS, Drafter, DraftState
 from outrider_drafters.contracts.tree_choices import Choices
-from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_drafters.trees.grow import begin_growth
+from outrider_proto.errors import UsageError
 from outrider_proto.frames import Draft, Features, Opened, Verdict
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -28,7 +32,7 @@ LAGS = (5, 10)  # tokens whose features are late: a verdict's and two verdicts'
 
 
 async def record(
-    pair: Pair,
+    pair: InProcessPair,
     prompts: Mapping[str, tuple[int, ...]],
     plan: TreePlan,
     keep: int,
@@ -47,7 +51,7 @@ async def record(
 class _Recorder:
     """Tapes prompt after prompt."""
 
-    def __init__(self, pair: Pair, plan: TreePlan, keep: int) -> None:
+    def __init__(self, pair: InProcessPair, plan: TreePlan, keep: int) -> None:
         assert pair.models.drafter is not None
         self._pair = pair
         self._drafter: Drafter = pair.models.drafter
@@ -62,17 +66,17 @@ class _Recorder:
         tap = self._drafter.tap
         return LAGS if tap.fingerprint and not tap.newest_only else ()
 
-    async def record(self, name: str, prompt: tuple[int, ...], limit: int) -> Recording:
+    async def record(self, name: str, prompt: tuple[int, ...], limit: int) -> TapedAnswer:
         """One answer of at most `limit` tokens, and what is taped beyond it."""
-        teller = _Teller(await self._pair.transport().connect(), self._pair)
+        session = _TargetSession(await self._pair.transport().connect(), self._pair)
         try:
-            answer, scribes = await self._answer(prompt, limit + MARGIN, teller)
+            answer, draftings = await self._answer(prompt, limit + MARGIN, session)
         finally:
-            await teller.close()
-        fresh, *late = (tuple(scribe.places) for scribe in scribes)
-        return Recording(name, prompt, answer, fresh, limit, dict(zip(self._lags, late, strict=True)))
+            await session.close()
+        fresh, *late = (tuple(drafting.places) for drafting in draftings)
+        return TapedAnswer(name, prompt, answer, fresh, limit, dict(zip(self._lags, late, strict=True)))
 
-    def tape(self, recordings: Sequence[Recording]) -> Tape:
+    def tape(self, recordings: Sequence[TapedAnswer]) -> Tape:
         models, drafter = self._pair.models, self._drafter
         rows = np.concatenate(self._rows)[:SAMPLE_ROWS] if self._rows else np.zeros((1, drafter.tap.width))
         return Tape(
@@ -90,42 +94,45 @@ class _Recorder:
         )
 
     async def _answer(
-        self, prompt: tuple[int, ...], most: int, teller: _Teller
-    ) -> tuple[tuple[int, ...], list[_Scribe]]:
+        self, prompt: tuple[int, ...], most: int, session: _TargetSession
+    ) -> tuple[tuple[int, ...], list[_LaggedDrafting]]:
         """The answer, and who noted the drafts at each of its tokens: with fresh features, and with late ones."""
-        models, scribes = self._pair.models, [_Scribe(self._drafter.new_state(), lag) for lag in (0, *self._lags)]
-        answer = [await teller.first(prompt)]
+        models, draftings = (
+            self._pair.models,
+            [_LaggedDrafting(self._drafter.new_state(), lag) for lag in (0, *self._lags)],
+        )
+        answer = [await session.first(prompt)]
         written: tuple[int, ...] = (*prompt, answer[0])
         while True:
-            self._note(scribes, written, teller.arrived(), is_prompt=len(answer) == 1)
+            self._note(draftings, written, session.arrived(), is_prompt=len(answer) == 1)
             ended = answer[-1] in models.eos_token_ids
             if ended or len(answer) == most or len(prompt) + len(answer) + 1 >= models.max_context:
-                return tuple(answer), scribes
-            answer.append(await teller.after(answer[-1]))
+                return tuple(answer), draftings
+            answer.append(await session.after(answer[-1]))
             written = (answer[-1],)
 
     def _note(
-        self, scribes: Sequence[_Scribe], written: Sequence[int], arrived: Sequence[_Rows], *, is_prompt: bool
+        self, draftings: Sequence[_LaggedDrafting], written: Sequence[int], arrived: Sequence[_Rows], *, is_prompt: bool
     ) -> None:
-        for scribe in scribes:
-            scribe.hear(written, arrived, in_time=is_prompt)
-            scribe.places.append(taped_place(scribe.state, self._plan, self._keep))
-        self._endless = self._endless and scribes[0].state.reach == ENDLESS
+        for drafting in draftings:
+            drafting.follow(written, arrived, in_time=is_prompt)
+            drafting.places.append(taped_place(drafting.state, self._plan, self._keep))
+        self._endless = self._endless and draftings[0].state.reach == ENDLESS
         if not is_prompt and len(self._rows) < SAMPLE_ROWS:
             self._rows += [rows for _, rows in arrived]
 
 
-class _Scribe:
+class _LaggedDrafting:
     """A draft state whose features come `lag` tokens late, the prompt's in time, and what it would draft at each of the
     answer's tokens."""
 
     def __init__(self, state: DraftState, lag: int) -> None:
         self.state = state
-        self.places: list[Place] = []
+        self.places: list[TapedPosition] = []
         self._lag = lag
         self._on_their_way: deque[_Rows] = deque()
 
-    def hear(self, written: Sequence[int], arrived: Sequence[_Rows], *, in_time: bool) -> None:
+    def follow(self, written: Sequence[int], arrived: Sequence[_Rows], *, in_time: bool) -> None:
         """Of what was written, and of features, a row a token."""
         self.state.append(written)
         self._on_their_way += arrived
@@ -135,10 +142,10 @@ class _Scribe:
 
 
 @torch.inference_mode()
-def taped_place(state: DraftState, plan: TreePlan, keep: int) -> Place:
+def taped_place(state: DraftState, plan: TreePlan, keep: int) -> TapedPosition:
     """What the state would draft from its root, and hold likely after all of it."""
     if not state.reach:
-        return Place({})
+        return TapedPosition({})
     guesses: dict[TokenPath, Guess] = {}
     growth = begin_growth(_noted(guesses, (), state.root_logits(), keep), plan)
     paths: list[TokenPath] = []
@@ -152,7 +159,7 @@ def taped_place(state: DraftState, plan: TreePlan, keep: int) -> Place:
         growth.take(logits)
     if state.reach == ENDLESS:
         _note_all(guesses, growth.drafted().tree, state, keep)
-    return Place(guesses)
+    return TapedPosition(guesses)
 
 
 def _note_all(guesses: dict[TokenPath, Guess], tree: DraftTree, state: DraftState, keep: int) -> None:
@@ -170,14 +177,14 @@ def _noted(guesses: dict[TokenPath, Guess], path: TokenPath, logits: Tensor, kee
     return logits
 
 
-class _Teller:
+class _TargetSession:
     """A session of its own with the target: asked for one token after the other, and for all features."""
 
-    def __init__(self, connection: Connection, pair: Pair) -> None:
+    def __init__(self, connection: Connection, pair: InProcessPair) -> None:
         self._connection = connection
         self._pair = pair
         self._seq = 0
-        self._held = 0
+        self._sequence = 0
         self._arrived: list[_Rows] = []
         self._has_tap = pair.models.drafter is not None and bool(pair.models.drafter.tap.fingerprint)
 
@@ -200,8 +207,10 @@ class _Teller:
 
     async def _ask(self, context: tuple[int, ...], root: int) -> int:
         self._seq += 1
-        self._connection.send(Draft(self._seq, self._held, context, root, DraftTree(), features_from=self._held))
-        self._held += len(context) + 1
+        self._connection.send(
+            Draft(self._seq, self._sequence, context, root, DraftTree(), features_from=self._sequence)
+        )
+        self._sequence += len(context) + 1
         verdict = await self._connection.receive()
         assert isinstance(verdict, Verdict)
         while self._has_tap:
@@ -212,3 +221,15 @@ class _Teller:
                 break
         assert verdict.bonus is not None  # no tree: nothing else could end the answer
         return verdict.bonus
+
+
+async def record_plan(plan: NetworkPlan, drafter: str, shape: TreeShape, keep: int, step: Step) -> Tape:
+    async with in_process(plan.target, plan.config(drafter)) as pair:
+        if pair.models.drafter is None:
+            raise UsageError(f"drafter {drafter}: there is nothing to tape")
+        asked, own = plan.prompt_set(pair.models).asked, pair.models.drafter.plan
+        counter = ProgressCounter(step, f"taping {drafter}", len(asked))
+        tree = own if isinstance(own, Choices) else shape
+        prompts = {f"{question.sample.family}-{number}": question.prompt for number, question in enumerate(asked)}
+        tape = await record(pair, prompts, tree, keep, plan.max_new_tokens, counter)
+    return replace(tape, drafter=drafter)

@@ -6,39 +6,47 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
-from outrider_bench.network.beginnings import Beginnings
-from outrider_bench.network.case import PINGS, WARM_UP_TOKENS, Run
-from outrider_bench.network.figures import figures
-from outrider_bench.network.passage import NO_LINK, Traffic, profile_or_none
-from outrider_bench.network.recorded import Recorded, ask
-from outrider_bench.network.round_trips import RoundTrips
-from outrider_bench.network.ways import STREAM, Way
-from outrider_bench.virtual.drafting import ReplayedDrafting, TapedDrafter
+from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.network.first_token import FirstToken
+from outrider_bench.network.link_endpoint import NO_LINK, LinkTraffic, profile_or_none
+from outrider_bench.network.metrics import variant_metrics
+from outrider_bench.network.pings import PingStats
+from outrider_bench.network.report import Scenario, ScenarioSetting
+from outrider_bench.network.scenario_run import PINGS, WARM_UP_TOKENS, ScenarioRun
+from outrider_bench.network.timed_answer import TimedAnswer, ask
+from outrider_bench.network.variants import STREAM, Variant
+from outrider_bench.virtual.drafting import TapedDrafter, TapedDrafting
 from outrider_bench.virtual.overhead import Overhead
-from outrider_bench.virtual.tape import Recording
-from outrider_bench.virtual.texts import Texts
+from outrider_bench.virtual.tape import TapedAnswer
+from outrider_bench.virtual.texts import TapedTexts
 from outrider_bench.virtual.transport import VirtualTransport, serve
 from outrider_bench.virtual.verifier import NAME, VirtualVerifier
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
+from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import Direction, Profile
 from outrider_netsim.virtual.link import VirtualLink
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec, Ping
 
+VIRTUAL_NOTE = (
+    "virtual time: taped drafts and answers through the client's own loops; packets as the profile has them, without "
+    "congestion control; processor time only as declared"
+)
 _PAUSE_S = 0.01  # before a ping, as network/round_trips.py
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ReplaySetup:
     """All that a replay depends on but its ways and its seed. The taped prompts are asked `rounds` times over, in one
     session; `server_draft`: the server offers to draft. Raises UsageError for more tokens than were taped."""
 
-    texts: Texts
+    texts: TapedTexts
     profile: Profile
     pace: Pace
     codec: Codec = "int8"
@@ -53,7 +61,7 @@ class Stage:
             raise UsageError(f"max_new_tokens={self.max_new_tokens}: the tape has {taped}")
 
     @property
-    def asked(self) -> tuple[Recording, ...]:
+    def asked(self) -> tuple[TapedAnswer, ...]:
         """The taped prompts, as often as they are asked."""
         return self.texts.tape.recordings * self.rounds
 
@@ -69,29 +77,36 @@ class Stage:
         return LocalModels(drafter, vocabulary.size, vocabulary.max_context, vocabulary.eos_token_ids, NAME, NAME)
 
 
-def replay(stage: Stage, ways: Sequence[Way], seed: int, step: Callable[[], None] = lambda: None) -> Run:
+def replay(
+    setup: ReplaySetup, variants: Sequence[Variant], seed: int, step: Callable[[], None] = lambda: None
+) -> ScenarioRun:
     """All taped prompts by all ways. The same arguments give the same figures. `step` is called after every answer.
     Answers that are not the tape's count as mismatches."""
-    records = {way.name: answers(stage, way, seed, step) for way in ways}
-    trips = RoundTrips.of(pings_ms(stage, seed))
-    return Run(
-        {way.name: figures(records[way.name], trips.mean_ms, bounded=way.crosses_for_each_verdict) for way in ways},
-        {name: _mismatches(stage, answered) for name, answered in records.items()},
+    records = {variant.name: answers(setup, variant, seed, step) for variant in variants}
+    trips = PingStats.of(pings_ms(setup, seed))
+    return ScenarioRun(
+        {
+            variant.name: variant_metrics(records[variant.name], trips.mean_ms, bounded=variant.waits_for_verdicts)
+            for variant in variants
+        },
+        {name: _mismatches(setup, answered) for name, answered in records.items()},
         trips,
-        {name: Beginnings.of(answered, records.get(STREAM, answered)) for name, answered in records.items()},
+        {name: FirstToken.of(answered, records.get(STREAM, answered)) for name, answered in records.items()},
     )
 
 
-def answers(stage: Stage, way: Way, seed: int, step: Callable[[], None] = lambda: None) -> list[Recorded]:
+def answers(
+    setup: ReplaySetup, variant: Variant, seed: int, step: Callable[[], None] = lambda: None
+) -> list[TimedAnswer]:
     """To all taped prompts, one after the other over one connection."""
-    link = VirtualLink(stage.overhead.on_link(stage.profile), seed)
-    return link.clock.run(_answers(stage, way, link, step))
+    link = VirtualLink(setup.overhead.on_link(setup.profile), seed)
+    return link.clock.run(_answers(setup, variant, link, step))
 
 
-def pings_ms(stage: Stage, seed: int) -> list[float]:
+def pings_ms(setup: ReplaySetup, seed: int) -> list[float]:
     """Round trips of small frames over such a link."""
-    link = VirtualLink(stage.overhead.on_link(stage.profile), f"{seed}/pings")
-    return link.clock.run(_pings_ms(stage, link))
+    link = VirtualLink(setup.overhead.on_link(setup.profile), f"{seed}/pings")
+    return link.clock.run(_pings_ms(setup, link))
 
 
 def link_of(profile: str) -> Profile:
@@ -100,34 +115,36 @@ def link_of(profile: str) -> Profile:
 
 
 @contextlib.asynccontextmanager
-async def replaying(stage: Stage, way: Way, link: VirtualLink) -> AsyncIterator[AsyncClient]:
+async def replaying(setup: ReplaySetup, variant: Variant, link: VirtualLink) -> AsyncIterator[AsyncClient]:
     """A client that answers taped prompts over `link`, on whose clock the program runs."""
-    async with _served(stage, link) as transport:
-        drafting = ReplayedDrafting(stage.texts, stage.pace, stage.overhead)
-        config, clock = way.configured(stage.config), lambda: link.clock.now
+    async with _served(setup, link) as transport:
+        drafting = TapedDrafting(setup.texts, setup.pace, setup.overhead)
+        config, clock = variant.configured(setup.config), lambda: link.clock.now
         async with AsyncClient(
-            config, models=stage.models, transport=transport, drafting=drafting, clock=clock
+            config, models=setup.models, transport=transport, drafting=drafting, clock=clock
         ) as client:
             yield client
 
 
-async def _answers(stage: Stage, way: Way, link: VirtualLink, step: Callable[[], None]) -> list[Recorded]:
-    asked, answered = stage.asked, []
-    async with replaying(stage, way, link) as client:
-        await client.complete(asked[-1].prompt, max_new_tokens=min(WARM_UP_TOKENS, stage.max_new_tokens))
+async def _answers(
+    setup: ReplaySetup, variant: Variant, link: VirtualLink, step: Callable[[], None]
+) -> list[TimedAnswer]:
+    asked, answered = setup.asked, []
+    async with replaying(setup, variant, link) as client:
+        await client.complete(asked[-1].prompt, max_new_tokens=min(WARM_UP_TOKENS, setup.max_new_tokens))
         for recording in asked:
             answered.append(await ask(client, recording.prompt, lambda: _traffic(link), lambda: link.clock.now))
             step()
     return answered
 
 
-async def _pings_ms(stage: Stage, link: VirtualLink) -> list[float]:
+async def _pings_ms(setup: ReplaySetup, link: VirtualLink) -> list[float]:
     times = []
-    async with _served(stage, link) as transport:
+    async with _served(setup, link) as transport:
         connection = await transport.connect()
-        connection.send(stage.models.open_frame(stage.codec))
+        connection.send(setup.models.open_frame(setup.codec))
         await connection.receive()
-        for nonce in range(PINGS * len(stage.texts.tape.recordings)):
+        for nonce in range(PINGS * len(setup.texts.tape.recordings)):
             await asyncio.sleep(_PAUSE_S)
             started = link.clock.now
             connection.send(Ping(nonce))
@@ -138,10 +155,10 @@ async def _pings_ms(stage: Stage, link: VirtualLink) -> list[float]:
 
 
 @contextlib.asynccontextmanager
-async def _served(stage: Stage, link: VirtualLink) -> AsyncIterator[VirtualTransport]:
+async def _served(setup: ReplaySetup, link: VirtualLink) -> AsyncIterator[VirtualTransport]:
     """A server at the far end, while the context lasts. Raises what went wrong there."""
-    hardware, pause_ms = stage.overhead.on_server(stage.pace), stage.overhead.between_passes_ms
-    verifier = VirtualVerifier(stage.texts, hardware, server_draft=stage.server_draft, pause_ms=pause_ms)
+    hardware, pause_ms = setup.overhead.on_server(setup.pace), setup.overhead.between_passes_ms
+    verifier = VirtualVerifier(setup.texts, hardware, server_draft=setup.server_draft, pause_ms=pause_ms)
     serving = asyncio.create_task(serve(link, verifier))
     try:
         yield VirtualTransport(link, verifier)
@@ -152,11 +169,40 @@ async def _served(stage: Stage, link: VirtualLink) -> AsyncIterator[VirtualTrans
         raise verifier.fault
 
 
-def _traffic(link: VirtualLink) -> Traffic:
+def _traffic(link: VirtualLink) -> LinkTraffic:
     stats = link.stats
-    return Traffic(stats.up.packets_in, stats.down.packets_in, stats.up.bytes_in, stats.down.bytes_in)
+    return LinkTraffic(stats.up.packets_in, stats.down.packets_in, stats.up.bytes_in, stats.down.bytes_in)
 
 
-def _mismatches(stage: Stage, answered: Sequence[Recorded]) -> int:
-    expected = [recording.answer[: stage.max_new_tokens] for recording in stage.asked]
+def _mismatches(setup: ReplaySetup, answered: Sequence[TimedAnswer]) -> int:
+    expected = [recording.answer[: setup.max_new_tokens] for recording in setup.asked]
     return sum(one.token_ids != answer for one, answer in zip(answered, expected, strict=True))
+
+
+def replay_scenario(
+    setup: ReplaySetup, variants: Sequence[Variant], runs: int, seed: int, step: Step, prompt_tokens: int
+) -> Scenario:
+    counter = ProgressCounter(step, setup.profile.name, runs * len(variants) * len(setup.texts.tape.recordings))
+    setting = replace(_setting(setup, variants, seed), prompt_tokens=prompt_tokens)
+    return Scenario(setting, variants, {}, [replay(setup, variants, seed + n, counter) for n in range(runs)])
+
+
+def _setting(setup: ReplaySetup, variants: Sequence[Variant], seed: int) -> ScenarioSetting:
+    tape = setup.texts.tape
+    choices = None if tape.choices is None else Choices(tape.choices)
+    shape = variants[-1].configured(setup.config).shape or choices or TreeShape()
+    return ScenarioSetting(
+        profile=setup.profile.name,
+        engine="virtual",
+        why=VIRTUAL_NOTE,
+        round_trip_ms=setup.profile.round_trip_ms,
+        drafter=tape.drafter,
+        codec=setup.codec,
+        pace=setup.pace.name,
+        hardware=asdict(setup.pace),
+        families=sorted({recording.name.partition("-")[0] for recording in tape.recordings}),
+        prompts=len(tape.recordings),
+        max_new_tokens=setup.max_new_tokens,
+        seed=seed,
+        tree=asdict(shape),
+    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from outrider_bench.network.case import Run
-from outrider_bench.network.ways import CONTROLS, STREAM, Way
-from outrider_bench.virtual.replay import Stage, replay
+from outrider_bench.network.scenario_run import ScenarioRun
+from outrider_bench.network.variants import CONTROLS, STREAM, Variant
+from outrider_bench.virtual.replay import ReplaySetup, replay
 from outrider_bench.virtual.tape import Tape
-from outrider_bench.virtual.texts import Texts
+from outrider_bench.virtual.texts import TapedTexts
 from outrider_bench.virtual.thinning import Thinning, thinned
 from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import Direction, Profile
@@ -18,7 +18,7 @@ from outrider_proto.frames import Codec
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class SweepGrid:
     """R and T_v in ms; shares of the answers' tokens that the drafter does not guess. Raises UsageError."""
 
     round_trips_ms: tuple[float, ...]
@@ -44,7 +44,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class SweepConditions:
     """What is the same at all points. A round trip is constant and shared by both ways, or has a normal jitter of
     that share of each way's delay, in order; the seed is the links' and the thinning's."""
 
@@ -64,13 +64,15 @@ class Conditions:
         shaken = Direction(delay_ms, self.jitter * delay_ms, "normal", self.rate_bps, in_order=True)
         return Profile.symmetric(f"{rtt_ms:g} ms", shaken)
 
-    def stage(self, texts: Texts, pace: Pace, rtt_ms: float) -> Stage:
+    def setup(self, texts: TapedTexts, pace: Pace, rtt_ms: float) -> ReplaySetup:
         """One point's."""
-        return Stage(texts, self.profile(rtt_ms), pace, self.codec, self.max_new_tokens, self.rounds, self.server_draft)
+        return ReplaySetup(
+            texts, self.profile(rtt_ms), pace, self.codec, self.max_new_tokens, self.rounds, self.server_draft
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """By way: tokens a second and tau. `rtt_ms` is what was asked for, `pinged_ms` what a small frame took."""
 
     rtt_ms: float
@@ -99,29 +101,33 @@ class Point:
 
 
 def sweep(
-    tape: Tape, grid: Grid, ways: Sequence[Way], conditions: Conditions, step: Callable[[], None] = lambda: None
-) -> list[Point]:
+    tape: Tape,
+    grid: SweepGrid,
+    variants: Sequence[Variant],
+    conditions: SweepConditions,
+    step: Callable[[], None] = lambda: None,
+) -> list[SweepPoint]:
     """In the grid's order. `step` is called after every point."""
-    points, texts, thinned_by = [], Texts(tape), 0.0
+    points, texts, thinned_by = [], TapedTexts(tape), 0.0
     for share, verify_ms, rtt_ms in grid:
         if share != thinned_by:
-            texts, thinned_by = Texts(thinned(tape, Thinning(share, conditions.seed))), share
+            texts, thinned_by = TapedTexts(thinned(tape, Thinning(share, conditions.seed))), share
         pace = replace(conditions.pace, verify_ms=verify_ms)
         points.append(
-            _point(rtt_ms, verify_ms, share, replay(conditions.stage(texts, pace, rtt_ms), ways, conditions.seed))
+            _point(rtt_ms, verify_ms, share, replay(conditions.setup(texts, pace, rtt_ms), variants, conditions.seed))
         )
         step()
     return points
 
 
-def _point(rtt_ms: float, verify_ms: float, share: float, run: Run) -> Point:
-    figures = run.figures.items()
-    return Point(
+def _point(rtt_ms: float, verify_ms: float, share: float, run: ScenarioRun) -> SweepPoint:
+    metrics = run.metrics.items()
+    return SweepPoint(
         rtt_ms,
         verify_ms,
         share,
         run.round_trips.mean_ms,
-        {name: one.tokens_per_second or 0.0 for name, one in figures},
-        {name: one.mean_acceptance_length or 0.0 for name, one in figures},
+        {name: one.tokens_per_second or 0.0 for name, one in metrics},
+        {name: one.mean_acceptance_length or 0.0 for name, one in metrics},
         sum(run.mismatches.values()),
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,14 @@ class Guess:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TapedPosition:
     """By the tokens drafted below the root: what would come next."""
 
     guesses: Mapping[TokenPath, Guess]
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class TapedAnswer:
     """One prompt, the target's greedy answer and a place for each of its tokens. `limit`: tokens a replay may ask
     for; the answer is shorter only where it ends by itself. `late`: the places again, by how many tokens before the
     root lack their features, of the answer's at most."""
@@ -54,9 +54,9 @@ class Recording:
     name: str
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
-    places: tuple[Place, ...]
+    places: tuple[TapedPosition, ...]
     limit: int
-    late: Mapping[int, tuple[Place, ...]] = field(default_factory=dict)
+    late: Mapping[int, tuple[TapedPosition, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Tape:
     choices: tuple[TokenPath, ...] | None
     endless: bool
     rows: tuple[tuple[float, ...], ...]
-    recordings: tuple[Recording, ...]
+    recordings: tuple[TapedAnswer, ...]
 
     def save(self, path: Path) -> None:
         """Whole or not at all. Raises UsageError."""
@@ -114,6 +114,22 @@ class Tape:
             raise UsageError(f"{path}: a damaged tape ({error!r}); make one with outrider-bench record") from error
 
 
+def lengthened(tape: Tape, least: int) -> Tape:
+    """Prompts of `least` tokens, or as long as they were. Raises UsageError where the context is too short for that."""
+    longest = max((recording.limit for recording in tape.recordings), default=0)
+    if least + longest >= tape.vocabulary.max_context:
+        most = tape.vocabulary.max_context - longest - 1
+        raise UsageError(f"prompt_tokens={least}: the taped answers leave room for {most}")
+    return replace(tape, recordings=tuple(_lengthened(recording, least) for recording in tape.recordings))
+
+
+def _lengthened(recording: TapedAnswer, least: int) -> TapedAnswer:
+    prompt = recording.prompt
+    missing = max(least - len(prompt), 0)
+    before = (prompt * (missing // len(prompt) + 1))[:missing]
+    return replace(recording, prompt=before + prompt)
+
+
 def _as_dict(tape: Tape) -> dict[str, object]:
     tap, vocabulary = tape.tap, tape.vocabulary
     return {
@@ -132,7 +148,7 @@ def _as_dict(tape: Tape) -> dict[str, object]:
     }
 
 
-def _recording_as_dict(recording: Recording) -> dict[str, object]:
+def _recording_as_dict(recording: TapedAnswer) -> dict[str, object]:
     return {
         "name": recording.name,
         "prompt": recording.prompt,
@@ -143,7 +159,7 @@ def _recording_as_dict(recording: Recording) -> dict[str, object]:
     }
 
 
-def _packed_places(places: Sequence[Place]) -> list[object]:
+def _packed_places(places: Sequence[TapedPosition]) -> list[object]:
     return [[[path, *_packed(guess)] for path, guess in place.guesses.items()] for place in places]
 
 
@@ -169,8 +185,8 @@ def _tape(found: dict[str, Any]) -> Tape:  # Any: a file's content
     )
 
 
-def _recording(found: dict[str, Any]) -> Recording:  # Any: as above
-    return Recording(
+def _recording(found: dict[str, Any]) -> TapedAnswer:  # Any: as above
+    return TapedAnswer(
         name=found["name"],
         prompt=tuple(found["prompt"]),
         answer=tuple(found["answer"]),
@@ -180,7 +196,7 @@ def _recording(found: dict[str, Any]) -> Recording:  # Any: as above
     )
 
 
-def _place(found: list[Any]) -> Place:  # Any: as above
-    return Place(
+def _place(found: list[Any]) -> TapedPosition:  # Any: as above
+    return TapedPosition(
         {tuple(path): Guess(tuple(tokens), tuple(v / _UNIT for v in values)) for path, tokens, values in found}
     )

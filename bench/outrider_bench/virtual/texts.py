@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider_bench.virtual.tape import Guess, Place, Recording, Tape, TokenPath
+from outrider_bench.virtual.tape import Guess, Tape, TapedAnswer, TapedPosition, TokenPath
 from outrider_drafters.contracts.tree_choices import Choices
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_drafters.trees.grow import IMPOSSIBLE, Drafted, begin_growth
@@ -29,7 +29,7 @@ _NOTHING = 1e-6  # of probability: what rounding leaves
 class TapedText:
     """One recording. What was asked once is remembered: a sweep asks the same again and again."""
 
-    def __init__(self, recording: Recording, tape: Tape) -> None:
+    def __init__(self, recording: TapedAnswer, tape: Tape) -> None:
         self.recording = recording
         self._tape = tape
         self._vocabulary = tape.vocabulary
@@ -87,7 +87,7 @@ class TapedText:
         missing = 0 if num_features is None else num_tokens - 1 - num_features
         return min(self._lags, key=lambda lag: abs(lag - missing))
 
-    def _taped(self, place: int, lag: int) -> Place:
+    def _taped(self, place: int, lag: int) -> TapedPosition:
         return self.recording.late[lag][place] if lag else self.recording.places[place]
 
     def _check(self, plan: TreePlan) -> None:
@@ -104,7 +104,7 @@ class TapedText:
             case _:
                 assert_never(plan)
 
-    def _grow(self, place: Place, plan: TreePlan) -> tuple[Drafted, ...]:
+    def _grow(self, place: TapedPosition, plan: TreePlan) -> tuple[Drafted, ...]:
         if () not in place.guesses:
             return ()
         growth = begin_growth(self._logits(place, ()), plan)
@@ -119,13 +119,13 @@ class TapedText:
             grown.append(growth.drafted())
         return tuple(grown)
 
-    def _after_every_node(self, place: Place, tree: DraftTree) -> Tensor:  # [1 + n, V]
+    def _after_every_node(self, place: TapedPosition, tree: DraftTree) -> Tensor:  # [1 + n, V]
         paths: list[TokenPath] = [()]
         for token, parent in zip(tree.tokens, tree.parents, strict=True):
             paths.append((*paths[1 + parent], token))
         return torch.stack([self._logits(place, path) for path in paths])
 
-    def _logits(self, place: Place, path: TokenPath) -> Tensor:  # [V]
+    def _logits(self, place: TapedPosition, path: TokenPath) -> Tensor:  # [V]
         """Log-probabilities after a node. What the taped guesses leave is spread evenly over the other tokens, each of
         which is then no likelier than the last guess, as it was. Where nothing was taped, all tokens are alike to a
         drafter that can always go on, and another one ends."""
@@ -141,7 +141,7 @@ class TapedText:
         return logits
 
 
-class Texts:
+class TapedTexts:
     """All recordings of a tape, found by what a text begins with."""
 
     def __init__(self, tape: Tape) -> None:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outrider_bench.virtual.tape import Guess, Place, Recording, Tape, TokenPath
+from outrider_bench.virtual.tape import Guess, Tape, TapedAnswer, TapedPosition, TokenPath
 from outrider_proto.errors import UsageError
 
 
@@ -35,10 +35,10 @@ def thinned(tape: Tape, thinning: Thinning) -> Tape:
     return replace(tape, recordings=tuple(_thinned(each, tape.breadth, thinning) for each in tape.recordings))
 
 
-def _thinned(recording: Recording, breadth: int, thinning: Thinning) -> Recording:
+def _thinned(recording: TapedAnswer, breadth: int, thinning: Thinning) -> TapedAnswer:
     ranks = [_rank(recording.name, number, breadth, thinning) for number in range(len(recording.answer))]
 
-    def harder(places: Sequence[Place]) -> tuple[Place, ...]:
+    def harder(places: Sequence[TapedPosition]) -> tuple[TapedPosition, ...]:
         return tuple(_harder(place, recording.answer, root, ranks) for root, place in enumerate(places))
 
     late = {lag: harder(places) for lag, places in recording.late.items()}
@@ -56,7 +56,7 @@ def _rank(name: str, number: int, breadth: int, thinning: Thinning) -> int | Non
     return rank
 
 
-def _harder(place: Place, answer: TokenPath, root: int, ranks: list[int | None]) -> Place:
+def _harder(place: TapedPosition, answer: TokenPath, root: int, ranks: list[int | None]) -> TapedPosition:
     """Along the answer from its token `root` on."""
     changed = {}
     for following in range(root + 1, len(answer)):
@@ -66,7 +66,7 @@ def _harder(place: Place, answer: TokenPath, root: int, ranks: list[int | None])
         rank = ranks[following]
         if rank is not None:
             changed[path] = _demoted(place.guesses[path], answer[following], rank)
-    return Place({**place.guesses, **changed}) if changed else place
+    return TapedPosition({**place.guesses, **changed}) if changed else place
 
 
 def _demoted(guess: Guess, token: int, rank: int) -> Guess:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from outrider_bench.virtual.texts import Texts
+from outrider_bench.virtual.texts import TapedTexts
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.pace import Pace
 from outrider_proto import PROTOCOL_VERSION
@@ -48,7 +48,7 @@ class VirtualVerifier:
 
     def __init__(
         self,
-        texts: Texts,
+        texts: TapedTexts,
         pace: Pace,
         limits: Limits | None = None,
         *,
@@ -63,7 +63,7 @@ class VirtualVerifier:
         self.busy_s = 0.0
         self.num_passes = 0
         self.fault: OutriderError | None = None
-        self.sessions: dict[str, _Held] = {}
+        self.sessions: dict[str, _Sequence] = {}
         self._model = asyncio.Lock()
         self._ready_at = 0.0
 
@@ -110,7 +110,7 @@ class VirtualVerifier:
 
 
 @dataclass(slots=True)
-class _Held:
+class _Sequence:
     """One session: the tokens that it holds, and the bonus of its last verdict."""
 
     tokens: list[int] = field(default_factory=list)
@@ -118,7 +118,7 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _PassResult:
     """What a pass said, and how long it waited, drafted and took."""
 
     walk: Walk
@@ -138,7 +138,7 @@ class _Stream:
     def __init__(self, verifier: VirtualVerifier, send: Callable[[ServerFrame], None]) -> None:
         self._verifier = verifier
         self._send = send
-        self._held = _Held()
+        self._sequence = _Sequence()
         self._jobs: asyncio.Queue[tuple[Draft | Decode, float]] = asyncio.Queue()  # and when they came
         self._cancelled: set[int] = set()
         self._has_tap = False
@@ -171,9 +171,9 @@ class _Stream:
         sessions, about = self._verifier.sessions, self._verifier.describe()
         resumed = frame.session_id in sessions
         session_id = frame.session_id if resumed else f"s{len(sessions)}"
-        self._held = sessions.setdefault(session_id, _Held())
+        self._sequence = sessions.setdefault(session_id, _Sequence())
         self._has_tap = bool(frame.tap)
-        kept = self._held.tokens[: frame.committed_len if resumed else 0]
+        kept = self._sequence.tokens[: frame.committed_len if resumed else 0]
         return Opened(
             session_id=session_id,
             resumed=resumed,
@@ -191,8 +191,8 @@ class _Stream:
             self._send(Verdict(frame.seq, (), None, stale=True))
             return
         self._truncate(frame.base_len)
-        judged = await self._pass((*frame.context, frame.root), frame.tree)
-        self._send(replace(judged, queue_s=judged.queue_s + waited_s).verdict(frame.seq))
+        result = await self._pass((*frame.context, frame.root), frame.tree)
+        self._send(replace(result, queue_s=result.queue_s + waited_s).verdict(frame.seq))
         self._send_features(frame, frame.features_from, last=True)
 
     async def _decode(self, frame: Decode) -> None:
@@ -201,16 +201,16 @@ class _Stream:
         chain, tree, left = (*frame.context, frame.root), DraftTree(), frame.max_tokens
         features_from, drafting_ms = frame.features_from, 0.0
         while frame.seq not in self._cancelled:
-            judged = await self._pass(chain, tree, drafting_ms)
-            tokens = tuple(tree.tokens[node] for node in judged.walk.path)
+            result = await self._pass(chain, tree, drafting_ms)
+            tokens = tuple(tree.tokens[node] for node in result.walk.path)
             left -= len(tokens) + 1
-            verdict = replace(judged.verdict(frame.seq), path=(), tokens=tokens)
+            verdict = replace(result.verdict(frame.seq), path=(), tokens=tokens)
             if verdict.finish is Finish.NOT_YET and left <= 0:
                 verdict = replace(verdict, finish=Finish.LIMIT)
             self._send(verdict)
             if features_from is not None:
                 self._send_features(frame, features_from, last=verdict.finish is not Finish.NOT_YET)
-                features_from = len(self._held.tokens)
+                features_from = len(self._sequence.tokens)
             if verdict.finish is not Finish.NOT_YET or verdict.bonus is None:
                 return
             chain = (verdict.bonus,)
@@ -224,46 +224,48 @@ class _Stream:
         levels = 0 if frame.tree is None else min(frame.tree.levels, left - 1)
         if frame.tree is None or levels < 1:
             return DraftTree(), 0.0
-        tokens = [*self._held.tokens, root]
+        tokens = [*self._sequence.tokens, root]
         shape = TreeShape(frame.tree.breadth, levels, frame.tree.budget)
         drafts = self._verifier.texts.of(tokens).drafts(len(tokens), shape)
         tree = drafts[-1].tree if drafts else DraftTree()
         return tree, len(drafts) * self._verifier.pace.server_level_ms
 
     def _is_as_assumed(self, frame: Draft) -> bool:
-        held = self._held
-        if len(held.tokens) != frame.base_len or held.bonus is None:
+        sequence = self._sequence
+        if len(sequence.tokens) != frame.base_len or sequence.bonus is None:
             return False
-        return prefix_hash([*held.tokens, held.bonus]) == frame.assumes
+        return prefix_hash([*sequence.tokens, sequence.bonus]) == frame.assumes
 
     def _truncate(self, length: int) -> None:
-        if length > len(self._held.tokens):
-            raise Violation(Reason.BAD_SEQUENCE, f"base_len={length}: the server holds {len(self._held.tokens)} tokens")
-        del self._held.tokens[length:]
+        if length > len(self._sequence.tokens):
+            raise Violation(
+                Reason.BAD_SEQUENCE, f"base_len={length}: the server holds {len(self._sequence.tokens)} tokens"
+            )
+        del self._sequence.tokens[length:]
 
-    async def _pass(self, chain: Sequence[int], tree: DraftTree, drafting_ms: float = 0.0) -> _Judged:
+    async def _pass(self, chain: Sequence[int], tree: DraftTree, drafting_ms: float = 0.0) -> _PassResult:
         """The target's word on chain and tree; what stands is held."""
-        held, verifier = self._held, self._verifier
+        sequence, verifier = self._sequence, self._verifier
         queue_s = verify_s = 0.0
         while len(chain) + len(tree) > max(verifier.chunk_tokens, _SHORT_ROWS):
             chunk, chain = chain[: verifier.chunk_tokens], chain[verifier.chunk_tokens :]
             times = await verifier.run_model(0.0, len(chunk))
-            held.tokens += chunk
+            sequence.tokens += chunk
             queue_s, verify_s = queue_s + times[0], verify_s + times[2]
         times = await verifier.run_model(drafting_ms, len(chain) + len(tree))
-        held.tokens += chain
-        judged = self._walk(tree)
-        held.tokens += (tree.tokens[node] for node in judged.path)
-        held.bonus = judged.bonus
-        return _Judged(judged, queue_s + times[0], times[1], verify_s + times[2])
+        sequence.tokens += chain
+        result = self._walk(tree)
+        sequence.tokens += (tree.tokens[node] for node in result.path)
+        sequence.bonus = result.bonus
+        return _PassResult(result, queue_s + times[0], times[1], verify_s + times[2])
 
     @property
     def _room(self) -> int:
         """Nodes that fit below the last token held, leaving one position for the bonus."""
-        return max(0, self._verifier.texts.tape.vocabulary.max_context - 1 - len(self._held.tokens))
+        return max(0, self._verifier.texts.tape.vocabulary.max_context - 1 - len(self._sequence.tokens))
 
     def _walk(self, tree: DraftTree) -> Walk:
-        tokens, depths = self._held.tokens, tree.depths()
+        tokens, depths = self._sequence.tokens, tree.depths()
         text = self._verifier.texts.of(tokens)
 
         def choose(node: int) -> int:
@@ -272,7 +274,7 @@ class _Stream:
         return walk(tree, choose, self._verifier.texts.tape.vocabulary.eos_token_ids, self._room)
 
     def _send_features(self, asked: Draft | Decode, first: int, last: bool) -> None:
-        texts, end = self._verifier.texts, len(self._held.tokens)
+        texts, end = self._verifier.texts, len(self._sequence.tokens)
         if texts.tape.tap.newest_only:
             first = max(first, end - 1)
         if self._has_tap and first < end:

@@ -9,8 +9,8 @@ from typing import get_args
 
 import pytest
 
+from outrider_bench.core.processes import ServerProcess
 from outrider_bench.core.prompts import questions
-from outrider_bench.core.server_process import ServerProcess
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.link_state import LinkState
 from outrider_client.connection.policy import Timeouts

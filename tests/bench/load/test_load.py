@@ -8,17 +8,17 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.load.clients.client import Window, _Reading
+from outrider_bench.load.clients.client import CountingWindow, _Reading
 from outrider_bench.load.clients.drafting import ReplayDrafter, ReplayDrafting, probability_for
-from outrider_bench.load.clients.texts import LoadText, Mix, _is_long
-from outrider_bench.load.clients.watched_transport import WatchedConnection
-from outrider_bench.load.figures import Fairness, jain_index
-from outrider_bench.load.measures.growth import LEAST_SAMPLES, Sample, growths
+from outrider_bench.load.clients.texts import LoadText, PromptMix, _is_long
+from outrider_bench.load.clients.verdict_observer import ObservedConnection
+from outrider_bench.load.measures.counters import ClientCounters
 from outrider_bench.load.measures.histogram import Histogram
-from outrider_bench.load.measures.passes import Passes, parse, share_of
-from outrider_bench.load.measures.tally import Tally
+from outrider_bench.load.measures.memory_growth import LEAST_SAMPLES, MemorySample, memory_growths
+from outrider_bench.load.measures.pass_metrics import PassMetrics, parse, share_of
+from outrider_bench.load.metrics import Fairness, jain_index
 from outrider_bench.load.plan import client_counts, mix_of, options_of
-from outrider_bench.load.soak import Soaked, SoakPlan
+from outrider_bench.load.soak import SoakPlan, SoakResult
 from outrider_client.core.events import Committed, Finished, RolledBack, Unverified, Verified
 from outrider_client.core.statistics import Statistics
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -107,35 +107,35 @@ def test_percentiles_are_right_to_a_hundredth():
 
 
 def test_a_tally_survives_its_journey():
-    tally = Tally(3, tokens=7)
-    tally.verdict_s.add(0.01)
-    tally.errors["LINK"] += 2
-    tally.differs("text", (1, 2), (1, 3))
-    back = Tally.from_json(json.loads(json.dumps(tally.to_json())))
-    assert back.to_json() == tally.to_json()
+    counters = ClientCounters(3, tokens=7)
+    counters.verdict_s.add(0.01)
+    counters.errors["LINK"] += 2
+    counters.differs("text", (1, 2), (1, 3))
+    back = ClientCounters.from_json(json.loads(json.dumps(counters.to_json())))
+    assert back.to_json() == counters.to_json()
     assert back.examples == ["client 3, text: differs at token 1, [1, 2] for [1, 3]"]
 
 
 def test_fairness_compares_clients_with_enough_verdicts():
-    tallies = [Tally(number, tokens=10) for number in range(3)]
-    for tally, ms in zip(tallies[:2], (10, 20), strict=True):
+    client_counters = [ClientCounters(number, tokens=10) for number in range(3)]
+    for counters, ms in zip(client_counters[:2], (10, 20), strict=True):
         for _ in range(100):
-            tally.verdict_s.add(ms / 1e3)
-    fairness = Fairness.of(tallies)
+            counters.verdict_s.add(ms / 1e3)
+    fairness = Fairness.of(client_counters)
     assert fairness.p99_ratio == pytest.approx(2, rel=0.03)
     assert (fairness.num_judged, fairness.jain) == (2, 1.0)
     assert jain_index([1, 0, 0, 0]) == 0.25
 
 
-def memory(who: str, sizes: list[int]) -> list[Sample]:
-    return [Sample(10.0 * number, who, size) for number, size in enumerate(sizes)]
+def memory(who: str, sizes: list[int]) -> list[MemorySample]:
+    return [MemorySample(10.0 * number, who, size) for number, size in enumerate(sizes)]
 
 
 def test_growth_leaves_out_the_warm_up_and_short_lives():
     steady = [50, 90] + [100, 101, 99] * 3
     growing = [50, 90] + [100 + number for number in range(9)]
     samples = memory("steady", steady) + memory("growing", growing) + memory("short", [1] * LEAST_SAMPLES)
-    found = {growth.who: growth for growth in growths(samples, warm_up_s=20.0)}
+    found = {growth.who: growth for growth in memory_growths(samples, warm_up_s=20.0)}
     assert set(found) == {"steady", "growing"}
     assert found["steady"].share == pytest.approx(0, abs=0.001)
     assert found["growing"].share == pytest.approx(107 / 101 - 1)
@@ -143,10 +143,13 @@ def test_growth_leaves_out_the_warm_up_and_short_lives():
 
 
 def test_deviations_are_told_in_words():
-    soaked = Soaked(tallies=[Tally(0, wrong=1, strays=2)], growths=growths(memory("server 1", [*range(100, 130)]), 0))
+    soaked = SoakResult(
+        client_counters=[ClientCounters(0, wrong=1, strays=2)],
+        memory_growths=memory_growths(memory("server 1", [*range(100, 130)]), 0),
+    )
     assert soaked.deviations[:2] == ["1 answers with a wrong token", "2 verdicts twice or unasked"]
     assert soaked.deviations[2].startswith("server 1 grew by")
-    assert not Soaked(tallies=[Tally(0)]).deviations
+    assert not SoakResult(client_counters=[ClientCounters(0)]).deviations
 
 
 def test_faults_are_spread_over_the_time():
@@ -160,7 +163,7 @@ def test_faults_are_spread_over_the_time():
 
 
 def test_an_answer_is_compared_whole_or_as_far_as_it_came():
-    reading = _Reading(tally := Tally(0), Window())
+    reading = _Reading(counters := ClientCounters(0), CountingWindow())
     reading.take(Committed(0, (1, 2), "accepted", ""), 0.0)
     reading.take(Unverified(2, (3, 9), ""), 0.0)
     assert reading.verified == (1, 2)
@@ -171,7 +174,7 @@ def test_an_answer_is_compared_whole_or_as_far_as_it_came():
     reading.take(Finished("limit", Statistics()), 0.0)
     assert not reading.fits((1, 2, 3, 4))
     assert reading.fits((1, 2, 3))
-    assert (tally.tokens, tally.unverified, tally.rolled_back) == (3, 2, 1)
+    assert (counters.tokens, counters.unverified, counters.rolled_back) == (3, 2, 1)
 
 
 class Wire:
@@ -207,12 +210,12 @@ class Noted:
 def test_verdicts_are_timed_and_a_second_one_is_noticed():
     async def ride() -> tuple[Noted, int]:
         verdict, noted, ticks = Verdict(1, (), 5, Finish.NOT_YET), Noted(), iter(range(10))
-        connection = WatchedConnection(Wire(verdict, verdict), noted, lambda: float(next(ticks)))
+        connection = ObservedConnection(Wire(verdict, verdict), noted, lambda: float(next(ticks)))
         connection.send(Draft(1, 0, (1,), 2, DraftTree()))
         connection.send(Draft(2, 0, (1,), 2, DraftTree()))
         for _ in range(2):
             await connection.receive()
-        return noted, connection.num_owed
+        return noted, connection.num_pending
 
     noted, owed = asyncio.run(ride())
     assert (noted.times, noted.num_strays, owed) == ([2.0], 1, 1)
@@ -220,17 +223,17 @@ def test_verdicts_are_timed_and_a_second_one_is_noticed():
 
 def test_metrics_are_read_and_subtracted():
     text = '# HELP x\nrows_bucket{le="4.0"} 3.0\nrows_created 1.0\nother 5.0\n'
-    found = Passes(parse(text, ("rows",)))
+    found = PassMetrics(parse(text, ("rows",)))
     assert found.as_dict() == {'rows_bucket{le="4.0"}': 3.0}
     assert found.since(found).as_dict() == {'rows_bucket{le="4.0"}': 0.0}
-    assert Passes().as_dict() is None
+    assert PassMetrics().as_dict() is None
     assert share_of({"hits": 3.0, "asked": 4.0}, "hits", "asked") == 0.75
     assert share_of({}, "hits", "asked") == 0.0
 
 
 def test_prompts_are_mixed_as_asked():
     mix = mix_of("short:3,long:1", FAMILIES, 8, 300, 64)
-    assert mix == Mix(FAMILIES, 8, 0.25, 300, 64)
+    assert mix == PromptMix(FAMILIES, 8, 0.25, 300, 64)
     assert sum(_is_long(number, mix.long_share) for number in range(40)) == 10
     assert mix_of("long:1", FAMILIES, 8, 300, 64).long_share == 1
 

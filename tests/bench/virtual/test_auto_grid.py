@@ -7,12 +7,12 @@ from typer.testing import CliRunner
 from virtual_tapes import CYCLE, RIGHT, recording_of, tape_of, texts_of
 
 from outrider_bench.cli.app import app
-from outrider_bench.network.figures import Decoding
-from outrider_bench.network.ways import Way
-from outrider_bench.virtual import commands
-from outrider_bench.virtual.auto_grid import Standing
-from outrider_bench.virtual.replay import Stage, answers
-from outrider_bench.virtual.sweep import Grid
+from outrider_bench.network.metrics import Decoding
+from outrider_bench.network.variants import Variant
+from outrider_bench.virtual import auto_grid
+from outrider_bench.virtual.auto_grid import AutoResult
+from outrider_bench.virtual.replay import ReplaySetup, answers
+from outrider_bench.virtual.sweep import SweepGrid
 from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import Direction, Profile
 
@@ -21,9 +21,9 @@ from .test_commands import PACE, TREES
 NEW = 1 + 8 * CYCLE
 
 
-def standing(auto: float, **fixed: float) -> Standing:
+def result(auto: float, **fixed: float) -> AutoResult:
     names = {name.replace("_", "-"): speed for name, speed in fixed.items()}
-    return Standing(50.0, 33.0, 4.3, "server-draft" in names, auto, names)
+    return AutoResult(50.0, 33.0, 4.3, "server-draft" in names, auto, names)
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ def standing(auto: float, **fixed: float) -> Standing:
     ],
 )
 def test_auto_may_lose_5_percent_to_a_mode_and_2_to_a_control(auto, fixed, holds):
-    one = standing(auto, **fixed)
+    one = result(auto, **fixed)
     assert one.holds is holds
     assert one.ratios["best"] == pytest.approx(auto / max(fixed.values()))
     assert ("server-draft" in one.ratios) == ("server_draft" in fixed)
 
 
 def test_the_grid_has_auto_with_server_draft_on_offer_and_without(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "AUTO_GRID", Grid((0.0, 300.0), (30.0,), (0.0,)))
+    monkeypatch.setattr(auto_grid, "AUTO_GRID", SweepGrid((0.0, 300.0), (30.0,), (0.0,)))
     tape_of(recording_of(NEW, lambda number: RIGHT)).save(tmp_path / "tape.json")
     (tmp_path / "hand.toml").write_text(PACE)
     report = tmp_path / "report.json"
@@ -70,6 +70,6 @@ def test_auto_learns_from_a_target_that_writes_alone_that_drafting_would_pay():
     link = Profile.symmetric("80 ms", Direction(40.0, rate_bps=20e6))
     pace = Pace("hand", "made up", verify_ms=30.0, draft_level_ms=6.0, server_level_ms=4.0)
     tree = dict(zip(("breadth", "levels", "budget"), TREES[1::2], strict=True))
-    stage = Stage(texts_of(*recordings), link, pace, max_new_tokens=NEW, rounds=16, server_draft=False)
-    auto, stream = (Decoding.of(answers(stage, Way.parse(mode, tree), 1)) for mode in ("auto", "stream"))
+    setup = ReplaySetup(texts_of(*recordings), link, pace, max_new_tokens=NEW, rounds=16, server_draft=False)
+    auto, stream = (Decoding.of(answers(setup, Variant.parse(mode, tree), 1)) for mode in ("auto", "stream"))
     assert auto.tokens_per_second > 1.1 * stream.tokens_per_second

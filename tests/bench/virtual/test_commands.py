@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from virtual_tapes import CYCLE, LEVELS, RIGHT, SECOND, recording_of, tape_of
 
 from outrider_bench.cli.app import app
-from outrider_bench.virtual.sweep import Grid
+from outrider_bench.virtual.sweep import SweepGrid
 from outrider_proto.errors import UsageError
 
 NEW = 1 + 4 * CYCLE
@@ -37,7 +37,7 @@ def test_a_replay_has_the_keys_of_the_network_bench(tape):
     assert report["engine"] == "virtual"
     assert "congestion" in report["note"]
     assert set(report["controls"]) == {"stream", "server_draft"}
-    assert [case["profile"] for case in report["cases"]] == ["paper-4g", "none"]
+    assert [scenario["profile"] for scenario in report["cases"]] == ["paper-4g", "none"]
     assert report["cases"][1]["controls"]["stream"]["tokens_per_second"] == pytest.approx(1e3 / 30)
     assert report["mismatches"] == 0
 
@@ -46,9 +46,9 @@ def test_a_replay_has_the_keys_of_the_network_bench(tape):
 def test_a_replay_that_is_off_the_real_figures_fails(tape, factor, code):
     options = ("virtual", "--profile", "paper-4g", "--mode", "stop-and-wait", *TREES, "--runs", 1)
     _, real = run(tape, *options)
-    for case in real["cases"]:
-        for figures in case["ways"].values():
-            figures["tokens_per_second"] *= factor
+    for scenario in real["cases"]:
+        for metrics in scenario["ways"].values():
+            metrics["tokens_per_second"] *= factor
     tape.with_name("real.json").write_text(json.dumps(real))
     result, report = run(tape, *options, "--against", tape.with_name("real.json"))
     assert result.exit_code == code, result.output
@@ -72,19 +72,19 @@ WAYS = ("--mode", "stop-and-wait", "--mode", "proactive")
 def test_overhead_is_read_off_a_report(tape):
     options = ("virtual", "--profile", "paper-4g", *WAYS, *TREES, "--runs", 1)
     _, bare = run(tape, *options)
-    ways = bare["cases"][0]["ways"]
-    ways["stop-and-wait"]["exchange_ms"] += 6.0
-    ways["stop-and-wait"]["level_ms"] += 0.5
-    ways["proactive"]["ahead_level_ms"] += 1.5
-    ways["stream"]["queue_ms"] += 2.0
+    variants = bare["cases"][0]["ways"]
+    variants["stop-and-wait"]["exchange_ms"] += 6.0
+    variants["stop-and-wait"]["level_ms"] += 0.5
+    variants["proactive"]["ahead_level_ms"] += 1.5
+    variants["stream"]["queue_ms"] += 2.0
     tape.with_name("real.json").write_text(json.dumps(bare))
     result, slower = run(tape, *options, "--overhead", tape.with_name("real.json"))
     assert result.exit_code == 0, result.output
     told = {"exchange_ms": 6.0, "level_ms": 0.5, "ahead_level_ms": 1.5, "between_passes_ms": 2.0}
     assert slower["overhead"] == pytest.approx(told)
     again = slower["cases"][0]["ways"]
-    assert again["stop-and-wait"]["level_ms"] == pytest.approx(ways["stop-and-wait"]["level_ms"])
-    assert again["stream"]["tokens_per_second"] < ways["stream"]["tokens_per_second"]
+    assert again["stop-and-wait"]["level_ms"] == pytest.approx(variants["stop-and-wait"]["level_ms"])
+    assert again["stream"]["tokens_per_second"] < variants["stream"]["tokens_per_second"]
 
 
 def test_overhead_of_another_pace_is_refused(tape):
@@ -120,4 +120,4 @@ def test_a_grid_is_numbers_in_order(tape, option, value):
 
 
 def test_a_grid_counts_its_points():
-    assert len(list(Grid((0.0, 5.0), (6.0,), (0.0, 0.1)))) == len(Grid((0.0, 5.0), (6.0,), (0.0, 0.1))) == 4
+    assert len(list(SweepGrid((0.0, 5.0), (6.0,), (0.0, 0.1)))) == len(SweepGrid((0.0, 5.0), (6.0,), (0.0, 0.1))) == 4

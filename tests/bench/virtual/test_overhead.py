@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from virtual_tapes import CYCLE, LEVELS, recording_of, texts_of
 
-from outrider_bench.network.figures import figures
-from outrider_bench.network.ways import Way
+from outrider_bench.network.metrics import variant_metrics
+from outrider_bench.network.variants import Variant
 from outrider_bench.virtual.overhead import Overhead
-from outrider_bench.virtual.replay import Stage, answers
+from outrider_bench.virtual.replay import ReplaySetup, answers
 from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import Direction, Profile
 from outrider_proto.errors import UsageError
@@ -24,10 +24,10 @@ SHORT = (recording_of(NEW),)
 LONG = recording_of(NEW, prompt=(1, 2, 3) * 14), recording_of(NEW, name="hand-1", prompt=(3, 2, 1) * 14, salt=5)
 
 
-def speed(mode: str, overhead: Overhead, recordings=SHORT, way=FAST) -> float:
-    link = Profile.symmetric("20 ms", way)
-    stage = Stage(texts_of(*recordings), link, PACE, max_new_tokens=NEW, overhead=overhead)
-    run = figures(answers(stage, Way.parse(mode, CHAIN), 1), 20.0, bounded=False)
+def speed(mode: str, overhead: Overhead, recordings=SHORT, variant=FAST) -> float:
+    link = Profile.symmetric("20 ms", variant)
+    setup = ReplaySetup(texts_of(*recordings), link, PACE, max_new_tokens=NEW, overhead=overhead)
+    run = variant_metrics(answers(setup, Variant.parse(mode, CHAIN), 1), 20.0, bounded=False)
     assert run.tokens_per_second is not None
     return run.tokens_per_second
 
@@ -54,8 +54,8 @@ def test_levels_for_several_outcomes_have_an_overhead_of_their_own():
     assert overhead.drafting_s(wide, 1) == pytest.approx(0.007)
     assert overhead.drafting_s(wide, 8) == pytest.approx(0.0115)
     link = Profile.symmetric("100 ms", Direction(50.0))
-    stage = Stage(texts_of(*SHORT), link, wide, max_new_tokens=NEW, overhead=overhead)
-    run = figures(answers(stage, Way.parse("proactive,outcomes=8", CHAIN), 1), 100.0, bounded=False)
+    setup = ReplaySetup(texts_of(*SHORT), link, wide, max_new_tokens=NEW, overhead=overhead)
+    run = variant_metrics(answers(setup, Variant.parse("proactive,outcomes=8", CHAIN), 1), 100.0, bounded=False)
     assert (run.level_ms, run.ahead_level_ms) == (pytest.approx(7.0), pytest.approx(11.5))
 
 

@@ -6,13 +6,13 @@ import pytest
 from golden_pairs import GOLDEN, PROMPTS, TARGETS, source
 
 from outrider_bench.core.answer_record import gather
-from outrider_bench.core.in_process_pair import in_process, papers_loop
+from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.prompts import Question
-from outrider_bench.network.ways import Way
-from outrider_bench.studies.features.staleness_recording import record as all_features
+from outrider_bench.network.variants import Variant
+from outrider_bench.studies.features.recorded_features import record as all_features
 from outrider_bench.virtual.record import LAGS, record, taped_place
-from outrider_bench.virtual.replay import Stage, replaying
-from outrider_bench.virtual.texts import Texts
+from outrider_bench.virtual.replay import ReplaySetup, replaying
+from outrider_bench.virtual.texts import TapedTexts
 from outrider_drafters.contracts.tree_choices import Choices
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.pace import Pace
@@ -29,7 +29,7 @@ PACE = Pace("hand", "made up", verify_ms=30.0, draft_level_ms=6.0, server_level_
 async def taped(name, plan):
     """A tape of the golden pair, and what its client does with two shapes of trees."""
     target = GOLDEN / TARGETS[name]
-    config = papers_loop(target=target, drafter=source(name), codec="float32")
+    config = stop_and_wait_config(target=target, drafter=source(name), codec="float32")
     async with in_process(target, config) as pair:
         tape = await record(pair, {str(number): tuple(p) for number, p in enumerate(PROMPTS)}, plan, 16, NEW)
         real = {}
@@ -39,9 +39,9 @@ async def taped(name, plan):
         return tape, real
 
 
-async def replayed(stage, link, shape):
-    way = Way.parse("stop-and-wait,wait_for_features=true", {})
-    async with replaying(stage, way, link) as client:
+async def replayed(setup, link, shape):
+    variant = Variant.parse("stop-and-wait,wait_for_features=true", {})
+    async with replaying(setup, variant, link) as client:
         return [await gather(client, prompt, shape=shape) for prompt in PROMPTS]
 
 
@@ -51,10 +51,10 @@ async def replayed(stage, link, shape):
 )
 def test_a_replay_drafts_what_the_real_drafter_drafts(name, plan):
     tape, real = asyncio.run(taped(name, plan))
-    stage = Stage(Texts(tape), Profile.symmetric("steady", Direction(20.0)), PACE, "float32", NEW)
+    setup = ReplaySetup(TapedTexts(tape), Profile.symmetric("steady", Direction(20.0)), PACE, "float32", NEW)
     for shape, answered in real.items():
-        link = VirtualLink(stage.profile, 1)
-        again = link.clock.run(replayed(stage, link, shape))
+        link = VirtualLink(setup.profile, 1)
+        again = link.clock.run(replayed(setup, link, shape))
         assert [one.token_ids for one in again] == [one.token_ids for one in answered]
         for mine, theirs in zip(again, answered, strict=True):
             assert [described(cycle) for cycle in mine.cycles] == [described(cycle) for cycle in theirs.cycles]
@@ -79,7 +79,7 @@ def test_late_places_are_those_of_a_drafter_that_lacks_the_features(name):
 async def taped_late(name):
     """A tape of one answer, and all features of it."""
     plan = FIXED if name == "medusa_v01" else TAPED
-    config = papers_loop(target=GOLDEN / TARGETS[name], drafter=source(name), codec="float32")
+    config = stop_and_wait_config(target=GOLDEN / TARGETS[name], drafter=source(name), codec="float32")
     async with in_process(GOLDEN / TARGETS[name], config) as pair:
         tape = await record(pair, {"0": tuple(PROMPTS[0])}, plan, 16, NEW)
         question = Question(None, tuple(PROMPTS[0]))

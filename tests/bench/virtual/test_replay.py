@@ -6,9 +6,9 @@ import pytest
 from virtual_tapes import CYCLE, LEVELS, NEVER, PROMPT, RIGHT, SECOND, answer_of, recording_of, tape_of, texts_of
 
 from outrider_bench.core.answer_record import gather
-from outrider_bench.network.ways import Way
-from outrider_bench.virtual.replay import Stage, answers, replay, replaying
-from outrider_bench.virtual.texts import Texts
+from outrider_bench.network.variants import Variant
+from outrider_bench.virtual.replay import ReplaySetup, answers, replay, replaying
+from outrider_bench.virtual.texts import TapedTexts
 from outrider_bench.virtual.thinning import Thinning, thinned
 from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import Direction, Profile, profile_named
@@ -30,20 +30,20 @@ def ends_of_cycles(number):
     return number % CYCLE == 0
 
 
-def way(text):
-    return Way.parse(text, CHAIN)
+def variant(text):
+    return Variant.parse(text, CHAIN)
 
 
-def stage(ranks=lambda number: RIGHT, profile=STEADY, pace=PACE):
-    return Stage(texts_of(recording_of(NEW, ranks)), profile, pace, max_new_tokens=NEW)
+def setup(ranks=lambda number: RIGHT, profile=STEADY, pace=PACE):
+    return ReplaySetup(texts_of(recording_of(NEW, ranks)), profile, pace, max_new_tokens=NEW)
 
 
-def figures(text, on):
-    return replay(on, [way(text)], seed=1).figures[text]
+def variant_metrics(text, on):
+    return replay(on, [variant(text)], seed=1).metrics[text]
 
 
 def speed(text, on):
-    return figures(text, on).tokens_per_second
+    return variant_metrics(text, on).tokens_per_second
 
 
 @pytest.mark.parametrize(
@@ -55,33 +55,33 @@ def speed(text, on):
     ],
 )
 def test_a_cycle_takes_as_long_as_its_parts(text, cycle_s):
-    found = figures(text, stage())
+    found = variant_metrics(text, setup())
     assert found.tokens_per_second == pytest.approx(CYCLE / cycle_s, rel=1e-6)
     assert found.mean_acceptance_length == CYCLE
     assert found.target_calls == 1 + 8
 
 
 def test_the_stream_is_blind_to_the_round_trip():
-    found = figures("stream", stage())
+    found = variant_metrics("stream", setup())
     assert found.tokens_per_second == pytest.approx(1 / T_V, rel=1e-6)
     assert found.target_calls == NEW
 
 
 def test_eta_is_the_share_of_the_bound():
-    found = figures("stop-and-wait", stage())
+    found = variant_metrics("stop-and-wait", setup())
     assert found.rtt_ms == pytest.approx(R * 1e3)
     assert found.eta == pytest.approx((R + T_V) / (LEVELS * T_D + R + T_V), rel=1e-6)
 
 
 def test_shorter_drafts_commit_less_a_cycle():
-    found = figures("stop-and-wait,levels=2", replace(stage(), max_new_tokens=1 + 6 * 3))
+    found = variant_metrics("stop-and-wait,levels=2", replace(setup(), max_new_tokens=1 + 6 * 3))
     assert found.mean_acceptance_length == 3
     assert found.target_calls == 1 + 6
 
 
 def test_a_draft_that_is_foreseen_costs_no_drafting():
     """The whole chain and the bonus the drafter believes in: the likeliest outcome, each time."""
-    found = figures("proactive,outcomes=1", stage())
+    found = variant_metrics("proactive,outcomes=1", setup())
     assert found.hit_rate == 1.0
     assert found.target_calls == 1 + 8
     assert found.tokens_per_second == pytest.approx(8 * CYCLE / (8 * (R + T_V) + LEVELS * T_D), rel=1e-6)
@@ -89,8 +89,8 @@ def test_a_draft_that_is_foreseen_costs_no_drafting():
 
 def test_a_bonus_that_the_drafter_holds_second_takes_more_than_one_outcome():
     """Among all outcomes that one is the sixth: before it come the whole chain and a second choice at every node."""
-    on = stage(lambda number: SECOND if ends_of_cycles(number) else RIGHT)
-    one, eight = figures("proactive,outcomes=1", on), figures("proactive,outcomes=8", on)
+    on = setup(lambda number: SECOND if ends_of_cycles(number) else RIGHT)
+    one, eight = variant_metrics("proactive,outcomes=1", on), variant_metrics("proactive,outcomes=8", on)
     assert (one.hit_rate, eight.hit_rate) == (0.0, 1.0)
     assert one.target_calls == eight.target_calls == 1 + 8
     assert eight.tokens_per_second > one.tokens_per_second
@@ -98,26 +98,26 @@ def test_a_bonus_that_the_drafter_holds_second_takes_more_than_one_outcome():
 
 
 def test_a_bonus_out_of_reach_is_never_foreseen():
-    on = stage(lambda number: NEVER if ends_of_cycles(number) else RIGHT)
-    found = figures("proactive", on)
+    on = setup(lambda number: NEVER if ends_of_cycles(number) else RIGHT)
+    found = variant_metrics("proactive", on)
     assert found.hit_rate == 0.0
     assert found.mean_acceptance_length == CYCLE
 
 
 def test_two_drafts_in_flight_share_a_round_trip():
     """A draft leaves as soon as it is made, so two cycles fit into R + T_v, which is longer than two drafts take."""
-    found = figures("pipelined,in_flight=2,outcomes=1", stage())
+    found = variant_metrics("pipelined,in_flight=2,outcomes=1", setup())
     assert found.hit_rate == 1.0
-    assert found.tokens_per_second > 1.6 * speed("proactive,outcomes=1", stage())
+    assert found.tokens_per_second > 1.6 * speed("proactive,outcomes=1", setup())
     assert found.mean_acceptance_length == CYCLE
 
 
 def test_a_draft_that_waits_for_a_pass_waits_in_the_queue_and_not_on_its_way():
     slow = replace(PACE, verify_ms=90.0)
-    found = figures("pipelined,in_flight=2,outcomes=1", stage(pace=slow))
+    found = variant_metrics("pipelined,in_flight=2,outcomes=1", setup(pace=slow))
     assert found.exchange_ms == pytest.approx(R * 1e3)
     assert found.queue_ms > 10.0
-    alone = figures("proactive,outcomes=1", stage(pace=slow))
+    alone = variant_metrics("proactive,outcomes=1", setup(pace=slow))
     assert (alone.exchange_ms, alone.queue_ms) == (pytest.approx(R * 1e3), 0.0)
 
 
@@ -126,26 +126,26 @@ def test_late_features_cost_what_was_taped_of_them():
     recording = recording_of(NEW)
     blind = recording_of(NEW, lambda number: NEVER).places
     late = replace(recording, late={CYCLE: (*recording.places[:2], *blind[2:])})
-    on = Stage(texts_of(late), STEADY, PACE, max_new_tokens=NEW)
-    fresh, without = (figures(f"stop-and-wait,wait_for_features={wait}", on) for wait in ("true", "false"))
+    on = ReplaySetup(texts_of(late), STEADY, PACE, max_new_tokens=NEW)
+    fresh, without = (variant_metrics(f"stop-and-wait,wait_for_features={wait}", on) for wait in ("true", "false"))
     assert (fresh.mean_acceptance_length, fresh.stale_tokens) == (CYCLE, 0.0)
     assert without.mean_acceptance_length < CYCLE
-    run = replay(on, [way("pipelined,outcomes=1")], seed=1)
-    assert run.figures["pipelined,outcomes=1"].mean_acceptance_length < CYCLE
+    run = replay(on, [variant("pipelined,outcomes=1")], seed=1)
+    assert run.metrics["pipelined,outcomes=1"].mean_acceptance_length < CYCLE
     assert run.mismatches == {"pipelined,outcomes=1": 0}
 
 
 def test_stale_drafts_cost_the_server_nothing():
     """All drafts sent ahead assume a bonus that does not come."""
-    on = stage(lambda number: NEVER if ends_of_cycles(number) else RIGHT)
-    found = figures("pipelined,outcomes=1", on)
+    on = setup(lambda number: NEVER if ends_of_cycles(number) else RIGHT)
+    found = variant_metrics("pipelined,outcomes=1", on)
     assert found.stale_drafts > 0
     assert found.server_busy_ms_per_token == pytest.approx(T_V * 1e3 / CYCLE, rel=1e-6)
 
 
 def test_a_wide_batch_of_outcomes_takes_longer():
     slow = replace(PACE, draft_level_ms=25.0, batch_factors={1: 1.0, 8: 3.0})
-    alone, together = (figures(f"proactive,outcomes={n}", stage(pace=slow)) for n in (1, 8))
+    alone, together = (variant_metrics(f"proactive,outcomes={n}", setup(pace=slow)) for n in (1, 8))
     assert together.tokens_per_second < alone.tokens_per_second
 
 
@@ -158,28 +158,28 @@ def test_every_mode_gives_the_tapes_answer_through_jitter_and_loss(text, profile
         recording_of(NEW, lambda number: (RIGHT, RIGHT, SECOND, RIGHT, NEVER)[number * number % 5]),
         recording_of(NEW, lambda number: SECOND if number % 3 == 0 else RIGHT, "hand-1", (9, 8), salt=3),
     )
-    on = Stage(texts_of(*recordings), profile_named(profile), PACE, max_new_tokens=NEW)
-    run = replay(on, [way(text)], seed=5)
+    on = ReplaySetup(texts_of(*recordings), profile_named(profile), PACE, max_new_tokens=NEW)
+    run = replay(on, [variant(text)], seed=5)
     assert run.mismatches == {text: 0}
-    assert run == replay(on, [way(text)], seed=5)
-    assert run != replay(on, [way(text)], seed=6)
+    assert run == replay(on, [variant(text)], seed=5)
+    assert run != replay(on, [variant(text)], seed=6)
 
 
 def test_an_answer_may_end_before_its_limit():
     recording = recording_of(NEW)
     ended = replace(recording, answer=(*recording.answer[:12], 0), places=recording.places[:13])
-    on = Stage(Texts(tape_of(ended)), STEADY, PACE, max_new_tokens=NEW)
+    on = ReplaySetup(TapedTexts(tape_of(ended)), STEADY, PACE, max_new_tokens=NEW)
     for text in MODES:
-        assert [one.token_ids for one in answers(on, way(text), 1)] == [(*answer_of(12), 0)]
+        assert [one.token_ids for one in answers(on, variant(text), 1)] == [(*answer_of(12), 0)]
 
 
 def test_features_weigh_what_padded_rows_would():
     wide = replace(PACE, feature_width=2048)
     thin_link = Profile.symmetric("thin", Direction(DELAY_MS, rate_bps=20e6))
-    narrow, padded = (figures("stop-and-wait,wait_for_features=true", stage(pace=p)) for p in (PACE, wide))
+    narrow, padded = (variant_metrics("stop-and-wait,wait_for_features=true", setup(pace=p)) for p in (PACE, wide))
     assert padded.bytes_down_per_token > 1800 > 100 > narrow.bytes_down_per_token
     waits, goes_on = (
-        figures(text, stage(profile=thin_link, pace=wide))
+        variant_metrics(text, setup(profile=thin_link, pace=wide))
         for text in ("stop-and-wait,wait_for_features=true", "stop-and-wait,wait_for_features=false")
     )
     assert waits.tokens_per_second < goes_on.tokens_per_second
@@ -193,7 +193,7 @@ def test_auto_has_features_sent_coarser_where_they_fill_the_link(rate_bps, codec
     """Unless the caller chose how fine they are."""
     profile = Profile.symmetric("slow", Direction(DELAY_MS / 2, rate_bps=rate_bps))
     wide = replace(PACE, feature_width=2048)
-    on = Stage(texts_of(recording_of(LONG)), profile, wide, codec, LONG, server_draft=False)
+    on = ReplaySetup(texts_of(recording_of(LONG)), profile, wide, codec, LONG, server_draft=False)
     answers = auto_answers(on, 3)
     assert [answer.token_ids for answer in answers] == [answer_of(LONG)] * 3
     assert {cycle.request.codec for cycle in answers[-1].cycles} == asked
@@ -203,7 +203,7 @@ def auto_answers(on, count):
     link = VirtualLink(on.profile, seed=1)
 
     async def answered():
-        async with replaying(on, way("auto"), link) as client:
+        async with replaying(on, variant("auto"), link) as client:
             return [await gather(client, PROMPT) for _ in range(count)]
 
     return link.clock.run(answered())
@@ -213,23 +213,23 @@ def test_a_thinned_tape_is_slower_and_never_wrong():
     tape = tape_of(recording_of(NEW))
     taus = []
     for share in (0.0, 0.2, 0.5, 1.0):
-        on = Stage(Texts(thinned(tape, Thinning(share, 2))), STEADY, PACE, max_new_tokens=NEW)
-        run = replay(on, [way("stop-and-wait")], seed=1)
+        on = ReplaySetup(TapedTexts(thinned(tape, Thinning(share, 2))), STEADY, PACE, max_new_tokens=NEW)
+        run = replay(on, [variant("stop-and-wait")], seed=1)
         assert run.mismatches == {"stop-and-wait": 0}
-        taus.append(run.figures["stop-and-wait"].mean_acceptance_length)
+        taus.append(run.metrics["stop-and-wait"].mean_acceptance_length)
     assert taus == sorted(taus, reverse=True)
     assert (taus[0], taus[-1]) == (CYCLE, 1.0)
 
 
 def test_a_replay_cannot_ask_for_more_than_was_taped():
     with pytest.raises(UsageError, match="the tape has"):
-        Stage(texts_of(recording_of(NEW)), STEADY, PACE, max_new_tokens=NEW + 1)
+        ReplaySetup(texts_of(recording_of(NEW)), STEADY, PACE, max_new_tokens=NEW + 1)
 
 
 @pytest.mark.parametrize("text", ["stop-and-wait", "server-draft"])
 def test_trees_that_were_not_taped_are_refused_on_either_side(text):
     with pytest.raises(UsageError, match="the tape has"):
-        answers(stage(), Way.parse(text, {**CHAIN, "levels": LEVELS + 1}), 1)
+        answers(setup(), Variant.parse(text, {**CHAIN, "levels": LEVELS + 1}), 1)
 
 
 def test_the_prompt_is_of_the_tape():

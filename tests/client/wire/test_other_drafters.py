@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from outrider_bench.core.in_process_pair import in_process
+from outrider_bench.core.pair import in_process
 from outrider_client import ClientConfig
 from outrider_client.core.events import Cycle, Unverified
 from outrider_drafters.blocks.layers import BlockShape

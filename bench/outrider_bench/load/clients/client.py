@@ -10,10 +10,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
+from outrider_bench.core.tapped_transport import TappedTransport
 from outrider_bench.load.clients.drafting import ReplayDrafting
 from outrider_bench.load.clients.texts import LoadText
-from outrider_bench.load.clients.watched_transport import WatchedTransport
-from outrider_bench.load.measures.tally import Tally
+from outrider_bench.load.clients.verdict_observer import ObservedConnection
+from outrider_bench.load.measures.counters import ClientCounters
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_client.connection.link_state import LinkState
@@ -23,12 +24,12 @@ from outrider_client.models.local_models import LocalModels
 from outrider_proto.errors import LinkError, Refusal
 from outrider_proto.frames import Draft, Verdict
 
-Kind = Literal["replay", "real"]
+ClientKind = Literal["replay", "real"]
 _AGAIN_S = 0.5  # after an error
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
+class ClientBehavior:
     """Of all clients. Closed loop: a client asks `think_s` after its last answer, on the average of an exponential
     distribution; with `rate`, an open one: questions come to each so often a second, whether it is free or not.
     `requests`: then it is done; None: when the time is. `stay`: answers until it leaves and another comes, on the
@@ -41,7 +42,7 @@ class Habits:
 
 
 @dataclass(slots=True)
-class Window:
+class CountingWindow:
     """When to count, in seconds of time.monotonic()."""
 
     begin: float = 0.0
@@ -56,16 +57,16 @@ class LoadClient:
 
     def __init__(
         self,
-        tally: Tally,
-        window: Window,
-        habits: Habits,
+        counters: ClientCounters,
+        window: CountingWindow,
+        habits: ClientBehavior,
         config: ClientConfig,
         models: LocalModels,
         texts: Sequence[LoadText],
         generator: random.Random,
         drafting: Callable[[], ReplayDrafting] | None,
     ) -> None:
-        self.tally = tally
+        self.counters = counters
         self._window = window
         self._habits = habits
         self._config = config
@@ -74,7 +75,9 @@ class LoadClient:
         self._generator = generator
         self._make_drafting = drafting
         self._drafting: ReplayDrafting | None = None
-        self._transport = WatchedTransport(GrpcTransport(config.server, config.access), self)
+        self._transport = TappedTransport(
+            GrpcTransport(config.server, config.access), lambda inner: ObservedConnection(inner, self)
+        )
         self._client: AsyncClient | None = None
 
     async def live(self) -> None:
@@ -94,13 +97,13 @@ class LoadClient:
     def judged(self, verdict: Verdict, seconds: float, *, on_prompt: bool) -> None:
         if not self._window.holds(time.monotonic()):
             return
-        self.tally.verdicts += 1
-        (self.tally.first_verdict_s if on_prompt else self.tally.verdict_s).add(seconds)
-        self.tally.queue_s.add(verdict.queue_us / 1e6)
-        self.tally.verify_s.add(verdict.verify_us / 1e6)
+        self.counters.verdicts += 1
+        (self.counters.first_verdict_s if on_prompt else self.counters.verdict_s).add(seconds)
+        self.counters.queue_s.add(verdict.queue_us / 1e6)
+        self.counters.verify_s.add(verdict.verify_us / 1e6)
 
     def stray(self) -> None:
-        self.tally.strays += 1
+        self.counters.strays += 1
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -126,25 +129,27 @@ class LoadClient:
                 await self._ask(text, asked_at)
                 return
             except (Refusal, LinkError) as error:
-                self.tally.errors[error.reason.name if isinstance(error, Refusal) else "LINK"] += 1
+                self.counters.errors[error.reason.name if isinstance(error, Refusal) else "LINK"] += 1
                 await self._leave()
                 await asyncio.sleep(_AGAIN_S)
 
     async def _ask(self, text: LoadText, asked_at: float) -> None:
-        client, reading = self._present(text), _Reading(self.tally, self._window)
+        client, reading = self._present(text), _Reading(self.counters, self._window)
         try:
             async with aclosing(client.generate(text.prompt)) as events:
                 async for event in events:
                     reading.take(event, asked_at)
         finally:
             expected = text.answer[: self._config.max_new_tokens]
-            self.tally.checked += 1
+            self.counters.checked += 1
             if not reading.fits(expected):
-                self.tally.differs(text.name, reading.verified, expected, reading.story)
+                self.counters.differs(text.name, reading.verified, expected, reading.story)
         if self._config.mode == "stop-and-wait":
-            self.tally.lost += self._transport.num_owed
+            newest = self._transport.newest
+            # Nothing is owed by a connection that is gone: its drafts are asked for again on the next one.
+            self.counters.lost += 0 if newest is None or newest.is_closed else newest.num_pending
         if self._window.holds(time.monotonic()):
-            self.tally.answers += 1
+            self.counters.answers += 1
 
     def _present(self, text: LoadText) -> AsyncClient:
         """This session's client, ready for that text."""
@@ -153,7 +158,7 @@ class LoadClient:
             self._client = AsyncClient(
                 self._config, models=self._models, transport=self._transport, drafting=self._drafting
             )
-            self.tally.sessions += 1
+            self.counters.sessions += 1
         if self._drafting is not None:
             self._drafting.text = text
         return self._client
@@ -167,8 +172,8 @@ class LoadClient:
 class _Reading:
     """One answer as it comes."""
 
-    def __init__(self, tally: Tally, window: Window) -> None:
-        self._tally = tally
+    def __init__(self, counters: ClientCounters, window: CountingWindow) -> None:
+        self._tally = counters
         self._window = window
         self._tokens: list[int] = []
         self._num_unverified = 0

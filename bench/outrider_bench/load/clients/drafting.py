@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from outrider_bench.core.oracle_drafter import StandIn
+from outrider_bench.core.oracle_drafter import OracleDrafting
 from outrider_bench.load.clients.texts import LoadText
 from outrider_client.drafting.drafting_thread import AheadDraft, PreDraftSpec, Ready
 from outrider_drafters.contracts.drafter import Drafter, DraftState
@@ -63,7 +63,7 @@ class ReplayDrafter:
         raise AssertionError("a replayed drafter has no states: its drafts come from ReplayDrafting")
 
 
-class ReplayDrafting(StandIn):
+class ReplayDrafting(OracleDrafting):
     """See the client's Drafting. `probability`: that a level is right. `text` must be set before each answer."""
 
     names = ("replay",)

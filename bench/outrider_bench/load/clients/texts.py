@@ -15,9 +15,8 @@ from pathlib import Path
 
 import torch
 
-from outrider_bench.core.long_prompts import lengthened
-from outrider_bench.core.progress import Counter, Step
-from outrider_bench.core.prompts import Question, questions
+from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.core.prompts import Question, lengthened, questions
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
@@ -34,7 +33,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class PromptMix:
     """What is asked: of every family so many prompts as they are and, as a share of them, long ones of at least
     `long_tokens` tokens. Raises UsageError."""
 
@@ -66,7 +65,7 @@ class LoadText:
         return self.prompt + self.answer
 
 
-def load_texts(directory: Path, mix: Mix, seed: int, dtype: str, device: str, step: Step) -> Path:
+def load_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, device: str, step: Step) -> Path:
     """A file of texts for this target, made unless it is there. Raises UsageError."""
     path = _cache_dir() / f"{_key(directory, mix, seed, dtype)}.json"
     if path.exists():
@@ -82,7 +81,7 @@ def read_texts(path: Path) -> list[LoadText]:
     return [LoadText(text["name"], tuple(text["prompt"]), tuple(text["answer"])) for text in found]
 
 
-def _made(directory: Path, mix: Mix, seed: int, dtype: str, device: str, step: Step) -> list[LoadText]:
+def _made(directory: Path, mix: PromptMix, seed: int, dtype: str, device: str, step: Step) -> list[LoadText]:
     models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
     asked = _asked(models, mix, seed)
     target = Target.load(str(directory), dtype, device)
@@ -94,7 +93,7 @@ def _made(directory: Path, mix: Mix, seed: int, dtype: str, device: str, step: S
             f"long_tokens={mix.long_tokens}: the longest prompt has {longest} tokens, and with {mix.limit} new ones "
             f"the target's context of {target.max_context} is full; ask for less"
         )
-    counter, texts = Counter(step, "the target's own answers", len(asked)), []
+    counter, texts = ProgressCounter(step, "the target's own answers", len(asked)), []
     for name, question in asked:
         answer = plain_greedy(target, question.prompt, mix.limit + MARGIN_TOKENS)
         if _margin(target, question.prompt, answer) >= _LEAST_MARGIN[dtype]:
@@ -105,7 +104,7 @@ def _made(directory: Path, mix: Mix, seed: int, dtype: str, device: str, step: S
     return texts
 
 
-def _asked(models: LocalModels, mix: Mix, seed: int) -> list[tuple[str, Question]]:
+def _asked(models: LocalModels, mix: PromptMix, seed: int) -> list[tuple[str, Question]]:
     """Named, the long ones last."""
     short = questions(models, lambda family: mix.per_family if family in mix.families else 0, seed)
     late = [question for number, question in enumerate(short) if _is_long(number, mix.long_share)]
@@ -129,7 +128,7 @@ def _margin(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> flo
     return float((best[:, 0] - best[:, 1]).min())
 
 
-def _key(directory: Path, mix: Mix, seed: int, dtype: str) -> str:
+def _key(directory: Path, mix: PromptMix, seed: int, dtype: str) -> str:
     told = json.dumps([_FORMAT, target_fingerprint(directory), asdict(mix), seed, dtype])
     return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 

@@ -8,10 +8,13 @@ Told:   the Assignment; then {"do": "begin", "begin": T, "end": T}, and any numb
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
 import signal
+import socket
+import stat
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
@@ -22,12 +25,11 @@ from typing import Any
 
 import torch
 
-from outrider_bench.load.clients.client import Habits, Kind, LoadClient, Window
-from outrider_bench.load.clients.cutting import cut_connection
+from outrider_bench.load.clients.access_json import access_from_json
+from outrider_bench.load.clients.client import ClientBehavior, ClientKind, CountingWindow, LoadClient
 from outrider_bench.load.clients.drafting import ReplayDrafter, ReplayDrafting, probability_for
-from outrider_bench.load.clients.reach import access_of
 from outrider_bench.load.clients.texts import read_texts
-from outrider_bench.load.measures.tally import Tally
+from outrider_bench.load.measures.counters import ClientCounters
 from outrider_client.connection.policy import Patience, Timeouts
 from outrider_client.core.config import ClientConfig, Mode
 from outrider_client.models.local_models import LocalModels
@@ -53,8 +55,8 @@ class Assignment:
     numbers: tuple[int, ...]
     num_clients: int
     seed: int
-    habits: Habits
-    kind: Kind = "replay"
+    habits: ClientBehavior
+    kind: ClientKind = "replay"
     mode: Mode = "stop-and-wait"
     shape: TreeShape | None = None
     tau: float = 3.0
@@ -71,17 +73,17 @@ class Assignment:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Assignment:  # Any: JSON
         shape = None if found["shape"] is None else TreeShape(**found["shape"])
-        known = {"habits": Habits(**found["habits"]), "shape": shape}
+        known = {"habits": ClientBehavior(**found["habits"]), "shape": shape}
         return cls(**{**found, **known, "numbers": tuple(found["numbers"]), "cores": tuple(found["cores"])})
 
 
-class Worker:
+class LoadWorker:
     """Plays its clients from `begin` until all is asked, the window ends or it is told to stop."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
-        self._window = Window()
-        self._tallies = [Tally(number) for number in assignment.numbers]
+        self._window = CountingWindow()
+        self._tallies = [ClientCounters(number) for number in assignment.numbers]
         self._generator = random.Random(f"{assignment.seed}/cuts/{assignment.numbers[0]}")
         self._link: Link | None = None
         self._begun = asyncio.Event()
@@ -98,7 +100,7 @@ class Worker:
             await self._play(clients)
             listening.cancel()
             await asyncio.gather(listening, *self._silences, return_exceptions=True)
-        _say("result", tallies=[tally.to_json() for tally in self._tallies])
+        _say("result", client_counters=[counters.to_json() for counters in self._tallies])
 
     async def _passage(self, stack: AsyncExitStack) -> str:
         """Where the clients connect."""
@@ -111,7 +113,7 @@ class Worker:
         return self._link.address
 
     async def _play(self, clients: list[LoadClient]) -> None:
-        lives = [asyncio.create_task(client.live(), name=f"client {client.tally.client}") for client in clients]
+        lives = [asyncio.create_task(client.live(), name=f"client {client.counters.client}") for client in clients]
         stopped = asyncio.create_task(self._stopped.wait())
         everything = asyncio.gather(*lives)
         loop = asyncio.get_running_loop()
@@ -139,9 +141,9 @@ class Worker:
             case "stop":
                 self._stopped.set()
             case "tell":
-                tallies = self._tallies
+                client_counters = self._tallies
                 names = ("answers", "checked", "verdicts", "tokens", "outages", "strays", "lost", "wrong")
-                _say("told", **{name: sum(getattr(tally, name) for tally in tallies) for name in names})
+                _say("told", **{name: sum(getattr(counters, name) for counters in client_counters) for name in names})
             case "cut":
                 port = port_of(self._assignment.server if self._link is None else self._link.address)
                 _say("cut", done=cut_connection(port, self._generator))
@@ -163,8 +165,50 @@ class Worker:
         _say("silence", done=True)
 
 
-def _clients(assignment: Assignment, server: str, window: Window, tallies: list[Tally]) -> list[LoadClient]:
-    access = access_of(assignment.access)
+def cut_connection(port: int, generator: random.Random) -> bool:
+    """End one of the connections to that port, drawn by lot; False where there is none. Linux only."""
+    found = _connections(port)
+    try:
+        if not found:
+            return False
+        with contextlib.suppress(OSError):  # it has ended by itself
+            generator.choice(found).shutdown(socket.SHUT_RDWR)
+        return True
+    finally:
+        for sock in found:
+            sock.close()
+
+
+def _connections(port: int) -> list[socket.socket]:
+    """Copies of the descriptors; shutting one down shuts the connection down."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
+                continue
+            sock = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # gone meanwhile
+            continue
+        if _peer_port(sock) == port:
+            found.append(sock)
+        else:
+            sock.close()
+    return found
+
+
+def _peer_port(sock: socket.socket) -> int | None:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+        return None
+    try:
+        return int(sock.getpeername()[1])
+    except OSError:
+        return None
+
+
+def _clients(
+    assignment: Assignment, server: str, window: CountingWindow, client_counters: list[ClientCounters]
+) -> list[LoadClient]:
+    access = access_from_json(assignment.access)
     config = ClientConfig(
         server=server,
         access=access if server == assignment.server else access.through(assignment.server),
@@ -188,17 +232,17 @@ def _clients(assignment: Assignment, server: str, window: Window, tallies: list[
         models = replace(models, drafter=replayed)
     probability = probability_for(assignment.tau, (assignment.shape or TreeShape()).levels) if replayed else 0.0
     clients = []
-    for tally in tallies:
-        generator = random.Random(f"{assignment.seed}/{tally.client}")
+    for counters in client_counters:
+        generator = random.Random(f"{assignment.seed}/{counters.client}")
         drafting = None
         if replayed is not None:
             drafting = partial(ReplayDrafting, replayed, probability, generator, assignment.draft_s)
         habits = _own_share(assignment.habits, assignment.num_clients)
-        clients.append(LoadClient(tally, window, habits, config, models, texts, generator, drafting))
+        clients.append(LoadClient(counters, window, habits, config, models, texts, generator, drafting))
     return clients
 
 
-def _own_share(habits: Habits, num_clients: int) -> Habits:
+def _own_share(habits: ClientBehavior, num_clients: int) -> ClientBehavior:
     return habits if habits.rate is None else replace(habits, rate=habits.rate / num_clients)
 
 
@@ -219,7 +263,7 @@ async def _main() -> None:
     assignment = Assignment.from_json(await anext(told))
     if assignment.cores:
         os.sched_setaffinity(0, assignment.cores)
-    await Worker(assignment).run(told)
+    await LoadWorker(assignment).run(told)
 
 
 if __name__ == "__main__":

@@ -29,14 +29,14 @@ class ProcessUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class CoreShares:
     """Which cores the server has and which the clients; empty: all have all."""
 
     server: tuple[int, ...] = ()
     clients: tuple[int, ...] = ()
 
     @classmethod
-    def apart(cls, num_client_cores: int) -> Shares:
+    def apart(cls, num_client_cores: int) -> CoreShares:
         """The clients get so many, but never more than half; empty where there is one core, or none can be chosen."""
         if not hasattr(os, "sched_setaffinity") or len(cores := sorted(os.sched_getaffinity(0))) < 2:
             return cls()

@@ -6,6 +6,7 @@ speed is the median over prompts of the ratio to the plain loop on that prompt.
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,25 +17,26 @@ from typing import Any
 
 import torch
 
-from outrider_bench.core.acceptance import tau_by_family
-from outrider_bench.core.accepted_by_position import ByPosition, by_position
+from outrider_bench.core.acceptance import PositionAcceptance, acceptance_by_family, acceptance_by_position
 from outrider_bench.core.answer_record import gather, mean_acceptance_length
-from outrider_bench.core.in_process_pair import in_process
-from outrider_bench.core.progress import Counter, Step
-from outrider_bench.core.prompts import Question
+from outrider_bench.core.pair import in_process, stop_and_wait_config
+from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.core.prompts import Question, questions
+from outrider_bench.core.tapped_transport import TappedTransport, WiredConnection
 from outrider_bench.core.timed_drafter import TimedDrafter
-from outrider_bench.core.wired_transport import WiredTransport
 from outrider_client.async_client import AsyncClient
-from outrider_client.core.config import ClientConfig
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.core.events import Cycle
+from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_models.core.embedded import drafter_source
 from outrider_proto.errors import UsageError
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
 PLAIN = "plain loop"
 LOOKUP_TOKENS = 10  # transformers' own default for prompt lookup
-Way = Callable[[Question], Awaitable[tuple[int, ...]]]
+AnswerFunction = Callable[[Question], Awaitable[tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,14 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class DrafterMetrics:
     """One drafter: mean acceptance length by family and over all, acceptance by position, the median of ms a drafted
     level, bytes a new token; `mismatches` counts answers that differ from the plain loop's."""
 
     family: str
     tau: Mapping[str, float]
     overall: float
-    positions: ByPosition
+    positions: PositionAcceptance
     draft_ms_per_level: float
     bytes_up_per_token: float
     bytes_down_per_token: float
@@ -64,12 +66,12 @@ class Drafted:
 class Comparison:
     """By drafter what it drafted; by way (drafters, controls, the plain loop) how fast it was."""
 
-    drafters: Mapping[str, Drafted]
+    drafters: Mapping[str, DrafterMetrics]
     speeds: Mapping[str, Speed]
 
 
 @dataclass(frozen=True, slots=True)
-class Entrant:
+class DrafterEntry:
     """A drafter, by its client's configuration, and the trees it is to draft (None: its own)."""
 
     config: ClientConfig
@@ -89,7 +91,7 @@ class _Served:
         pair = await stack.enter_async_context(in_process(Path(str(config.target)), config, target))
         assert pair.models.drafter is not None
         timed = TimedDrafter(pair.models.drafter)
-        models, transport = replace(pair.models, drafter=timed), WiredTransport(pair.transport())
+        models, transport = replace(pair.models, drafter=timed), TappedTransport(pair.transport(), WiredConnection)
         return cls(await stack.enter_async_context(AsyncClient(config, models=models, transport=transport)), timed)
 
 
@@ -114,14 +116,14 @@ class DrafterRun:
         self.answers.append(answer.token_ids)
         return answer.token_ids
 
-    def result(self, asked: Sequence[Question], expected: Sequence[tuple[int, ...]]) -> Drafted:
+    def result(self, asked: Sequence[Question], expected: Sequence[tuple[int, ...]]) -> DrafterMetrics:
         every = [cycle for cycles in self._cycles for cycle in cycles]
         tokens = sum(map(len, self.answers))
-        return Drafted(
+        return DrafterMetrics(
             family=self._timed.family,
-            tau=tau_by_family(asked, self._cycles),
+            tau=acceptance_by_family(asked, self._cycles),
             overall=mean_acceptance_length(every),
-            positions=by_position(every),
+            positions=acceptance_by_position(every),
             draft_ms_per_level=statistics.median(self._ms_per_level) if self._ms_per_level else 0.0,
             bytes_up_per_token=self._bytes[0] / tokens,
             bytes_down_per_token=self._bytes[1] / tokens,
@@ -144,8 +146,8 @@ class Controls:
         loaded = {name: _load(path) for name, path in assistants.items()}
         return cls(Target.load(str(target)), _load(target), loaded, limit)
 
-    def ways(self) -> dict[str, Way]:
-        ways: dict[str, Way] = {PLAIN: self._plain, "generate": self._generating()}
+    def ways(self) -> dict[str, AnswerFunction]:
+        ways: dict[str, AnswerFunction] = {PLAIN: self._plain, "generate": self._generating()}
         ways["generate, prompt lookup"] = self._generating(prompt_lookup_num_tokens=LOOKUP_TOKENS)
         for name, model in self.assistants.items():
             ways[f"generate, assistant {name}"] = self._generating(assistant_model=model)
@@ -154,7 +156,7 @@ class Controls:
     async def _plain(self, question: Question) -> tuple[int, ...]:
         return tuple(plain_greedy(self.plain, question.prompt, self.limit))
 
-    def _generating(self, **how: object) -> Way:
+    def _generating(self, **how: object) -> AnswerFunction:
         async def way(question: Question) -> tuple[int, ...]:
             ids = torch.tensor([question.prompt])
             with torch.inference_mode():
@@ -176,10 +178,10 @@ def _load(directory: Path) -> Any:  # Any: as above
 
 
 async def compare(
-    entrants: Mapping[str, Entrant], controls: Controls, serving: Target, asked: Sequence[Question], step: Step
+    entrants: Mapping[str, DrafterEntry], controls: Controls, serving: Target, asked: Sequence[Question], step: Step
 ) -> Comparison:
     """Answer all questions by all ways; `serving` is the target that the entrants' server runs."""
-    counter = Counter(step, "all ways", len(asked))
+    counter = ProgressCounter(step, "all ways", len(asked))
     async with AsyncExitStack() as stack:
         runs = await _begin(entrants, controls.limit, serving, stack)
         ways = controls.ways() | {name: run.answer for name, run in runs.items()}
@@ -197,7 +199,7 @@ async def compare(
 
 
 async def _begin(
-    entrants: Mapping[str, Entrant], limit: int, serving: Target, stack: AsyncExitStack
+    entrants: Mapping[str, DrafterEntry], limit: int, serving: Target, stack: AsyncExitStack
 ) -> dict[str, DrafterRun]:
     """A run for each; entrants of one configuration share its client."""
     served: dict[ClientConfig, _Served] = {}
@@ -209,7 +211,7 @@ async def _begin(
     return runs
 
 
-async def _timed(way: Way, question: Question, seconds: list[float]) -> tuple[int, ...]:
+async def _timed(way: AnswerFunction, question: Question, seconds: list[float]) -> tuple[int, ...]:
     started = time.perf_counter()
     answer = await way(question)
     seconds.append(time.perf_counter() - started)
@@ -221,3 +223,26 @@ def _speed(seconds: Sequence[float], plain: Sequence[float], lengths: Sequence[i
         tokens_per_s=statistics.median(count / time_s for count, time_s in zip(lengths, seconds, strict=True)),
         speedup=statistics.median(theirs / mine for theirs, mine in zip(plain, seconds, strict=True)),
     )
+
+
+def compare_drafters(
+    directory: Path,
+    entries: Mapping[str, DrafterEntry],
+    assistants: Sequence[Path],
+    per_family: int,
+    limit: int,
+    step: Step,
+) -> Comparison:
+    """Compare the entries and the controls on held-out questions for the target in `directory`."""
+    asked = questions(LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER)), per_family)
+    controls = Controls.load(directory, {path.name: path for path in assistants}, limit)
+    return asyncio.run(compare(entries, controls, Target.load(str(directory)), asked, step))
+
+
+def drafter_entry(directory: Path, drafter: str, plan: TreePlan | None) -> DrafterEntry:
+    return DrafterEntry(stop_and_wait_config(target=directory, drafter=drafter_source(drafter)), plan)
+
+
+def drafter_label(drafter: str) -> str:
+    """Return the last part of the path, options included."""
+    return drafter.rsplit("/", 1)[-1]

@@ -39,7 +39,7 @@ def plot_comparison(result: Comparison, path: Path) -> None:
         right.set_title(f"speed against the {PLAIN}, in process")
 
 
-def plot_sweep(name: str, result: Comparison, path: Path) -> None:
+def plot_depth_sweep(name: str, result: Comparison, path: Path) -> None:
     """Acceptance and speed against the number of levels, with the ceiling of a chain that only its head survives."""
     levels = [int(label) for label in result.drafters]
     with _figure(path, 2) as (left, right):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
-from outrider_bench.core.tables import table
+from outrider_bench.core.tables import ResultTable, table
 from outrider_bench.studies.drafters.comparison import Comparison
 
 MAX_POSITIONS = 8  # columns
 
 
-def families_table(result: Comparison) -> Table:
+def families_table(result: Comparison) -> ResultTable:
     """Mean acceptance length by category."""
     categories = list(next(iter(result.drafters.values())).tau)
     rows = [
@@ -22,7 +20,7 @@ def families_table(result: Comparison) -> Table:
     )
 
 
-def positions_table(result: Comparison) -> Table:
+def positions_table(result: Comparison) -> ResultTable:
     """Share of verdicts that accepted the n-th drafted token, of those that accepted the one before."""
     depth = min(MAX_POSITIONS, max(len(drafted.positions.kept) for drafted in result.drafters.values()))
     rows = [
@@ -38,7 +36,7 @@ def positions_table(result: Comparison) -> Table:
     )
 
 
-def speeds_table(result: Comparison) -> Table:
+def speeds_table(result: Comparison) -> ResultTable:
     """What each way costs, medians over prompts."""
     rows = []
     for name, speed in result.speeds.items():
@@ -52,7 +50,7 @@ def speeds_table(result: Comparison) -> Table:
     return table("in process, one answer at a time (bytes a new token, the prompt's share included)", columns, rows)
 
 
-def sweep_table(name: str, result: Comparison) -> Table:
+def sweep_table(name: str, result: Comparison) -> ResultTable:
     """A row for each number of levels."""
     rows = []
     for levels, drafted in result.drafters.items():

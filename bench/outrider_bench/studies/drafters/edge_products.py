@@ -10,9 +10,9 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from rich.table import Table
 from torch import Tensor
 
+from outrider_bench.core.tables import ResultTable, table
 from outrider_drafters.quantization.quantize import Weights, quantized
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 
@@ -45,15 +45,14 @@ def products(kinds: Sequence[str]) -> Iterator[Product]:
             yield Product(kind, outputs, width, size, times)
 
 
-def products_table(made: Sequence[Product]) -> Table:
+def products_table(made: Sequence[Product]) -> ResultTable:
     """One row a matrix and type of weights."""
-    table = Table(title="products with a matrix, median ms", title_justify="left")
-    for column in ("matrix", "weights", "MB", *(f"{rows} row{'s' * (rows > 1)}" for rows in ROWS)):
-        table.add_column(column, justify="left" if column in ("matrix", "weights") else "right")
+    columns = ("matrix", "weights", "MB", *(f"{rows} row{'s' * (rows > 1)}" for rows in ROWS))
+    rows = []
     for p in made:
         times = (f"{ms:.3f}" for ms in p.ms_by_rows.values())
-        table.add_row(f"{p.outputs} x {p.width}", p.weights, f"{p.num_bytes / 1e6:.2f}", *times)
-    return table
+        rows.append([f"{p.outputs} x {p.width}", p.weights, f"{p.num_bytes / 1e6:.2f}", *times])
+    return table("products with a matrix, median ms", columns, rows, keys=2)
 
 
 def _made(plain: Tensor, kind: Weights) -> Tensor:

@@ -7,34 +7,26 @@ is busy for all.
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, get_args
 
 import torch
-import typer
-from rich.console import Console
-from rich.table import Table
 
 from outrider_bench.core.acceptance import TREE, acceptance
-from outrider_bench.core.in_process_pair import in_process, papers_loop
-from outrider_bench.core.progress import Counter, Step, progress_line
+from outrider_bench.core.pair import in_process, stop_and_wait_config
+from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import questions
 from outrider_bench.core.reference_answers import plain_answers
-from outrider_bench.core.report import write_report
-from outrider_bench.studies.drafters.edge_products import products, products_table
+from outrider_bench.core.tables import ResultTable, table
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.drafter import Drafter
-from outrider_drafters.quantization.quantize import Weights
 from outrider_drafters.trees.grow import grow_tree
 from outrider_models.bundling import make_bundle, size_bytes
-from outrider_models.core.embedded import PAIR, drafter_source, target_dir
 from outrider_server.engine.target import Target
 
 MAX_NEW_TOKENS = 192
@@ -56,37 +48,6 @@ class EdgeWeights:
     not_exact: int
 
 
-def edge_weights_command(
-    target: Annotated[Path | None, typer.Option(help="Directory of the target; default: the embedded one.")] = None,
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option("--drafter", help="Embedded drafter or directory, repeatable; default: moa and eagle2."),
-    ] = None,
-    weights: Annotated[
-        list[str] | None, typer.Option("--weights", help="float32, bfloat16, int8 or int4, repeatable; default: all.")
-    ] = None,
-    per_family: Annotated[int, typer.Option(min=1, help="Held-out questions of each family.")] = 20,
-    with_products: Annotated[
-        bool, typer.Option("--products", help="Time single products too, also at an 8B target's sizes: 2 GB of memory.")
-    ] = False,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the report here; - for standard output.")] = None,
-) -> None:
-    """Bytes, draft time and mean acceptance length of edge bundles, by type of weights."""
-    drafters = {name: drafter_source(name) for name in drafter or PAIR}
-    kinds = weights or list(get_args(Weights))
-    with progress_line() as step:
-        results = asyncio.run(edge_weights(target or target_dir(), drafters, kinds, per_family, step))
-    multiplied = list(products(kinds)) if with_products else []
-    console = Console(stderr=True)
-    console.print(edge_weights_table(results))
-    if multiplied:
-        console.print(products_table(multiplied))
-    report = {"edge_weights": [asdict(result) for result in results], "products": [asdict(p) for p in multiplied]}
-    write_report(json, report)
-    if any(result.not_exact for result in results):
-        raise typer.Exit(1)
-
-
 async def edge_weights(
     target_path: Path, drafters: Mapping[str, str], kinds: Sequence[str], per_family: int, step: Step
 ) -> list[EdgeWeights]:
@@ -102,9 +63,9 @@ async def edge_weights(
                 make_bundle(target_path, source, kind, bundle)
             times = _level_times(bundles, [(*asked[i].prompt, *expected[i]) for i in range(0, len(asked), per_family)])
             for kind, bundle in bundles.items():
-                config = papers_loop(target=bundle, drafter=bundle)
+                config = stop_and_wait_config(target=bundle, drafter=bundle)
                 async with in_process(target_path, config, target) as pair:
-                    counter = Counter(step, f"{name} {kind}", len(asked))
+                    counter = ProgressCounter(step, f"{name} {kind}", len(asked))
                     accepted = await acceptance(pair, TREE, asked, expected, counter)
                 tensors = sum(path.stat().st_size for path in bundle.rglob("*.safetensors"))
                 results.append(
@@ -115,19 +76,17 @@ async def edge_weights(
     return results
 
 
-def edge_weights_table(results: Sequence[EdgeWeights]) -> Table:
+def edge_weights_table(results: Sequence[EdgeWeights]) -> ResultTable:
     """One row a bundle; tau also against the same drafter's first row."""
-    table = Table(title="edge bundles by type of weights", title_justify="left")
-    for column in ("drafter", "weights", "bundle kB", "tensors kB", "ms a level", "tau", "of the first"):
-        table.add_column(column, justify="left" if column in ("drafter", "weights") else "right")
+    rows = []
     first: dict[str, float] = {}
     for r in results:
         share = r.mean_acceptance_length / first.setdefault(r.drafter, r.mean_acceptance_length or 1.0)
         sizes = (f"{r.bundle_bytes / 1000:,.0f}", f"{r.tensor_bytes / 1000:,.0f}")
-        table.add_row(
-            r.drafter, r.weights, *sizes, f"{r.ms_per_level:.3f}", f"{r.mean_acceptance_length:.3f}", f"{share:.1%}"
-        )
-    return table
+        times_and_tau = (f"{r.ms_per_level:.3f}", f"{r.mean_acceptance_length:.3f}", f"{share:.1%}")
+        rows.append([r.drafter, r.weights, *sizes, *times_and_tau])
+    columns = ("drafter", "weights", "bundle kB", "tensors kB", "ms a level", "tau", "of the first")
+    return table("edge bundles by type of weights", columns, rows, keys=2)
 
 
 def _level_times(bundles: Mapping[str, Path], texts: Sequence[Sequence[int]]) -> dict[str, float]:

@@ -7,19 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider_bench.core.acceptance import tau_by_family
-from outrider_bench.core.answer_record import Answer, gather, mean_acceptance_length
-from outrider_bench.core.in_process_pair import in_process
-from outrider_bench.core.progress import Counter, Step
-from outrider_bench.core.prompts import Question
-from outrider_client.core.config import ClientConfig
+from outrider_bench.core.acceptance import acceptance_by_family
+from outrider_bench.core.answer_record import AnswerRecord, gather, mean_acceptance_length
+from outrider_bench.core.pair import in_process, stop_and_wait_config
+from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.core.prompts import Question, questions
+from outrider_bench.core.reference_answers import plain_answers
+from outrider_bench.core.tables import ResultTable, table
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.core.head_statistics import AcceptedMeans, HeadUse
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.load import open_source
 from outrider_drafters.routing.rules import Routing
+from outrider_models.core.embedded import drafter_source
 from outrider_server.engine.target import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class RoutingVariant:
     """Heads, and how one is chosen; None for a head alone."""
 
     heads: tuple[str, ...]
@@ -27,7 +33,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RoutingResult:
     """`tau` by category; trees and passes as client.head_use.HeadUse counts them, over all answers. `extra_drafts` is a
     share: the report's routers take 1.0, which is +100 %."""
 
@@ -46,7 +52,7 @@ class Outcome:
     entropy: AcceptedMeans
 
 
-def ways(heads: Sequence[str], gate: float) -> dict[str, Way]:
+def routing_variants(heads: Sequence[str], gate: float) -> dict[str, RoutingVariant]:
     """What is compared, by name; `heads` are directories."""
     routings = {
         "confidence, one after another": Routing(batched=False),
@@ -55,25 +61,39 @@ def ways(heads: Sequence[str], gate: float) -> dict[str, Way]:
         f"gate {gate:g}, one after another": Routing(gate=gate, batched=False),
         f"gate {gate:g}, one batch": Routing(gate=gate),
     }
-    alone = {f"head {number}: {Path(head).name}": Way((head,)) for number, head in enumerate(heads, start=1)}
-    return alone | {name: Way(tuple(heads), routing) for name, routing in routings.items()}
+    alone = {f"head {number}: {Path(head).name}": RoutingVariant((head,)) for number, head in enumerate(heads, start=1)}
+    return alone | {name: RoutingVariant(tuple(heads), routing) for name, routing in routings.items()}
 
 
-async def compare_ways(
-    compared: Mapping[str, Way],
+async def compare_variants(
+    directory: Path, heads: Sequence[str], gate: float, per_family: int, limit: int, step: Step
+) -> dict[str, RoutingResult]:
+    """Ask the target in `directory` held-out questions, with each of the named heads alone and with both routed."""
+    sources = [drafter_source(head) for head in heads]
+    for source in sources:
+        open_source(DrafterSource.parse(source))  # raises before the target has answered everything
+    asked = questions(LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER)), per_family)
+    target = Target.load(str(directory))
+    expected = plain_answers(target, asked, limit, step)
+    variants = routing_variants(sources, gate)
+    return await measure_variants(variants, stop_and_wait_config(target=directory), target, asked, expected, step)
+
+
+async def measure_variants(
+    compared: Mapping[str, RoutingVariant],
     config: ClientConfig,
     target: Target,
     asked: Sequence[Question],
     expected: Sequence[tuple[int, ...]],
     step: Step,
-) -> dict[str, Outcome]:
+) -> dict[str, RoutingResult]:
     """Answer all questions in every way; `expected` are the target's own answers, which set the limits too."""
     outcomes = {}
-    for name, way in compared.items():
-        first, *others = way.heads
-        chosen = replace(config, drafter=first, other_heads=tuple(others), routing=way.routing or Routing())
+    for name, variant in compared.items():
+        first, *others = variant.heads
+        chosen = replace(config, drafter=first, other_heads=tuple(others), routing=variant.routing or Routing())
         assert chosen.target is not None
-        counter = Counter(step, name, len(asked))
+        counter = ProgressCounter(step, name, len(asked))
         answers = []
         async with in_process(Path(chosen.target), chosen, target) as pair, pair.client() as client:
             for question, tokens in zip(asked, expected, strict=True):
@@ -83,14 +103,16 @@ async def compare_ways(
     return outcomes
 
 
-def _outcome(asked: Sequence[Question], answers: Sequence[Answer], expected: Sequence[tuple[int, ...]]) -> Outcome:
+def _outcome(
+    asked: Sequence[Question], answers: Sequence[AnswerRecord], expected: Sequence[tuple[int, ...]]
+) -> RoutingResult:
     uses = [answer.statistics.heads for answer in answers]
     tokens = sum(len(answer.token_ids) for answer in answers)
     cycles = {name: sum(use.cycles[name] for use in uses) for name in uses[0].cycles}
     num_cycles, drafts = sum(cycles.values()), sum(use.drafts for use in uses)
     draft_ms = sum(answer.statistics.split_ms.draft * len(answer.token_ids) for answer in answers)
-    return Outcome(
-        tau=tau_by_family(asked, [answer.cycles for answer in answers]),
+    return RoutingResult(
+        tau=acceptance_by_family(asked, [answer.cycles for answer in answers]),
         overall=mean_acceptance_length([cycle for answer in answers for cycle in answer.cycles]),
         mismatches=sum(answer.token_ids != tokens for answer, tokens in zip(answers, expected, strict=True)),
         tokens=tokens,
@@ -114,3 +136,31 @@ def _joined(splits: Sequence[tuple[HeadUse, AcceptedMeans]]) -> AcceptedMeans:
         sum(split.accepted * use.accepted_tokens for use, split in splits) / max(accepted, 1),
         sum(split.rejected * use.rejected_tokens for use, split in splits) / max(rejected, 1),
     )
+
+
+def routing_tau_table(outcomes: Mapping[str, RoutingResult]) -> ResultTable:
+    categories = list(next(iter(outcomes.values())).tau)
+    rows = [
+        [name, *(f"{outcome.tau[category]:.2f}" for category in categories), f"{outcome.overall:.2f}"]
+        for name, outcome in outcomes.items()
+    ]
+    return table("mean acceptance length (tokens per verdict, bonus included)", ("way", *categories, "all"), rows)
+
+
+def routing_cost_table(outcomes: Mapping[str, RoutingResult]) -> ResultTable:
+    counted = ("trees/1000 tokens", "extra trees", "passes/1000 tokens")
+    columns = ("way", *counted, "skipped", "draft ms a cycle", "sent", "not exact")
+    rows = [
+        [
+            name,
+            f"{outcome.drafts_per_1000_tokens:.0f}",
+            f"{outcome.extra_drafts:+.0%}",
+            f"{outcome.passes_per_1000_tokens:.0f}",
+            f"{outcome.skipped:.0%}",
+            f"{outcome.draft_ms:.2f}",
+            " / ".join(f"{share:.0%}" for share in outcome.shares.values()),
+            f"{outcome.mismatches}",
+        ]
+        for name, outcome in outcomes.items()
+    ]
+    return table("what it takes to draft", columns, rows)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from outrider_bench.core.answer_record import gather, mean_acceptance_length
-from outrider_bench.core.in_process_pair import Pair, in_process, papers_loop
+from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
 from outrider_client.core.events import Cycle
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_proto.errors import UsageError, Violation
 from outrider_proto.frames import Draft, Sampling
 from outrider_server.engine.reference_decode import plain_greedy
 
@@ -34,7 +36,7 @@ async def trace(request: TraceRequest) -> dict[str, object]:
     Nodes are numbered as in DraftTree: the root is not among them, parent -1 is the root, depths count from 1.
     The prompt's own request is not a cycle. One for which the drafter had nothing to draft is, without nodes.
     """
-    config = papers_loop(
+    config = stop_and_wait_config(
         target=request.target,
         drafter=request.drafter,
         codec="float32",
@@ -58,7 +60,7 @@ async def trace(request: TraceRequest) -> dict[str, object]:
     return report
 
 
-async def _baseline(pair: Pair, request: TraceRequest) -> tuple[int, ...]:
+async def _baseline(pair: InProcessPair, request: TraceRequest) -> tuple[int, ...]:
     """The target alone: transformers' own loop, or one token a pass through the server where tokens are drawn."""
     if not request.sampling.draws:
         return tuple(plain_greedy(pair.target, request.prompt_ids, request.max_new_tokens))
@@ -77,3 +79,37 @@ def _as_dict(cycle: Cycle) -> dict[str, object]:
         "accepted": cycle.verdict.path,
         "bonus": cycle.verdict.bonus,
     }
+
+
+def read_source(drafter: str, tli: int | None) -> DrafterSource:
+    source = DrafterSource.parse(drafter)
+    if tli is None:
+        return source
+    if source.options.tli not in (None, tli):
+        raise UsageError(f"tli={tli}, but drafter {drafter} says {source.options.tli}: give one")
+    if tli < 0:
+        raise UsageError(f"tli={tli}: need 0 or more")
+    return replace(source, options=replace(source.options, tli=tli))
+
+
+def read_token_ids(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"prompt-ids={text!r}: need token ids separated by commas") from None
+
+
+def read_sampling(
+    acceptance: str, temperature: float, top_k: int, top_p: float, **more: Any
+) -> Sampling:  # Sampling's own
+    try:
+        match acceptance:
+            case "greedy":
+                return Sampling()
+            case "sampling":
+                return Sampling(temperature, top_k, top_p, **more)
+            case "typical":
+                return Sampling(temperature, top_k, top_p, acceptance="typical", **more)
+    except Violation as error:
+        raise UsageError(error.message) from None
+    raise UsageError(f"acceptance={acceptance!r}: need greedy, sampling or typical")

@@ -11,16 +11,22 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from outrider_bench.studies.features.staleness_recording import Recording
-from outrider_bench.studies.features.staleness_walk import Lag, Walk
+from outrider_bench.core.acceptance import TREE
+from outrider_bench.core.progress import Step
+from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.studies.features.acceptance_replay import AcceptanceReplay, Lag
+from outrider_bench.studies.features.recorded_features import RecordedAnswer
+from outrider_bench.studies.features.staleness import AnsweredPrompts, Degradation, DegradationResult, TauShare
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_proto.entropy import huffman
+from outrider_proto.errors import UsageError
 from outrider_proto.feature_codec import INT4, LEAN, LEANER, decode_rows, encode_rows
 from outrider_proto.frames import CODECS, Codec
 from outrider_proto.quantize import quantize_grouped, quantize_per_row
@@ -30,7 +36,7 @@ _PASSES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class CodecCost:
     """Bytes a row, and their share of the paper's; microseconds a row, the least of some passes."""
 
     bytes_per_row: float
@@ -40,14 +46,14 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
+class FeatureMessages:
     """Rows as they cross the wire: one message a prompt, one a verdict."""
 
     prompts: Sequence[Rows]
     replies: Sequence[Rows]
 
     @classmethod
-    def of(cls, drafter: Drafter, recordings: Sequence[Recording], plan: TreePlan) -> Messages:
+    def of(cls, drafter: Drafter, recordings: Sequence[RecordedAnswer], plan: TreePlan) -> FeatureMessages:
         replies = [rows for recording in recordings for rows in _replies(drafter, recording, plan)]
         return cls([r.features.numpy()[: len(r.prompt)] for r in recordings], replies)
 
@@ -56,7 +62,7 @@ class Messages:
         return _num_rows(self.replies) / len(self.replies)
 
 
-def weights(messages: Sequence[Rows]) -> dict[Codec, Weight]:
+def codec_costs(messages: Sequence[Rows]) -> dict[Codec, CodecCost]:
     """Every codec on the same messages."""
     return {codec: _weight(messages, codec) for codec in CODECS}
 
@@ -91,19 +97,19 @@ _CODERS: Mapping[str, Callable[[bytes], bytes]] = {
 }
 
 
-def _replies(drafter: Drafter, recording: Recording, plan: TreePlan) -> Iterator[Rows]:
+def _replies(drafter: Drafter, recording: RecordedAnswer, plan: TreePlan) -> Iterator[Rows]:
     """A verdict that commits n tokens brings n rows: the root's and the accepted path's."""
     start = len(recording.prompt)
-    for committed in Walk(drafter, recording, plan).committed_by_verdict(Lag()):
+    for committed in AcceptanceReplay(drafter, recording, plan).committed_by_verdict(Lag()):
         yield recording.features.numpy()[start : start + committed]
         start += committed
 
 
-def _weight(messages: Sequence[Rows], codec: Codec) -> Weight:
+def _weight(messages: Sequence[Rows], codec: Codec) -> CodecCost:
     payloads = [encode_rows(rows, codec) for rows in messages]
     num_rows = _num_rows(messages)
     size = sum(map(len, payloads)) / num_rows
-    return Weight(
+    return CodecCost(
         bytes_per_row=size,
         of_paper=size / _bytes_per_row(messages, paper),
         encode_us=_least_us(lambda: [encode_rows(rows, codec) for rows in messages]) / num_rows,
@@ -129,3 +135,83 @@ def _least_us(work: Callable[[], object]) -> float:
         work()
         times.append(time.perf_counter() - started)
     return min(times) * 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class CodecResult:
+    """One drafter's features: bytes by codec, replies and prompts apart; share of tau by shape and codec; bytes by
+    quantisation and entropy coder."""
+
+    width: int
+    rows_per_reply: float
+    replies: Mapping[Codec, CodecCost]
+    prompts: Mapping[Codec, CodecCost]
+    tau: Mapping[str, Mapping[Codec, TauShare]]
+    reply_coders: Mapping[str, Mapping[str, float]]
+    prompt_coders: Mapping[str, Mapping[str, float]]
+
+
+async def measure_codecs(
+    directory: Path, drafters: Mapping[str, Path], per_family: int, limit: int, step: Step
+) -> dict[str, CodecResult]:
+    answered = AnsweredPrompts.by(directory, per_family, limit, step)
+    chosen = [Degradation(), *(Degradation(coding=codec) for codec in CODECS)]
+    results = {}
+    for name, path in drafters.items():
+        drafter, recordings = await answered.record_features(path)
+        if not drafter.tap.fingerprint:
+            raise UsageError(f"drafter {name}: it has no features to weigh")
+        by_shape = answered.measured(name, drafter, recordings, chosen, step)
+        results[name] = _codec_result(FeatureMessages.of(drafter, recordings, TREE), _shares(by_shape))
+    return results
+
+
+def _shares(by_shape: Mapping[str, Sequence[DegradationResult]]) -> dict[str, dict[Codec, TauShare]]:
+    """Of tau, by shape and codec; the first cell is the whole that they are shares of."""
+    return {
+        shape: {codec: one.overall for codec, one in zip(CODECS, degradations[1:], strict=True)}
+        for shape, degradations in by_shape.items()
+    }
+
+
+def _codec_result(messages: FeatureMessages, tau: Mapping[str, Mapping[Codec, TauShare]]) -> CodecResult:
+    return CodecResult(
+        width=messages.prompts[0].shape[1],
+        rows_per_reply=messages.rows_per_reply,
+        replies=codec_costs(messages.replies),
+        prompts=codec_costs(messages.prompts),
+        tau=tau,
+        reply_coders=coders(messages.replies),
+        prompt_coders=coders(messages.prompts),
+    )
+
+
+def codec_table(name: str, result: CodecResult) -> ResultTable:
+    columns = ("codec", "B/token", "of paper's", "prompt B/row", "of paper's", *result.tau, "encode us/row", "decode")
+    rows = [_codec_row(codec, result) for codec in CODECS]
+    title = f"{name}: features of {result.width} values, {result.rows_per_reply:.1f} rows a reply"
+    return table(title, columns, rows)
+
+
+def _codec_row(codec: Codec, result: CodecResult) -> Sequence[str]:
+    reply, prompt = result.replies[codec], result.prompts[codec]
+    return (
+        codec,
+        f"{reply.bytes_per_row:.1f}",
+        f"{reply.of_paper:.3f}",
+        f"{prompt.bytes_per_row:.1f}",
+        f"{prompt.of_paper:.3f}",
+        *(f"{shares[codec].share:.4f}" for shares in result.tau.values()),
+        f"{reply.encode_us:.1f}",
+        f"{reply.decode_us:.1f}",
+    )
+
+
+def coder_table(name: str, result: CodecResult) -> ResultTable:
+    names = list(next(iter(result.reply_coders.values())))
+    rows = [
+        [f"{quantized}, {what}", *(f"{by_coder[coder]:.1f}" for coder in names)]
+        for what, both in (("a reply", result.reply_coders), ("a prompt", result.prompt_coders))
+        for quantized, by_coder in both.items()
+    ]
+    return table(f"{name}: bytes a row by entropy coder", ("numbers", *names), rows)

@@ -9,28 +9,37 @@ position, so its state is led to do without some here: those rows are no keys, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider_bench.studies.features.staleness import Share, share
-from outrider_bench.studies.features.staleness_recording import Recording
-from outrider_bench.studies.features.staleness_walk import accepted
+from outrider_bench.core.acceptance import SHAPES
+from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.core.prompts import Question, lengthened, questions
+from outrider_bench.core.reference_answers import plain_answers
+from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.studies.features.acceptance_replay import accepted
+from outrider_bench.studies.features.recorded_features import RecordedAnswer
+from outrider_bench.studies.features.staleness import TauShare, record_features, tau_share
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
+from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.moa.state import MoADrafter, MoAState
 from outrider_drafters.trees.grow import grow_tree
 from outrider_proto.errors import UsageError
+from outrider_server.engine.target import Target
 
 End = Literal["newest", "oldest"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PromptRows:
     """So many rows of a prompt, from one of its ends."""
 
     end: End
@@ -50,17 +59,17 @@ class GappedState(MoAState):
         self._record.num_features = position
 
 
-def parts(rows: Sequence[int]) -> list[Part]:
-    return [Part(end, number) for end in ("newest", "oldest") for number in rows]
+def prompt_row_choices(rows: Sequence[int]) -> list[PromptRows]:
+    return [PromptRows(end, number) for end in ("newest", "oldest") for number in rows]
 
 
-def measure_parts(
+def measure_prompt_rows(
     drafter: Drafter,
-    recordings: Sequence[Recording],
+    recordings: Sequence[RecordedAnswer],
     plan: TreePlan,
-    chosen: Sequence[Part],
+    chosen: Sequence[PromptRows],
     step: Callable[[], None] = lambda: None,
-) -> list[Share]:
+) -> list[TauShare]:
     """Of all rows first, then of each part; `step` is called after each. Raises UsageError for other drafters than
     MoA without TLI."""
     if not isinstance(drafter, MoADrafter) or drafter.tail.blocks:
@@ -71,11 +80,11 @@ def measure_parts(
     for part in (None, *chosen):
         counts.append(np.array([count(GappedState(drafter), one, plan, part) for one in recordings]))
         step()
-    return [share(mine, counts[0]) for mine in counts]
+    return [tau_share(mine, counts[0]) for mine in counts]
 
 
 @torch.inference_mode()
-def count(state: GappedState, recording: Recording, plan: TreePlan, part: Part | None) -> tuple[int, int]:
+def count(state: GappedState, recording: RecordedAnswer, plan: TreePlan, part: PromptRows | None) -> tuple[int, int]:
     """Tokens and verdicts of the answer, drafted with this part of the prompt's rows and all of the answer's."""
     tokens, prompt = recording.tokens, len(recording.prompt)
     first, stop = (0, prompt) if part is None else part.of(prompt)
@@ -91,3 +100,42 @@ def count(state: GappedState, recording: Recording, plan: TreePlan, part: Part |
         known += min(left, accepted(grow_tree(state, plan), tokens[known:]) + 1)
         verdicts += 1
     return known - prompt - 1, verdicts
+
+
+Shares = Mapping[str, TauShare]  # by what is there of a prompt's features, all of them first
+
+
+def ask_long_prompts(directory: Path, per_family: int, least: int) -> list[Question]:
+    models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
+    return lengthened(questions(models, per_family), models, least)
+
+
+async def measure_shares(
+    directory: Path, source: Path, asked: Sequence[Question], chosen: Sequence[PromptRows], limit: int, step: Step
+) -> dict[str, Shares]:
+    """By shape of the trees."""
+    target = Target.load(str(directory))
+    answers = plain_answers(target, asked, limit, step)
+    drafter, recordings = await record_features(target, directory, source, asked, answers)
+    names = ["all", *(f"{part.end} {part.rows}" for part in chosen)]
+    results: dict[str, Shares] = {}
+    for shape, plan in SHAPES.items():
+        shares = measure_prompt_rows(drafter, recordings, plan, chosen, ProgressCounter(step, shape, len(names)))
+        results[shape] = dict(zip(names, shares, strict=True))
+    return results
+
+
+def prompt_rows_table(shape: str, shares: Shares) -> ResultTable:
+    rows = [_row(name, one) for name, one in shares.items()]
+    return table(shape, ("features of the prompt", "tau", "share", "95 %"), rows)
+
+
+def read_row_counts(text: str) -> list[int]:
+    numbers = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
+    if min(numbers) < 1:
+        raise UsageError(f"rows={text!r}: need whole numbers from 1 on, separated by commas")
+    return numbers
+
+
+def _row(name: str, one: TauShare) -> tuple[str, ...]:
+    return name, f"{one.tau:.2f}", f"{one.share:.3f}", f"{one.low:.3f}-{one.high:.3f}"

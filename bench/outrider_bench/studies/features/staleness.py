@@ -6,17 +6,23 @@ Every cell drafts the same answers, so shares are paired; their intervals come f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_bench.core.in_process_pair import in_process
-from outrider_bench.core.prompts import Question
-from outrider_bench.studies.features.staleness_recording import BITS, Recording, codings, record
-from outrider_bench.studies.features.staleness_walk import Lag, Walk
-from outrider_client.core.config import ClientConfig
+from outrider_bench.core.acceptance import SHAPES
+from outrider_bench.core.pair import in_process
+from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.core.prompts import Question, by_family, questions
+from outrider_bench.core.reference_answers import plain_answers
+from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.studies.features.acceptance_replay import AcceptanceReplay, Lag
+from outrider_bench.studies.features.recorded_features import BITS, RecordedAnswer, codings, record
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
+from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_server.engine.target import Target
@@ -30,7 +36,7 @@ _SEED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Degradation:
     """One way in which features fall short."""
 
     lag: Lag = Lag()  # noqa: RUF009 # frozen
@@ -38,7 +44,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TauShare:
     """Mean acceptance length, its share of that without any shortfall, and the share's 95 % interval over prompts."""
 
     tau: float
@@ -48,23 +54,23 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    cell: Cell
-    overall: Share
-    by_family: Mapping[str, Share]
+class DegradationResult:
+    cell: Degradation
+    overall: TauShare
+    by_family: Mapping[str, TauShare]
 
 
-def cells(has_features: bool) -> list[Cell]:
+def degradations(has_features: bool) -> list[Degradation]:
     """All lags, all codings, and codings that are late too; of a drafter without features a few, as a control."""
     if not has_features:
-        return [Cell(), Cell(Lag(tokens=10)), Cell(LATE)]
-    coded = [Cell(coding=coding) for coding in ("int8", *CODED, *(f"{bits} bits" for bits in BITS))]
-    return [*map(Cell, LAGS), *coded, *(Cell(LATE, coding) for coding in CODED)]
+        return [Degradation(), Degradation(Lag(tokens=10)), Degradation(LATE)]
+    coded = [Degradation(coding=coding) for coding in ("int8", *CODED, *(f"{bits} bits" for bits in BITS))]
+    return [*map(Degradation, LAGS), *coded, *(Degradation(LATE, coding) for coding in CODED)]
 
 
-async def recorded(
+async def record_features(
     target: Target, target_dir: Path, drafter: Path, asked: Sequence[Question], answers: Sequence[tuple[int, ...]]
-) -> tuple[Drafter, list[Recording]]:
+) -> tuple[Drafter, list[RecordedAnswer]]:
     """A drafter and what its tap makes of all questions and the target's answers to them."""
     async with in_process(target_dir, ClientConfig(target=target_dir, drafter=drafter), target) as pair:
         assert pair.models.drafter is not None
@@ -73,30 +79,30 @@ async def recorded(
 
 def measure(
     drafter: Drafter,
-    recordings: Sequence[Recording],
+    recordings: Sequence[RecordedAnswer],
     families: Mapping[str, Sequence[int]],
     plan: TreePlan,
-    chosen: Sequence[Cell],
+    chosen: Sequence[Degradation],
     step: Callable[[], None] = lambda: None,
-) -> list[Measured]:
+) -> list[DegradationResult]:
     """Every cell, as shares of the first; `families` are numbers of recordings, `step` is called after each of them."""
     counts = _counts(drafter, recordings, plan, chosen, step)
     return [
-        Measured(
+        DegradationResult(
             cell,
-            share(mine, counts[0]),
-            {name: share(mine[list(some)], counts[0][list(some)]) for name, some in families.items()},
+            tau_share(mine, counts[0]),
+            {name: tau_share(mine[list(some)], counts[0][list(some)]) for name, some in families.items()},
         )
         for cell, mine in zip(chosen, counts, strict=True)
     ]
 
 
-def share(counts: NDArray[np.int64], whole: NDArray[np.int64]) -> Share:
+def tau_share(counts: NDArray[np.int64], whole: NDArray[np.int64]) -> TauShare:
     """Of prompts' counts [prompts, (tokens, verdicts)] and of the same prompts' without a shortfall."""
     draws = np.random.default_rng(_SEED).integers(0, len(counts), (_RESAMPLED, len(counts)))
     low, high = np.quantile(_tau(counts[draws]) / _tau(whole[draws]), (0.025, 0.975))
     tau = float(_tau(counts))
-    return Share(tau, tau / float(_tau(whole)), float(low), float(high))
+    return TauShare(tau, tau / float(_tau(whole)), float(low), float(high))
 
 
 def _tau(counts: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -107,9 +113,9 @@ def _tau(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 
 def _counts(
     drafter: Drafter,
-    recordings: Sequence[Recording],
+    recordings: Sequence[RecordedAnswer],
     plan: TreePlan,
-    chosen: Sequence[Cell],
+    chosen: Sequence[Degradation],
     step: Callable[[], None],
 ) -> list[NDArray[np.int64]]:
     """For every cell the tokens and verdicts [prompts, 2] of the answers."""
@@ -117,7 +123,7 @@ def _counts(
     code = codings()
     for recording in recordings:
         walks = {
-            coding: Walk(drafter, recording if coding == EXACT else recording.coded(code[coding]), plan)
+            coding: AcceptanceReplay(drafter, recording if coding == EXACT else recording.coded(code[coding]), plan)
             for coding in {cell.coding for cell in chosen}
         }
         for cell, mine in zip(chosen, counts, strict=True):
@@ -125,3 +131,92 @@ def _counts(
             mine.append((sum(committed), len(committed)))
         step()
     return [np.array(mine) for mine in counts]
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredPrompts:
+    """`directory` is the target's."""
+
+    directory: Path
+    target: Target
+    asked: Sequence[Question]
+    answers: Sequence[tuple[int, ...]]
+
+    @classmethod
+    def by(cls, directory: Path, per_family: int, limit: int, step: Step) -> AnsweredPrompts:
+        """The target in that directory, asked so many questions of each family."""
+        asked = questions(LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER)), per_family)
+        target = Target.load(str(directory))
+        return cls(directory, target, asked, plain_answers(target, asked, limit, step))
+
+    async def record_features(self, drafter: Path) -> tuple[Drafter, list[RecordedAnswer]]:
+        """A drafter and what its tap makes of all questions and answers."""
+        return await record_features(self.target, self.directory, drafter, self.asked, self.answers)
+
+    def measured(
+        self,
+        name: str,
+        drafter: Drafter,
+        recordings: Sequence[RecordedAnswer],
+        chosen: Sequence[Degradation],
+        step: Step,
+    ) -> dict[str, list[DegradationResult]]:
+        """The chosen cells, by shape of the trees."""
+        families = by_family(self.asked)
+        return {
+            shape: measure(
+                drafter, recordings, families, plan, chosen, ProgressCounter(step, f"{name}, {shape}", len(self.asked))
+            )
+            for shape, plan in SHAPES.items()
+        }
+
+
+StalenessResults = dict[str, dict[str, list[DegradationResult]]]  # by drafter and shape of the trees
+
+
+async def measure_staleness(
+    directory: Path, drafters: Mapping[str, Path], per_family: int, limit: int, step: Step
+) -> StalenessResults:
+    answered = AnsweredPrompts.by(directory, per_family, limit, step)
+    results: StalenessResults = {}
+    for name, path in drafters.items():
+        drafter, recordings = await answered.record_features(path)
+        chosen = degradations(has_features=bool(drafter.tap.fingerprint))
+        results[name] = answered.measured(name, drafter, recordings, chosen, step)
+    return results
+
+
+def staleness_as_dict(results: StalenessResults) -> dict[str, Any]:  # Any: a report's content
+    return {
+        name: {shape: [asdict(measured) for measured in all_cells] for shape, all_cells in by_shape.items()}
+        for name, by_shape in results.items()
+    }
+
+
+def staleness_table(name: str, shape: str, measured: Sequence[DegradationResult]) -> ResultTable:
+    columns = ("", "tau", "share", "95 %", "worst family")
+    return table(
+        f"{name}, {shape}: tau, and its share of that with all features", columns, [_row(one) for one in measured]
+    )
+
+
+def _row(measured: DegradationResult) -> tuple[str, ...]:
+    overall = measured.overall
+    worst = min(measured.by_family, key=lambda family: measured.by_family[family].share)
+    return (
+        label(measured.cell),
+        f"{overall.tau:.2f}",
+        f"{overall.share:.3f}",
+        f"{overall.low:.3f}-{overall.high:.3f}",
+        f"{worst} {measured.by_family[worst].share:.3f}",
+    )
+
+
+def label(cell: Degradation) -> str:
+    lag = _counted(cell.lag.verdicts, "verdict") if cell.lag.verdicts else _counted(cell.lag.tokens, "token")
+    prompt_row_choices = [cell.coding] * (cell.coding != EXACT) + [f"{lag} late"] * (cell.lag != Lag())
+    return ", ".join(prompt_row_choices) or "all there"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count > 1 else ''}"

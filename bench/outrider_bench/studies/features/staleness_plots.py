@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider_bench.studies.features.staleness import Cell, Measured
-from outrider_bench.studies.features.staleness_recording import BITS
+from outrider_bench.studies.features.recorded_features import BITS
+from outrider_bench.studies.features.staleness import Degradation, DegradationResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ _COLORS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2", "#E45756", "#72B7B2")
 _STYLES = {"chain": "o--", "tree": "s-"}
 
 
-def plot_staleness(results: Mapping[str, Mapping[str, Sequence[Measured]]], path: Path) -> None:
+def plot_staleness(results: Mapping[str, Mapping[str, Sequence[DegradationResult]]], path: Path) -> None:
     """Share of tau that is left against tokens without features, and against bits a value."""
     import matplotlib as mpl
 
@@ -45,21 +45,26 @@ def plot_staleness(results: Mapping[str, Mapping[str, Sequence[Measured]]], path
 
 
 def _curve(
-    axes: Axes, measured: Sequence[Measured], place: Callable[[Cell], int | None], label: str, style: str, color: str
+    axes: Axes,
+    measured: Sequence[DegradationResult],
+    place: Callable[[Degradation], int | None],
+    label: str,
+    style: str,
+    color: str,
 ) -> None:
     """The cells that have a place, with their intervals."""
     points = sorted((where, one.overall) for one in measured if (where := place(one.cell)) is not None)
     if len(points) < 2:
         return
     places = [where for where, _ in points]
-    axes.plot(places, [share.share for _, share in points], style, color=color, label=label, markersize=4)
+    axes.plot(places, [one.share for _, one in points], style, color=color, label=label, markersize=4)
     axes.fill_between(places, [s.low for _, s in points], [s.high for _, s in points], color=color, alpha=0.12)
 
 
-def _tokens_late(cell: Cell) -> int | None:
-    return None if cell.lag.verdicts or cell.coding != Cell().coding else cell.lag.tokens
+def _tokens_late(cell: Degradation) -> int | None:
+    return None if cell.lag.verdicts or cell.coding != Degradation().coding else cell.lag.tokens
 
 
-def _bits(cell: Cell) -> int | None:
+def _bits(cell: Degradation) -> int | None:
     bits, _, unit = cell.coding.partition(" ")
-    return int(bits) if unit == "bits" and cell.lag == Cell().lag else None
+    return int(bits) if unit == "bits" and cell.lag == Degradation().lag else None

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from outrider_bench.core.acceptance import SHAPES, Acceptance, acceptance
-from outrider_bench.core.in_process_pair import Pair, in_process, papers_loop
-from outrider_bench.core.progress import Counter, Step
+from outrider_bench.core.acceptance import SHAPES, AcceptanceResult, acceptance
+from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
+from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Question, questions
 from outrider_bench.core.reference_answers import plain_answers
+from outrider_bench.core.tables import ResultTable, table
 from outrider_bench.studies.pair.outage import CUTS, outage_scores, stop_scores
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_models.corpus import Family
@@ -20,7 +21,7 @@ from outrider_server.engine.target import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvaluationPlan:
     """What to evaluate. `per_family` questions each, `code` of the code family; acceptance on `tau_per_family`."""
 
     target: Path
@@ -32,10 +33,10 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterResult:
+class DrafterEvaluation:
     """By shape: acceptance. By tokens before the link died: pass@1 of code."""
 
-    acceptance: dict[str, Acceptance]
+    acceptance: dict[str, AcceptanceResult]
     outage: dict[int, float]
 
 
@@ -44,7 +45,7 @@ class Evaluation:
     """`stop` and `target_alone` bound every drafter's outage scores."""
 
     scores: dict[str, Score]
-    drafters: dict[str, DrafterResult]
+    drafters: dict[str, DrafterEvaluation]
     stop: dict[int, float]
     target_alone: float
 
@@ -52,7 +53,7 @@ class Evaluation:
         return asdict(self)
 
 
-async def evaluate(plan: Plan, step: Step) -> Evaluation:
+async def evaluate(plan: EvaluationPlan, step: Step) -> Evaluation:
     """Everything in one process; the target's own answers come from transformers' plain loop."""
     target = Target.load(str(plan.target))
     async with in_process(plan.target, _config(plan.target, NO_DRAFTER), target) as pair:
@@ -70,29 +71,29 @@ async def evaluate(plan: Plan, step: Step) -> Evaluation:
 
 
 async def _drafter_result(
-    pair: Pair,
-    plan: Plan,
+    pair: InProcessPair,
+    plan: EvaluationPlan,
     name: str,
     asked: Sequence[Question],
     expected: Sequence[tuple[int, ...]],
     step: Step,
-) -> DrafterResult:
+) -> DrafterEvaluation:
     few = _first_of_each(asked, plan.tau_per_family)
     some, their_answers = [asked[i] for i in few], [expected[i] for i in few]
     accepted = {}
     for shape_name, shape in SHAPES.items():
-        counter = Counter(step, f"{name}, {shape_name}", len(some))
+        counter = ProgressCounter(step, f"{name}, {shape_name}", len(some))
         accepted[shape_name] = await acceptance(pair, shape, some, their_answers, counter)
     code = _of_family(asked, expected, "code")
     outage = {}
     for cut in CUTS:
-        counter = Counter(step, f"{name}, link dead after {cut}", len(code[0]))
+        counter = ProgressCounter(step, f"{name}, link dead after {cut}", len(code[0]))
         outage[cut] = await outage_scores(pair, *code, cut, plan.max_new_tokens, counter)
-    return DrafterResult(accepted, outage)
+    return DrafterEvaluation(accepted, outage)
 
 
 def _config(target: Path, drafter: Path | str) -> ClientConfig:
-    return papers_loop(target=target, drafter=drafter)
+    return stop_and_wait_config(target=target, drafter=drafter)
 
 
 def _of_family(
@@ -112,3 +113,34 @@ def _first_of_each(asked: Sequence[Question], count: int) -> list[int]:
             numbers.append(i)
         taken[question.sample.family] = seen + 1
     return numbers
+
+
+def scores_table(evaluation: Evaluation) -> ResultTable:
+    """What the target alone gets right."""
+    rows = [[name, f"{s.passed}", f"{s.total}", f"{s.rate:.2f}"] for name, s in evaluation.scores.items()]
+    return table("target alone, held-out compositions", ("family", "right", "of", "share"), rows)
+
+
+def acceptance_table(evaluation: Evaluation) -> ResultTable:
+    """Mean acceptance length, bonus included."""
+    columns, by_column = ["family"], []
+    for name, result in evaluation.drafters.items():
+        for shape, accepted in result.acceptance.items():
+            columns.append(f"{name} {shape}")
+            by_column.append({**accepted.by_family, "all": accepted.overall, "not exact": float(accepted.mismatches)})
+    families = list(by_column[0]) if by_column else []
+    rows = [[family, *(_number(values[family], family) for values in by_column)] for family in families]
+    return table("mean acceptance length (tokens per verdict, bonus included)", columns, rows)
+
+
+def outage_table(evaluation: Evaluation) -> ResultTable:
+    """pass@1 of code when the link dies for good."""
+    cuts = list(evaluation.stop)
+    rows = [["stop"] + [f"{evaluation.stop[cut]:.2f}" for cut in cuts]]
+    rows += [[name] + [f"{result.outage[cut]:.2f}" for cut in cuts] for name, result in evaluation.drafters.items()]
+    rows += [["target alone"] + [f"{evaluation.target_alone:.2f}"] * len(cuts)]
+    return table("code pass@1, link dead after n tokens", ("n", *map(str, cuts)), rows)
+
+
+def _number(value: float, row: str) -> str:
+    return f"{value:.0f}" if row == "not exact" else f"{value:.2f}"

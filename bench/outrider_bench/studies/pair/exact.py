@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from outrider_bench.core.answer_record import gather
-from outrider_bench.core.prompts import Question
+from outrider_bench.core.pair import in_process
+from outrider_bench.core.processes import ServerProcess
+from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.core.prompts import Question, spread_questions
+from outrider_bench.core.reference_answers import generated
 from outrider_client.async_client import AsyncClient
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
+from outrider_client.models.local_models import LocalModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,25 +23,6 @@ class Exactness:
 
     asked: int
     differing: tuple[int, ...]
-
-
-@torch.inference_mode()
-def generated(
-    target_dir: Path, asked: Sequence[Question], max_new_tokens: int, step: Callable[[], None] = lambda: None
-) -> list[tuple[int, ...]]:
-    """What `generate` answers, greedily: the reference, which shares no code with the engine."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(str(target_dir), dtype=torch.float32)
-    answers = []
-    for question in asked:
-        ids = torch.tensor([question.prompt])
-        output = model.generate(  # type: ignore[misc] # annotated with a doubled self
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens
-        )
-        answers.append(tuple(output[0, len(question.prompt) :].tolist()))
-        step()
-    return answers
 
 
 async def exactness(
@@ -55,3 +40,23 @@ async def exactness(
             differing.append(number)
         step()
     return Exactness(len(asked), tuple(differing))
+
+
+async def compare_with_generate(
+    target: Path, drafters: dict[str, Path], count: int, limit: int, step: Step
+) -> dict[str, tuple[int, ...]]:
+    """By way of asking, the numbers of the prompts whose answers differ."""
+    asked = spread_questions(LocalModels.load(ClientConfig(target=target, drafter=NO_DRAFTER)), count)
+    expected = generated(target, asked, limit, ProgressCounter(step, "transformers", count))
+    report = {}
+    for name, directory in drafters.items():
+        config = ClientConfig(target=target, drafter=directory)
+        counter = ProgressCounter(step, f"{name} in process", count)
+        async with in_process(target, config) as pair, pair.client() as client:
+            report[f"{name} in process"] = (await exactness(client, asked, expected, limit, counter)).differing
+        counter = ProgressCounter(step, f"{name} over gRPC", count)
+        with ServerProcess(["--target", str(target), "--drafter", str(directory)]) as server:
+            config = ClientConfig(server=server.address, target=target, drafter=directory)
+            async with AsyncClient(config) as client:
+                report[f"{name} over gRPC"] = (await exactness(client, asked, expected, limit, counter)).differing
+    return report

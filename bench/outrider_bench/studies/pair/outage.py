@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider_bench.core.in_process_pair import Pair
+from outrider_bench.core.pair import InProcessPair
 from outrider_bench.core.prompts import Question
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_models.corpus.check import score_all
@@ -23,7 +23,7 @@ CUTS = (1, 10, 25, 40)  # tokens that came before the link died
 
 
 async def outage_scores(
-    pair: Pair,
+    pair: InProcessPair,
     asked: Sequence[Question],
     expected: Sequence[tuple[int, ...]],
     cut: int,
@@ -46,7 +46,7 @@ async def outage_scores(
     return _share(asked, texts)
 
 
-def stop_scores(pair: Pair, asked: Sequence[Question], expected: Sequence[tuple[int, ...]], cut: int) -> float:
+def stop_scores(pair: InProcessPair, asked: Sequence[Question], expected: Sequence[tuple[int, ...]], cut: int) -> float:
     """Share of right answers when nothing follows the first `cut` tokens."""
     return _share(asked, [pair.models.decode(tokens[:cut]) for tokens in expected])
 
@@ -67,7 +67,7 @@ def write_alone(
     return written
 
 
-async def features_of(pair: Pair, tokens: tuple[int, ...], tap: str) -> NDArray[np.float32]:
+async def features_of(pair: InProcessPair, tokens: tuple[int, ...], tap: str) -> NDArray[np.float32]:
     """What the server would have sent by then: rows [len(tokens), width]. Of a tap, for without one none would come."""
     about = pair.verifier.describe()
     connection = await pair.transport().connect()

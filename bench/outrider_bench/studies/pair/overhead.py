@@ -10,15 +10,20 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from outrider_bench.core.prompts import Question
+from outrider_bench.core.pair import stop_and_wait_config
+from outrider_bench.core.processes import ServerProcess, own_cores
+from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.core.prompts import Question, spread_questions
+from outrider_bench.core.tables import ResultTable, show_line, table
 from outrider_bench.core.timed_drafter import TimedDrafter
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.grpc_transport import GrpcTransport
-from outrider_client.core.config import ClientConfig
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.core.events import Cycle, Stats
 from outrider_client.core.statistics import Statistics
 from outrider_client.models.local_models import LocalModels
@@ -132,3 +137,27 @@ def _mark(so_far: Statistics, timed: TimedDrafter) -> _Mark:
 def _between(earlier: _Mark, later: _Mark) -> CycleTimes:
     names = ("at", "draft", "draft_forward", "wire", "queue", "verify", "wait", "tap")
     return CycleTimes(*(getattr(later, name) - getattr(earlier, name) for name in names))
+
+
+async def measure_overhead(
+    target: Path, drafters: dict[str, Path], count: int, step: Step
+) -> dict[str, dict[str, float]]:
+    asked = spread_questions(LocalModels.load(ClientConfig(target=target, drafter=NO_DRAFTER)), count)
+    report = {}
+    for name, directory in drafters.items():
+        with ServerProcess(["--target", str(target), "--drafter", str(directory)]) as server:
+            config = stop_and_wait_config(server=server.address, target=target, drafter=directory)
+            models = LocalModels.load(config)
+            with own_cores(server.pid) as pinned:
+                if not pinned:
+                    show_line("server and client share their cores: this machine gives them none of their own")
+                times = await cycle_times(config, models, asked, ProgressCounter(step, name, count))
+                report[name] = medians(times) | {"ping": await ping_ms(server.address, models)}
+    return report
+
+
+def overhead_table(medians: Mapping[str, Mapping[str, float]]) -> ResultTable:
+    """Median ms of a cycle's parts, a column a drafter."""
+    parts = list(next(iter(medians.values())))
+    rows = [[part, *(f"{values[part]:.2f}" for values in medians.values())] for part in parts]
+    return table("a cycle on loopback, median ms", ("part", *medians), rows)

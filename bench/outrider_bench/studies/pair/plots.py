@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider_bench.studies.pair.evaluation import Evaluation
-from outrider_bench.studies.pair.verify_cost import Cost
+from outrider_bench.studies.pair.verify_cost import VerifyCost
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ def plot_evaluation(evaluation: Evaluation, path: Path) -> None:
     plt.close(figure)
 
 
-def plot_verify_costs(title: str, costs: Sequence[Cost], path: Path) -> None:
+def plot_verify_costs(title: str, costs: Sequence[VerifyCost], path: Path) -> None:
     """A pass's cost against its new tokens, in decodes."""
     import matplotlib as mpl
 

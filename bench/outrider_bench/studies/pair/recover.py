@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 
-from outrider_bench.core.prompts import Question
-from outrider_bench.core.server_process import ServerProcess
+from outrider_bench.core.processes import ServerProcess
+from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.core.prompts import Question, spread_questions
+from outrider_bench.core.tables import ResultTable, table
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.link_state import LinkState
-from outrider_client.core.config import ClientConfig
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.core.events import Committed, Finished, LinkChanged, RolledBack, Unverified
 from outrider_client.models.local_models import LocalModels
 
@@ -83,3 +86,33 @@ async def _recover(
 def _moment(generator: random.Random, num_tokens: int) -> int:
     """After how many tokens to kill: early enough that verdicts are still to come."""
     return generator.randrange(1, max(2, num_tokens - 12))
+
+
+async def measure_recoveries(target: Path, drafter: Path, count: int, seed: int, step: Step) -> list[Recovery]:
+    asked = spread_questions(LocalModels.load(ClientConfig(target=target, drafter=NO_DRAFTER)), count)
+    with ServerProcess(["--target", str(target), "--drafter", str(drafter)]) as server:
+        config = ClientConfig(
+            server=server.address, target=target, drafter=drafter, on_reconnect="verify", wait_for_link_s=120.0
+        )
+        models = LocalModels.load(config)
+        async with AsyncClient(config, models=models) as client:
+            expected = [(await client.complete(question.prompt)).token_ids for question in asked]
+        counter = ProgressCounter(step, "killed and restarted", count)
+        return await recoveries(server, config, models, asked, expected, seed, lambda recovery: counter())
+
+
+def recovery_table(recoveries: Sequence[Recovery]) -> ResultTable:
+    """One row a killing."""
+    rows = [
+        [f"{r.killed_after}", _yes(r.interrupted), f"{r.unverified}", f"{r.rolled_back}", r.finish, _yes(r.identical)]
+        for r in recoveries
+    ]
+    return table(
+        "the server killed in mid-answer",
+        ("killed after", "interrupted", "unverified", "rolled back", "finish", "identical"),
+        rows,
+    )
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "NO"

@@ -8,9 +8,12 @@ turns, so that whatever else the machine does falls on all of them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from outrider_bench.core.tables import ResultTable, table
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
@@ -24,7 +27,7 @@ _WARM_UP = 3  # rounds
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class VerifyCost:
     """Of a forward pass over `tokens` new tokens; `ratio` of its median to that over one."""
 
     tokens: int
@@ -34,7 +37,9 @@ class Cost:
     ratio: float
 
 
-def verify_costs(target: Target, context: int, repeats: int, step: Callable[[], None] = lambda: None) -> list[Cost]:
+def verify_costs(
+    target: Target, context: int, repeats: int, step: Callable[[], None] = lambda: None
+) -> list[VerifyCost]:
     """Costs of all SIZES after `context` tokens, each the median of `repeats` passes; `step` after every round.
 
     Raises UsageError where the target's context has no room for them.
@@ -56,10 +61,10 @@ def verify_costs(target: Target, context: int, repeats: int, step: Callable[[], 
     return [_cost(size, each, decode) for size, each in times.items()]
 
 
-def _cost(tokens: int, times_ms: list[float], decode_ms: float) -> Cost:
+def _cost(tokens: int, times_ms: list[float], decode_ms: float) -> VerifyCost:
     median = statistics.median(times_ms)
     rounded = (round(value, 4) for value in (median, min(times_ms), max(times_ms), median / decode_ms))
-    return Cost(tokens, *rounded)
+    return VerifyCost(tokens, *rounded)
 
 
 def _prefill(engine: Engine, held: Held, count: int) -> None:
@@ -77,3 +82,21 @@ def _pass_s(engine: Engine, held: Held, size: int) -> float:
 def _tokens(engine: Engine, count: int) -> list[int]:
     """Any will do."""
     return [(7919 * i + 13) % engine.target.vocab_size for i in range(count)]
+
+
+def verify_cost_table(name: str, context: int, costs: Sequence[VerifyCost]) -> ResultTable:
+    rows = [
+        [
+            f"{cost.tokens}",
+            *(f"{ms:.2f}" for ms in (cost.median_ms, cost.fastest_ms, cost.slowest_ms)),
+            f"{cost.ratio:.2f}",
+        ]
+        for cost in costs
+    ]
+    columns = ("new tokens", "median ms", "fastest", "slowest", "x decode")
+    return table(f"a pass of {name} after {context} tokens", columns, rows)
+
+
+def device_name(name: str) -> str:
+    """With the accelerator's own name."""
+    return torch.cuda.get_device_name(name) if name.startswith("cuda") else name

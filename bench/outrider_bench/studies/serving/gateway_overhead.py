@@ -7,12 +7,20 @@ import http.client
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider_bench.core.processes import ServerProcess
+from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.core.prompts import questions
+from outrider_bench.studies.serving.gateway_process import GatewayProcess, cold_start_s
 from outrider_client.async_client import AsyncClient
+from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Committed, Finished
+from outrider_client.models.local_models import LocalModels
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_models.corpus import FAMILIES
 from outrider_proto.errors import UsageError
 
 _DATA = b"data: "
@@ -20,7 +28,7 @@ _DONE = b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class AnswerTiming:
     """One answer: seconds to its first text and to its end, from asking on."""
 
     text: str
@@ -30,11 +38,11 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PairedTiming:
     """The same prompt both ways."""
 
-    library: Timed
-    gateway: Timed
+    library: AnswerTiming
+    gateway: AnswerTiming
 
     @property
     def per_token_ms(self) -> float:
@@ -46,14 +54,14 @@ class Pair:
         return (self.gateway.first_s - self.library.first_s) * 1e3
 
 
-async def pairs(
+async def measure_pairs(
     client: AsyncClient,
     port: int,
     prompts: Sequence[Sequence[int]],
     mode: str,
     max_tokens: int,
     step: Callable[[], None],
-) -> list[Pair]:
+) -> list[PairedTiming]:
     """Each prompt both ways, every other one through the gateway first. Raises UsageError where the texts differ."""
     timed = []
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
@@ -61,14 +69,14 @@ async def pairs(
             asked = {"model": "outrider", "prompt": list(prompt), "max_tokens": max_tokens, "outrider": {"mode": mode}}
             first = through_gateway(connection, asked) if number % 2 else None
             library = await through_library(client, prompt, mode, max_tokens)
-            timed.append(Pair(library, first or through_gateway(connection, asked)))
+            timed.append(PairedTiming(library, first or through_gateway(connection, asked)))
             if timed[-1].gateway.text != library.text:
                 raise UsageError(f"prompt {number}: the gateway's text is not the library's")
             step()
     return timed
 
 
-async def through_library(client: AsyncClient, prompt: Sequence[int], mode: str, max_tokens: int) -> Timed:
+async def through_library(client: AsyncClient, prompt: Sequence[int], mode: str, max_tokens: int) -> AnswerTiming:
     text, first_s, num_tokens = "", 0.0, 0
     started = time.perf_counter()
     async with contextlib.aclosing(client.generate(prompt, mode=mode, max_new_tokens=max_tokens)) as events:
@@ -78,10 +86,12 @@ async def through_library(client: AsyncClient, prompt: Sequence[int], mode: str,
                 text += event.text
             if isinstance(event, Finished):
                 num_tokens = event.statistics.new_tokens
-    return Timed(text, num_tokens, first_s, time.perf_counter() - started)
+    return AnswerTiming(text, num_tokens, first_s, time.perf_counter() - started)
 
 
-def through_gateway(connection: http.client.HTTPConnection, asked: dict[str, Any]) -> Timed:  # Any: whatever JSON holds
+def through_gateway(
+    connection: http.client.HTTPConnection, asked: dict[str, Any]
+) -> AnswerTiming:  # Any: whatever JSON holds
     """Lines are read as they come, and made sense of afterwards: that is the app's work, not the gateway's."""
     body = json.dumps(asked | {"stream": True, "temperature": 0, "stream_options": {"include_usage": True}})
     lines: list[tuple[float, bytes]] = []
@@ -96,10 +106,10 @@ def through_gateway(connection: http.client.HTTPConnection, asked: dict[str, Any
         (at, chunk["choices"][0]["text"]) for at, chunk in chunks if chunk["choices"] and chunk["choices"][0]["text"]
     ]
     num_tokens = chunks[-1][1]["usage"]["completion_tokens"]
-    return Timed("".join(text for _, text in texts), num_tokens, texts[0][0] if texts else 0.0, lines[-1][0])
+    return AnswerTiming("".join(text for _, text in texts), num_tokens, texts[0][0] if texts else 0.0, lines[-1][0])
 
 
-def figures(timed: Sequence[Pair]) -> dict[str, float]:
+def medians(timed: Sequence[PairedTiming]) -> dict[str, float]:
     """Medians, in ms."""
     library = [pair.library.whole_s * 1e3 / pair.library.num_tokens for pair in timed]
     gateway = [pair.gateway.whole_s * 1e3 / pair.gateway.num_tokens for pair in timed]
@@ -109,3 +119,31 @@ def figures(timed: Sequence[Pair]) -> dict[str, float]:
         "added_token_ms": statistics.median(pair.per_token_ms for pair in timed),
         "added_first_token_ms": statistics.median(pair.first_ms for pair in timed),
     }
+
+
+async def measure_gateway(
+    modes: list[str], num_prompts: int, max_tokens: int, cold_starts: int, step: Step
+) -> Mapping[str, dict[str, float]]:
+    report: dict[str, dict[str, float]] = {}
+    with ServerProcess(["--target", str(target_dir()), "--drafter", str(drafter_dir("moa"))]) as server:
+        models = LocalModels.load(ClientConfig())
+        asked = questions(models, -(-num_prompts // len(FAMILIES)))[:num_prompts]
+        with GatewayProcess(server.address) as gateway:
+            async with AsyncClient(ClientConfig(server.address), models=models) as client:
+                for mode in modes:
+                    counter = ProgressCounter(step, mode, num_prompts)
+                    prompts = [question.prompt for question in asked]
+                    timed = await measure_pairs(client, gateway.port, prompts, mode, max_tokens, counter)
+                    report[mode] = medians(timed)
+        starts = _cold_starts(server.address, cold_starts, step)
+    return {mode: told | starts for mode, told in report.items()}
+
+
+def _cold_starts(server: str, count: int, step: Step) -> dict[str, float]:
+    """Nothing for none."""
+    counter = ProgressCounter(step, "cold starts", count)
+    taken = []
+    for _ in range(count):
+        taken.append(cold_start_s(server))
+        counter()
+    return {"cold_start_s": statistics.median(taken)} if taken else {}

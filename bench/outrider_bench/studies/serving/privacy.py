@@ -4,8 +4,8 @@ features of the safe part, without any (control), over placeholders, and where n
 from __future__ import annotations
 
 import re
-from collections import Counter as Counted
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider_bench.core.in_process_pair import Pair, in_process, papers_loop
-from outrider_bench.core.progress import Counter, Step
+from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
+from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import SEED, Question
 from outrider_bench.core.reference_answers import plain_answers
+from outrider_bench.core.tables import ResultTable, table
 from outrider_bench.studies.pair.outage import features_of, outage_scores
 from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.prompt_segments import Segment
 from outrider_drafters.contracts.drafter import Drafter
+from outrider_models.core.embedded import drafter_source
 from outrider_models.corpus import Family, Sample, generate
 from outrider_models.corpus.check import score_by_family
 from outrider_models.corpus.sample import Entities
@@ -73,13 +75,13 @@ def private_turns(sample: Sample, word: str, kind: str) -> tuple[PromptMessage, 
     )
 
 
-def private_questions(pair: Pair, per_family: int) -> list[PrivateQuestion]:
+def private_questions(pair: InProcessPair, per_family: int) -> list[PrivateQuestion]:
     """Held-out ones, as many of each family as have a fact among so many."""
     samples = [sample for family in FAMILIES for sample in generate(family, "test", SEED, per_family)]
     return [_private(pair, sample, fact) for sample in samples if (fact := fact_of(sample)) is not None]
 
 
-def _private(pair: Pair, sample: Sample, fact: tuple[str, str]) -> PrivateQuestion:
+def _private(pair: InProcessPair, sample: Sample, fact: tuple[str, str]) -> PrivateQuestion:
     turns = private_turns(sample, *fact)
     plain = [PromptMessage(role=message.role, content=message.content) for message in sample.messages]
     question = Question(sample, tuple(pair.models.encode(plain, raw=False)))
@@ -102,7 +104,7 @@ async def quality(
     target_dir: Path, drafter: str | Path, per_family: int, limit: int, target: Target, step: Step
 ) -> Quality:
     """Everything in one process. Raises UsageError."""
-    config = papers_loop(target=target_dir, drafter=drafter, max_new_tokens=limit)
+    config = stop_and_wait_config(target=target_dir, drafter=drafter, max_new_tokens=limit)
     async with in_process(target_dir, config, target) as pair:
         asked = private_questions(pair, per_family)
         expected = plain_answers(target, [one.question for one in asked], limit, step)
@@ -112,13 +114,15 @@ async def quality(
             shares[ALL_FEATURES] = await _with_all_features(pair, asked, expected, limit)
             agreement = await _agreement(pair, asked, expected)
         for name, way in WAYS.items():
-            shares[name] = _shares(asked, await _texts(pair, asked, way, Counter(step, name, len(asked))))
+            shares[name] = _shares(asked, await _texts(pair, asked, way, ProgressCounter(step, name, len(asked))))
     families = _by_family(asked)
     safe = {family: sum(one.safe_share for one in group) / len(group) for family, group in families.items()}
     return Quality(shares, agreement, {family: len(group) for family, group in families.items()}, safe)
 
 
-async def _texts(pair: Pair, asked: Sequence[PrivateQuestion], way: dict[str, Any], counter: Counter) -> list[str]:
+async def _texts(
+    pair: InProcessPair, asked: Sequence[PrivateQuestion], way: dict[str, Any], counter: ProgressCounter
+) -> list[str]:
     texts = []
     for one in asked:
         async with pair.client() as client:
@@ -128,7 +132,7 @@ async def _texts(pair: Pair, asked: Sequence[PrivateQuestion], way: dict[str, An
 
 
 async def _with_all_features(
-    pair: Pair, asked: Sequence[PrivateQuestion], expected: Sequence[tuple[int, ...]], limit: int
+    pair: InProcessPair, asked: Sequence[PrivateQuestion], expected: Sequence[tuple[int, ...]], limit: int
 ) -> dict[str, float]:
     """What writing alone costs by itself, were everything shown to the target."""
     answers = dict(zip((one.question.prompt for one in asked), expected, strict=True))
@@ -141,13 +145,13 @@ async def _with_all_features(
 
 
 async def _agreement(
-    pair: Pair, asked: Sequence[PrivateQuestion], expected: Sequence[tuple[int, ...]]
+    pair: InProcessPair, asked: Sequence[PrivateQuestion], expected: Sequence[tuple[int, ...]]
 ) -> dict[str, dict[str, float]]:
     """Accuracy has a floor, and this has none: the drafter reads all of the target's answer up to each token."""
     drafter = pair.models.drafter
     assert drafter is not None
-    hits: dict[str, Counted[str]] = {name: Counted() for name in KNOWN}
-    num_tokens: Counted[str] = Counted()
+    hits: dict[str, Counter[str]] = {name: Counter() for name in KNOWN}
+    num_tokens: Counter[str] = Counter()
     for one, answer in zip(asked, expected, strict=True):
         family, prompt = one.question.sample.family, one.question.prompt
         rows = await features_of(pair, prompt, drafter.tap.fingerprint)
@@ -180,3 +184,20 @@ def _by_family(asked: Sequence[PrivateQuestion]) -> dict[str, list[PrivateQuesti
         for family in FAMILIES
         if (group := [one for one in asked if one.question.sample.family == family])
     }
+
+
+async def measure_privacy(
+    directory: Path, names: list[str], per_family: int, limit: int, step: Step
+) -> dict[str, Quality]:
+    target = Target.load(str(directory))
+    return {name: await quality(directory, drafter_source(name), per_family, limit, target, step) for name in names}
+
+
+def privacy_table(title: str, shares: Mapping[str, Mapping[str, float]], result: Quality) -> ResultTable:
+    rows = [[way, *_cells(by_family)] for way, by_family in shares.items()]
+    rows.append(["(safe share of the prompt)", *_cells(result.safe_share)])
+    return table(title, ("way", *(f"{family} ({count})" for family, count in result.asked.items())), rows)
+
+
+def _cells(by_family: Mapping[str, float]) -> list[str]:
+    return [f"{share:.2f}" for share in by_family.values()]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import typer
+
 from outrider_bench.core.prompts import Question
+from outrider_bench.studies.serving.ray_process import RayProcess
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import ClientConfig
@@ -17,7 +21,7 @@ from outrider_client.models.local_models import LocalModels
 
 
 @dataclass(slots=True)
-class Tally:
+class RayCounters:
     """What all clients together saw. `differing`: answers that are not the target's own."""
 
     answers: int = 0
@@ -37,7 +41,7 @@ class RayLoad:
         asked: Sequence[Question],
         expected: Sequence[tuple[int, ...]],
     ) -> None:
-        self.tally = Tally()
+        self.counters = RayCounters()
         self._config = config
         self._models = models
         self._work = list(zip(asked, expected, strict=True))
@@ -46,7 +50,7 @@ class RayLoad:
 
     async def run(
         self, num_clients: int, meanwhile: Callable[[], Coroutine[Any, Any, None]]
-    ) -> Tally:  # Any: asyncio's
+    ) -> RayCounters:  # Any: asyncio's
         """Load by so many clients while `meanwhile` runs, and until each has finished the answer it is at."""
         async with asyncio.TaskGroup() as group:
             for number in range(num_clients):
@@ -54,14 +58,14 @@ class RayLoad:
             try:
                 await self.answers(num_clients)  # everybody is there
                 await meanwhile()
-                await self.answers(self.tally.answers + num_clients)
+                await self.answers(self.counters.answers + num_clients)
             finally:
                 self._over = True
-        return self.tally
+        return self.counters
 
     async def answers(self, count: int) -> None:
         """Until so many have been written."""
-        while self.tally.answers < count:
+        while self.counters.answers < count:
             self._answered.clear()
             await self._answered.wait()
 
@@ -70,9 +74,9 @@ class RayLoad:
             while not self._over:
                 question, expected = self._work[number % len(self._work)]
                 tokens = await self._answer(client, question, len(expected))
-                self.tally.answers += 1
-                self.tally.differing += tokens != expected
-                self.tally.tokens += len(tokens)
+                self.counters.answers += 1
+                self.counters.differing += tokens != expected
+                self.counters.tokens += len(tokens)
                 self._answered.set()
                 number += 1
 
@@ -85,7 +89,29 @@ class RayLoad:
                         tokens += new
                     case RolledBack(count=count):
                         del tokens[len(tokens) - count :]
-                        self.tally.rolled_back += count
+                        self.counters.rolled_back += count
                     case LinkChanged(state=LinkState.OFFLINE):
-                        self.tally.lost_links += 1
+                        self.counters.lost_links += 1
         return tuple(tokens)
+
+
+async def inject_faults(ray: RayProcess, num_replicas: int, kill: bool, update: bool) -> None:
+    """What happens to a deployment under load; each is over when there are as many replicas as before."""
+    if kill:
+        victim = ray.kill_replica()
+        typer.echo(f"killed replica {victim}")
+        seconds = await _replaced(ray, {victim}, num_replicas)
+        typer.echo(f"after {seconds:.1f} s its place is taken: processes {ray.replicas()}")
+    if update:
+        before = set(ray.replicas())
+        await asyncio.to_thread(ray.update)
+        await _replaced(ray, before, num_replicas)
+        typer.echo(f"all replaced: processes {ray.replicas()}")
+
+
+async def _replaced(ray: RayProcess, gone: set[int], num_replicas: int) -> float:
+    """Seconds until there are so many replicas and none of `gone` is among them."""
+    started = time.monotonic()
+    while len(now := ray.replicas()) < num_replicas or gone & set(now):  # noqa: ASYNC110 # processes set no event
+        await asyncio.sleep(0.1)
+    return time.monotonic() - started

@@ -18,17 +18,18 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from outrider_bench.studies.tcp.tcp_info import TcpInfo
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side
 from outrider_netsim.namespaces.namespaces import Namespaces
 
 HEADER = struct.Struct("!III")  # bytes of the request, of the reply's first part, of the whole reply
 TIMEOUT_S = 120.0  # of one exchange; TCP alone would try for a quarter of an hour
+_INFO_BYTES = 232  # of struct tcp_info (linux/tcp.h)
+_AT = {"rto_us": 8, "rtt_us": 68, "cwnd": 80, "reordering": 88, "resent": 100, "sent": 156, "dsacks": 216}
 SIDES: tuple[Side, ...] = ("A", "B")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ExchangeShape:
     """Sizes in bytes, the reply's first part included in `reply`; no first part: one write."""
 
     reply: int
@@ -39,13 +40,13 @@ class Shape:
         return HEADER.pack(self.request, self.first, self.reply)
 
     @classmethod
-    def of(cls, header: bytes) -> Shape:
+    def of(cls, header: bytes) -> ExchangeShape:
         request, first, reply = HEADER.unpack(header)
         return cls(reply, first, request)
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class ExchangeTiming:
     """ms from the request's writing until the first part, and until all of the reply, were there.
 
     The rest is the replying kernel's account of it, 0 where it is not to be had.
@@ -60,10 +61,28 @@ class Timing:
     needless: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class TcpInfo:
+    """Counts are since the connection began. An old kernel's missing fields are 0."""
+
+    rto_us: int
+    rtt_us: int
+    cwnd: int  # packets that may be under way
+    reordering: int  # places by which a packet may be late before it counts as lost
+    resent: int  # packets sent again
+    sent: int  # packets with data, those sent again included
+    dsacks: int  # packets that the other side says it got twice: sent again needlessly
+
+    @classmethod
+    def of(cls, connection: socket.socket) -> TcpInfo:
+        data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES).ljust(_INFO_BYTES, b"\0")
+        return cls(**{name: struct.unpack_from("=I", data, offset)[0] for name, offset in _AT.items()})
+
+
 class Exchanger(Protocol):
     """A connection on which one side asks and the other replies."""
 
-    async def exchange(self, shape: Shape) -> Timing:
+    async def exchange(self, shape: ExchangeShape) -> ExchangeTiming:
         """Raises LinkError, TimeoutError or OSError when the reply does not come."""
 
     async def __aenter__(self) -> Self: ...
@@ -102,7 +121,7 @@ class TcpExchanger:
         self._client.close()
         self._server.close()
 
-    async def exchange(self, shape: Shape) -> Timing:
+    async def exchange(self, shape: ExchangeShape) -> ExchangeTiming:
         loop = asyncio.get_running_loop()
         before = TcpInfo.of(self._server)
         async with asyncio.timeout(TIMEOUT_S):
@@ -114,11 +133,11 @@ class TcpExchanger:
             whole = time.perf_counter()
         return self._timing((first - started) * 1e3, (whole - started) * 1e3, before)
 
-    def _timing(self, first_ms: float, whole_ms: float, before: TcpInfo) -> Timing:
+    def _timing(self, first_ms: float, whole_ms: float, before: TcpInfo) -> ExchangeTiming:
         """Counts go on from the last exchange's end: word of a needless packet comes a round trip after it."""
         since, now = self._counted, TcpInfo.of(self._server)
         self._counted = now
-        return Timing(
+        return ExchangeTiming(
             first_ms,
             whole_ms,
             before.cwnd,
@@ -145,7 +164,7 @@ async def congestion_control(namespaces: Namespaces) -> str:
 async def _reply_to_all(connection: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     while True:
-        shape = Shape.of(await _receive(connection, HEADER.size))
+        shape = ExchangeShape.of(await _receive(connection, HEADER.size))
         await _receive(connection, shape.request - HEADER.size)
         for part in (shape.first, shape.reply - shape.first):
             if part:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import grpc
 
-from outrider_bench.studies.tcp.tcp_exchange import HEADER, TIMEOUT_S, Shape, Timing
+from outrider_bench.studies.tcp.tcp_exchange import HEADER, TIMEOUT_S, ExchangeShape, ExchangeTiming
 from outrider_client.connection.grpc_transport import CHANNEL_OPTIONS
 from outrider_proto.errors import LinkError
 from outrider_server.rpc.server import SERVER_OPTIONS
@@ -61,21 +61,21 @@ class GrpcExchanger:
         self._call.cancel()
         await self._channel.close()
 
-    async def exchange(self, shape: Shape) -> Timing:
+    async def exchange(self, shape: ExchangeShape) -> ExchangeTiming:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._timed(shape)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:  # the latter: it had ended before
             raise LinkError(f"{self._address}: the stream broke ({error})") from error
 
-    async def _timed(self, shape: Shape) -> Timing:
+    async def _timed(self, shape: ExchangeShape) -> ExchangeTiming:
         started = time.perf_counter()
         await self._call.write(shape.header().ljust(shape.request, b"\0"))
         missing = shape.reply - await self._arrived_bytes()
         first = time.perf_counter()
         while missing:
             missing -= await self._arrived_bytes()
-        return Timing((first - started) * 1e3, (time.perf_counter() - started) * 1e3)
+        return ExchangeTiming((first - started) * 1e3, (time.perf_counter() - started) * 1e3)
 
     async def _arrived_bytes(self) -> int:
         message = await self._call.read()
@@ -87,12 +87,12 @@ class GrpcExchanger:
 # Any: the stubs have no type for a context of bytes
 async def _replies(requests: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
     async for request in requests:
-        shape = Shape.of(request[: HEADER.size])
+        shape = ExchangeShape.of(request[: HEADER.size])
         for size in _messages(shape):
             yield bytes(size)
 
 
-def _messages(shape: Shape) -> list[int]:
+def _messages(shape: ExchangeShape) -> list[int]:
     """Sizes of the first part and of the rest, cut into messages."""
     rest = shape.reply - shape.first
     whole, left = divmod(rest, MESSAGE_BYTES)

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.core.accepted_by_position import by_position
+from outrider_bench.core.acceptance import acceptance_by_position
 from outrider_bench.studies.drafters.comparison import PLAIN, Controls, _speed
 from outrider_client.core.events import Cycle
 from outrider_models.core.embedded import target_dir
@@ -22,15 +22,15 @@ def verdict_on(tree: DraftTree, accepted: int) -> Cycle:
 
 
 def test_positions_are_counted_against_all_and_against_the_one_before():
-    positions = by_position([verdict_on(CHAIN, accepted) for accepted in (0, 1, 3, 3)])
+    positions = acceptance_by_position([verdict_on(CHAIN, accepted) for accepted in (0, 1, 3, 3)])
     assert positions.reached == (0.75, 0.5, 0.5)
     assert positions.kept == (0.75, 2 / 3, 1.0)
     assert positions.rate == 7 / 12
 
 
 def test_a_position_that_no_draft_was_accepted_before_keeps_none():
-    assert by_position([verdict_on(CHAIN, 0)]).kept == (0.0, 0.0, 0.0)
-    assert by_position([]).reached == ()
+    assert acceptance_by_position([verdict_on(CHAIN, 0)]).kept == (0.0, 0.0, 0.0)
+    assert acceptance_by_position([]).reached == ()
 
 
 def test_speed_is_the_median_of_ratios_not_the_ratio_of_medians():

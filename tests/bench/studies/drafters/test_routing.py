@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.studies.drafters.routing import ways
+from outrider_bench.studies.drafters.routing import routing_variants
 
 
 @pytest.fixture(scope="module")
@@ -19,12 +19,14 @@ def report(tmp_path_factory) -> dict:
 
 
 def test_every_way_is_exact(report):
-    assert list(report["ways"]) == list(ways(("a/eagle2_math", "b/eagle2_chat"), 0.5))
-    assert all(way["mismatches"] == 0 and way["overall"] > 1 for way in report["ways"].values())
+    assert list(report["ways"]) == list(routing_variants(("a/eagle2_math", "b/eagle2_chat"), 0.5))
+    assert all(variant["mismatches"] == 0 and variant["overall"] > 1 for variant in report["ways"].values())
 
 
 def test_what_the_second_head_costs(report):
-    alone, apart, batch, _, gated, gated_batch = (way for name, way in report["ways"].items() if "head 2" not in name)
+    alone, apart, batch, _, gated, gated_batch = (
+        variant for name, variant in report["ways"].items() if "head 2" not in name
+    )
     assert alone["extra_drafts"] == 0.0
     assert apart["extra_drafts"] == batch["extra_drafts"] == 1.0  # the routing report's +100 %
     assert apart["passes_per_1000_tokens"] == pytest.approx(2 * batch["passes_per_1000_tokens"])

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.studies.features.codec import coders, paper, weights
+from outrider_bench.studies.features.codec import codec_costs, coders, paper
 from outrider_proto.feature_codec import encode_rows
 from outrider_proto.frames import CODECS
 
@@ -19,7 +19,7 @@ def messages():
 
 
 def test_weights_are_per_row_and_against_the_papers(messages):
-    weighed = weights(messages)
+    weighed = codec_costs(messages)
     assert list(weighed) == list(CODECS)
     size = sum(len(encode_rows(rows, "lean")) for rows in messages)
     assert weighed["lean"].bytes_per_row == pytest.approx(size / 66)

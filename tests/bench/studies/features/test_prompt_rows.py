@@ -9,12 +9,18 @@ from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
 from outrider_bench.core.acceptance import SHAPES
-from outrider_bench.core.in_process_pair import in_process, papers_loop
+from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.prompts import questions
 from outrider_bench.core.reference_answers import plain_answers
-from outrider_bench.studies.features.prompt_rows import GappedState, Part, count, measure_parts, parts
-from outrider_bench.studies.features.staleness import Cell, measure
-from outrider_bench.studies.features.staleness_recording import record
+from outrider_bench.studies.features.prompt_rows import (
+    GappedState,
+    PromptRows,
+    count,
+    measure_prompt_rows,
+    prompt_row_choices,
+)
+from outrider_bench.studies.features.recorded_features import record
+from outrider_bench.studies.features.staleness import Degradation, measure
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.errors import UsageError
 from outrider_server.engine.target import Target
@@ -22,45 +28,45 @@ from outrider_server.engine.target import Target
 
 @pytest.mark.parametrize(
     ("part", "rows"),
-    [(Part("newest", 3), (7, 10)), (Part("oldest", 3), (0, 3)), (Part("newest", 30), (0, 10))],
+    [(PromptRows("newest", 3), (7, 10)), (PromptRows("oldest", 3), (0, 3)), (PromptRows("newest", 30), (0, 10))],
 )
 def test_the_rows_of_a_part(part, rows):
     assert part.of(10) == rows
 
 
 @pytest.fixture(scope="module")
-def recorded():
+def record_features():
     return asyncio.run(record_some())
 
 
 async def record_some():
     """MoA and three answers."""
     target = Target.load(str(target_dir()))
-    config = papers_loop(target=target_dir(), drafter=drafter_dir("moa"), codec="float32")
+    config = stop_and_wait_config(target=target_dir(), drafter=drafter_dir("moa"), codec="float32")
     async with in_process(target_dir(), config, target) as pair:
         asked = questions(pair.models, lambda family: 1 if family in ("chat", "math", "qa") else 0)
         answers = plain_answers(target, asked, 16, lambda *_: None)
         return pair.models.drafter, await record(pair, asked, answers)
 
 
-def test_all_rows_count_as_the_walk_does(recorded):
-    drafter, recordings = recorded
-    (fresh,) = measure(drafter, recordings, {}, SHAPES["chain"], [Cell()])
-    everything = [Part("newest", 999), Part("oldest", 999)]
-    for one in measure_parts(drafter, recordings, SHAPES["chain"], everything):
+def test_all_rows_count_as_the_walk_does(record_features):
+    drafter, recordings = record_features
+    (fresh,) = measure(drafter, recordings, {}, SHAPES["chain"], [Degradation()])
+    everything = [PromptRows("newest", 999), PromptRows("oldest", 999)]
+    for one in measure_prompt_rows(drafter, recordings, SHAPES["chain"], everything):
         assert one == fresh.overall
 
 
-def test_less_is_accepted_with_few_rows(recorded):
-    drafter, recordings = recorded
-    _, *few = measure_parts(drafter, recordings, SHAPES["chain"], parts([2]))
+def test_less_is_accepted_with_few_rows(record_features):
+    drafter, recordings = record_features
+    _, *few = measure_prompt_rows(drafter, recordings, SHAPES["chain"], prompt_row_choices([2]))
     assert len(few) == 2
     assert all(one.share < 1 for one in few)
 
 
-def test_rows_left_out_are_not_read(recorded):
-    drafter, recordings = recorded
-    recording, part = recordings[0], Part("newest", 5)
+def test_rows_left_out_are_not_read(record_features):
+    drafter, recordings = record_features
+    recording, part = recordings[0], PromptRows("newest", 5)
     features = recording.features.clone()
     features[: len(recording.prompt) - 5] = torch.nan
     spoilt = type(recording)(recording.prompt, recording.answer, features)
@@ -73,7 +79,7 @@ def test_others_cannot_do_without_a_prompts_older_rows():
         family = "eagle2"
 
     with pytest.raises(UsageError, match="eagle2"):
-        measure_parts(Other(), [], SHAPES["chain"], [])
+        measure_prompt_rows(Other(), [], SHAPES["chain"], [])
 
 
 def test_the_command(tmp_path):

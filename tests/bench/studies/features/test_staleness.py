@@ -10,13 +10,21 @@ from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
 from outrider_bench.core.acceptance import SHAPES, acceptance
-from outrider_bench.core.in_process_pair import in_process, papers_loop
+from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.prompts import questions
 from outrider_bench.core.reference_answers import plain_answers
-from outrider_bench.studies.features.staleness import CODED, LAGS, LATE, Cell, cells, measure, share
-from outrider_bench.studies.features.staleness_command import label
-from outrider_bench.studies.features.staleness_recording import Recording, codings, record
-from outrider_bench.studies.features.staleness_walk import Lag, Walk, accepted
+from outrider_bench.studies.features.acceptance_replay import AcceptanceReplay, Lag, accepted
+from outrider_bench.studies.features.recorded_features import RecordedAnswer, codings, record
+from outrider_bench.studies.features.staleness import (
+    CODED,
+    LAGS,
+    LATE,
+    Degradation,
+    degradations,
+    label,
+    measure,
+    tau_share,
+)
 from outrider_drafters import TargetWeights, load_drafter
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.tree import DraftTree
@@ -48,14 +56,14 @@ def test_what_is_there_with_a_prompt_of_ten(lag, there):
 
 def test_shares_of_counts():
     whole = np.array([[8, 2], [6, 3], [9, 3]])
-    assert (share(whole, whole).share, share(whole, whole).low, share(whole, whole).high) == (1, 1, 1)
-    less = share(np.array([[8, 4], [6, 3], [9, 4]]), whole)
+    assert (tau_share(whole, whole).share, tau_share(whole, whole).low, tau_share(whole, whole).high) == (1, 1, 1)
+    less = tau_share(np.array([[8, 4], [6, 3], [9, 4]]), whole)
     assert (less.tau, less.share) == (pytest.approx(23 / 11), pytest.approx(8 / 11))
     assert less.low < less.share < less.high <= 1
 
 
 def test_the_share_of_answers_without_verdicts():
-    assert share(np.zeros((2, 2), np.int64), np.zeros((2, 2), np.int64)).share == 1
+    assert tau_share(np.zeros((2, 2), np.int64), np.zeros((2, 2), np.int64)).share == 1
 
 
 class Idle:
@@ -64,12 +72,12 @@ class Idle:
 
 
 def test_an_answer_of_one_token_needs_no_draft():
-    recording = Recording((1, 2), (3,), torch.zeros(3, 1))
-    assert Walk(Idle(), recording, SHAPES["chain"]).committed_by_verdict(Lag()) == ()
+    recording = RecordedAnswer((1, 2), (3,), torch.zeros(3, 1))
+    assert AcceptanceReplay(Idle(), recording, SHAPES["chain"]).committed_by_verdict(Lag()) == ()
 
 
 def test_coded_rows_are_what_a_client_decodes():
-    recording = Recording((1,) * 40, (2,) * 6, torch.randn(46, 64, generator=torch.Generator().manual_seed(0)))
+    recording = RecordedAnswer((1,) * 40, (2,) * 6, torch.randn(46, 64, generator=torch.Generator().manual_seed(0)))
     exact, lean = (recording.coded(codings()[name]).features for name in ("float32", "lean"))
     assert torch.equal(exact, recording.features)
     noise = (lean - recording.features).square().mean(1).sqrt()
@@ -82,13 +90,13 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="module")
-def recorded(target):
+def record_features(target):
     """EAGLE-2, which waits for its features, on six answers; and what the real loop counts."""
     return asyncio.run(record_and_count(target))
 
 
 async def record_and_count(target):
-    config = papers_loop(target=target_dir(), drafter=drafter_dir("eagle2"), codec="float32")
+    config = stop_and_wait_config(target=target_dir(), drafter=drafter_dir("eagle2"), codec="float32")
     async with in_process(target_dir(), config, target) as pair:
         asked = questions(pair.models, lambda family: 2 if family in ("math", "qa", "instruct") else 0)
     answers = plain_answers(target, asked, 96, lambda *_: None)
@@ -98,16 +106,16 @@ async def record_and_count(target):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_walk_counts_what_the_real_loop_counts(recorded, shape):
-    drafter, recordings, loop = recorded
-    (fresh,) = measure(drafter, recordings, {}, SHAPES[shape], [Cell()])
+def test_the_walk_counts_what_the_real_loop_counts(record_features, shape):
+    drafter, recordings, loop = record_features
+    (fresh,) = measure(drafter, recordings, {}, SHAPES[shape], [Degradation()])
     assert loop[shape].mismatches == 0
     assert fresh.overall.tau == pytest.approx(loop[shape].overall)
 
 
-def test_less_is_accepted_where_features_lack(recorded):
-    drafter, recordings, _ = recorded
-    chosen = [Cell(), Cell(LATE), Cell(coding="2 bits")]
+def test_less_is_accepted_where_features_lack(record_features):
+    drafter, recordings, _ = record_features
+    chosen = [Degradation(), Degradation(LATE), Degradation(coding="2 bits")]
     families = {"first": [0, 1], "others": [2, 3, 4, 5]}
     fresh, *short = measure(drafter, recordings, families, SHAPES["chain"], chosen)
     assert fresh.overall.share == 1
@@ -115,12 +123,12 @@ def test_less_is_accepted_where_features_lack(recorded):
     assert set(fresh.by_family) == set(families)
 
 
-def test_eagle2_taught_for_late_features_loses_little_by_them(recorded):
-    drafter, recordings, _ = recorded
+def test_eagle2_taught_for_late_features_loses_little_by_them(record_features):
+    drafter, recordings, _ = record_features
     taught = load_drafter(drafter_dir("eagle2_late"), TargetWeights.load(target_dir()))
     assert taught.tap == drafter.tap  # so the recordings serve both
     assert (taught.stale_tolerant, drafter.stale_tolerant) == (True, False)
-    chosen = [Cell(), Cell(LATE)]
+    chosen = [Degradation(), Degradation(LATE)]
     (untaught_fresh, untaught_late), (fresh, late) = (
         [one.overall for one in measure(which, recordings, {}, SHAPES["tree"], chosen)] for which in (drafter, taught)
     )
@@ -129,11 +137,11 @@ def test_eagle2_taught_for_late_features_loses_little_by_them(recorded):
 
 
 def test_cells():
-    assert [cell.lag for cell in cells(has_features=True)[: len(LAGS)]] == list(LAGS)
-    assert {Cell(LATE, coding) for coding in CODED} <= set(cells(has_features=True))
-    assert label(Cell(LATE, "lean")) == "lean, 1 verdict late"
-    assert label(Cell(Lag(tokens=3))) == "3 tokens late"
-    assert label(Cell()) == "all there"
+    assert [cell.lag for cell in degradations(has_features=True)[: len(LAGS)]] == list(LAGS)
+    assert {Degradation(LATE, coding) for coding in CODED} <= set(degradations(has_features=True))
+    assert label(Degradation(LATE, "lean")) == "lean, 1 verdict late"
+    assert label(Degradation(Lag(tokens=3))) == "3 tokens late"
+    assert label(Degradation()) == "all there"
 
 
 def test_the_command(tmp_path):
@@ -143,5 +151,5 @@ def test_the_command(tmp_path):
     assert result.exit_code == 0, result.output
     assert picture.stat().st_size > 10_000
     report = json.loads(path.read_text())["drafters"]
-    assert len(report["moa"]["tree"]) == len(cells(has_features=True))
+    assert len(report["moa"]["tree"]) == len(degradations(has_features=True))
     assert all(measured["overall"]["share"] == 1 for measured in report["independent"]["chain"])

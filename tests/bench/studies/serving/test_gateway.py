@@ -2,25 +2,25 @@
 
 import pytest
 
-from outrider_bench.core.server_process import ServerProcess
-from outrider_bench.studies.serving.gateway_overhead import Pair, Timed, figures, pairs
+from outrider_bench.core.processes import ServerProcess
+from outrider_bench.studies.serving.gateway_overhead import AnswerTiming, PairedTiming, measure_pairs, medians
 from outrider_bench.studies.serving.gateway_process import GatewayProcess, cold_start_s
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import ClientConfig
 from outrider_models.core.embedded import drafter_dir, target_dir
 
 
-def timed(num_tokens: int, first_ms: float, whole_ms: float) -> Timed:
-    return Timed("x", num_tokens, first_ms / 1e3, whole_ms / 1e3)
+def timed(num_tokens: int, first_ms: float, whole_ms: float) -> AnswerTiming:
+    return AnswerTiming("x", num_tokens, first_ms / 1e3, whole_ms / 1e3)
 
 
 def test_figures_are_medians_of_pairs():
-    pairs = [
-        Pair(timed(10, 5, 50), timed(10, 7, 51)),
-        Pair(timed(20, 5, 100), timed(20, 6, 104)),
-        Pair(timed(10, 5, 40), timed(10, 9, 90)),
+    measure_pairs = [
+        PairedTiming(timed(10, 5, 50), timed(10, 7, 51)),
+        PairedTiming(timed(20, 5, 100), timed(20, 6, 104)),
+        PairedTiming(timed(10, 5, 40), timed(10, 9, 90)),
     ]
-    told = {name: round(value, 6) for name, value in figures(pairs).items()}
+    told = {name: round(value, 6) for name, value in medians(measure_pairs).items()}
     assert told == {
         "library_token_ms": 5.0,
         "gateway_token_ms": 5.2,
@@ -34,6 +34,6 @@ async def test_both_ways_give_the_same_text():
     with ServerProcess(["--target", str(target_dir()), "--drafter", str(drafter_dir("moa"))]) as server:
         with GatewayProcess(server.address) as gateway:
             async with AsyncClient(ClientConfig(server.address)) as client:
-                timed = await pairs(client, gateway.port, [(1, 2, 3), (4, 5)], "proactive", 12, lambda: None)
+                timed = await measure_pairs(client, gateway.port, [(1, 2, 3), (4, 5)], "proactive", 12, lambda: None)
         assert cold_start_s(server.address) > 0
     assert [pair.gateway.num_tokens for pair in timed] == [pair.library.num_tokens for pair in timed]

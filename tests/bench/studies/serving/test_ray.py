@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from outrider_bench.core.prompts import questions
 from outrider_bench.studies.pair.exact import generated
-from outrider_bench.studies.serving.ray_command import disasters
-from outrider_bench.studies.serving.ray_load import RayLoad
+from outrider_bench.studies.serving.ray_load import RayLoad, inject_faults
 from outrider_bench.studies.serving.ray_process import RayProcess
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.access import Access
@@ -176,7 +175,7 @@ async def test_plain_text_is_not_answered(ray):
 async def test_nothing_is_lost_when_replicas_are_killed_and_replaced(ray, config, models, work):
     load = RayLoad(config, models, *work)
     before = set(ray.replicas())
-    tally = await load.run(4, lambda: disasters(ray, 2, kill=True, update=True))
-    assert tally.differing == 0
-    assert tally.lost_links >= 4  # every stream was on a replica that is gone
+    counters = await load.run(4, lambda: inject_faults(ray, 2, kill=True, update=True))
+    assert counters.differing == 0
+    assert counters.lost_links >= 4  # every stream was on a replica that is gone
     assert not before & set(ray.replicas())

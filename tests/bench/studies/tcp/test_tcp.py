@@ -8,9 +8,15 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.studies.tcp.tcp_cells import Cell, Plan, measured, quantile
-from outrider_bench.studies.tcp.tcp_exchange import Shape, TcpExchanger, Timing, congestion_control, set_sysctls
+from outrider_bench.studies.tcp.tcp_exchange import (
+    ExchangeShape,
+    ExchangeTiming,
+    TcpExchanger,
+    congestion_control,
+    set_sysctls,
+)
 from outrider_bench.studies.tcp.tcp_grpc import MESSAGE_BYTES, GrpcExchanger, GrpcReplier
+from outrider_bench.studies.tcp.tcp_statistics import ExchangePlan, ExchangeStats, measure_exchanges, quantile
 from outrider_netsim import Direction, EngineError, Link, Profile, ProfileError
 from outrider_proto.errors import LinkError, UsageError
 
@@ -39,13 +45,13 @@ class Scripted:
 
     async def exchange(self, shape):
         Scripted.asked += 1
-        return Timing(Scripted.asked, 10.0 * Scripted.asked, cwnd=10, packets=3, resent=1)
+        return ExchangeTiming(Scripted.asked, 10.0 * Scripted.asked, cwnd=10, packets=3, resent=1)
 
 
 async def test_every_size_after_every_silence_and_first_exchanges_apart():
     Scripted.asked = 0
-    plan = Plan((Shape(10), Shape(20)), (0.0, 0.001), repeats=4, connections=2)
-    cells = await measured(Scripted, plan)
+    plan = ExchangePlan((ExchangeShape(10), ExchangeShape(20)), (0.0, 0.001), repeats=4, connections=2)
+    cells = await measure_exchanges(Scripted, plan)
     assert [(cell.reply_bytes, cell.idle_s, cell.exchanges) for cell in cells] == [
         *((10, 0.0, 4), (10, 0.001, 4), (20, 0.0, 4), (20, 0.001, 4)),
         *((10, None, 4), (20, None, 4)),
@@ -56,7 +62,7 @@ async def test_every_size_after_every_silence_and_first_exchanges_apart():
 
 
 def test_repeats_that_do_not_divide_are_rounded_up():
-    assert Plan((Shape(1),), (0.0,), repeats=5, connections=2).per_connection == 3
+    assert ExchangePlan((ExchangeShape(1),), (0.0,), repeats=5, connections=2).per_connection == 3
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0, 1), (0.5, 2.5), (0.9, 3.7), (1, 4)])
@@ -65,13 +71,18 @@ def test_quantiles_lie_between_neighbours(share, expected):
 
 
 def test_a_header_says_what_is_wanted():
-    shape = Shape(reply=9000, first=60, request=250)
-    assert Shape.of(shape.header()) == shape
+    shape = ExchangeShape(reply=9000, first=60, request=250)
+    assert ExchangeShape.of(shape.header()) == shape
 
 
 async def test_tcp_brings_replies_of_any_shape(link):
     async with TcpExchanger(link.namespaces) as connection:
-        for shape in (Shape(9000), Shape(60, first=0), Shape(60, first=60), Shape(1, first=0, request=12)):
+        for shape in (
+            ExchangeShape(9000),
+            ExchangeShape(60, first=0),
+            ExchangeShape(60, first=60),
+            ExchangeShape(1, first=0, request=12),
+        ):
             timing = await connection.exchange(shape)
             assert 0 < timing.first_ms <= timing.whole_ms
             assert timing.cwnd >= 10
@@ -81,7 +92,7 @@ async def test_tcp_brings_replies_of_any_shape(link):
 async def test_the_kernel_counts_what_was_sent_again(link):
     link.set(Profile("lossy", Direction(delay_ms=1), Direction(delay_ms=1, loss=0.3)))
     async with TcpExchanger(link.namespaces) as connection:
-        timings = [await connection.exchange(Shape(20_000)) for _ in range(3)]
+        timings = [await connection.exchange(ExchangeShape(20_000)) for _ in range(3)]
     assert sum(timing.resent for timing in timings) > 0
 
 
@@ -114,16 +125,16 @@ async def test_a_setting_that_cannot_be_is_refused(link):
 @pytest.mark.parametrize("reply", [60, 2000, 2 * MESSAGE_BYTES + 100])
 async def test_grpc_brings_replies_of_any_size(reply):
     async with GrpcReplier() as replier, GrpcExchanger(f"127.0.0.1:{replier.port}") as connection:
-        timing = await connection.exchange(Shape(reply))
+        timing = await connection.exchange(ExchangeShape(reply))
         assert 0 < timing.first_ms <= timing.whole_ms
 
 
 async def test_a_grpc_server_that_goes_away_is_the_links_fault():
     async with GrpcReplier() as replier, GrpcExchanger(f"127.0.0.1:{replier.port}") as connection:
-        await connection.exchange(Shape(60))
+        await connection.exchange(ExchangeShape(60))
         await replier.__aexit__(None, None, None)
         with pytest.raises(LinkError, match="the stream"):
-            await connection.exchange(Shape(60))
+            await connection.exchange(ExchangeShape(60))
 
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
@@ -136,7 +147,7 @@ def test_the_command_writes_its_report(link_allowed, tmp_path, transport):
     assert ran.exit_code == 0
     found = json.loads(report.read_text())
     assert [cell["idle_s"] for cell in found["cells"]] == [0.0, None]
-    assert set(found["cells"][0]) == set(asdict(Cell.of(Shape(1), 0.0, [Timing(1, 1)])))
+    assert set(found["cells"][0]) == set(asdict(ExchangeStats.of(ExchangeShape(1), 0.0, [ExchangeTiming(1, 1)])))
     assert found["engine"] in ("kernel", "tun")
     assert found["congestion_control"] == "reno"
     assert "made_by" in found

@@ -12,8 +12,10 @@ TESTS = Path(__file__).parents[3]
 BENCH = TESTS.parent / "bench" / "outrider_bench"
 MODULES = (
     "__init__.py",
+    "core/__init__.py",
+    "core/stats.py",
     "studies/__init__.py",
-    *(f"studies/tcp/{name}.py" for name in ("__init__", "tcp_info", "tcp_exchange", "tcp_cells")),
+    *(f"studies/tcp/{name}.py" for name in ("__init__", "tcp_exchange", "tcp_statistics")),
 )
 GUEST_TIMEOUT_S = 280.0
 DIRECTION = {"delay_ms": 27, "rate_bps": 20e6}

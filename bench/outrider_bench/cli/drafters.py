@@ -1,0 +1,237 @@
+"""Commands that compare drafters: trace, drafters, depth-sweep, edge-weights, routing."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from outrider_bench.cli.options import (
+    BreadthOption,
+    BudgetOption,
+    JsonOption,
+    LevelsOption,
+    LimitOption,
+    PerFamilyOption,
+    PlotOption,
+    TargetDirOption,
+    TargetOption,
+    target_of,
+)
+from outrider_bench.core.progress import progress_line
+from outrider_bench.core.report import write_report
+from outrider_bench.core.tables import show
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_models.core.embedded import DRAFTERS, PAIR, drafter_source, target_dir
+from outrider_proto.frames import Sampling
+
+if TYPE_CHECKING:
+    from outrider_bench.studies.drafters.comparison import Comparison
+
+DOMAIN_HEADS = ("eagle2_math", "eagle2_chat")
+_TREE = TreeShape()
+_SAMPLING = Sampling()
+
+
+def trace_command(
+    target: Annotated[str, typer.Option(help="Directory or hub name of the target.")],
+    drafter: Annotated[
+        str, typer.Option(help="Directory or hub name of the drafter, or lookup; options follow as ,KEY=VALUE.")
+    ],
+    prompt_ids: Annotated[str, typer.Option(help="Token ids of the prompt, separated by commas.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens at most.")] = 64,
+    breadth: Annotated[
+        int | None, typer.Option(help=f"Nodes expanded per level, and children of each; default: {_TREE.breadth}.")
+    ] = None,
+    levels: Annotated[int | None, typer.Option(help=f"Levels of a draft tree; default: {_TREE.levels}.")] = None,
+    budget: Annotated[
+        int | None, typer.Option(help=f"Nodes of a draft tree without its root; default: {_TREE.budget}.")
+    ] = None,
+    min_probability: Annotated[
+        float | None, typer.Option(help="Draft only paths of at least this probability; default: 0.")
+    ] = None,
+    choices: Annotated[
+        str | None,
+        typer.Option(help="Fixed tree: the name of a shipped set, or a JSON list of paths of child ranks."),
+    ] = None,
+    tli: Annotated[int | None, typer.Option(help="Target layers that a MoA drafter runs on the client.")] = None,
+    acceptance: Annotated[
+        str, typer.Option(help="Acceptance rule: greedy, sampling, or typical, which is lossy.")
+    ] = "greedy",
+    temperature: Annotated[float, typer.Option(help="Temperature for sampling and typical.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Top-k for sampling and typical; 0 turns it off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Top-p for sampling and typical; 1 turns it off.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 0,
+    epsilon: Annotated[
+        float, typer.Option(help="For typical: a token of this probability is always accepted.")
+    ] = _SAMPLING.epsilon,
+    alpha: Annotated[
+        float, typer.Option(help="For typical: accept from this share of exp(-entropy) on.")
+    ] = _SAMPLING.alpha,
+    baseline: Annotated[bool, typer.Option("--baseline", help="Also run the target alone, and compare.")] = False,
+    json: JsonOption = Path("-"),
+) -> None:
+    """Trace one answer in process, cycle by cycle; without limits or choices, with the drafter's own trees."""
+    from outrider_bench.studies.drafters.trace import TraceRequest, read_sampling, read_source, read_token_ids, trace
+    from outrider_client.cli.options import tree_plan
+
+    request = TraceRequest(
+        target=target_of(target),
+        drafter=read_source(drafter, tli),
+        prompt_ids=read_token_ids(prompt_ids),
+        max_new_tokens=max_new_tokens,
+        plan=tree_plan(choices, breadth=breadth, levels=levels, budget=budget, min_probability=min_probability),
+        sampling=read_sampling(acceptance, temperature, top_k, top_p, seed=seed, epsilon=epsilon, alpha=alpha),
+        baseline=baseline,
+    )
+    report = asyncio.run(trace(request))
+    write_report(json, report)
+    lossless = request.sampling.acceptance == "exact"
+    if baseline and lossless and not report["matches_baseline"]:
+        raise typer.Exit(1)
+
+
+def drafters_command(
+    target: TargetOption = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drafter", help="Embedded name, DIR[,option=value...] or lookup; repeatable; default: all embedded."
+        ),
+    ] = None,
+    assistant: Annotated[
+        list[Path] | None,
+        typer.Option("--assistant", help="Small model for transformers' assisted generation; repeatable."),
+    ] = None,
+    per_family: PerFamilyOption = 10,
+    max_new_tokens: LimitOption = 128,
+    breadth: BreadthOption = None,
+    levels: LevelsOption = None,
+    budget: BudgetOption = None,
+    choices: Annotated[
+        str | None, typer.Option(help="Fixed trees for all drafters: the name of a shipped set, or a file.")
+    ] = None,
+    json: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Compare drafters with the plain loop and transformers' own methods: acceptance, cost and speed."""
+    from outrider_bench.studies.drafters.comparison import compare_drafters, drafter_entry, drafter_label
+    from outrider_bench.studies.drafters.comparison_tables import families_table, positions_table, speeds_table
+    from outrider_client.cli.options import tree_plan
+
+    plan = tree_plan(choices, breadth=breadth, levels=levels, budget=budget)
+    directory = target_of(target)
+    entries = {drafter_label(name): drafter_entry(directory, name, plan) for name in drafter or DRAFTERS}
+    with progress_line() as step:
+        result = compare_drafters(directory, entries, assistant or (), per_family, max_new_tokens, step)
+    show(families_table(result), positions_table(result), speeds_table(result))
+    write_report(json, asdict(result))
+    if plot is not None:
+        from outrider_bench.studies.drafters.comparison_plots import plot_comparison
+
+        plot_comparison(result, plot)
+    _fail_unless_exact(result)
+
+
+def depth_sweep_command(
+    target: TargetOption = None,
+    drafter: Annotated[str, typer.Option(help="Embedded name or DIR[,option=value...].")] = DRAFTERS[0],
+    levels: Annotated[int, typer.Option(min=1, max=32, help="Draft chains of 1 to this many levels.")] = 8,
+    per_family: PerFamilyOption = 5,
+    max_new_tokens: LimitOption = 128,
+    json: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Measure how acceptance and speed of one drafter's chains depend on their depth.
+
+    1/n is what a chain reaches of which only the first token is ever accepted.
+    """
+    from outrider_bench.studies.drafters.comparison import compare_drafters, drafter_entry, drafter_label
+    from outrider_bench.studies.drafters.comparison_tables import sweep_table
+
+    directory, label = target_of(target), drafter_label(drafter)
+    entries = {str(n): drafter_entry(directory, drafter, TreeShape.chain(n)) for n in range(1, levels + 1)}
+    with progress_line() as step:
+        result = compare_drafters(directory, entries, (), per_family, max_new_tokens, step)
+    show(sweep_table(label, result))
+    write_report(json, {"drafter": label, **asdict(result)})
+    if plot is not None:
+        from outrider_bench.studies.drafters.comparison_plots import plot_depth_sweep
+
+        plot_depth_sweep(label, result, plot)
+    _fail_unless_exact(result)
+
+
+def edge_weights_command(
+    target: TargetDirOption = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option("--drafter", help=f"Embedded name or directory; repeatable; default: {', '.join(PAIR)}."),
+    ] = None,
+    weights: Annotated[
+        list[str] | None, typer.Option("--weights", help="float32, bfloat16, int8 or int4; repeatable; default: all.")
+    ] = None,
+    per_family: PerFamilyOption = 20,
+    with_products: Annotated[
+        bool,
+        typer.Option("--products", help="Also time single matrix products, up to the sizes of an 8B target (2 GB)."),
+    ] = False,
+    json: JsonOption = None,
+) -> None:
+    """Measure bytes, draft time and mean acceptance length of edge bundles, by type of weights."""
+    from outrider_bench.studies.drafters.edge_products import products, products_table
+    from outrider_bench.studies.drafters.edge_weights import edge_weights, edge_weights_table
+    from outrider_drafters.quantization.quantize import Weights
+
+    drafters = {name: drafter_source(name) for name in drafter or PAIR}
+    kinds = weights or list(get_args(Weights))
+    with progress_line() as step:
+        results = asyncio.run(edge_weights(target or target_dir(), drafters, kinds, per_family, step))
+    multiplied = list(products(kinds)) if with_products else []
+    show(edge_weights_table(results))
+    if multiplied:
+        show(products_table(multiplied))
+    report = {"edge_weights": [asdict(result) for result in results], "products": [asdict(p) for p in multiplied]}
+    write_report(json, report)
+    if any(result.not_exact for result in results):
+        raise typer.Exit(1)
+
+
+def routing_command(
+    target: TargetOption = None,
+    heads: Annotated[
+        tuple[str, str] | None,
+        typer.Option(help="Two drafters for one target; default: the embedded heads for math and for chat."),
+    ] = None,
+    gate: Annotated[
+        float, typer.Option(help="Probability of the first head's draft from which the second head is skipped.")
+    ] = 0.8,
+    per_family: PerFamilyOption = 10,
+    max_new_tokens: LimitOption = 128,
+    json: JsonOption = None,
+) -> None:
+    """Measure two heads, each alone and routed: acceptance, and what the second head costs."""
+    from outrider_bench.studies.drafters.routing import (
+        compare_variants,
+        routing_cost_table,
+        routing_tau_table,
+    )
+
+    directory = target_of(target)
+    names = heads or DOMAIN_HEADS
+    with progress_line() as step:
+        results = asyncio.run(compare_variants(directory, names, gate, per_family, max_new_tokens, step))
+    show(routing_tau_table(results), routing_cost_table(results))
+    write_report(
+        json, {"heads": names, "gate": gate, "ways": {name: asdict(result) for name, result in results.items()}}
+    )
+    if any(result.mismatches for result in results.values()):
+        raise typer.Exit(1)
+
+
+def _fail_unless_exact(result: Comparison) -> None:
+    if any(drafter.mismatches for drafter in result.drafters.values()):
+        raise typer.Exit(1)

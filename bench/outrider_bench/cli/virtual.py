@@ -1,0 +1,271 @@
+"""The commands `outrider-bench record`, `virtual` and `sweep`: tapes recorded, replayed, and replayed over a grid."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider_bench.cli.options import (
+    ALL_FAMILIES,
+    DEFAULT_CODEC,
+    BreadthOption,
+    BudgetOption,
+    FamiliesOption,
+    JsonOption,
+    LevelsOption,
+    NewTokensOption,
+    PlotOption,
+    TargetOption,
+    codec_of,
+    families_of,
+    target_of,
+)
+from outrider_bench.core.progress import ProgressCounter, progress_line
+from outrider_bench.core.report import write_report
+from outrider_bench.core.tables import show, show_line
+from outrider_models.core.embedded import DRAFTERS
+from outrider_proto.errors import UsageError
+
+if TYPE_CHECKING:
+    from outrider_bench.network.variants import Variant
+    from outrider_bench.virtual.sweep import SweepConditions
+
+PACE = "paper"
+MODES = ("stop-and-wait", "proactive", "pipelined")
+MAX_DEVIATION = 0.10  # of a virtual speed from the real one, as a share
+TapeOption = Annotated[Path, typer.Option(help="Tape made by `outrider-bench record`.")]
+PaceOption = Annotated[str, typer.Option(help="Hardware to emulate: a name or a TOML file.")]
+ModeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODE[,OPTION=VALUE...]",
+        help=f"Mode to replay beside the controls; repeatable; default: {', '.join(MODES)}.",
+    ),
+]
+CodecOption = Annotated[str, typer.Option(help="Feature codec.")]
+SeedOption = Annotated[int, typer.Option(help="Random seed of the links, and of --thin.")]
+
+
+def record_command(
+    tape: Annotated[Path, typer.Option(help="Write the tape to this file: .json, or .json.gz.")],
+    target: TargetOption = None,
+    drafter: Annotated[str, typer.Option(help="Embedded name or DIR[,option=value...].")] = DRAFTERS[0],
+    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts, as `outrider-bench network` takes them.")] = 12,
+    families: FamiliesOption = ALL_FAMILIES,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=2, help="New tokens per answer that a replay may ask for; 16 more are taped.")
+    ] = 128,
+    breadth: Annotated[int, typer.Option(help="Breadth of the widest trees to be replayed.")] = 4,
+    levels: Annotated[int, typer.Option(help="Levels of the deepest trees to be replayed.")] = 8,
+    budget: Annotated[int, typer.Option(help="Nodes of the largest trees to be replayed.")] = 32,
+    keep: Annotated[int, typer.Option(min=2, help="Most likely next tokens taped per node.")] = 24,
+) -> None:
+    """Tape what the drafter would draft at every token of the target's answers, in process."""
+    if keep <= breadth:
+        raise UsageError(f"keep={keep}: need more than the breadth, {breadth}, so that a bonus can be predicted")
+
+    from outrider_bench.network.plan import NetworkPlan
+    from outrider_bench.virtual.record import record_plan
+    from outrider_drafters.contracts.tree_shape import TreeShape
+
+    shape = TreeShape(breadth, levels, budget)
+    plan = NetworkPlan(
+        target=target_of(target),
+        profiles=(),
+        drafters=(drafter,),
+        variants=(),
+        common={},
+        pace=None,
+        codec="float32",
+        engine="auto",
+        families=families_of(families),
+        prompts=prompts,
+        max_new_tokens=max_new_tokens,
+        runs=1,
+        seed=1,
+    )
+    with progress_line() as step:
+        made = asyncio.run(record_plan(plan, drafter, shape, keep, step))
+    made.save(tape)
+    show_line(f"{tape}: {len(made.recordings)} answers of {drafter}, {tape.stat().st_size:,} bytes")
+
+
+def virtual_command(
+    tape: TapeOption,
+    profile: Annotated[
+        list[str] | None, typer.Option(help="Link profile, or none; repeatable; default: paper-5g.")
+    ] = None,
+    pace: PaceOption = PACE,
+    mode: ModeOption = None,
+    codec: CodecOption = DEFAULT_CODEC,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=2, help="New tokens per answer; default: all that were taped.")
+    ] = None,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=0, help="Lengthen prompts to at least this many tokens; the answers stay the same.")
+    ] = 0,
+    thin: Annotated[float, typer.Option(help="Share of the answers' tokens that the drafter shall miss.")] = 0.0,
+    breadth: BreadthOption = None,
+    levels: LevelsOption = None,
+    budget: BudgetOption = None,
+    overhead: Annotated[
+        Path | None,
+        typer.Option(
+            help="Report of `outrider-bench network` from which to take the time that programs need beside link and "
+            "pace; default: no such time."
+        ),
+    ] = None,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Links with consecutive seeds to replay over; results are medians.")
+    ] = 5,
+    seed: SeedOption = 1,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Report of `outrider-bench network` on the same prompts to compare with; 1 when too far off."
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="Largest deviation of a speed from that report, as a share.")
+    ] = MAX_DEVIATION,
+    json: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Replay a tape over links and hardware in virtual time; report keys as in `outrider-bench network`."""
+    from outrider_bench.network.report import network_report
+    from outrider_bench.network.tables import cost_table, first_token_table, speed_table, split_table
+    from outrider_bench.virtual.overhead import Overhead
+    from outrider_bench.virtual.real_report import compare_with_real, measured_overhead, real_comparison_table
+    from outrider_bench.virtual.replay import VIRTUAL_NOTE, ReplaySetup, link_of, replay_scenario
+    from outrider_bench.virtual.tape import Tape, lengthened
+    from outrider_bench.virtual.texts import TapedTexts
+    from outrider_bench.virtual.thinning import Thinning, thinned
+    from outrider_drafters.emulation.pace import Pace
+
+    taped = Tape.load(tape)
+    texts = TapedTexts(thinned(lengthened(taped, prompt_tokens), Thinning(thin, seed)))
+    common = {"breadth": breadth, "levels": levels, "budget": budget}
+    variants = _variants(mode or MODES, common)
+    limit = max_new_tokens or min(recording.limit for recording in taped.recordings)
+    names = profile or ["paper-5g"]
+    setup = ReplaySetup(texts, link_of(names[0]), Pace.load(pace), codec_of(codec), limit)
+    added = Overhead() if overhead is None else measured_overhead(overhead, setup, common, seed)
+    setups = [replace(setup, profile=link_of(name), overhead=added) for name in names]
+    with progress_line() as step:
+        scenarios = [replay_scenario(setup, variants, runs, seed, step, prompt_tokens) for setup in setups]
+    comparisons = [] if against is None else compare_with_real(scenarios, against)
+    for scenario in scenarios:
+        for table in (speed_table, first_token_table, cost_table, split_table):
+            show(table(scenario))
+    if comparisons:
+        show(real_comparison_table(comparisons))
+    report = network_report(scenarios)
+    report |= {"note": VIRTUAL_NOTE, "thin": thin, "overhead": asdict(added)}
+    report |= {"against": [asdict(one) | {"deviation": one.deviation} for one in comparisons]}
+    write_report(json, report)
+    if plot is not None:
+        from outrider_bench.network.plots import plot_network
+
+        plot_network(scenarios, plot)
+    is_off = any(abs(one.deviation) > tolerance for one in comparisons)
+    if is_off or any(scenario.mismatches for scenario in scenarios):
+        raise typer.Exit(1)
+
+
+def sweep_command(
+    tape: TapeOption,
+    rtt: Annotated[str, typer.Option(help="Round-trip times R in ms, separated by commas.")] = "5,15,30,50,80,120,200",
+    verify: Annotated[
+        str, typer.Option(help="Times T_v of a target pass in ms, separated by commas.")
+    ] = "6,15,33,60,100",
+    thin: Annotated[
+        str, typer.Option(help="Shares of the tokens that the drafter shall miss; the larger, the smaller tau.")
+    ] = "0,0.1,0.25",
+    jitter: Annotated[
+        float, typer.Option(min=0, help="Standard deviation of a one-way delay, as a share of it.")
+    ] = 0.0,
+    rate: Annotated[float, typer.Option(min=0.001, help="Rate of the link in Mbit/s, each way.")] = 50.0,
+    pace: PaceOption = PACE,
+    mode: ModeOption = None,
+    codec: CodecOption = DEFAULT_CODEC,
+    breadth: BreadthOption = None,
+    levels: LevelsOption = None,
+    budget: BudgetOption = None,
+    max_new_tokens: NewTokensOption = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that all prompts are asked, in one session.")] = 1,
+    auto_grid: Annotated[
+        bool,
+        typer.Option(
+            "--auto-grid", help="Compare auto with all modes at 12 points of its own; 1 where auto falls short."
+        ),
+    ] = False,
+    seed: SeedOption = 1,
+    json: JsonOption = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the map to this PNG file.")] = None,
+) -> None:
+    """Map which mode is the fastest over R x T_v x tau, in virtual time."""
+    from outrider_bench.network.variants import Variant
+    from outrider_bench.virtual.auto_grid import AUTO
+    from outrider_bench.virtual.replay import VIRTUAL_NOTE
+    from outrider_bench.virtual.sweep import SweepConditions, SweepGrid, sweep
+    from outrider_bench.virtual.tape import Tape
+    from outrider_drafters.emulation.pace import Pace
+
+    common = {"breadth": breadth, "levels": levels, "budget": budget}
+    variants = _variants(mode or MODES, common)
+    grid = SweepGrid(_numbers("rtt", rtt), _numbers("verify", verify), _numbers("thin", thin))
+    conditions = SweepConditions(Pace.load(pace), rate * 1e6, jitter, codec_of(codec), max_new_tokens, seed, rounds)
+    if auto_grid:
+        _measure_auto(tape, [*variants, Variant.parse(AUTO, common)], conditions, json)
+        return
+    with progress_line() as step:
+        points = sweep(Tape.load(tape), grid, variants, conditions, ProgressCounter(step, "points", len(grid)))
+    as_dicts = [asdict(p) | {"tau": p.tau, "best": p.best, "ratio_to_stream": p.ratio_to_stream} for p in points]
+    write_report(json, {"note": VIRTUAL_NOTE, "conditions": asdict(conditions), "points": as_dicts})
+    names = [variant.name for variant in variants]
+    for name in names:
+        show_line(f"{name}: the fastest at {sum(p.best == name for p in points)} of {len(points)} points")
+    if plot is not None:
+        from outrider_bench.virtual.sweep_plot import plot_sweep
+
+        plot_sweep(grid, points, names, f"the fastest mode, and how many times the stream (PACED as {pace})", plot)
+    if any(point.mismatches for point in points):
+        raise typer.Exit(1)
+
+
+def _measure_auto(tape: Path, variants: Sequence[Variant], conditions: SweepConditions, json: Path | None) -> None:
+    from outrider_bench.virtual.auto_grid import AUTO_GRID, auto_table, measure_auto
+    from outrider_bench.virtual.replay import VIRTUAL_NOTE
+    from outrider_bench.virtual.tape import Tape
+
+    with progress_line() as step:
+        counter = ProgressCounter(step, "points", 3 * len(AUTO_GRID))
+        results = measure_auto(Tape.load(tape), AUTO_GRID, variants, conditions, counter)
+    show(auto_table(results))
+    points = [one.as_dict() for one in results]
+    write_report(json, {"note": VIRTUAL_NOTE, "conditions": asdict(conditions), "points": points})
+    if not all(one.holds for one in results):
+        raise typer.Exit(1)
+
+
+def _variants(modes: Sequence[str], common: dict[str, int | None]) -> list[Variant]:
+    """Return the controls and the modes. Raises UsageError."""
+    from outrider_bench.network.variants import Variant, with_controls
+    from outrider_client.core.config import ClientConfig
+
+    variants = with_controls([Variant.parse(text, common) for text in modes], common)
+    for variant in variants:
+        variant.configured(ClientConfig())
+    return variants
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{name}={text!r}: need numbers separated by commas") from None

@@ -1,0 +1,106 @@
+"""A real `outrider-server` as a process of its own: started, killed without warning, started again where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from outrider_proto.addresses import port_of
+from outrider_proto.errors import UsageError
+
+START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 30.0
+
+
+class ServerProcess:
+    """Use as a context manager; `options` are those of `outrider-server serve`. Raises UsageError if it fails."""
+
+    def __init__(self, options: Sequence[str], port: int = 0) -> None:
+        self._options = list(options)
+        self._port = port
+        self.metrics: str | None = None  # host:port, where it was told to have some
+        self._directory = tempfile.TemporaryDirectory(prefix="outrider-server-")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port, the same after a restart."""
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        self.wait_ready()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._directory.cleanup()
+
+    def start(self) -> None:
+        """Return at once; `wait_ready` waits."""
+        self._ready_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "outrider_server", "serve", "--port", str(self._port), *self._options]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen([*command, "--ready-file", str(self._ready_file)], stdout=log, stderr=log)
+
+    def wait_ready(self) -> None:
+        assert self._process is not None
+        give_up_at = time.monotonic() + START_TIMEOUT_S
+        while not self._ready_file.exists():
+            if self._process.poll() is not None or time.monotonic() > give_up_at:
+                raise UsageError(f"the server did not start: {self._log.read_text().strip()[-500:]}")
+            time.sleep(0.02)
+        ready = json.loads(self._ready_file.read_text())
+        self._port = port_of(ready["address"])
+        self.metrics = ready["metrics"]
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye, no drain."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    @property
+    def _ready_file(self) -> Path:
+        return Path(self._directory.name) / "ready.json"
+
+    @property
+    def _log(self) -> Path:
+        return Path(self._directory.name) / "log"
+
+
+@contextmanager
+def own_cores(server_pid: int) -> Iterator[bool]:
+    """This process keeps one core and the server another, threads to come included. False where that cannot be had."""
+    if not hasattr(os, "sched_setaffinity") or len(cores := sorted(os.sched_getaffinity(0))) < 2:
+        yield False
+        return
+    ours, theirs = cores[:2]
+    for thread in os.listdir(f"/proc/{server_pid}/task"):
+        os.sched_setaffinity(int(thread), {theirs})
+    os.sched_setaffinity(0, {ours})
+    try:
+        yield True
+    finally:
+        os.sched_setaffinity(0, set(cores))

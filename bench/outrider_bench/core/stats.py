@@ -1,0 +1,47 @@
+"""Means, medians and percentiles, which are None where there is nothing to take them of. Standard library alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+Number = float | None
+_PERCENTILES = (50, 95, 99)
+
+
+def ratio(above: float, below: float) -> Number:
+    return above / below if below else None
+
+
+def mean(values: Iterable[float]) -> Number:
+    given = list(values)
+    return statistics.fmean(given) if given else None
+
+
+def weighted_mean(pairs: Iterable[tuple[float, int]]) -> Number:
+    """Return the mean of values by their weights; None where all weights are 0."""
+    given = list(pairs)
+    return ratio(sum(value * weight for value, weight in given), sum(weight for _, weight in given))
+
+
+def median(values: Iterable[Number]) -> Number:
+    """Return the median of the values that are not None."""
+    given = [value for value in values if value is not None]
+    return statistics.median(given) if given else None
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the value that `share` of them do not exceed, interpolated linearly between its neighbors."""
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    lower = int(position)
+    weight = position - lower
+    low, high = ordered[lower], ordered[min(lower + 1, len(ordered) - 1)]
+    # From the nearer neighbor, as numpy does it: the other way round rounds differently in the last bit.
+    return high - (high - low) * (1 - weight) if weight >= 0.5 else low + (high - low) * weight
+
+
+def percentiles(values: Iterable[float]) -> dict[str, float]:
+    """Return p50, p95 and p99, or an empty dictionary for no values."""
+    given = list(values)
+    return {f"p{percent}": quantile(given, percent / 100) for percent in _PERCENTILES} if given else {}

@@ -1,0 +1,107 @@
+"""The machine's own limit: what the target's passes cost with no session, no wire and no client in the way.
+
+linear   the weights' matrix products alone, at the rows of the batch: no pass can be quicker
+engine   the whole pass with attention over as much context as the prompts have, trees walked and committed
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from outrider_proto.frames import Sampling
+from outrider_proto.tree import DraftTree
+from outrider_server.engine.engine import Engine, Work
+from outrider_server.engine.sampler import Chooser
+from outrider_server.engine.sequence import Held
+from outrider_server.engine.target import Target
+from outrider_server.kv.memory import Memory
+
+_LEAST_S = 1.0  # of measuring each
+_LEAST_PASSES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareLimit:
+    """Passes of so many sessions' drafts of `rows` rows each, context of `context` tokens: verifies a second."""
+
+    num_sessions: int
+    rows: int
+    context: int
+    linear_per_s: float
+    engine_per_s: float
+
+
+@torch.inference_mode()
+def hardware_limits(target: Target, sessions: Sequence[int], rows: int, context: int) -> list[HardwareLimit]:
+    """`rows`: the root and the nodes of a draft."""
+    found = []
+    engine = Engine(target)
+    for count in sessions:
+        linear_s = _seconds(_products(target, count * rows))
+        engine_s = _seconds(_passes(engine, count, rows, context))
+        found.append(HardwareLimit(count, rows, context, count / linear_s, count / engine_s))
+    return found
+
+
+def _products(target: Target, rows: int) -> Callable[[], None]:
+    weights = [module.weight for module in target.model.modules() if isinstance(module, nn.Linear)]
+    inputs = {weight.shape[1]: _noise(rows, weight) for weight in weights}
+
+    def once() -> None:
+        for weight in weights:
+            functional.linear(inputs[weight.shape[1]], weight)
+
+    return once
+
+
+def _noise(rows: int, weight: torch.Tensor) -> torch.Tensor:
+    return torch.randn(rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
+
+
+def _passes(engine: Engine, count: int, rows: int, context: int) -> Callable[[], None]:
+    target, generator = engine.target, random.Random(count)
+    memory = Memory(target.kv)
+    held = [Held(memory, None) for _ in range(count)]
+
+    def token() -> int:
+        return generator.randrange(target.vocab_size)
+
+    chooser = Chooser(Sampling())
+    for one in held:
+        for outcome in engine.verify([Work(one, [token() for _ in range(context)])]):
+            engine.commit(outcome)
+    tree = DraftTree.chain([token() for _ in range(rows - 1)])
+
+    def once() -> None:
+        for outcome in engine.verify([Work(one, (token(),), tree, chooser) for one in held]):
+            engine.commit(outcome)
+        for one in held:
+            one.truncate(context)
+
+    return once
+
+
+def _seconds(once: Callable[[], None]) -> float:
+    """Of one, the median; the first is for warming up."""
+    once()
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < _LEAST_PASSES or time.perf_counter() - began < _LEAST_S:
+        started = time.perf_counter()
+        once()
+        _settle()
+        times.append(time.perf_counter() - started)
+    return statistics.median_high(times)
+
+
+def _settle() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

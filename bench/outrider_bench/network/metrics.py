@@ -1,0 +1,206 @@
+"""What one way's answers to all prompts of one run come to. Pure.
+
+    question      first tokens                                  last tokens
+       |---- ttft ----|---- verdict ---- verdict --- ... --- verdict --|
+                       \\____________________ T _______________________/
+
+In T come n tokens; n and T are summed over the answers.
+
+    tokens_per_second        = n / T
+    answer_tokens_per_second = all tokens / time from the question to the last of them
+    mean_acceptance_length   = tau = tokens a verdict on a draft, the bonus included
+    eta                      = n / T * (R + T_v) / tau
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+from outrider_bench.core.stats import Number, mean, median, percentiles, ratio, weighted_mean
+from outrider_bench.network.first_token import FURTHER, ms_to_token
+from outrider_bench.network.link_endpoint import LinkTraffic
+from outrider_bench.network.timed_answer import TimedAnswer, VerdictRecord
+
+Metric = Number | Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class VariantMetrics:
+    """None: does not apply. What is counted an answer is a mean, like all times but `ttft_ms`.
+
+    `inter_token_ms` shares the time before an arrival among its tokens; `pause_ms` is that time undivided, which is
+    what a reader sees. `bytes_*` are frames, `link_bytes_*` and packets all that the link carried.
+    """
+
+    tokens_per_second: Number
+    answer_tokens_per_second: Number
+    mean_acceptance_length: Number
+    eta: Number
+    rtt_ms: Number
+    verify_ms: Number
+    ttft_ms: Number  # median
+    to_32nd_ms: Number  # token, median over the answers that have so many
+    inter_token_ms: Mapping[str, float]
+    pause_ms: Mapping[str, float]
+    bytes_up_per_token: Number
+    bytes_down_per_token: Number
+    link_bytes_up_per_token: Number
+    link_bytes_down_per_token: Number
+    packets_up_per_reply: Number
+    packets_per_reply: Number
+    target_calls: Number  # an answer
+    hit_rate: Number
+    stale_tokens: Number
+    stale_drafts: Number  # an answer
+    wasted_nodes: Number  # an answer
+    split_ms: Mapping[str, float]  # a token
+    exchange_ms: Number  # a draft's way there and back
+    level_ms: Number  # of a draft that was waited for
+    ahead_level_ms: Number  # of drafts ahead, all outcomes side by side
+    queue_ms: Number  # a reply
+    server_busy_ms_per_token: Number
+    tokens: Number  # an answer
+    unverified: Number  # of all answers
+    outages: Number  # of all answers
+
+
+def variant_metrics(records: Sequence[TimedAnswer], rtt_ms: float, *, bounded: bool) -> VariantMetrics:
+    """`bounded`: the link's round trip bounds this way, so that it has an eta."""
+    decoding = Decoding.of(records)
+    tokens = sum(len(record.token_ids) for record in records)
+    replies = sum(len(record.replies) for record in records)
+    traffic = [record.traffic for record in records if record.traffic is not None]
+    told = [record.statistics for record in records]
+    return VariantMetrics(
+        tokens_per_second=decoding.tokens_per_second,
+        answer_tokens_per_second=ratio(tokens * 1e3, sum(record.arrivals[-1].at_ms for record in records)),
+        mean_acceptance_length=decoding.tau,
+        eta=decoding.eta(rtt_ms) if bounded else None,
+        rtt_ms=rtt_ms,
+        verify_ms=decoding.verify_ms,
+        ttft_ms=statistics.median(record.arrivals[0].at_ms for record in records),
+        to_32nd_ms=median(ms_to_token(record, FURTHER) for record in records),
+        inter_token_ms=percentiles(_inter_token_ms(records)),
+        pause_ms=percentiles(gap for record in records for gap, _ in _gaps(record)),
+        bytes_up_per_token=ratio(sum(one.bytes_up for one in told), tokens),
+        bytes_down_per_token=ratio(sum(one.bytes_down for one in told), tokens),
+        **_of_link(traffic, tokens, replies),
+        target_calls=mean(one.target_calls for one in told),
+        hit_rate=weighted_mean((one.hit_rate, one.forecasts) for one in told),
+        stale_tokens=weighted_mean((record.statistics.stale_tokens, _num_drafted(record)) for record in records),
+        stale_drafts=mean(one.stale_drafts for one in told),
+        wasted_nodes=mean(one.wasted_nodes for one in told),
+        split_ms=_split(records),
+        exchange_ms=_drafted_mean((record.statistics.exchange_ms, record) for record in records),
+        level_ms=_drafted_mean((record.statistics.level_ms, record) for record in records),
+        ahead_level_ms=_drafted_mean((record.statistics.ahead_level_ms, record) for record in records),
+        queue_ms=ratio(sum(one.split_ms.queue * one.new_tokens for one in told), replies),
+        server_busy_ms_per_token=decoding.server_busy_ms_per_token,
+        tokens=tokens / len(records),
+        unverified=sum(one.unverified for one in told),
+        outages=sum(one.outages for one in told),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """All that follows the first tokens of the answers, summed."""
+
+    tokens: int
+    ms: float
+    replies: tuple[VerdictRecord, ...]
+
+    @classmethod
+    def of(cls, records: Sequence[TimedAnswer]) -> Decoding:
+        return cls(
+            sum(arrival.tokens for record in records for arrival in record.arrivals[1:]),
+            sum(record.arrivals[-1].at_ms - record.arrivals[0].at_ms for record in records),
+            tuple(reply for record in records for reply in record.replies[1:]),
+        )
+
+    @property
+    def tokens_per_second(self) -> Number:
+        return ratio(self.tokens * 1e3, self.ms)
+
+    @property
+    def tau(self) -> Number:
+        """Of a target that decodes alone, 1."""
+        judging = [reply for reply in self.replies if reply.drafted] or [
+            reply for reply in self.replies if reply.tokens
+        ]
+        return ratio(sum(reply.tokens for reply in judging), len(judging))
+
+    @property
+    def verify_ms(self) -> Number:
+        """T_v: a pass of the target; replies that took none do not count."""
+        return mean(reply.verify_ms for reply in self.replies if reply.verify_ms)
+
+    @property
+    def server_busy_ms_per_token(self) -> Number:
+        """Passes of the target, and of a drafter beside it."""
+        return ratio(sum(reply.verify_ms + reply.draft_ms for reply in self.replies), self.tokens)
+
+    def eta(self, rtt_ms: float) -> Number:
+        speed, tau, verify_ms = self.tokens_per_second, self.tau, self.verify_ms
+        return None if speed is None or not tau or verify_ms is None else speed / 1e3 * (rtt_ms + verify_ms) / tau
+
+
+def medians(runs: Sequence[VariantMetrics]) -> dict[str, Metric]:
+    """Of every figure over the runs in which it applies."""
+    return _medians([asdict(run) for run in runs])
+
+
+def _drafted_mean(values: Iterable[tuple[float, TimedAnswer]]) -> Number:
+    """By the drafts judged; 0 is a way that has no such thing."""
+    return weighted_mean((value, _num_drafted(record)) for value, record in values if value)
+
+
+def _num_drafted(record: TimedAnswer) -> int:
+    return sum(reply.drafted for reply in record.replies)
+
+
+def _gaps(record: TimedAnswer) -> list[tuple[float, int]]:
+    """Time before an arrival and its tokens, from the second one on."""
+    return [(later.at_ms - earlier.at_ms, later.tokens) for earlier, later in pairwise(record.arrivals)]
+
+
+def _inter_token_ms(records: Sequence[TimedAnswer]) -> Iterable[float]:
+    for record in records:
+        for gap, tokens in _gaps(record):
+            yield from [gap / tokens] * tokens
+
+
+def _of_link(traffic: Sequence[LinkTraffic], tokens: int, replies: int) -> dict[str, Number]:
+    up, down = (sum(one.bytes_up for one in traffic), sum(one.bytes_down for one in traffic))
+    packets_up, packets_down = (sum(one.packets_up for one in traffic), sum(one.packets_down for one in traffic))
+    applies = bool(traffic)
+    return {
+        "link_bytes_up_per_token": ratio(up, tokens) if applies else None,
+        "link_bytes_down_per_token": ratio(down, tokens) if applies else None,
+        "packets_up_per_reply": ratio(packets_up, replies) if applies else None,
+        "packets_per_reply": ratio(packets_down, replies) if applies else None,
+    }
+
+
+def _split(records: Sequence[TimedAnswer]) -> dict[str, float]:
+    """Where a token's time went, over all tokens; with what a drafter on the server took."""
+    splits = [(asdict(record.statistics.split_ms), len(record.token_ids)) for record in records]
+    tokens = max(sum(count for _, count in splits), 1)
+    drafting_ms = sum(reply.draft_ms for record in records for reply in record.replies)
+    split = {part: sum(split[part] * count for split, count in splits) / tokens for part in splits[0][0]}
+    return split | {"server_draft": drafting_ms / tokens}
+
+
+def _medians(runs: Sequence[Mapping[str, Metric]]) -> dict[str, Metric]:
+    return {name: _median([run[name] for run in runs]) for name in runs[0]}
+
+
+def _median(values: Sequence[Metric]) -> Metric:
+    nested = [value for value in values if isinstance(value, Mapping)]
+    if nested:
+        return {key: statistics.median(one[key] for one in nested if key in one) for key in nested[0]}
+    numbers = [value for value in values if isinstance(value, int | float)]
+    return statistics.median(numbers) if numbers else None

@@ -1,0 +1,76 @@
+"""R as it is: round trips of a small frame that reaches no model, over the same link and between the same answers."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from outrider_bench.core.stats import quantile
+from outrider_client.connection.grpc_transport import GrpcConnection, GrpcTransport
+from outrider_proto.errors import LinkError
+from outrider_proto.frames import Open, Ping
+
+_PAUSE_S = 0.01
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class PingStats:
+    """Of so many pings, in ms. The mean is R: jitter is in it, and what gRPC and the machine add."""
+
+    pings: int
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float
+
+    @classmethod
+    def of(cls, times_ms: Sequence[float]) -> PingStats:
+        return cls(
+            len(times_ms),
+            round(statistics.fmean(times_ms), 3),
+            round(quantile(times_ms, 0.5), 3),
+            round(quantile(times_ms, 0.95), 3),
+        )
+
+
+class Pinger:
+    """A session of its own, with nothing else on its connection. Use as a context manager; `clock` counts seconds."""
+
+    def __init__(self, address: str, open_frame: Open, clock: Callable[[], float]) -> None:
+        self._transport = GrpcTransport(address)
+        self._open_frame = open_frame
+        self._clock = clock
+        self._connection: GrpcConnection | None = None
+        self.times_ms: list[float] = []
+
+    async def __aenter__(self) -> Self:
+        self._connection = await self._transport.connect()
+        await self._exchange(self._open_frame)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def ping(self, count: int) -> None:
+        """So many, one at a time, each after a short pause. Raises LinkError."""
+        for _ in range(count):
+            await asyncio.sleep(_PAUSE_S)
+            started = self._clock()
+            await self._exchange(Ping(len(self.times_ms)))
+            self.times_ms.append((self._clock() - started) * 1e3)
+
+    async def _exchange(self, frame: Open | Ping) -> None:
+        assert self._connection is not None
+        self._connection.send(frame)
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await self._connection.receive()
+        except TimeoutError as error:
+            raise LinkError(f"{self._transport.address}: no answer to a ping within {_TIMEOUT_S:g} s") from error

@@ -1,0 +1,90 @@
+"""A way to have an answer written, as text: `MODE[,OPTION=VALUE...]`, such as `stop-and-wait,wait_for_features=true`.
+
+The controls are ways like the others; they are in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outrider_client.cli.options import tree_plan
+from outrider_client.core.config import ClientConfig
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_proto.errors import UsageError
+
+STREAM = "stream"
+SERVER_DRAFT = "server-draft"
+CONTROLS = (STREAM, SERVER_DRAFT)
+Options = Mapping[str, Any]  # Any: each option has its own type
+_OF_TREE = ("breadth", "levels", "budget")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """`name` is the text it was asked for by, `choices` what an answer's configuration is told."""
+
+    name: str
+    mode: str
+    choices: Options
+
+    @classmethod
+    def parse(cls, text: str, common: Options) -> Variant:
+        """`common` are options of all ways, which the text may change. Raises UsageError."""
+        mode, *pairs = text.split(",")
+        options = {name: value for name, value in common.items() if value is not None} | dict(map(_read, pairs))
+        shape = tree_plan(None, **{name: options.pop(name, None) for name in _OF_TREE})
+        choices = {"mode": mode, **options} | ({} if shape is None else {"shape": shape})
+        return cls(text, mode, choices)
+
+    def configured(self, config: ClientConfig) -> ClientConfig:
+        """Raises UsageError for what the client does not know."""
+        return config.for_answer(**self.choices)
+
+    @property
+    def choices_as_dict(self) -> dict[str, Any]:
+        """The choices, for a report."""
+        return {name: asdict(value) if isinstance(value, TreeShape) else value for name, value in self.choices.items()}
+
+    @property
+    def waits_for_verdicts(self) -> bool:
+        """Whether the link's round trip bounds its speed, which eta is about."""
+        return self.mode not in CONTROLS
+
+
+def with_controls(asked: list[Variant], common: Options) -> list[Variant]:
+    """The controls, then the ways asked for that are none."""
+    names = {variant.name for variant in asked}
+    return [*(Variant.parse(name, common) for name in CONTROLS if name not in names), *asked]
+
+
+def _read(pair: str) -> tuple[str, Any]:
+    name, equals, text = pair.partition("=")
+    if name not in _READERS or not equals:
+        raise UsageError(f"option of a mode {pair!r}: need NAME=VALUE with one of {', '.join(_READERS)}")
+    try:
+        return name, _READERS[name](text)
+    except ValueError as error:
+        raise UsageError(f"option of a mode {pair!r}: need {error}") from None
+
+
+def _switch(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("true or false")
+    return text == "true"
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("a whole number")
+    return int(text)
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "wait_for_features": _switch,
+    "opening": _switch,
+    "in_flight": _count,
+    "outcomes": _count,
+    **dict.fromkeys(_OF_TREE, _count),
+}

@@ -1,0 +1,78 @@
+"""One known answer drafted again with some features missing: what would have been accepted, verdict by verdict.
+
+The target's greedy answer does not depend on what is drafted, so drafts can be judged against the answer itself and no
+target has to run. Where all features are there this counts what the real loop counts.
+
+    tokens        prompt | answer ........... root
+    fresh         features of every position before the root
+    s tokens      the newest s of those are missing, but never the prompt's
+    k verdicts    those are there that were fresh k drafts ago: they came after the k drafts since had left
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from outrider_bench.studies.features.recorded_features import RecordedAnswer
+from outrider_drafters.contracts.drafter import Drafter, DraftState
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.trees.grow import grow_tree
+from outrider_proto.tree import ROOT, DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far features are behind: so many tokens, or so many verdicts."""
+
+    tokens: int = 0
+    verdicts: int = 0
+
+    def num_features(self, fresh: list[int], prompt: int) -> int:
+        """Features that are there for the newest draft; fresh[i] are those of draft i without any lag."""
+        return max(prompt, fresh[max(0, len(fresh) - 1 - self.verdicts)] - self.tokens)
+
+
+class AcceptanceReplay:
+    """Walks along one recording; what a draft is good for depends on where it is made and how many features are there,
+    so walks of different lags share their drafts."""
+
+    def __init__(self, drafter: Drafter, recording: RecordedAnswer, plan: TreePlan) -> None:
+        self._drafter, self._recording, self._plan = drafter, recording, plan
+        self._accepted: dict[tuple[int, int], int] = {}  # by number of tokens and of features
+
+    def committed_by_verdict(self, lag: Lag) -> tuple[int, ...]:
+        """Tokens that each verdict commits, bonus included; the prompt's own verdict is not among them."""
+        state, prompt = self._drafter.new_state(), len(self._recording.prompt)
+        committed: list[int] = []
+        fresh: list[int] = []
+        known = prompt + 1
+        while (left := len(self._recording.tokens) - known) > 0:
+            fresh.append(known - 1)
+            there = lag.num_features(fresh, prompt)
+            committed.append(min(left, self._draft(state, known, there) + 1))
+            known += committed[-1]
+        return tuple(committed)
+
+    @torch.inference_mode()
+    def _draft(self, state: DraftState, known: int, there: int) -> int:
+        """Accepted tokens of the tree from token known - 1; brings the state there unless that is known already."""
+        if (known, there) not in self._accepted:
+            tokens, has = self._recording.tokens, state.num_features
+            state.append(tokens[state.num_tokens : known])
+            if there > has and self._drafter.tap.fingerprint:
+                state.add_features(has, self._recording.features[has:there])
+            self._accepted[known, there] = accepted(grow_tree(state, self._plan), tokens[known:])
+        return self._accepted[known, there]
+
+
+def accepted(tree: DraftTree, truth: tuple[int, ...]) -> int:
+    """Drafted tokens of the path that the truth takes through the tree."""
+    children = {
+        (parent, token): node for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
+    }
+    node, depth = ROOT, 0
+    while depth < len(truth) and (node, truth[depth]) in children:
+        node, depth = children[node, truth[depth]], depth + 1
+    return depth

@@ -1,0 +1,93 @@
+"""What the target answers to a prompt, and what its tap makes of both: recorded once, drafted from often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider_bench.core.pair import InProcessPair
+from outrider_bench.core.prompts import Question
+from outrider_proto.feature_codec import decode_rows, encode_rows
+from outrider_proto.frames import CODECS, Codec, Draft, Features
+from outrider_proto.quantize import StepRule, dequantize_grouped, quantize_grouped
+from outrider_proto.tree import DraftTree
+
+Rows = NDArray[np.float32]
+Coded = Callable[[Rows], Rows]  # rows as they come out at the other end
+BITS = (8, 4, 3, 2)
+_REPLY = 4  # rows a reply holds, which a codec may treat otherwise than a prompt's many
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedAnswer:
+    """A prompt, the target's answer to it, and the features of all positions."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    features: Tensor  # [prompt + answer, width] float32
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.prompt + self.answer
+
+    def coded(self, code: Coded) -> RecordedAnswer:
+        """As a client knows it: the prompt's rows came together, the answer's a few at a time."""
+        rows, first = self.features.numpy(), len(self.prompt)
+        prompt_row_choices = [
+            rows[:first],
+            *(rows[start : start + _REPLY] for start in range(first, len(rows), _REPLY)),
+        ]
+        return RecordedAnswer(
+            self.prompt, self.answer, torch.from_numpy(np.concatenate([code(part) for part in prompt_row_choices]))
+        )
+
+
+async def record(
+    pair: InProcessPair, asked: Sequence[Question], answers: Sequence[tuple[int, ...]]
+) -> list[RecordedAnswer]:
+    """The pair's own tap at work on all questions and their `answers`; no features where its drafter wants none."""
+    return [
+        RecordedAnswer(question.prompt, answer, torch.from_numpy(await _features(pair, question.prompt + answer)))
+        for question, answer in zip(asked, answers, strict=True)
+    ]
+
+
+def codings() -> dict[str, Coded]:
+    """The codecs, and symmetric numbers of so many bits with a step for every 64 values."""
+    by_bits = {bits: StepRule("absmax", 1 / (2 ** (bits - 1) - 1)) for bits in BITS}
+    return {codec: partial(_there_and_back, codec) for codec in CODECS} | {
+        f"{bits} bits": partial(_quantized, rule) for bits, rule in by_bits.items()
+    }
+
+
+def _there_and_back(codec: Codec, rows: Rows) -> Rows:
+    return decode_rows(encode_rows(rows, codec), codec, *rows.shape)
+
+
+def _quantized(rule: StepRule, rows: Rows) -> Rows:
+    return dequantize_grouped(quantize_grouped(rows, rule), *rows.shape)
+
+
+async def _features(pair: InProcessPair, tokens: tuple[int, ...]) -> Rows:
+    models = pair.models
+    if models.drafter is None or not models.drafter.tap.fingerprint:
+        return np.zeros((len(tokens), 0), np.float32)
+    connection = await pair.transport().connect()
+    connection.send(models.open_frame(codec="float32"))
+    await connection.receive()
+    connection.send(Draft(1, 0, tokens[:-1], tokens[-1], DraftTree()))
+    rows: list[Rows] = []
+    last = False
+    while not last:
+        frame = await connection.receive()
+        if isinstance(frame, Features):
+            rows.append(frame.rows)
+            last = frame.last
+    await connection.close()
+    return np.concatenate(rows)

@@ -1,0 +1,79 @@
+"""`outrider-bench network` whole: a server process, a link, a client; and its refusals."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_bench.cli.app import app
+from outrider_proto.errors import UsageError
+
+KEYS = {"tokens_per_second", "mean_acceptance_length", "rtt_ms", "verify_ms", "ttft_ms", "bytes_down_per_token"}
+
+
+def network(*options: str, code: int = 0) -> None:
+    result = CliRunner().invoke(app, ["network", *options])
+    assert result.exit_code == code, result.output
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> dict:
+    directory = tmp_path_factory.mktemp("network")
+    options = ["--profile", "lan", "--engine", "proxy", "--mode", "stop-and-wait,levels=3", "--prompts", "2"]
+    files = ["--json", str(directory / "report.json"), "--plot", str(directory / "report.png")]
+    network(*options, "--families", "qa,math", "--max-new-tokens", "10", *files)
+    assert (directory / "report.png").stat().st_size > 10_000
+    return json.loads((directory / "report.json").read_text())
+
+
+def test_a_mode_and_both_controls_are_measured_in_one_run(report):
+    assert report["ways"].keys() == {"stream", "server-draft", "stop-and-wait,levels=3"}
+    for metrics in (report, *report["controls"].values()):
+        assert metrics.keys() >= KEYS
+        assert metrics["tokens_per_second"] > 0
+    assert report["controls"]["stream"]["mean_acceptance_length"] == 1.0
+    assert 1 < report["mean_acceptance_length"] <= 4
+    assert report["controls"]["server_draft"]["mean_acceptance_length"] > 1
+
+
+def test_the_answers_are_the_stream_s_and_the_link_was_used(report):
+    assert report["mismatches"] == 0
+    assert report["packets_per_reply"] >= 1
+    assert report["eta"] > 0
+    assert report["controls"]["stream"]["eta"] is None
+    assert report["rtt_ms"] > 0.2
+
+
+def test_the_report_says_how_it_was_made(report):
+    assert (report["profile"], report["engine"], report["drafter"]) == ("lan", "proxy", "moa")
+    assert (report["paced"], report["pace"], report["virtual"]) == (False, None, None)
+    assert report["families"] == ["math", "qa"]
+    assert report["runs"] == 1
+    assert "versions" in report["made_by"]
+
+
+def test_messages_are_weighed_by_codec(tmp_path):
+    out = tmp_path / "messages.json"
+    codecs = ["--codec", "int8", "--codec", "float32"]
+    network("--table7", "--drafter", "moa", *codecs, "--prompts", "1", "--max-new-tokens", "12", "--json", str(out))
+    small, large = json.loads(out.read_text())["messages"]
+    assert small["draft"] == pytest.approx(large["draft"], rel=0.05)  # features may come too late for a draft
+    assert small["draft"] > small["paper_up"] == 4 * small["nodes"]
+    assert large["features"] > 3 * small["features"] > 0
+    assert large["features"] > 4 * small["width"] * (small["accepted"] - 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--profile", "moon"], "profile 'moon' is unknown"),
+        (["--mode", "telepathy"], "mode='telepathy'"),
+        (["--families", "poetry"], "families='poetry'"),
+        (["--codec", "zip"], "codec='zip'"),
+        (["--pace", "abacus"], "pace abacus"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_a_server_starts(options, message):
+    result = CliRunner().invoke(app, ["network", *options])
+    assert isinstance(result.exception, UsageError)
+    assert message in str(result.exception)
