@@ -60,4 +60,4 @@ def _lengthened(question: Question, seed: int, models: LocalModels, least: int) 
 
 def _encode(models: LocalModels, messages: Sequence[SampleMessage]) -> tuple[int, ...]:
     as_dicts = [message.as_dict() for message in messages]
-    return tuple(models.encode(as_dicts, raw=False))
+    return tuple(models.encode(as_dicts, raw=False))  # type: ignore[arg-type] # a TypedDict is no dict to mypy

@@ -117,7 +117,7 @@ class WorkerPool:
     async def client_counters(self) -> list[ClientCounters]:
         """When all are done, by client."""
         answers = await asyncio.gather(*(member.answer("result", None) for member in self.members))
-        found = [ClientCounters.from_json(counters) for answer in answers for counters in answer["tallies"]]
+        found = [ClientCounters.from_json(counters) for answer in answers for counters in answer["client_counters"]]
         return sorted(found, key=lambda counters: counters.client)
 
     async def told(self) -> dict[str, int]:
