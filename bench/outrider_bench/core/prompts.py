@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from outrider_client.models.local_models import LocalModels
-from outrider_models.corpus import FAMILIES, Family, SampleMessage, Sample, generate
+from outrider_models.corpus import FAMILIES, Family, Sample, SampleMessage, generate
 
 SEED = 2026  # of the test split, fixed so that results can be compared
 # Prompts are lengthened with other questions than those asked: a session would remember its own.
