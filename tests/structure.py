@@ -26,6 +26,10 @@ SMALL_ON_PURPOSE: dict[str, str] = {
         f"outrider_netsim.impairments.{name}": "one impairment a file, composed by nesting"
         for name in ("delay", "loss", "outage", "queue", "rate", "sink", "downstream")
     },
+    **{
+        f"outrider_drafters.families.{name}": "every family has the same modules: family, network, drafter, tap"
+        for name in (*(f"{x}.family" for x in ("dflash", "eagle3", "lookup", "medusa", "mtp")), "eagle3.drafter")
+    },
 }
 
 

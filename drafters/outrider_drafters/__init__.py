@@ -1,43 +1,12 @@
 """Drafters: the taps that feed them, their networks and states, the trees they grow, the files they come from."""
 
-from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
-from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights, resolve_dir
-from outrider_drafters.contracts.drafter import Drafter, DraftState
-from outrider_drafters.contracts.tap import Activations, LastHiddenTap, Tap
-from outrider_drafters.contracts.text_drafter import TextDrafter
-from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_drafters.families.eagle2.family import Eagle2, Eagle2Drafter, Eagle2Sizes
-from outrider_drafters.families.moa.network import MoA, MoASizes, pack_kv
-from outrider_drafters.families.moa.state import MoADrafter
-from outrider_drafters.families.moa.tap import MoATap
-from outrider_drafters.load import load_drafter, load_tap
-from outrider_drafters.quantization.torchao_log import hush_torchao
-from outrider_drafters.trees.grow import grow_tree
+import logging
 
-hush_torchao()  # before anything imports transformers, which imports torchao where that is installed
+import lazy_loader
 
-__all__ = [
-    "Activations",
-    "DraftState",
-    "Drafter",
-    "Eagle2",
-    "Eagle2Drafter",
-    "Eagle2Sizes",
-    "LastHiddenTap",
-    "MoA",
-    "MoADrafter",
-    "MoASizes",
-    "MoATap",
-    "Tap",
-    "TargetSizes",
-    "TargetWeights",
-    "TextDrafter",
-    "TreeShape",
-    "grow_tree",
-    "load_drafter",
-    "load_tap",
-    "pack_kv",
-    "resolve_dir",
-    "target_fingerprint",
-    "tokenizer_fingerprint",
-]
+# Must run before anything imports torchao, as transformers does with its models wherever it is installed: while it is
+# imported, torchao warns of extensions that it does without, and torch of pytree classes that torchao registers twice.
+for _name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -10,23 +10,43 @@ import torch
 
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles, listed
-from outrider_drafters.checkpoints.fingerprint import TARGET_MARK, target_fingerprint
+from outrider_drafters.checkpoints.fingerprint import TARGET_FINGERPRINT_KEY, target_fingerprint
 from outrider_drafters.checkpoints.source import DrafterOptions, DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights, target_sizes
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import Tap
+from outrider_drafters.families.dflash import family as dflash
+from outrider_drafters.families.eagle2 import family as eagle2
+from outrider_drafters.families.eagle3 import family as eagle3
 from outrider_drafters.families.family import Family, like
-from outrider_drafters.registry import FAMILIES
+from outrider_drafters.families.hydra import family as hydra_family
+from outrider_drafters.families.independent import family as independent
+from outrider_drafters.families.lookup import family as lookup
+from outrider_drafters.families.medusa import family as medusa
+from outrider_drafters.families.moa import family as moa_family
+from outrider_drafters.families.mtp import family as mtp
 from outrider_proto.errors import UsageError
 
+FAMILIES: tuple[Family, ...] = (
+    mtp.FAMILY,
+    dflash.FAMILY,
+    hydra_family.FAMILY,
+    medusa.FAMILY,
+    moa_family.FAMILY,
+    eagle3.FAMILY,
+    eagle2.FAMILY,
+    lookup.FAMILY,
+    independent.FAMILY,
+)
 
-def load_drafter(source: str | Path | DrafterSource, frozen: TargetWeights) -> Drafter:
-    """The client half, in the type and on the device of `frozen`. Raises UsageError naming whatever does not fit."""
-    family, files = open_source(DrafterSource.parse(source))
-    if frozen.directory is not None:
-        check_target(files, frozen.directory)
+
+def load_drafter(source: str | Path | DrafterSource, target: TargetWeights) -> Drafter:
+    """The client half, in the type and on the device of `target`. Raises UsageError naming whatever does not fit."""
+    family, files = open_drafter(DrafterSource.parse(source))
+    if target.directory is not None:
+        check_target(files, target.directory)
     with _naming(files):
-        return family.drafter(files, frozen)
+        return family.drafter(files, target)
 
 
 def load_tap(
@@ -36,7 +56,7 @@ def load_tap(
     device: torch.device | str = "cpu",
 ) -> Tap | None:
     """The server half; None for a drafter that wants no features. Raises UsageError naming whatever does not fit."""
-    family, files = open_source(DrafterSource.parse(source))
+    family, files = open_drafter(DrafterSource.parse(source))
     check_target(files, target_path)
     sizes = target_sizes(target_path)
     with _naming(files):
@@ -54,7 +74,7 @@ def _naming(files: DrafterFiles) -> Iterator[None]:
         raise files.fault(str(error)) from error
 
 
-def open_source(source: DrafterSource) -> tuple[Family, DrafterFiles]:
+def open_drafter(source: DrafterSource) -> tuple[Family, DrafterFiles]:
     """The family and its files: of a drafter without files by its name, else as `family_of` tells.
 
     A directory that bears such a name is reached as ./NAME. An edge bundle stands for its drafter. Raises UsageError.
@@ -72,10 +92,10 @@ def open_source(source: DrafterSource) -> tuple[Family, DrafterFiles]:
 
 def check_target(files: DrafterFiles, target: str | Path) -> None:
     """Refuse a drafter that says it was made for a target of another fingerprint; most do not say."""
-    made_for = files.config.get(TARGET_MARK)
+    made_for = files.config.get(TARGET_FINGERPRINT_KEY)
     if made_for is not None and made_for != (ours := target_fingerprint(target)):
         raise files.fault(
-            f"made for another target: its {TARGET_MARK} is {made_for}, the fingerprint of {target} {ours}"
+            f"made for another target: its {TARGET_FINGERPRINT_KEY} is {made_for}, the fingerprint of {target} {ours}"
         )
 
 

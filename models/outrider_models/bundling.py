@@ -22,7 +22,7 @@ from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights, borrowed_names, resolve_dir
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.families.family import Family
-from outrider_drafters.load import load_drafter, open_source
+from outrider_drafters.load import load_drafter, open_drafter
 from outrider_drafters.quantization.quantize import Weights, quantized, stored
 from outrider_drafters.readers.checkpoint import SINGLE, Checkpoint
 from outrider_drafters.readers.config import read_config
@@ -54,7 +54,7 @@ def make_bundle(target: str | Path, drafter: str | Path, weights: str, out: Path
     frozen = TargetWeights.load(directory)
     watched = _RecordingTarget(frozen.embed, frozen.lm_head, frozen.sizes, frozen.eos_token_ids, frozen.directory)
     loaded = load_drafter(source, watched)
-    family, files = open_source(source)
+    family, files = open_drafter(source)
     packed = _packing(weights)
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -152,7 +152,7 @@ def _write_drafter(files: DrafterFiles, family: Family, packed: Packing, frozen:
             shutil.copyfile(extra, out / extra.name)
     unused = files.options.embedding == "target" or _same(files.checkpoint, frozen.embed)
     names = set(files.names) - ({EMBEDDING} if unused else set())
-    kept: Packing = lambda name, tensor: {name: tensor} if family.keeps(name) else packed(name, tensor)  # noqa: E731
+    kept: Packing = lambda name, tensor: {name: tensor} if family.keep_unquantized(name) else packed(name, tensor)  # noqa: E731
     _save(files.checkpoint, names, kept, out)
 
 

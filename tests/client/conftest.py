@@ -17,7 +17,7 @@ from outrider_client.connection.policy import Backoff, Patience, Timeouts
 from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
-from outrider_drafters.contracts.drafter import ENDLESS, level_by_level
+from outrider_drafters.contracts.drafter import UNLIMITED, level_by_level
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import LinkError, Refusal
@@ -270,7 +270,7 @@ class FakeDraftState:
         self.tokens: list[int] = []
         self.num_features = 0
         self._paths: list[tuple[int, ...]] = []
-        self.reach = ENDLESS
+        self.max_levels = UNLIMITED
 
     @property
     def num_tokens(self) -> int:
@@ -320,7 +320,7 @@ class FakeDrafter:
     vocab_size: int = VOCAB
     plan: TreePlan | None = None
     stale_tolerant: bool = False
-    tree_in_one: bool = False
+    tree_in_one_pass: bool = False
 
     def new_state(self) -> FakeDraftState:
         return FakeDraftState(self.language)

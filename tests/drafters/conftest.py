@@ -34,17 +34,18 @@ from outrider_drafters import (
 from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.contracts.text_drafter import TextDrafter
-from outrider_drafters.families.dflash.family import DFlashDrafter
-from outrider_drafters.families.dflash.network import DFlash, DFlashSizes, Sight
-from outrider_drafters.families.eagle3.family import Eagle3Drafter
+from outrider_drafters.families.dflash.drafter import DFlashDrafter
+from outrider_drafters.families.dflash.network import DFlash, DFlashSizes, LayerMask
+from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
 from outrider_drafters.families.eagle3.network import Eagle3
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
-from outrider_drafters.families.hydra.family import HydraDrafter
+from outrider_drafters.families.hydra.drafter import HydraDrafter
 from outrider_drafters.families.hydra.network import Hydra, HydraSizes
-from outrider_drafters.families.independent.family import IndependentDrafter
+from outrider_drafters.families.independent.drafter import IndependentDrafter
 from outrider_drafters.families.independent.network import CausalModel
-from outrider_drafters.families.lookup.family import LookupDrafter
-from outrider_drafters.families.medusa.family import Medusa, MedusaDrafter, MedusaSizes
+from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_drafters.families.medusa.drafter import MedusaDrafter
+from outrider_drafters.families.medusa.network import Medusa, MedusaSizes
 from outrider_proto.tree import ROOT, DraftTree
 
 sys.path.insert(0, str(Path(__file__).parent))  # for modules shared between the tests of this folder
@@ -123,7 +124,7 @@ def tiny_independent() -> Drafter:
 
 def tiny_dflash() -> Drafter:
     shape = BlockShape(16, 4, 2, 4, 20, qk_norm=True)
-    sizes = DFlashSizes(shape, (Sight(causal=True, window=5), Sight()), (1, 2), block=5, mask_token=22)
+    sizes = DFlashSizes(shape, (LayerMask(causal=True, window=5), LayerMask()), (1, 2), block=5, mask_token=22)
     with torch.random.fork_rng():
         torch.manual_seed(7)
         frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))

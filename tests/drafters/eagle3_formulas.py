@@ -59,7 +59,7 @@ class Formulas:
         return y + (gate * torch.sigmoid(gate) * up) @ own("mlp.down_proj.weight").T
 
     def attention(self, x: Tensor) -> Tensor:
-        queries, keys = self.turned("q", x, self.heads), self.turned("k", x, self.kv_heads)
+        queries, keys = self.rotated("q", x, self.heads), self.rotated("k", x, self.kv_heads)
         values = self.projected("v", x, self.kv_heads)
         seen = torch.ones(len(x), len(x), dtype=torch.bool).tril()
         mixed = []
@@ -69,15 +69,15 @@ class Formulas:
             mixed.append(scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values[:, group])
         return torch.cat(mixed, dim=-1)
 
-    def turned(self, name: str, x: Tensor, heads: int) -> Tensor:
+    def rotated(self, name: str, x: Tensor, heads: int) -> Tensor:
         """RoPE as a product of complex numbers: the halves of a head are real and imaginary parts."""
         rows = self.projected(name, x, heads)
         weight = self.tensors.get(f"{self.layer}self_attn.{name}_norm.weight")
         rows = rows if weight is None else self.norm(rows, weight)
         real, imaginary = rows.chunk(2, dim=-1)
         angles = torch.arange(len(x))[:, None] * self.inverse_frequencies
-        turned = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angles), angles)[:, None]
-        return torch.cat((turned.real, turned.imag), dim=-1)
+        rotated = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angles), angles)[:, None]
+        return torch.cat((rotated.real, rotated.imag), dim=-1)
 
     def projected(self, name: str, x: Tensor, heads: int) -> Tensor:
         weight, bias = f"{self.layer}self_attn.{name}_proj.weight", f"{self.layer}self_attn.{name}_proj.bias"

@@ -248,10 +248,10 @@ def test_qkv_biases_of_a_qwen2_drafter(eagle):
 
 def test_embedding_may_be_absent_or_a_copy_or_its_own(eagle):
     drafter = eagle.load()
-    assert drafter.embed is drafter.frozen.embed  # the copy is dropped
+    assert drafter.embed is drafter.target.embed  # the copy is dropped
     embed = eagle.tensors.pop("embed_tokens.weight")
     drafter = eagle.load()
-    assert drafter.embed is drafter.frozen.embed
+    assert drafter.embed is drafter.target.embed
     eagle.tensors["embed_tokens.weight"] = embed + 1
     assert torch.equal(eagle.load().embed, embed + 1)
 

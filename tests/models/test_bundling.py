@@ -13,7 +13,7 @@ from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters import TargetWeights, load_drafter, target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.checkpoints.bundle import find_bundle
-from outrider_drafters.checkpoints.fingerprint import TARGET_MARK, mark_drafter
+from outrider_drafters.checkpoints.fingerprint import TARGET_FINGERPRINT_KEY, write_target_fingerprint
 from outrider_drafters.load import load_tap
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_drafters.readers.checkpoint import Checkpoint
@@ -200,13 +200,13 @@ def test_a_bundle_is_no_target_to_bundle(bundle, tmp_path):
 def test_a_drafter_says_which_target_it_was_made_for(tmp_path, golden):
     path = tmp_path / "drafter"
     shutil.copytree(golden / "eagle2_llama/drafter", path, copy_function=shutil.copyfile)
-    mark_drafter(path, golden / "target_l4")
+    write_target_fingerprint(path, golden / "target_l4")
     frozen = TargetWeights.load(golden / "target_l4")
     assert load_drafter(path, frozen).family == "eagle2"
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {TARGET_MARK: "0" * 32}))
+    (path / "config.json").write_text(json.dumps(config | {TARGET_FINGERPRINT_KEY: "0" * 32}))
     for load in (lambda: load_drafter(path, frozen), lambda: load_tap(path, golden / "target_l4")):
-        with pytest.raises(UsageError, match=f"made for another target: its {TARGET_MARK} is 0000"):
+        with pytest.raises(UsageError, match=f"made for another target: its {TARGET_FINGERPRINT_KEY} is 0000"):
             load()
     assert load_drafter(path, replace(frozen, directory=None)).family == "eagle2"  # unknown: not asked
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import grpc
 import torch
 
-from outrider_drafters.contracts.tap import Activations, LastHiddenTap, Memoryless
+from outrider_drafters.contracts.tap import Activations, LastHiddenTap, StatelessTap
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Refusal
 from outrider_proto.frames import Decode, Draft, Features, Finish, Open, TapInfo, Verdict
@@ -19,7 +19,7 @@ WAIT_S = 60  # no answer takes that long; it only keeps a broken test from hangi
 NO_TREE = DraftTree()
 
 
-class KeysTap(Memoryless):
+class KeysTap(StatelessTap):
     """Keys of one layer, newest row only."""
 
     needs_kv = True

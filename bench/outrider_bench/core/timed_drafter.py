@@ -8,10 +8,10 @@ from collections.abc import Callable
 from torch import Tensor
 
 from outrider_drafters.contracts.drafter import Drafter, DraftState
-from outrider_drafters.emulation.wrapped import WrappedDrafter, WrappedState
+from outrider_drafters.emulation.drafter_wrapper import DrafterWrapper, StateWrapper
 
 
-class TimedDrafter(WrappedDrafter):
+class TimedDrafter(DrafterWrapper):
     """Adds up the time of its states' forward passes, those over features too, and counts the levels these drafted."""
 
     def __init__(self, inner: Drafter) -> None:
@@ -31,7 +31,7 @@ class TimedDrafter(WrappedDrafter):
         return logits
 
 
-class _TimedState(WrappedState):
+class _TimedState(StateWrapper):
     def __init__(self, inner: DraftState, drafter: TimedDrafter) -> None:
         super().__init__(inner, drafter)
         self._drafter = drafter

@@ -11,13 +11,13 @@ from outrider_bench.virtual.overhead import Overhead
 from outrider_bench.virtual.texts import TapedText, TapedTexts
 from outrider_client.drafting.drafting_thread import AheadCost, AheadDraft, PreDraftSpec, Ready
 from outrider_drafters.contracts.drafter import DraftState
-from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.routing.confidence import confidence_of
-from outrider_drafters.routing.heads import Routed
-from outrider_drafters.trees.grow import Drafted
-from outrider_drafters.trees.predraft import Outcome, PreDraft
+from outrider_drafters.routing.routed_drafter import RoutedDraft
+from outrider_drafters.trees.grow import ScoredTree
+from outrider_drafters.trees.predraft import PreDraft, TreeOutcome
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -31,8 +31,8 @@ class TapedDrafter:
         self.tap = tape.tap
         self.vocab_size = tape.vocabulary.size
         self.stale_tolerant = tape.stale_tolerant
-        self.tree_in_one = tape.tree_in_one
-        self.plan: TreePlan | None = None if tape.choices is None else Choices(tape.choices)
+        self.tree_in_one_pass = tape.tree_in_one_pass
+        self.plan: TreePlan | None = None if tape.choices is None else TreeChoices(tape.choices)
 
     def new_state(self) -> DraftState:
         raise AssertionError("a tape has no states: its drafts come from ReplayedDrafting")
@@ -53,13 +53,13 @@ class TapedDrafting(OracleDrafting):
         self._overhead = overhead
         self._drafter = asyncio.Lock()
 
-    async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> Routed:
+    async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> RoutedDraft:
         async with self._drafter:
             drafts = self._texts.of(tokens).drafts(len(tokens), plan, self._num_features)
             for _ in drafts:
                 await self._level()
-        drafted = drafts[-1] if drafts else Drafted()
-        return Routed(drafted, 0, confidence_of(drafted), len(drafts[:1]), len(drafts), skipped=False)
+        drafted = drafts[-1] if drafts else ScoredTree()
+        return RoutedDraft(drafted, 0, confidence_of(drafted), len(drafts[:1]), len(drafts), skipped=False)
 
     def draft_ahead(
         self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready | None = None
@@ -87,7 +87,7 @@ class TapedDrafting(OracleDrafting):
         if not self._texts.tape.endless:
             return ()
         text, known = self._texts.of(tokens), self._num_features
-        for _ in range(1 if self._texts.tape.tree_in_one else 1 + max(tree.depths(), default=0)):
+        for _ in range(1 if self._texts.tape.tree_in_one_pass else 1 + max(tree.depths(), default=0)):
             await self._level(wanted.outcomes)
         if ahead_draft.truth() is not None or not (likely := text.outcomes(len(tokens), tree, wanted.outcomes, known)):
             return ()
@@ -116,8 +116,8 @@ class TapedDrafting(OracleDrafting):
 
 
 def _drafts_below(
-    text: TapedText, tokens: tuple[int, ...], tree: DraftTree, outcome: Outcome, wanted: PreDraftSpec, known: int
-) -> tuple[Drafted, ...]:
+    text: TapedText, tokens: tuple[int, ...], tree: DraftTree, outcome: TreeOutcome, wanted: PreDraftSpec, known: int
+) -> tuple[ScoredTree, ...]:
     """The draft for an outcome, after each of its levels."""
     depth = 0 if outcome.node == ROOT else tree.depths()[outcome.node]
     return text.drafts(len(tokens) + depth + 1, wanted.plan, known)

@@ -18,10 +18,10 @@ from outrider_bench.network.plan import NetworkPlan
 from outrider_bench.virtual.tape import MARGIN, Guess, Tape, TapedAnswer, TapedPosition, TokenPath, Vocabulary
 from outrider_bench.virtual.texts import guess_from
 from outrider_client.connection.transport import Connection
-from outrider_drafters.contracts.drafter import ENDLESS, Drafter, DraftState
-from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.drafter import UNLIMITED, Drafter, DraftState
+from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
-from outrider_drafters.trees.grow import begin_growth
+from outrider_drafters.trees.grow import start_tree
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Draft, Features, Opened, Verdict
 from outrider_proto.tree import ROOT, DraftTree
@@ -83,11 +83,11 @@ class _Recorder:
             drafter=drafter.family,
             tap=drafter.tap,
             stale_tolerant=drafter.stale_tolerant,
-            tree_in_one=drafter.tree_in_one,
+            tree_in_one_pass=drafter.tree_in_one_pass,
             vocabulary=Vocabulary(models.vocab_size, models.eos_token_ids, models.max_context),
-            breadth=self._keep if isinstance(self._plan, Choices) else self._plan.breadth,
+            breadth=self._keep if isinstance(self._plan, TreeChoices) else self._plan.breadth,
             levels=self._plan.levels,
-            choices=self._plan.paths if isinstance(self._plan, Choices) else None,
+            choices=self._plan.paths if isinstance(self._plan, TreeChoices) else None,
             endless=self._endless,
             rows=tuple(tuple(row) for row in rows.tolist()),
             recordings=tuple(recordings),
@@ -117,7 +117,7 @@ class _Recorder:
         for drafting in draftings:
             drafting.follow(written, arrived, in_time=is_prompt)
             drafting.places.append(taped_place(drafting.state, self._plan, self._keep))
-        self._endless = self._endless and draftings[0].state.reach == ENDLESS
+        self._endless = self._endless and draftings[0].state.max_levels == UNLIMITED
         if not is_prompt and len(self._rows) < SAMPLE_ROWS:
             self._rows += [rows for _, rows in arrived]
 
@@ -144,12 +144,12 @@ class _LaggedDrafting:
 @torch.inference_mode()
 def taped_place(state: DraftState, plan: TreePlan, keep: int) -> TapedPosition:
     """What the state would draft from its root, and hold likely after all of it."""
-    if not state.reach:
+    if not state.max_levels:
         return TapedPosition({})
     guesses: dict[TokenPath, Guess] = {}
-    growth = begin_growth(_noted(guesses, (), state.root_logits(), keep), plan)
+    growth = start_tree(_noted(guesses, (), state.root_logits(), keep), plan)
     paths: list[TokenPath] = []
-    for _ in range(1, min(plan.levels, state.reach)):
+    for _ in range(1, min(plan.levels, state.max_levels)):
         if (level := growth.level()) is None:
             break
         logits = state.expand(level.tokens, level.parents)
@@ -157,7 +157,7 @@ def taped_place(state: DraftState, plan: TreePlan, keep: int) -> TapedPosition:
             paths.append((*(() if parent == ROOT else paths[parent]), token))
             _noted(guesses, paths[-1], row, keep)
         growth.take(logits)
-    if state.reach == ENDLESS:
+    if state.max_levels == UNLIMITED:
         _note_all(guesses, growth.drafted().tree, state, keep)
     return TapedPosition(guesses)
 
@@ -229,7 +229,7 @@ async def record_plan(plan: NetworkPlan, drafter: str, shape: TreeShape, keep: i
             raise UsageError(f"drafter {drafter}: there is nothing to tape")
         asked, own = plan.prompt_set(pair.models).asked, pair.models.drafter.plan
         counter = ProgressCounter(step, f"taping {drafter}", len(asked))
-        tree = own if isinstance(own, Choices) else shape
+        tree = own if isinstance(own, TreeChoices) else shape
         prompts = {f"{question.sample.family}-{number}": question.prompt for number, question in enumerate(asked)}
         tape = await record(pair, prompts, tree, keep, plan.max_new_tokens, counter)
     return replace(tape, drafter=drafter)

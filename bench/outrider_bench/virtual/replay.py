@@ -26,7 +26,7 @@ from outrider_bench.virtual.verifier import NAME, VirtualVerifier
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
-from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import Direction, Profile
@@ -189,7 +189,7 @@ def replay_scenario(
 
 def _setting(setup: ReplaySetup, variants: Sequence[Variant], seed: int) -> ScenarioSetting:
     tape = setup.texts.tape
-    choices = None if tape.choices is None else Choices(tape.choices)
+    choices = None if tape.choices is None else TreeChoices(tape.choices)
     shape = variants[-1].configured(setup.config).shape or choices or TreeShape()
     return ScenarioSetting(
         profile=setup.profile.name,

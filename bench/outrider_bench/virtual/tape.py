@@ -73,12 +73,12 @@ class Tape:
     """`rows` are some of the target's own feature rows, so that replayed frames weigh what real ones do. `breadth` and
     `levels`: the widest and deepest trees that can be grown again; `choices`: paths of the fixed trees instead, where
     the drafter was made for those. `endless`: the drafter can go on from its own guesses for ever;
-    `stale_tolerant` and `tree_in_one` as drafters have them."""
+    `stale_tolerant` and `tree_in_one_pass` as drafters have them."""
 
     drafter: str
     tap: TapInfo
     stale_tolerant: bool
-    tree_in_one: bool
+    tree_in_one_pass: bool
     vocabulary: Vocabulary
     breadth: int
     levels: int
@@ -137,7 +137,7 @@ def _as_dict(tape: Tape) -> dict[str, object]:
         "drafter": tape.drafter,
         "tap": [tap.fingerprint, tap.family, tap.width, tap.newest_only],
         "stale_tolerant": tape.stale_tolerant,
-        "tree_in_one": tape.tree_in_one,
+        "tree_in_one": tape.tree_in_one_pass,
         "vocabulary": [vocabulary.size, vocabulary.eos_token_ids, vocabulary.max_context],
         "breadth": tape.breadth,
         "levels": tape.levels,
@@ -174,7 +174,7 @@ def _tape(found: dict[str, Any]) -> Tape:  # Any: a file's content
         drafter=found["drafter"],
         tap=TapInfo(fingerprint, family, width, newest_only),
         stale_tolerant=found["stale_tolerant"],
-        tree_in_one=found["tree_in_one"],
+        tree_in_one_pass=found["tree_in_one"],
         vocabulary=Vocabulary(size, tuple(eos), max_context),
         breadth=found["breadth"],
         levels=found["levels"],

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider_bench.virtual.tape import Guess, Tape, TapedAnswer, TapedPosition, TokenPath
-from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
-from outrider_drafters.trees.grow import IMPOSSIBLE, Drafted, begin_growth
-from outrider_drafters.trees.predraft import Outcome, likeliest_outcomes
+from outrider_drafters.trees.grow import IMPOSSIBLE, ScoredTree, start_tree
+from outrider_drafters.trees.predraft import TreeOutcome, likeliest_outcomes
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -35,8 +35,8 @@ class TapedText:
         self._vocabulary = tape.vocabulary
         self._filler = next(token for token in range(tape.vocabulary.size) if token not in self._ends)
         self._lags = (0, *recording.late)
-        self._grown: dict[tuple[int, int, TreePlan], tuple[Drafted, ...]] = {}
-        self._outcomes: dict[tuple[int, int, DraftTree, int], list[tuple[Outcome, float]]] = {}
+        self._grown: dict[tuple[int, int, TreePlan], tuple[ScoredTree, ...]] = {}
+        self._outcomes: dict[tuple[int, int, DraftTree, int], list[tuple[TreeOutcome, float]]] = {}
 
     def follows(self, tokens: Sequence[int]) -> bool:
         """Whether the target, asked for this answer, would have come to these tokens."""
@@ -49,7 +49,7 @@ class TapedText:
         place = num_tokens - len(self.recording.prompt)
         return answer[place] if place < len(answer) else self._filler
 
-    def drafts(self, num_tokens: int, plan: TreePlan, num_features: int | None = None) -> tuple[Drafted, ...]:
+    def drafts(self, num_tokens: int, plan: TreePlan, num_features: int | None = None) -> tuple[ScoredTree, ...]:
         """The draft whose root is the last of so many tokens: after one level, two, and so on to the plan's end.
         `num_features`: those that the drafter has; all by default."""
         self._check(plan)
@@ -61,7 +61,7 @@ class TapedText:
 
     def outcomes(
         self, num_tokens: int, tree: DraftTree, count: int, num_features: int | None = None
-    ) -> list[tuple[Outcome, float]]:
+    ) -> list[tuple[TreeOutcome, float]]:
         """The likeliest of a tree below the last of so many tokens, the likeliest first. `num_features` as above."""
         place, lag = self._place(num_tokens), self._lag(num_tokens, num_features)
         key = (place, lag, tree, count)
@@ -98,16 +98,16 @@ class TapedText:
                         f"breadth={plan.breadth}, levels={plan.levels}: the tape has {self._tape.breadth} and "
                         f"{self._tape.levels}; record a wider one, or ask for less"
                     )
-            case Choices():
+            case TreeChoices():
                 if not set(plan.paths) <= set(self._tape.choices or ()):
                     raise UsageError("choices: not those of the tape; record one with them")
             case _:
                 assert_never(plan)
 
-    def _grow(self, place: TapedPosition, plan: TreePlan) -> tuple[Drafted, ...]:
+    def _grow(self, place: TapedPosition, plan: TreePlan) -> tuple[ScoredTree, ...]:
         if () not in place.guesses:
             return ()
-        growth = begin_growth(self._logits(place, ()), plan)
+        growth = start_tree(self._logits(place, ()), plan)
         grown, paths = [growth.drafted()], list[TokenPath]()
         for _ in range(1, plan.levels):
             if (level := growth.level()) is None:

@@ -14,7 +14,7 @@ from outrider_client.cli.access_options import ACCESS_OPTIONS, access_from, with
 from outrider_client.connection.policy import Patience
 from outrider_client.core.config import ClientConfig, LastResort, Mode, OnReconnect, Privacy
 from outrider_client.models.pulled import find_pulled
-from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_drafters.routing.keywords import Keywords
 from outrider_drafters.routing.rules import Route, Routing
@@ -302,4 +302,4 @@ def tree_plan(choices: str | None, **limits: float | None) -> TreePlan | None:
         return TreeShape(**given) if given else None  # type: ignore[arg-type] # each limit has the type of its option
     if given:
         raise UsageError(f"choices={choices} fixes the tree: leave out {', '.join(given)}")
-    return Choices.load(choices)
+    return TreeChoices.load(choices)

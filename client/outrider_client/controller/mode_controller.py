@@ -17,7 +17,7 @@ from outrider_client.core.config import ClientConfig
 from outrider_client.drafting.drafting_thread import AheadDraft, AsyncDrafter
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_drafters.emulation.pace import Pace
-from outrider_drafters.trees.predraft import Outcome
+from outrider_drafters.trees.predraft import TreeOutcome
 from outrider_proto.feature_codec import MANY_ROWS as MAX_REPLY_ROWS
 from outrider_proto.frames import Codec, Decode, Draft, Opened, Verdict
 from outrider_proto.tree import MAX_NODES, DraftTree
@@ -121,7 +121,7 @@ class ModeController:
     def record_drafting(self, seconds: float, num_passes: int) -> None:
         self._observer.record_drafting(seconds, num_passes)
 
-    def record_ahead_draft(self, ahead_draft: AheadDraft, outcome: Outcome) -> None:
+    def record_ahead_draft(self, ahead_draft: AheadDraft, outcome: TreeOutcome) -> None:
         """The verdict on what was looked out from has come."""
         if ahead_draft.cost is not None:
             self._observer.record_drafting(ahead_draft.cost.seconds, ahead_draft.cost.levels, ahead_draft.cost.outcomes)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from outrider_drafters.routing.confidence import probabilities_of
 
 if TYPE_CHECKING:
-    from outrider_drafters.routing.heads import Routed
-    from outrider_drafters.trees.grow import Drafted
+    from outrider_drafters.routing.routed_drafter import RoutedDraft
+    from outrider_drafters.trees.grow import ScoredTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class HeadMeter:
         self._drafts = self._passes = self._skips = 0
         self._confidence, self._entropy = _Sums(), _Sums()
 
-    def drafted(self, routed: Routed) -> None:
+    def drafted(self, routed: RoutedDraft) -> None:
         """A cycle's draft was made."""
         if routed.num_drafts:
             self._cycles[routed.head] += 1
@@ -61,7 +61,7 @@ class HeadMeter:
         self._passes += routed.num_passes
         self._skips += routed.skipped
 
-    def judged(self, drafted: Drafted, path: Sequence[int]) -> None:
+    def judged(self, drafted: ScoredTree, path: Sequence[int]) -> None:
         """The target accepted the nodes on `path` of a draft, and no others."""
         accepted = set(path)
         for node, probability in enumerate(probabilities_of(drafted)):

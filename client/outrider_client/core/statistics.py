@@ -10,8 +10,8 @@ from outrider_client.core.head_statistics import HeadMeter, HeadUse
 from outrider_proto.frames import Verdict
 
 if TYPE_CHECKING:
-    from outrider_drafters.routing.heads import Routed
-    from outrider_drafters.trees.grow import Drafted
+    from outrider_drafters.routing.routed_drafter import RoutedDraft
+    from outrider_drafters.trees.grow import ScoredTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Meter:
         """Of a draft that was waited for, or of drafts ahead for several outcomes."""
         (self._ahead_level if ahead else self._level).take(seconds, num_levels)
 
-    def routed(self, routed: Routed) -> None:
+    def routed(self, routed: RoutedDraft) -> None:
         """Heads have drafted."""
         self._heads.drafted(routed)
 
@@ -143,7 +143,7 @@ class Meter:
         self._histogram += [0] * (num_accepted + 1 - len(self._histogram))
         self._histogram[num_accepted] += 1
 
-    def draft_judged(self, drafted: Drafted, path: Sequence[int]) -> None:
+    def draft_judged(self, drafted: ScoredTree, path: Sequence[int]) -> None:
         """As above, where it is known how sure the head was."""
         self.judged(len(drafted.tree), len(path))
         self._heads.judged(drafted, path)

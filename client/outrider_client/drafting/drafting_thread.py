@@ -24,9 +24,9 @@ from outrider_client.drafting.worker_thread import WorkerThread
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
-from outrider_drafters.routing.heads import Heads, Routed
-from outrider_drafters.trees.grow import Drafted
-from outrider_drafters.trees.predraft import NOWHERE, Outcome, PreDraft, can_foresee, predraft
+from outrider_drafters.routing.routed_drafter import RoutedDraft, RoutedDrafter
+from outrider_drafters.trees.grow import ScoredTree
+from outrider_drafters.trees.predraft import NO_OUTCOME, PreDraft, TreeOutcome, can_predraft, predraft
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.frames import Sampling, TapInfo
 from outrider_proto.packing import common_prefix_len
@@ -52,11 +52,11 @@ class AheadDraft:
     def __init__(self, make: Callable[[AheadDraft], Awaitable[tuple[PreDraft, ...]]]) -> None:
         self.cost: AheadCost | None = None  # known once there are levels for all outcomes
         self.is_whole = False  # all drafts were finished before the verdict came
-        self._truth: Outcome | None = None
+        self._truth: TreeOutcome | None = None
         self._has_begun = False
         self._made = asyncio.ensure_future(make(self))
 
-    def truth(self) -> Outcome | None:
+    def truth(self) -> TreeOutcome | None:
         """None until it is known. May be asked from any thread."""
         return self._truth
 
@@ -64,7 +64,7 @@ class AheadDraft:
         """What it waited for is there."""
         self._has_begun = True
 
-    def resolve(self, outcome: Outcome) -> None:
+    def resolve(self, outcome: TreeOutcome) -> None:
         """The verdict has come: of what is under way only this outcome's draft is finished, and nothing is begun."""
         self._truth = outcome
         if not self._has_begun:
@@ -80,16 +80,16 @@ class AheadDraft:
         """Nodes of all drafts that were made so far."""
         return sum(len(one.drafted.tree) for one in self._there)
 
-    def rank_of(self, outcome: Outcome) -> int | None:
+    def rank_of(self, outcome: TreeOutcome) -> int | None:
         """From 0, among the outcomes that were drafted for."""
         return next((rank for rank, one in enumerate(self._there) if one.outcome == outcome), None)
 
     def cancel(self) -> None:
         """Nobody needs any of them."""
-        self.resolve(NOWHERE)
+        self.resolve(NO_OUTCOME)
         self._made.cancel()
 
-    async def draft_for(self, outcome: Outcome) -> Drafted | None:
+    async def draft_for(self, outcome: TreeOutcome) -> ScoredTree | None:
         """The draft for what came true; None where nobody foresaw it."""
         self.resolve(outcome)
         await asyncio.wait((self._made,))
@@ -136,7 +136,7 @@ class AsyncDrafter(Protocol):
         self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready | None = None
     ) -> AheadDraft: ...
 
-    async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> Routed: ...
+    async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> RoutedDraft: ...
 
     async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None: ...
 
@@ -158,13 +158,13 @@ class DraftingThread:
     """Used from one event loop; the state itself is touched in the thread only. See AsyncDrafter."""
 
     def __init__(self, drafter: Drafter, num_cpu_threads: int | None = None) -> None:
-        heads = Heads.of(drafter)
+        heads = RoutedDrafter.of(drafter)
         self.tap = heads.tap
         self.names = heads.names
         self.stale_tolerant = heads.stale_tolerant
         self._paced = [head for head in heads.heads if isinstance(head, PacedDrafter)]
         self._state = heads.new_state()
-        self.can_draft_ahead = can_foresee(self._state)
+        self.can_draft_ahead = can_predraft(self._state)
         self._tokens: list[int] = []  # what the state holds
         self._arrived: list[_Rows] = []
         self._num_features = 0
@@ -196,7 +196,7 @@ class DraftingThread:
         """Number of the head in use."""
         return self._state.current
 
-    async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> Routed:
+    async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> RoutedDraft:
         """A draft on `tokens`, whose last one is the root, by the best head or the one given; empty where none can
         tell."""
         return await self._run(tokens, lambda: self._state.draft(plan, head))
@@ -238,7 +238,7 @@ class DraftingThread:
     def _foresee(self, tree: DraftTree, wanted: PreDraftSpec, ahead_draft: AheadDraft) -> tuple[PreDraft, ...]:
         asked_at: list[float] = []  # before and after the tree's own passes, then after each level but the last
 
-        def truth() -> Outcome | None:
+        def truth() -> TreeOutcome | None:
             known = ahead_draft.truth()
             if known is None:
                 asked_at.append(time.perf_counter())

@@ -11,8 +11,8 @@ from outrider_client.drafting.drafting_thread import AheadDraft, AsyncDrafter, P
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.routing.confidence import best_path
-from outrider_drafters.routing.heads import Routed
-from outrider_drafters.trees.grow import Drafted
+from outrider_drafters.routing.routed_drafter import RoutedDraft
+from outrider_drafters.trees.grow import ScoredTree
 from outrider_proto.frames import Sampling, Verdict
 from outrider_proto.tree import DraftTree
 
@@ -52,7 +52,7 @@ class LocalDrafter:
         """The one in use."""
         return 0 if self._drafting is None else self._drafting.current
 
-    async def draft(self, tokens: Sequence[int], num_new: int, plan: TreePlan) -> Routed:
+    async def draft(self, tokens: Sequence[int], num_new: int, plan: TreePlan) -> RoutedDraft:
         """A tree on `tokens`, of which the last `num_new` are the answer's."""
         assert self._drafting is not None
         head = self._head_by_words(tokens[-min(num_new, RECENT) :], self._drafting.current)
@@ -81,7 +81,7 @@ class LocalDrafter:
                 self._meter.copied()
         return token
 
-    def judge(self, drafted: Drafted, head: int, verdict: Verdict) -> str | None:
+    def judge(self, drafted: ScoredTree, head: int, verdict: Verdict) -> str | None:
         """Note what the target made of a head's draft; a warning where the head does not fit the target at all."""
         assert self._drafting is not None
         tree = drafted.tree

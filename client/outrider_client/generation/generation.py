@@ -18,8 +18,8 @@ from outrider_client.generation.tree_planner import TreePlanner
 from outrider_client.text.detokenizer import Detokenizer
 from outrider_client.text.placeholder_restorer import PlaceholderRestorer
 from outrider_client.text.transcript import FinishReason
-from outrider_drafters.trees.grow import Drafted
-from outrider_drafters.trees.predraft import Outcome
+from outrider_drafters.trees.grow import ScoredTree
+from outrider_drafters.trees.predraft import TreeOutcome
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Cancel, Decode, Draft, ServerTree, Verdict
 
@@ -75,14 +75,14 @@ class Generation:
 
     # -- with the link ------------------------------------------------------------------------------------------------
 
-    async def draft(self) -> Drafted:
+    async def draft(self) -> ScoredTree:
         """The drafter's guess at what follows; empty for the prompt, or without a drafter. Raises LinkError."""
         if self._drafting is None or self._transcript.num_new_tokens == 0:
             return EMPTY_DRAFT
         await self._take_features()
         return await self._grow()
 
-    async def _grow(self) -> Drafted:
+    async def _grow(self) -> ScoredTree:
         plan = self.planner.next_plan(len(self._transcript.tokens), self._transcript.room)
         if plan is None:
             return EMPTY_DRAFT
@@ -93,19 +93,19 @@ class Generation:
         self._controller.record_drafting(drafting_s, routed.num_passes)
         return routed.drafted
 
-    def send(self, drafted: Drafted) -> Draft:
+    def send(self, drafted: ScoredTree) -> Draft:
         """Have a draft under the last token that stands verified; whatever else was under way no longer counts."""
         draft = self._transcript.next_draft(drafted.tree, self._requests.known_features, self._controller.codec)
         self._requests.ask(draft, drafted, self._words.head)
         return draft
 
-    def send_ahead(self, text: Sequence[int], drafted: Drafted) -> Draft:
+    def send_ahead(self, text: Sequence[int], drafted: ScoredTree) -> Draft:
         """Have a draft verified for when `text` is what stands by then."""
         draft = self._transcript.next_ahead(text, drafted.tree, self._controller.codec)
         self._requests.ask(draft, drafted, self._words.head)
         return draft
 
-    def draft_ahead(self, text: Sequence[int], drafted: Drafted) -> AheadDraft | None:
+    def draft_ahead(self, text: Sequence[int], drafted: ScoredTree) -> AheadDraft | None:
         """Begin to draft for what may come of a draft under way below `text`; None where nobody could."""
         deepest = len(text) + max(drafted.tree.depths(), default=0) + 1  # where the next root may be
         plan = self.planner.ahead_plan(deepest, self._transcript.limit_len - len(text) - 1)
@@ -133,14 +133,14 @@ class Generation:
         """All tokens that stand."""
         return tuple(self._transcript.tokens)
 
-    async def verify(self, drafted: Drafted) -> Verdict:
+    async def verify(self, drafted: ScoredTree) -> Verdict:
         """The target's verdict on the draft under the last token that stands."""
         self.send(drafted)
         return await self.next_verdict()
 
     async def verify_tail(self) -> Verdict:
         """The target's verdict on the first unverified tokens."""
-        return await self.verify(Drafted(self._transcript.tail_chain(self.planner.max_nodes)))
+        return await self.verify(ScoredTree(self._transcript.tail_chain(self.planner.max_nodes)))
 
     def ask_decode(self, tree: ServerTree | None = None, *, features: bool = False) -> None:
         """Let the server write the rest: the target alone, or with a drafter beside it that grows such trees; with the
@@ -224,7 +224,7 @@ class Generation:
         if change.finish is not None:
             self.finish(change.finish)
 
-    async def take_ahead_draft(self, ahead_draft: AheadDraft, outcome: Outcome) -> Drafted | None:
+    async def take_ahead_draft(self, ahead_draft: AheadDraft, outcome: TreeOutcome) -> ScoredTree | None:
         """The draft that was made for what the verdict says, finished if it was under way; None without one."""
         started = self._clock()
         drafted = await ahead_draft.draft_for(outcome)

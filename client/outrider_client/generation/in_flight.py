@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from outrider_client.drafting.drafting_thread import AheadDraft
 from outrider_client.generation.generation import Generation
-from outrider_drafters.trees.grow import Drafted
-from outrider_drafters.trees.predraft import Outcome, PreDraft
+from outrider_drafters.trees.grow import ScoredTree
+from outrider_drafters.trees.predraft import PreDraft, TreeOutcome
 from outrider_proto.frames import Draft, Verdict
 from outrider_proto.tree import ROOT
 
@@ -91,11 +91,11 @@ class InFlight:
         """The newest flight's, while there may be more flights."""
         return self._flights[-1].ahead_draft if len(self._flights) < self._width else None
 
-    def _send(self, drafted: Drafted) -> None:
+    def _send(self, drafted: ScoredTree) -> None:
         request, text = self._generation.send(drafted), self._generation.text
         self._put(request, text, drafted)
 
-    def _put(self, request: Draft, text: tuple[int, ...], drafted: Drafted) -> None:
+    def _put(self, request: Draft, text: tuple[int, ...], drafted: ScoredTree) -> None:
         ahead_draft = self._generation.draft_ahead(text, drafted)
         self._flights.append(DraftInFlight(request, text, ahead_draft))
         if ahead_draft is not None:
@@ -116,11 +116,11 @@ class InFlight:
         return True
 
 
-def _outcome(verdict: Verdict) -> Outcome:
-    return Outcome(verdict.path[-1] if verdict.path else ROOT, -1 if verdict.bonus is None else verdict.bonus)
+def _outcome(verdict: Verdict) -> TreeOutcome:
+    return TreeOutcome(verdict.path[-1] if verdict.path else ROOT, -1 if verdict.bonus is None else verdict.bonus)
 
 
-def _text_after(flight: DraftInFlight, outcome: Outcome) -> tuple[int, ...]:
+def _text_after(flight: DraftInFlight, outcome: TreeOutcome) -> tuple[int, ...]:
     tree = flight.request.tree
     path: list[int] = []
     node = outcome.node

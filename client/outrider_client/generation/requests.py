@@ -14,12 +14,12 @@ from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.statistics import Meter
 from outrider_client.drafting.drafting_thread import AsyncDrafter
 from outrider_client.text.transcript import Transcript
-from outrider_drafters.trees.grow import Drafted
+from outrider_drafters.trees.grow import ScoredTree
 from outrider_proto.errors import LinkError, Reason, Refusal, Violation
 from outrider_proto.frames import Cancel, Decode, Draft, Features, Finish, Verdict
 from outrider_proto.packing import TOKEN_BYTES
 
-EMPTY_DRAFT = Drafted()
+EMPTY_DRAFT = ScoredTree()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class PendingRequest:
 
     request: Draft | Decode
     at: float
-    drafted: Drafted
+    drafted: ScoredTree
     head: int
     stale: bool  # drafted without the newest features
 
@@ -72,7 +72,7 @@ class RequestTracker:
         self._early: deque[Verdict] = deque()  # came while rows were waited for
         self._cancelled = 0  # seq of the newest Decode that was to stop
 
-    def ask(self, request: Draft | Decode, drafted: Drafted = EMPTY_DRAFT, head: int = 0) -> None:
+    def ask(self, request: Draft | Decode, drafted: ScoredTree = EMPTY_DRAFT, head: int = 0) -> None:
         """Send it."""
         num_rows = 0
         if self._drafting is not None and request.features_from is not None:

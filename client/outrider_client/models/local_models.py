@@ -20,8 +20,8 @@ from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
 from outrider_drafters.load import load_drafter
-from outrider_drafters.routing.heads import Heads
 from outrider_drafters.routing.keywords import KeywordRule
+from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec, Open, Sampling
@@ -151,7 +151,7 @@ def _load_drafters(config: ClientConfig, frozen: TargetWeights) -> Drafter | Non
     drafters = [_paced(_load_drafter(source, config, frozen), config.pace) for source in config.drafters]
     if len(drafters) < 2:
         return drafters[0] if drafters else None
-    return Heads(drafters, head_names(config.drafters), config.routing)
+    return RoutedDrafter(drafters, head_names(config.drafters), config.routing)
 
 
 def _paced(drafter: Drafter, pace: str | Path | None) -> Drafter:

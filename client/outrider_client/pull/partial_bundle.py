@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from outrider_drafters.checkpoints.bundle import DRAFTER, MANIFEST, find_bundle
 from outrider_drafters.checkpoints.source import DrafterOptions
-from outrider_drafters.registry import FAMILIES
+from outrider_drafters.load import FAMILIES
 from outrider_proto.bundles import BundleFile, BundleManifest
 from outrider_proto.errors import Reason, UsageError, Violation
 

@@ -5,6 +5,7 @@ It computes what layers.LlamaBlock computes (the plain form, which is trained), 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import Attention, BlockShape, GatedMLP, LlamaBlock, RMSNorm, Rope
-from outrider_drafters.blocks.rows import KvCache
+from outrider_drafters.blocks.row_buffer import KVCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,32 +101,32 @@ class FusedBlock:
             mlp.norm,
         )
 
-    def new_cache(self) -> KvCache:
-        return KvCache(self.shape.kv_heads, self.shape.head_dim, self._out.dtype, self._out.device)
+    def new_cache(self) -> KVCache:
+        return KVCache(self.shape.kv_heads, self.shape.head_dim, self._out.dtype, self._out.device)
 
-    def run(self, x: Tensor, rope: Rope, cache: KvCache, mask: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, rope: Rope, cache: KVCache, mask: Tensor | None = None) -> Tensor:
         """Put the rows' keys and values into the cache, let them attend to it; mask [n, length] bool, None: see all."""
         split = self.shape.heads + self.shape.kv_heads
         heads = self._heads(x, 0, split + self.shape.kv_heads)
-        turned = rope.turn(heads[:split])
-        cache.append(turned[self.shape.heads :], heads[split:])
-        return self._attend(x, turned[: self.shape.heads], cache.keys, cache.values, mask)
+        rotated = rope.rotate(heads[:split])
+        cache.append(rotated[self.shape.heads :], heads[split:])
+        return self._attend(x, rotated[: self.shape.heads], cache.keys, cache.values, mask)
 
     def self_attend(self, x: Tensor, rope: Rope) -> Tensor:
         """Every one of b rows of rows [b, n, width] over its own keys and values, all of them."""
         split = self.shape.heads + self.shape.kv_heads
         heads = self._heads(x, 0, split + self.shape.kv_heads)
-        turned = rope.turn(heads[:, :split])
-        return self._attend(x, turned[:, : self.shape.heads], turned[:, self.shape.heads :], heads[:, split:], None)
+        rotated = rope.rotate(heads[:, :split])
+        return self._attend(x, rotated[:, : self.shape.heads], rotated[:, self.shape.heads :], heads[:, split:], None)
 
-    def remember(self, x: Tensor, rope: Rope, cache: KvCache) -> None:
+    def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
         """Put the rows' keys and values into the cache, and no more."""
         heads = self._heads(x, self.shape.heads, self.shape.heads + 2 * self.shape.kv_heads)
-        cache.append(rope.turn(heads[: self.shape.kv_heads]), heads[self.shape.kv_heads :])
+        cache.append(rope.rotate(heads[: self.shape.kv_heads]), heads[self.shape.kv_heads :])
 
-    def ask(self, x: Tensor, rope: Rope, keys: Tensor, values: Tensor) -> Tensor:
+    def cross_attend(self, x: Tensor, rope: Rope, keys: Tensor, values: Tensor) -> Tensor:
         """Let the rows attend to all of keys and values [1, kv_heads, m, head_dim]."""
-        return self._attend(x, rope.turn(self._heads(x, 0, self.shape.heads)), keys, values, None)
+        return self._attend(x, rope.rotate(self._heads(x, 0, self.shape.heads)), keys, values, None)
 
     def _heads(self, x: Tensor, first: int, end: int) -> Tensor:
         if self._input_norm is not None:
@@ -146,3 +147,51 @@ def _head_norms(attention: Attention, shape: BlockShape) -> Tensor | None:
         return None
     weights = q_norm.weight.expand(shape.heads, 1, -1), k_norm.weight.expand(shape.kv_heads, 1, -1)
     return torch.cat(weights).detach()
+
+
+class LayersCache(KVCache):
+    """The first block's cache, which those of the blocks above it follow."""
+
+    def __init__(self, block: FusedBlock, above: Sequence[KVCache]) -> None:
+        like = block.new_cache().keys
+        super().__init__(block.shape.kv_heads, block.shape.head_dim, like.dtype, like.device)
+        self.above = above
+
+    def truncate(self, length: int) -> None:
+        super().truncate(length)
+        for cache in self.above:
+            cache.truncate(length)
+
+
+class FusedLayers:
+    """Used as one FusedBlock is: rows x [n, width] of one text."""
+
+    def __init__(self, blocks: Sequence[FusedBlock]) -> None:
+        self._blocks = blocks
+        self.shape = blocks[0].shape
+
+    def new_cache(self) -> KVCache:
+        first, *above = self._blocks
+        return LayersCache(first, [block.new_cache() for block in above])
+
+    def run(self, x: Tensor, rope: Rope, cache: KVCache, mask: Tensor | None = None) -> Tensor:
+        """Put the rows into every block's cache and let them attend to it; mask [n, length] bool, None: see all."""
+        for block, own in zip(self._blocks, _caches(cache), strict=True):
+            x = block.run(x, rope, own, mask)
+        return x
+
+    def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
+        """Put the rows, which follow one another, into every block's cache: all but the last block have to be run."""
+        if len(x) == 0:
+            return
+        standing = cache.length
+        mask = torch.ones(len(x), standing + len(x), dtype=torch.bool, device=x.device).tril(standing)
+        *caches, last = _caches(cache)
+        for block, own in zip(self._blocks, caches, strict=False):
+            x = block.run(x, rope, own, mask)
+        self._blocks[-1].append_kv(x, rope, last)
+
+
+def _caches(cache: KVCache) -> list[KVCache]:
+    assert isinstance(cache, LayersCache)
+    return [cache, *cache.above]

@@ -1,4 +1,4 @@
-"""The last layers of a target and its final norm, read from the target's own checkpoint and frozen.
+"""The last layers of a target and its final norm, read from the target's own checkpoint and target.
 
 What goes in is the residual stream entering layer L - N, Hugging Face's hidden_states[-1 - N]; what comes out is the
 target's last hidden state after its final norm.
@@ -22,7 +22,7 @@ IGNORED = "rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Finished:
+class LastLayersOutput:
     """A teacher-forced pass through the last layers."""
 
     entering: Tensor  # [b, n, E] what went in: the target's own states at sync points, predicted ones elsewhere
@@ -44,7 +44,7 @@ class LastLayers(nn.Module):
     def blocks(self) -> list[LlamaBlock]:
         return [layer for layer in self.layers if isinstance(layer, LlamaBlock)]
 
-    def forward_train(self, predicted: Tensor, entering: Tensor, sync: Tensor) -> Finished:
+    def forward_train(self, predicted: Tensor, entering: Tensor, sync: Tensor) -> LastLayersOutput:
         """MoA's training pass (HEBO, moa_spec/models/train/moa_spec.py): causal over mixed states.
 
         predicted [b, n, E] stands in for the target's own `entering` [b, n, E], except at sync points, where
@@ -57,7 +57,7 @@ class LastLayers(nn.Module):
         for block, window in zip(self.blocks, self.windows, strict=True):
             mask = causal_mask(len(positions), positions.device)
             hidden = block.self_attend(hidden, rope, mask if window is None else mask & mask.triu(1 - window))
-        return Finished(mixed, self.norm(hidden))
+        return LastLayersOutput(mixed, self.norm(hidden))
 
 
 def read_last_layers(config: Config, checkpoint: Checkpoint, stem: str, count: int, like: Tensor) -> LastLayers:

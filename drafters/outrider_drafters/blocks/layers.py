@@ -75,7 +75,7 @@ class Rope:
     cos: Tensor  # [n, head_dim] float32
     sin: Tensor
 
-    def turn(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor) -> Tensor:
         """Rotate x [..., n, head_dim], whose halves (not neighbors) form the pairs."""
         swapped = x.roll(x.shape[-1] // 2, dims=-1)
         return torch.addcmul(x * self.cos.to(x.dtype), swapped, self.sin.to(x.dtype))
@@ -108,12 +108,12 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(shape.head_dim, shape.eps) if shape.qk_norm else nn.Identity()
 
     def queries(self, x: Tensor, rope: Rope) -> Tensor:
-        """Queries, turned, of x [b, n, inputs]: [b, heads, n, head_dim]."""
-        return rope.turn(self.q_norm(self._heads(self.q_proj(x))))
+        """Queries, rotated, of x [b, n, inputs]: [b, heads, n, head_dim]."""
+        return rope.rotate(self.q_norm(self._heads(self.q_proj(x))))
 
     def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-        """Keys (turned) and values of x [b, n, inputs]: twice [b, kv_heads, n, head_dim]."""
-        return rope.turn(self.k_norm(self._heads(self.k_proj(x)))), self._heads(self.v_proj(x))
+        """Keys (rotated) and values of x [b, n, inputs]: twice [b, kv_heads, n, head_dim]."""
+        return rope.rotate(self.k_norm(self._heads(self.k_proj(x)))), self._heads(self.v_proj(x))
 
     def forward(self, x: Tensor, rope: Rope, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         mixed = F.scaled_dot_product_attention(self.queries(x, rope), keys, values, attn_mask=mask, enable_gqa=True)

@@ -28,7 +28,7 @@ class TokenState:
     def append(self, tokens: Sequence[int]) -> None:
         self.tokens.extend(tokens)
 
-    def take(self, first: int, rows: Tensor) -> Tensor:
+    def add_features(self, first: int, rows: Tensor) -> Tensor:
         """Of the feature rows of positions first, first + 1, ... those it lacks; they count as taken.
 
         Raises UsageError for rows of another width, a gap, or a position without a token.
@@ -59,15 +59,15 @@ class TokenState:
 class WithTokenState:
     """The part of a draft state that is its record. See drafter.DraftState."""
 
-    _record: TokenState
+    _token_state: TokenState
 
     @property
     def num_tokens(self) -> int:
-        return len(self._record.tokens)
+        return len(self._token_state.tokens)
 
     @property
     def num_features(self) -> int:
-        return self._record.num_features
+        return self._token_state.num_features
 
     def append(self, tokens: Sequence[int]) -> None:
-        self._record.append(tokens)
+        self._token_state.append(tokens)

@@ -30,14 +30,14 @@ DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class FileMark:
+class FileDigest:
     """By which a file is known again."""
 
     size_bytes: int
     blake2b: str  # hex
 
     @classmethod
-    def of(cls, path: Path) -> FileMark:
+    def of(cls, path: Path) -> FileDigest:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES))
         return cls(path.stat().st_size, digest.hexdigest())
@@ -56,7 +56,7 @@ class Bundle:
     tap: Mapping[str, Any]  # TapInfo's fields
     sizes: Mapping[str, Any]  # TargetSizes' fields
     made_by: Mapping[str, str]
-    files: Mapping[str, FileMark] = field(default_factory=dict)
+    files: Mapping[str, FileDigest] = field(default_factory=dict)
 
     def source(self, directory: Path, given: DrafterOptions) -> DrafterSource:
         """Where the drafter of the bundle in `directory` is, and its options unless others are given."""
@@ -66,7 +66,7 @@ class Bundle:
 
     def write(self, directory: Path) -> None:
         """Mark the files that are there and write bundle.json, which makes the directory a bundle."""
-        files = {name: asdict(FileMark.of(directory / name)) for name in _files_in(directory)}
+        files = {name: asdict(FileDigest.of(directory / name)) for name in _files_in(directory)}
         told = {"format": "outrider-bundle", "version": VERSION, **asdict(self), "files": files}
         (directory / MANIFEST).write_text(json.dumps(told, indent=2) + "\n")
 
@@ -90,7 +90,7 @@ def _checked(directory: Path, stamps: object) -> Bundle:
         path = directory / name
         if not path.is_file():
             raise UsageError(f"{path}: missing from the bundle; make it anew with outrider-models bundle")
-        if FileMark.of(path) != mark:
+        if FileDigest.of(path) != mark:
             raise UsageError(f"{path}: not as the bundle was made; copy it again, or make it anew")
     return bundle
 
@@ -100,7 +100,7 @@ def _read(directory: Path) -> Bundle:
     if told.pop("format", None) != "outrider-bundle" or told.pop("version", None) != VERSION:
         raise UsageError(f"{directory / MANIFEST}: not an edge bundle of version {VERSION}; make it anew")
     try:
-        marks = {_inside(name): FileMark(**mark) for name, mark in told.pop("files").items()}
+        marks = {_inside(name): FileDigest(**mark) for name, mark in told.pop("files").items()}
         return Bundle(**told, files=marks)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{directory / MANIFEST}: damaged ({error}); make it anew") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -9,11 +10,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from outrider_drafters.checkpoints.gguf_heads import gguf_at, read_head
+from outrider_drafters.checkpoints import eagle3_gguf
 from outrider_drafters.checkpoints.source import DrafterOptions, DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetSizes, resolve_dir
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_drafters.readers.config import Config, config_int, read_config
+from outrider_drafters.readers.gguf_file import SUFFIX, GgufFile
 from outrider_proto.errors import UsageError
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -103,3 +105,29 @@ def listed(names: list[str]) -> str:
     """Names for a message, the first few."""
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more
+
+
+OTHER_WEIGHTS = (".safetensors", ".bin", ".pt")  # a directory that holds these is read as one of them
+Translated = tuple[Config, Mapping[str, Tensor]]
+TRANSLATIONS: Mapping[str, Callable[[GgufFile], Translated]] = {eagle3_gguf.ARCHITECTURE: eagle3_gguf.translated}
+
+
+def gguf_at(path: Path) -> Path | None:
+    """The GGUF file that a path is, or that a directory holds as its only weights. Raises UsageError for several."""
+    if path.is_file():
+        return path if path.suffix == SUFFIX else None
+    if not path.is_dir():
+        return None
+    held = sorted(path.iterdir())
+    found = [file for file in held if file.suffix == SUFFIX]
+    if not found or any(file.suffix in OTHER_WEIGHTS for file in held):
+        return None
+    if len(found) > 1:
+        raise UsageError(f"{path}: holds {', '.join(file.name for file in found)}: name one of these files")
+    return found[0]
+
+
+def read_head(path: Path) -> Translated:
+    """What config.json and the tensors would be. Raises UsageError for a file that is no drafter."""
+    file = GgufFile.read(path, tuple(TRANSLATIONS))
+    return TRANSLATIONS[file.architecture](file)

@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from outrider_drafters.families.eagle3.tap_layers import AS_THEY_STAND
-from outrider_drafters.families.eagle3.vocabulary import offsets
+from outrider_drafters.checkpoints.draft_vocabulary import offsets
 from outrider_drafters.readers.config import Config
 from outrider_drafters.readers.gguf_file import GgufFile
 from outrider_proto.errors import UsageError
 
 ARCHITECTURE = "eagle3"
+TARGET_LAYERS = "target_layers"  # key of GGUF files and of our own export; see families.eagle3.tap_layers
 NAMES = {
     "token_embd.weight": "embed_tokens.weight",
     "enc.output_norm.weight": "input_norm.weight",
@@ -42,8 +42,8 @@ KEYS = {  # of config.json, by the key after "eagle3."
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
     "target_hidden_size": "target_hidden_size",
-    "extract_layers": AS_THEY_STAND,  # early files
-    "target_layers": AS_THEY_STAND,
+    "extract_layers": TARGET_LAYERS,  # early files
+    "target_layers": TARGET_LAYERS,
     "norm_before_residual": "norm_before_residual",
     "norm_before_fc": "norm_before_fc",
     "fc_norm": "fc_norm",

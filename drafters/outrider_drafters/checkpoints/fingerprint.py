@@ -20,7 +20,7 @@ from outrider_drafters.readers.config import read_config, read_json
 
 DIGEST_BYTES = 16
 MAX_HASHED_ROWS = 4096  # of embedding and lm_head: a large target's fingerprint must not take long
-TARGET_MARK = "outrider_target_fingerprint"  # key of a drafter's config.json
+TARGET_FINGERPRINT_KEY = "outrider_target_fingerprint"  # key of a drafter's config.json
 TOKENIZING = ("added_tokens", "model", "normalizer", "pre_tokenizer")  # what decides which ids a text gets
 
 
@@ -39,10 +39,12 @@ def target_fingerprint(name_or_path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def mark_drafter(directory: Path, target: str | Path) -> None:
+def write_target_fingerprint(directory: Path, target: str | Path) -> None:
     """Write into an exported drafter's config.json which target it was made for; others ignore the key."""
     path = directory / "config.json"
-    path.write_text(json.dumps({**read_json(path), TARGET_MARK: target_fingerprint(target)}, indent=2) + "\n")
+    path.write_text(
+        json.dumps({**read_json(path), TARGET_FINGERPRINT_KEY: target_fingerprint(target)}, indent=2) + "\n"
+    )
 
 
 def tokenizer_fingerprint(name_or_path: str | Path) -> str:

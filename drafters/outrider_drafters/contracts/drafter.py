@@ -12,7 +12,7 @@ from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree
 
-ENDLESS = 2**31  # what `reach` answers where a drafter can go on from its own guesses
+UNLIMITED = 2**31  # what `max_levels` answers where a drafter can go on from its own guesses
 
 
 class DraftState(Protocol):
@@ -31,8 +31,8 @@ class DraftState(Protocol):
         ...
 
     @property
-    def reach(self) -> int:
-        """Levels it can draft from here: ENDLESS, or as many as its heads reach past the newest feature, maybe 0."""
+    def max_levels(self) -> int:
+        """Levels it can draft from here: UNLIMITED, or as many as its heads reach past the newest feature, maybe 0."""
         ...
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -50,21 +50,21 @@ class DraftState(Protocol):
 
     def root_logits(self) -> Tensor:
         """Logits [V] for the root's successor; -inf for one it would never draft. Ends any earlier drafting: its
-        scratch rows are forgotten. Raises UsageError where `reach` is 0."""
+        draft rows are forgotten. Raises UsageError where `max_levels` is 0."""
         ...
 
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        """Logits [n, V] for the successors of n drafted nodes, given as their tokens and their parents' scratch rows.
+        """Logits [n, V] for the successors of n drafted nodes, given as their tokens and their parents' draft rows.
 
-        A node's scratch row is numbered from 0 in order of expansion since root_logits; -1 is the root. A call's nodes
-        are of one level, and levels come in order, at most `reach` of them (the root's counts). Where `reach` is
-        ENDLESS they may be of any levels, below rows of earlier calls.
+        Draft rows are numbered from 0 in order of expansion since root_logits; -1 is the root. A call's nodes are on
+        one level, and levels come in order, at most `max_levels` of them, counting the root's. Where `max_levels` is
+        UNLIMITED, a call may mix levels, below rows of earlier calls.
         """
         ...
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
         """As root_logits, but for the successors of the root and of every node [1 + n, V], in as few passes as it can.
-        Node i's scratch row is i; a level's nodes must come before those of the next."""
+        Node i's draft row is i; a level's nodes must come before those of the next."""
         ...
 
 
@@ -86,7 +86,7 @@ class Drafter(Protocol):
         ...
 
     @property
-    def tree_in_one(self) -> bool:
+    def tree_in_one_pass(self) -> bool:
         """Whether tree_logits is one pass; else it is one for each level."""
         ...
 

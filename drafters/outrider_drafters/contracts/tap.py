@@ -51,7 +51,7 @@ class Tap(Protocol):
     def new_state(self) -> TapState: ...
 
 
-class Memoryless:
+class StatelessTap:
     """A tap whose rows depend on their own position alone: it is its own state, shared by all sessions."""
 
     def new_state(self) -> Self:
@@ -61,7 +61,7 @@ class Memoryless:
         """Nothing to forget."""
 
 
-class LastHiddenTap(Memoryless):
+class LastHiddenTap(StatelessTap):
     """The target's last hidden state after its final norm, as EAGLE wants it. Needs no weights."""
 
     needs_kv = False

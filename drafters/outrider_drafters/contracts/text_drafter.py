@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
-from outrider_drafters.contracts.drafter import ENDLESS, level_by_level
+from outrider_drafters.contracts.drafter import UNLIMITED, level_by_level
 from outrider_drafters.contracts.tap import NO_FEATURES
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_proto.errors import UsageError
@@ -23,7 +23,7 @@ class TextDrafter(ABC):
     family = "text"
     tap = NO_FEATURES
     stale_tolerant = True  # it has none
-    tree_in_one = False
+    tree_in_one_pass = False
     plan: TreePlan | None = None
 
     def __init__(self, vocab_size: int) -> None:
@@ -45,21 +45,21 @@ class TextState(WithTokenState):
 
     def __init__(self, drafter: TextDrafter) -> None:
         self._drafter = drafter
-        self._record = TokenState(NO_FEATURES.width)
+        self._token_state = TokenState(NO_FEATURES.width)
         self._branches: list[tuple[int, ...]] = []  # of each expanded node, from below the root
 
     @property
-    def reach(self) -> int:
-        return ENDLESS if self.num_tokens and self._drafter.guesses(tuple(self._record.tokens)) else 0
+    def max_levels(self) -> int:
+        return UNLIMITED if self.num_tokens and self._drafter.guesses(tuple(self._token_state.tokens)) else 0
 
     def add_features(self, first: int, rows: Tensor) -> None:
-        self._record.take(first, rows)
+        self._token_state.add_features(first, rows)
 
     def rollback(self, num_tokens: int) -> None:
-        self._record.rollback(num_tokens)
+        self._token_state.rollback(num_tokens)
 
     def root_logits(self) -> Tensor:
-        self._record.need_root()
+        self._token_state.need_root()
         self._branches.clear()
         logits = self._logits(())
         if logits.isneginf().all():
@@ -77,7 +77,7 @@ class TextState(WithTokenState):
 
     def _logits(self, branch: tuple[int, ...]) -> Tensor:
         logits = torch.full((self._drafter.vocab_size,), -math.inf)
-        for token, weight in self._drafter.guesses((*self._record.tokens, *branch)).items():
+        for token, weight in self._drafter.guesses((*self._token_state.tokens, *branch)).items():
             if not (0 <= token < len(logits) and 0 < weight < math.inf):
                 raise UsageError(
                     f"{self._drafter.family}: guess of token {token} with weight {weight}: need a token below"

@@ -21,7 +21,7 @@ SUFFIX = ".json"
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class TreeChoices:
     """Paths of child ranks, sorted by length and then rank by rank, which numbers the nodes.
 
     Raises UsageError for an empty or too large set, a path twice or without its parent, a rank out of range.
@@ -43,11 +43,11 @@ class Choices:
                 raise UsageError(f"choices: path {list(path)} without its parent {list(path[:-1])}")
 
     @classmethod
-    def of(cls, paths: Iterable[Iterable[int]]) -> Choices:
+    def of(cls, paths: Iterable[Iterable[int]]) -> TreeChoices:
         return cls(tuple(tuple(path) for path in paths))
 
     @classmethod
-    def load(cls, name_or_path: str | Path) -> Choices:
+    def load(cls, name_or_path: str | Path) -> TreeChoices:
         """A shipped set by its name, or a JSON file: a list of paths. Raises UsageError."""
         path = Path(name_or_path)
         if path.suffix != SUFFIX:
@@ -70,10 +70,10 @@ class Choices:
         """Paths of so many ranks, in order."""
         return tuple(path for path in self.paths if len(path) == level)
 
-    def fitted(self, levels: int, budget: int) -> Choices | None:
+    def fitted(self, levels: int, budget: int) -> TreeChoices | None:
         """Those that fit into so many levels and nodes; a path comes after its parent, so it never loses it."""
         kept = [path for path in self.paths if len(path) <= levels][: max(budget, 0)]
-        return Choices(tuple(kept)) if kept else None
+        return TreeChoices(tuple(kept)) if kept else None
 
 
 def shipped_choices() -> tuple[str, ...]:

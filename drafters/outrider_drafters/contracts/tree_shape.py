@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import MAX_NODES
 
@@ -43,4 +43,4 @@ class TreeShape:
         return replace(self, levels=levels, budget=budget) if levels > 0 and budget > 0 else None
 
 
-TreePlan = TreeShape | Choices
+TreePlan = TreeShape | TreeChoices

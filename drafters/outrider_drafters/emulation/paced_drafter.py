@@ -8,10 +8,10 @@ from collections.abc import Callable
 from torch import Tensor
 
 from outrider_drafters.contracts.drafter import Drafter
-from outrider_drafters.emulation.wrapped import WrappedDrafter
+from outrider_drafters.emulation.drafter_wrapper import DrafterWrapper
 
 
-class PacedDrafter(WrappedDrafter):
+class PacedDrafter(DrafterWrapper):
     """`level_ms` is one level's time, times factor(outcomes) (Pace.level_factor).
 
     `outcomes`, which whoever batches them sets before the passes, is for how many outcomes a pass drafts side by side.

@@ -1,4 +1,4 @@
-"""What a family of drafters says of itself. Everything else asks this, and never which family it is."""
+"""The declaration of a family of drafters. All other code asks it, and never which family it has."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ Trees = Literal["dynamic", "fixed choices", "chain"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family, declared in its own file and listed in families.py.
+    """One family, declared in its own package and listed in load.FAMILIES.
 
-    `eats` is what it wants of the target, `offline` how it writes without one, `trees` what it drafts unless told
-    otherwise. `recognizes` looks at names and configuration only. `drafter` and `tap` load the two halves, the tap's
-    weights as the type and on the device of a tensor, None for a family that wants no features; both raise UsageError.
-    A family that needs no files is asked for by its name, and its `recognizes` is not asked. `keeps` names the tensors
-    that an edge bundle must leave as they are: those that the tap's fingerprint is of, or that are not read through
-    DrafterFiles. `options` names the fields of DrafterOptions that it reads, beside `family`; others are refused.
+    `features` says what it reads of the target, `offline` how it goes on without one, `trees` what it drafts unless
+    told otherwise. `recognizes` looks at names and configuration only; it is not called for a family that needs no
+    files, which is chosen by its name. `drafter` and `tap` load the two halves and raise UsageError; the tap's weights
+    take the type and device of the tensor given, and None is the tap of a family without features.
+    `keep_unquantized` selects the tensors that an edge bundle must store as they are: those that the tap's fingerprint
+    covers, or that are not read through DrafterFiles. `options` names the fields of DrafterOptions that it reads
+    besides `family`; others are refused.
     """
 
     name: str
-    eats: str
+    features: str
     offline: Offline
     trees: Trees
     recognizes: Callable[[DrafterFiles], bool]
     drafter: Callable[[DrafterFiles, TargetWeights], Drafter]
     tap: Callable[[DrafterFiles, TargetSizes, Tensor], Tap | None]
     needs_files: bool = True
-    keeps: Callable[[str], bool] = lambda name: False
+    keep_unquantized: Callable[[str], bool] = lambda name: False
     options: tuple[str, ...] = ()
 
 
 def like(dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """A tensor that says type and device and holds nothing."""
+    """An empty tensor that carries a type and a device."""
     return torch.empty(0, dtype=dtype, device=device)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider_drafters.trees.grow import Drafted
+from outrider_drafters.trees.grow import ScoredTree
 from outrider_proto.tree import ROOT
 
 
@@ -27,7 +27,7 @@ class Confidence:
     entropy: float | None = None
 
 
-def confidence_of(drafted: Drafted) -> Confidence:
+def confidence_of(drafted: ScoredTree) -> Confidence:
     if not drafted.scores:
         return Confidence(0.0, 0.0, math.inf)
     probabilities = probabilities_of(drafted)
@@ -38,12 +38,12 @@ def confidence_of(drafted: Drafted) -> Confidence:
     return Confidence(expected / len(probabilities), expected, entropy)
 
 
-def probabilities_of(drafted: Drafted) -> tuple[float, ...]:
+def probabilities_of(drafted: ScoredTree) -> tuple[float, ...]:
     """c of every node."""
     return tuple(math.exp(score) for score in drafted.scores)
 
 
-def best_path(drafted: Drafted) -> Sequence[int]:
+def best_path(drafted: ScoredTree) -> Sequence[int]:
     """Nodes from a child of the root to a leaf, the likeliest child each time; of equals the first."""
     best: dict[int, int] = {}
     for node, parent in enumerate(drafted.tree.parents):

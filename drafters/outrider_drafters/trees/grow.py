@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.contracts.drafter import DraftState
-from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -29,7 +29,7 @@ IMPOSSIBLE = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class ScoredTree:
     """A draft tree and, node by node, the log-probability of its whole path and, where it was asked for, the entropy in
     nats of the distribution that it was drawn from (the drafter's, over all its vocabulary)."""
 
@@ -46,7 +46,7 @@ class Level:
     parents: list[int]
 
 
-class Growth(Protocol):
+class TreeBuilder(Protocol):
     """A tree under way. It asks, and whoever has the state answers: so several can be answered in one batch."""
 
     def level(self) -> Level | None:
@@ -57,7 +57,7 @@ class Growth(Protocol):
         """The answer to the level asked for last."""
         ...
 
-    def drafted(self) -> Drafted: ...
+    def drafted(self) -> ScoredTree: ...
 
 
 def grow_tree(state: DraftState, plan: TreePlan, cancelled: Callable[[], bool] = lambda: False) -> DraftTree:
@@ -67,12 +67,12 @@ def grow_tree(state: DraftState, plan: TreePlan, cancelled: Callable[[], bool] =
 
 
 @torch.inference_mode()
-def grow(state: DraftState, plan: TreePlan, cancelled: Callable[[], bool] = lambda: False) -> Drafted:
+def grow(state: DraftState, plan: TreePlan, cancelled: Callable[[], bool] = lambda: False) -> ScoredTree:
     """As grow_tree, with how likely the drafter holds each node."""
-    levels = min(plan.levels, state.reach)
+    levels = min(plan.levels, state.max_levels)
     if levels == 0:
-        return Drafted()
-    growth = begin_growth(state.root_logits(), plan)
+        return ScoredTree()
+    growth = start_tree(state.root_logits(), plan)
     for _ in range(levels - 1):
         if cancelled() or (level := growth.level()) is None:
             break
@@ -80,18 +80,18 @@ def grow(state: DraftState, plan: TreePlan, cancelled: Callable[[], bool] = lamb
     return growth.drafted()
 
 
-def begin_growth(root_logits: Tensor, plan: TreePlan, entropies: bool = False) -> Growth:
+def start_tree(root_logits: Tensor, plan: TreePlan, entropies: bool = False) -> TreeBuilder:
     """The first level of a tree, from root_logits [V]; `entropies` are worth a pass over each row of logits."""
     match plan:
         case TreeShape():
-            return _DynamicGrowth(root_logits, plan, entropies)
-        case Choices():
-            return _FixedGrowth(root_logits, plan, entropies)
+            return _DynamicTree(root_logits, plan, entropies)
+        case TreeChoices():
+            return _ChoiceTree(root_logits, plan, entropies)
         case _:
             assert_never(plan)
 
 
-class _DynamicGrowth:
+class _DynamicTree:
     """All nodes on offer, as plain numbers: tensors of sixteen values cost more than sorting them."""
 
     def __init__(self, root_logits: Tensor, shape: TreeShape, entropies: bool) -> None:
@@ -101,7 +101,7 @@ class _DynamicGrowth:
         self._tokens: list[int] = []
         self._scores: list[float] = []  # log-probability of the whole path
         self._parents: list[int] = []  # numbers among the offers
-        self._rows = {ROOT: ROOT}  # scratch rows of the offers that were expanded
+        self._rows = {ROOT: ROOT}  # draft rows of the offers that were expanded
         self._frontier: list[int] = []  # offers to expand next
         self._offer([ROOT], root_logits.unsqueeze(0))
 
@@ -115,14 +115,14 @@ class _DynamicGrowth:
             self._rows[node] = len(self._rows) - 1
         self._offer(self._frontier, logits)
 
-    def drafted(self) -> Drafted:
+    def drafted(self) -> ScoredTree:
         """The best nodes of all on offer."""
         kept = sorted(self._best(range(len(self._tokens)), self._shape.budget))
         number = {offer: node for node, offer in enumerate(kept)} | {ROOT: ROOT}
         tree = DraftTree(
             tuple(self._tokens[offer] for offer in kept), tuple(number[self._parents[offer]] for offer in kept)
         )
-        return Drafted(tree, tuple(self._scores[offer] for offer in kept), _picked(self._entropies, kept))
+        return ScoredTree(tree, tuple(self._scores[offer] for offer in kept), _picked(self._entropies, kept))
 
     def _offer(self, nodes: Sequence[int], logits: Tensor) -> None:
         """Put the likeliest successors of the nodes on offer, logits [nodes, V]; the best are the new frontier."""
@@ -147,10 +147,10 @@ class _DynamicGrowth:
         return sorted(offers, key=lambda offer: -self._scores[offer])[:count]
 
 
-class _FixedGrowth:
+class _ChoiceTree:
     """Nodes by their paths of ranks; a level's inner nodes are expanded together, in order."""
 
-    def __init__(self, root_logits: Tensor, choices: Choices, entropies: bool) -> None:
+    def __init__(self, root_logits: Tensor, choices: TreeChoices, entropies: bool) -> None:
         self._choices = choices
         self._level = 0
         self._tokens: dict[tuple[int, ...], int] = {}
@@ -170,11 +170,13 @@ class _FixedGrowth:
             self._rows[path] = len(self._rows) - 1
         self._fill(self._inner, logits)
 
-    def drafted(self) -> Drafted:
+    def drafted(self) -> ScoredTree:
         paths = list(self._tokens)
         number = {path: node for node, path in enumerate(paths)} | {(): ROOT}
         tree = DraftTree(tuple(self._tokens.values()), tuple(number[path[:-1]] for path in paths))
-        return Drafted(tree, tuple(self._scores[path] for path in paths), _picked(self._entropies, range(len(paths))))
+        return ScoredTree(
+            tree, tuple(self._scores[path] for path in paths), _picked(self._entropies, range(len(paths)))
+        )
 
     def _fill(self, parents: Sequence[tuple[int, ...]], logits: Tensor) -> None:
         """Choose the tokens of the next level; a rank beyond what a parent can be followed by makes no node."""

@@ -20,35 +20,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider_drafters.contracts.drafter import ENDLESS, DraftState
+from outrider_drafters.contracts.drafter import UNLIMITED, DraftState
 from outrider_drafters.contracts.tree_shape import TreePlan
-from outrider_drafters.trees.grow import IMPOSSIBLE, Drafted, Growth, Level, begin_growth
+from outrider_drafters.trees.grow import IMPOSSIBLE, Level, ScoredTree, TreeBuilder, start_tree
 from outrider_proto.tree import ROOT, DraftTree
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TreeOutcome:
     """The last accepted node (ROOT: none) and the bonus after it."""
 
     node: int
     bonus: int
 
 
-NOWHERE = Outcome(ROOT, -1)  # no outcome of any tree: what stops a forecast that nobody needs any more
+NO_OUTCOME = TreeOutcome(ROOT, -1)  # no outcome of any tree: what stops a forecast that nobody needs any more
 
 
 @dataclass(frozen=True, slots=True)
 class PreDraft:
     """The draft for one outcome, whose log-probability is `score`."""
 
-    outcome: Outcome
+    outcome: TreeOutcome
     score: float
-    drafted: Drafted
+    drafted: ScoredTree
 
 
-def can_foresee(state: DraftState) -> bool:
+def can_predraft(state: DraftState) -> bool:
     """Whether it can draft beyond nodes whose features it has never seen."""
-    return state.reach == ENDLESS
+    return state.max_levels == UNLIMITED
 
 
 @torch.inference_mode()
@@ -58,14 +58,14 @@ def predraft(
     plan: TreePlan,
     count: int,
     ends: Sequence[int],
-    truth: Callable[[], Outcome | None] = lambda: None,
+    truth: Callable[[], TreeOutcome | None] = lambda: None,
 ) -> tuple[PreDraft, ...]:
     """Drafts for the `count` likeliest outcomes of `tree`, which hangs below the state's root; the likeliest first.
 
     Outcomes that end the text (their bonus is one of `ends`) need no draft. `truth` is asked between levels: once it is
     known only the draft it calls for grows on, and none if that is not among them. Empty for a drafter that cannot.
     """
-    if not can_foresee(state) or truth() is not None:
+    if not can_predraft(state) or truth() is not None:
         return ()
     logits = state.tree_logits(tree)
     if truth() is not None:
@@ -87,7 +87,9 @@ def predraft(
     return tuple(PreDraft(branch.outcome, branch.score, branch.drafted()) for branch in branches)
 
 
-def likeliest_outcomes(tree: DraftTree, logits: Tensor, count: int, ends: Sequence[int]) -> list[tuple[Outcome, float]]:
+def likeliest_outcomes(
+    tree: DraftTree, logits: Tensor, count: int, ends: Sequence[int]
+) -> list[tuple[TreeOutcome, float]]:
     """The best `count` by log-probability, of logits [1 + n, V] after the root and every node; the best first."""
     log_probabilities = logits.float().log_softmax(-1)
     drafted = [1 + parent for parent in tree.parents], list(tree.tokens)
@@ -98,7 +100,7 @@ def likeliest_outcomes(tree: DraftTree, logits: Tensor, count: int, ends: Sequen
     log_probabilities[:, list(ends)] = IMPOSSIBLE
     gains, tokens = log_probabilities.topk(min(count, logits.shape[1]))
     scored = [
-        (path + gain, Outcome(row - 1, token))
+        (path + gain, TreeOutcome(row - 1, token))
         for row, path in enumerate(paths)
         for gain, token in zip(gains[row].tolist(), tokens[row].tolist(), strict=True)
         if path + gain > IMPOSSIBLE
@@ -108,17 +110,17 @@ def likeliest_outcomes(tree: DraftTree, logits: Tensor, count: int, ends: Sequen
 
 
 class _Branch:
-    """The draft below one outcome, under way: a growth of its own whose rows lie among all the state's scratch rows."""
+    """The draft below one outcome, under way: a growth of its own whose rows lie among all the state's draft rows."""
 
-    def __init__(self, outcome: Outcome, score: float) -> None:
+    def __init__(self, outcome: TreeOutcome, score: float) -> None:
         self.outcome = outcome
         self.score = score
-        self._growth: Growth | None = None
+        self._growth: TreeBuilder | None = None
         self._rows: list[int] = []  # of the state: the bonus's, then those of the growth's nodes
 
     def begin(self, logits: Tensor, row: int, plan: TreePlan) -> None:
-        """From the logits [V] after the bonus, whose scratch row is `row`."""
-        self._growth = begin_growth(logits, plan)
+        """From the logits [V] after the bonus, whose draft row is `row`."""
+        self._growth = start_tree(logits, plan)
         self._rows = [row]
 
     def level(self) -> Level | None:
@@ -132,13 +134,13 @@ class _Branch:
         self._growth.take(logits)
         self._rows += range(first_row, first_row + len(logits))
 
-    def drafted(self) -> Drafted:
+    def drafted(self) -> ScoredTree:
         assert self._growth is not None
         return self._growth.drafted()
 
 
 def _grow(state: DraftState, branches: Sequence[_Branch], num_rows: int) -> tuple[int, bool]:
-    """One level of all branches in one pass; the scratch rows there are now, and whether anything grew."""
+    """One level of all branches in one pass; the draft rows there are now, and whether anything grew."""
     levels = [(branch, level) for branch in branches if (level := branch.level()) is not None]
     if not levels:
         return num_rows, False

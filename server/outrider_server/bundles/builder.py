@@ -20,8 +20,8 @@ from typing import get_args
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import resolve_dir
+from outrider_drafters.load import FAMILIES
 from outrider_drafters.quantization.quantize import Weights
-from outrider_drafters.registry import FAMILIES
 from outrider_proto.bundles import BundleFile, BundleManifest
 from outrider_proto.errors import UsageError
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider_drafters.contracts.drafter import Drafter
-from outrider_drafters.contracts.tap import Activations, Memoryless, Tap, TapState
+from outrider_drafters.contracts.tap import Activations, StatelessTap, Tap, TapState
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.packing import prefix_hash
 from outrider_server.engine.server_drafter import SessionDrafter
@@ -73,7 +73,7 @@ class Held:
     @property
     def group(self) -> bytes | None:
         """Whom it shares with: nobody, where its features depend on more than the rows of K/V."""
-        if self._is_doubtful or (self.tap is not None and not isinstance(self._tap_state, Memoryless)):
+        if self._is_doubtful or (self.tap is not None and not isinstance(self._tap_state, StatelessTap)):
             return None
         return self._group
 

@@ -21,7 +21,7 @@ from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.config import ClientConfig
 from outrider_drafters.contracts.drafter import Drafter, DraftState, level_by_level
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_drafters.emulation.wrapped import WrappedDrafter, WrappedState
+from outrider_drafters.emulation.drafter_wrapper import DrafterWrapper, StateWrapper
 from outrider_drafters.load import load_tap
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import ROOT, DraftTree
@@ -46,7 +46,7 @@ class Drafting:
     levels: list[tuple[list[int], list[int], Tensor]] = field(default_factory=list)
 
 
-class Watched(WrappedDrafter):
+class Watched(DrafterWrapper):
     """A drafter that notes what its states answer, and tells its caller something else: logits with noise, and now and
     then the target's own next token first. So any drafter's drafts are accepted and rolled back at random."""
 
@@ -69,7 +69,7 @@ class Watched(WrappedDrafter):
         return logits
 
 
-class WatchedState(WrappedState):
+class WatchedState(StateWrapper):
     def __init__(self, inner: DraftState, drafter: Watched) -> None:
         super().__init__(inner, drafter)
         self._drafter = drafter

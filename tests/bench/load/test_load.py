@@ -22,7 +22,7 @@ from outrider_bench.load.soak import SoakPlan, SoakResult
 from outrider_client.core.events import Committed, Finished, RolledBack, Unverified, Verified
 from outrider_client.core.statistics import Statistics
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_drafters.families.lookup.family import LookupDrafter
+from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_models.corpus import FAMILIES
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Draft, Finish, Verdict

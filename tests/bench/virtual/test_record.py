@@ -13,7 +13,7 @@ from outrider_bench.studies.features.recorded_features import record as all_feat
 from outrider_bench.virtual.record import LAGS, record, taped_place
 from outrider_bench.virtual.replay import ReplaySetup, replaying
 from outrider_bench.virtual.texts import TapedTexts
-from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import Direction, Profile
@@ -21,7 +21,7 @@ from outrider_netsim.virtual.link import VirtualLink
 
 NEW = 16
 TAPED = TreeShape(breadth=4, levels=4, budget=12)
-FIXED = Choices.of([[0], [1], [0, 0], [1, 2]])
+FIXED = TreeChoices.of([[0], [1], [0, 0], [1, 2]])
 REPLAYED = (TAPED, TreeShape(breadth=2, levels=2, budget=3))
 PACE = Pace("hand", "made up", verify_ms=30.0, draft_level_ms=6.0, server_level_ms=4.0)
 

@@ -8,7 +8,7 @@ from virtual_tapes import BELIEVED, LEVELS, NEVER, PROMPT, RIGHT, SECOND, guess,
 from outrider_bench.virtual.tape import Tape
 from outrider_bench.virtual.thinning import Thinning, thinned
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_drafters.trees.predraft import Outcome
+from outrider_drafters.trees.predraft import TreeOutcome
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -54,8 +54,8 @@ def test_a_draft_is_grown_from_the_taped_lag_nearest_to_what_is_missing():
     right = recording.answer[6]
     assert [first(missing) == right for missing in (0, 2, 3, 5, 20)] == [True, True, False, False, False]
     tree = DraftTree()
-    assert text.outcomes(num_tokens, tree, 1)[0][0] == Outcome(ROOT, right)
-    assert text.outcomes(num_tokens, tree, 1, num_tokens - 6)[0][0] != Outcome(ROOT, right)
+    assert text.outcomes(num_tokens, tree, 1)[0][0] == TreeOutcome(ROOT, right)
+    assert text.outcomes(num_tokens, tree, 1, num_tokens - 6)[0][0] != TreeOutcome(ROOT, right)
 
 
 def test_smaller_trees_grow_from_a_wider_tape():
@@ -78,9 +78,9 @@ def test_the_likeliest_outcome_of_a_sure_chain_is_that_all_of_it_stands():
     answer = recording.answer
     scored = text.outcomes(len(PROMPT) + 1, DraftTree.chain(answer[1 : 1 + LEVELS]), 8)
     outcomes, scores = zip(*scored, strict=True)
-    assert outcomes[0] == Outcome(LEVELS - 1, guess(answer[1 + LEVELS], SECOND).tokens[0])
+    assert outcomes[0] == TreeOutcome(LEVELS - 1, guess(answer[1 + LEVELS], SECOND).tokens[0])
     assert outcomes[1].node == ROOT
-    assert Outcome(LEVELS - 1, answer[1 + LEVELS]) in outcomes
+    assert TreeOutcome(LEVELS - 1, answer[1 + LEVELS]) in outcomes
     assert list(scores) == sorted(scores, reverse=True)
     assert scores[0] == pytest.approx((LEVELS + 1) * BELIEVED, abs=0.01)
 

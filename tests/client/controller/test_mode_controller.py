@@ -13,7 +13,7 @@ from outrider_client.controller.mode_controller import MANY_ROWS, ModeController
 from outrider_client.core.config import ClientConfig
 from outrider_client.drafting.drafting_thread import AheadCost
 from outrider_drafters.emulation.pace import Pace
-from outrider_drafters.trees.predraft import Outcome
+from outrider_drafters.trees.predraft import TreeOutcome
 from outrider_proto.frames import Decode, Draft, Opened, ServerTree, Verdict
 from outrider_proto.tree import DraftTree
 
@@ -136,7 +136,7 @@ def test_a_batch_that_costs_too_much_is_made_smaller(clock):
     assert controller.outcomes == 8
     controller.record_drafting(0.010, 5)
     cut = SimpleNamespace(cost=AheadCost(0.030, 6, 8), is_whole=False, rank_of=lambda outcome: None)
-    controller.record_ahead_draft(cut, Outcome(0, 5))
+    controller.record_ahead_draft(cut, TreeOutcome(0, 5))
     assert controller.outcomes == 4  # five milliseconds a level instead of two
     controller.begin(ClientConfig(mode="proactive", outcomes=3), None)
     assert controller.outcomes == 3

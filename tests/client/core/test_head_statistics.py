@@ -8,16 +8,18 @@ import pytest
 
 from outrider_client.core.head_statistics import AcceptedMeans, HeadMeter, HeadUse
 from outrider_drafters.routing.confidence import confidence_of
-from outrider_drafters.routing.heads import Routed
-from outrider_drafters.trees.grow import Drafted
+from outrider_drafters.routing.routed_drafter import RoutedDraft
+from outrider_drafters.trees.grow import ScoredTree
 from outrider_proto.tree import ROOT, DraftTree
 
 TREE = DraftTree((4, 5, 6), (ROOT, ROOT, 0))
-DRAFTED = Drafted(TREE, tuple(map(math.log, (0.5, 0.3, 0.4))), (1.0, 1.0, 2.5))
+DRAFTED = ScoredTree(TREE, tuple(map(math.log, (0.5, 0.3, 0.4))), (1.0, 1.0, 2.5))
 
 
-def routed(head: int, num_drafts: int, num_passes: int, skipped: bool = False, drafted: Drafted = DRAFTED) -> Routed:
-    return Routed(drafted, head, confidence_of(drafted), num_drafts, num_passes, skipped)
+def routed(
+    head: int, num_drafts: int, num_passes: int, skipped: bool = False, drafted: ScoredTree = DRAFTED
+) -> RoutedDraft:
+    return RoutedDraft(drafted, head, confidence_of(drafted), num_drafts, num_passes, skipped)
 
 
 def test_overhead():
@@ -35,7 +37,7 @@ def test_overhead():
 
 def test_a_cycle_without_a_draft_is_nobodys():
     meter = HeadMeter(["one"])
-    meter.drafted(routed(0, 0, 0, drafted=Drafted()))
+    meter.drafted(routed(0, 0, 0, drafted=ScoredTree()))
     use = meter.snapshot(3)
     assert (use.cycles, use.shares, use.extra_drafts) == ({"one": 0}, {"one": 0.0}, 0.0)
 
@@ -43,7 +45,7 @@ def test_a_cycle_without_a_draft_is_nobodys():
 def test_confidence_is_split_by_the_verdict():
     meter = HeadMeter(["one"])
     meter.judged(DRAFTED, (0, 2))
-    meter.judged(Drafted(TREE, DRAFTED.scores), ())  # one that measured no entropy
+    meter.judged(ScoredTree(TREE, DRAFTED.scores), ())  # one that measured no entropy
     use = meter.snapshot(5)
     assert (use.accepted_tokens, use.rejected_tokens) == (2, 4)
     assert use.confidence.accepted == pytest.approx((0.5 + 0.4) / 2)

@@ -8,8 +8,8 @@ import pytest
 
 from outrider_client.core.statistics import Meter, Statistics
 from outrider_drafters.routing.confidence import confidence_of
-from outrider_drafters.routing.heads import Routed
-from outrider_drafters.trees.grow import Drafted
+from outrider_drafters.routing.routed_drafter import RoutedDraft
+from outrider_drafters.trees.grow import ScoredTree
 from outrider_proto.frames import Verdict
 from outrider_proto.tree import DraftTree
 
@@ -30,8 +30,8 @@ def test_acceptance():
 
 def test_acceptance_of_a_drafted_tree_goes_to_its_head():
     meter = Meter(0.0, ["moa"])
-    drafted = Drafted(DraftTree.chain((4, 5)), (-0.1, -0.7))
-    meter.routed(Routed(drafted, 0, confidence_of(drafted), 1, 2, skipped=False))
+    drafted = ScoredTree(DraftTree.chain((4, 5)), (-0.1, -0.7))
+    meter.routed(RoutedDraft(drafted, 0, confidence_of(drafted), 1, 2, skipped=False))
     meter.draft_judged(drafted, (0,))
     meter.copied()
     statistics = snapshot(meter, new_tokens=12, unverified=2)

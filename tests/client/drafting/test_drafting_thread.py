@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from outrider_client.drafting.drafting_thread import AheadDraft, DraftingThread, PreDraftSpec
-from outrider_drafters.contracts.drafter import ENDLESS, level_by_level
+from outrider_drafters.contracts.drafter import UNLIMITED, level_by_level
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_drafters.trees.predraft import NOWHERE, Outcome
+from outrider_drafters.trees.predraft import NO_OUTCOME, TreeOutcome
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -23,8 +23,8 @@ TEXT = (1, 2, 3)
 TREE = DraftTree.chain((4, 5))
 LEVELS = 4
 WANTED = PreDraftSpec(TreeShape(1, LEVELS, LEVELS), outcomes=3, ends=(0,))
-LIKELIEST = Outcome(1, 6)  # both are right, and so is the bonus
-SECOND = Outcome(0, 7)
+LIKELIEST = TreeOutcome(1, 6)  # both are right, and so is the bonus
+SECOND = TreeOutcome(0, 7)
 IN_TIME_S = 5.0  # nothing here takes longer, unless it waits for ever
 
 
@@ -33,7 +33,7 @@ class Gated:
     """A drafter that counts up: after token t comes t + 1, or else t + 3. Each pass waits for a permit."""
 
     tap: TapInfo = field(default_factory=lambda: TapInfo("tap", "fake", 2))
-    reach: int = ENDLESS
+    max_levels: int = UNLIMITED
     permits: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     passes: list[tuple[int, ...]] = field(default_factory=list)  # the tokens of each
     begun: threading.Event = field(default_factory=threading.Event)
@@ -43,7 +43,7 @@ class Gated:
     vocab_size: int = VOCAB
     plan: None = None
     stale_tolerant: bool = True
-    tree_in_one: bool = False
+    tree_in_one_pass: bool = False
 
     def new_state(self) -> GatedState:
         self.states.append(GatedState(self))
@@ -70,7 +70,7 @@ class GatedState:
         self._drafter = drafter
         self.tokens: list[int] = []
         self.num_features = 0
-        self.reach = drafter.reach
+        self.max_levels = drafter.max_levels
 
     @property
     def num_tokens(self) -> int:
@@ -121,7 +121,7 @@ async def reached(drafter: Gated, num_passes: int) -> None:
             await asyncio.sleep(0)
 
 
-async def drafted_for(ahead_draft: AheadDraft, outcome: Outcome):
+async def drafted_for(ahead_draft: AheadDraft, outcome: TreeOutcome):
     async with asyncio.timeout(IN_TIME_S):
         return await ahead_draft.draft_for(outcome)
 
@@ -138,7 +138,7 @@ async def test_drafts_for_the_likeliest_outcomes(drafter, drafting):
     assert len(drafter.passes[-1]) == WANTED.outcomes  # side by side
     assert (await drafted_for(ahead_draft, LIKELIEST)).tree == DraftTree.chain((7, 8, 9, 10))
     assert (await drafted_for(ahead_draft, SECOND)).tree == DraftTree.chain((8, 9, 10, 11))
-    assert await drafted_for(ahead_draft, Outcome(ROOT, 20)) is None
+    assert await drafted_for(ahead_draft, TreeOutcome(ROOT, 20)) is None
 
 
 async def test_nothing_is_there_before_it_is_made(drafter, drafting):
@@ -168,7 +168,7 @@ async def test_what_nobody_foresaw_ends_it_within_a_level(drafter, drafting):
     ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
     drafter.permit(OF_TREE + 1)
     await reached(drafter, OF_TREE + 1)
-    resolved = asyncio.create_task(drafted_for(ahead_draft, Outcome(ROOT, 20)))
+    resolved = asyncio.create_task(drafted_for(ahead_draft, TreeOutcome(ROOT, 20)))
     await asyncio.sleep(0)
     drafter.permit(100)
     assert await resolved is None
@@ -225,7 +225,7 @@ async def test_begins_when_it_is_ready(drafter, drafting):
     assert drafter.states[0].num_features == 2
 
 
-@pytest.mark.parametrize("outcome", [LIKELIEST, Outcome(ROOT, 20)])
+@pytest.mark.parametrize("outcome", [LIKELIEST, TreeOutcome(ROOT, 20)])
 async def test_a_verdict_that_overtakes_the_rows_blocks_nobody(drafter, drafting, outcome):
     """Whoever receives the rows is waiting for this draft: it cannot wait for the rows."""
     never = asyncio.Event()
@@ -244,14 +244,14 @@ async def test_known_at_once_it_does_not_begin(drafter, drafting):
     ready.set()
     ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED, ready.wait)
     await asyncio.sleep(0)
-    ahead_draft.resolve(NOWHERE)
+    ahead_draft.resolve(NO_OUTCOME)
     drafter.permit(100)
-    assert await drafted_for(ahead_draft, NOWHERE) is None
+    assert await drafted_for(ahead_draft, NO_OUTCOME) is None
 
 
 @pytest.mark.parametrize("reach", [0, 2])
 async def test_a_drafter_that_needs_features_looks_out_for_nothing(reach):
-    drafter = Gated(reach=reach)
+    drafter = Gated(max_levels=reach)
     drafting = DraftingThread(drafter)
     assert not drafting.can_draft_ahead
     ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
@@ -297,7 +297,7 @@ async def test_what_a_level_costs_is_known_of_those_for_all_outcomes(drafter, dr
     whole = drafting.draft_ahead(TEXT, TREE, WANTED)
     await asyncio.wait_for(whole.task, IN_TIME_S)
     assert (whole.cost.levels, whole.cost.outcomes, whole.is_whole) == (WANTED.plan.levels - 1, WANTED.outcomes, True)
-    assert (whole.rank_of(LIKELIEST), whole.rank_of(Outcome(ROOT, 20))) == (0, None)
+    assert (whole.rank_of(LIKELIEST), whole.rank_of(TreeOutcome(ROOT, 20))) == (0, None)
     narrowed = drafting.draft_ahead(TEXT, TREE, WANTED)
     drafter.permit(OF_TREE)
     await reached(drafter, ALL + OF_TREE)

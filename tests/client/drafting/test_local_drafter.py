@@ -13,8 +13,8 @@ from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import LinkChanged, Unverified, Warned
 from outrider_client.models.local_models import LocalModels, head_names
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.routing.heads import Heads
 from outrider_drafters.routing.keywords import Keywords
+from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_drafters.routing.rules import Routing
 from outrider_proto.errors import UsageError
 
@@ -39,11 +39,11 @@ class HeadsEndHere(FakeDraftState):
         self._num_heads = num_heads
 
     @property
-    def reach(self):
+    def max_levels(self):
         return max(0, self._num_heads - (len(self.tokens) - self.num_features))
 
-    @reach.setter
-    def reach(self, value):
+    @max_levels.setter
+    def max_levels(self, value):
         pass
 
 
@@ -66,7 +66,7 @@ class Looping(Language):
 def two_heads(language, routing: Routing, keywords: Keywords | None = None) -> LocalModels:
     """One that knows the language and one that does not."""
     names = ("good", "bad")
-    heads = Heads([FakeDrafter(language), FakeDrafter(Wrong())], names, routing)
+    heads = RoutedDrafter([FakeDrafter(language), FakeDrafter(Wrong())], names, routing)
     models = fake_models(language, heads)
     return dataclasses.replace(models, keywords=None if keywords is None else keywords.for_heads(names))
 
@@ -189,7 +189,7 @@ def test_heads_are_loaded_together(golden):
     head = golden / "eagle2_llama" / "drafter"
     config = ClientConfig(target=golden / "target_l4", drafter=head, other_heads=(str(head), "lookup"))
     models = LocalModels.load(config)
-    assert isinstance(models.drafter, Heads)
+    assert isinstance(models.drafter, RoutedDrafter)
     assert models.drafter.tap.fingerprint == models.open_frame().tap
     assert models.drafter.names == (str(head), f"{head}#2", "lookup")
     assert not models.drafter.batched

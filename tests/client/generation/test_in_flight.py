@@ -14,7 +14,7 @@ import torch
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.transport import LocalConnection, LocalTransport
 from outrider_client.drafting.drafting_thread import DraftingThread
-from outrider_drafters.contracts.drafter import ENDLESS, level_by_level
+from outrider_drafters.contracts.drafter import UNLIMITED, level_by_level
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.frames import Draft, Features, TapInfo, Verdict
 from outrider_proto.tree import ROOT
@@ -37,7 +37,7 @@ class SureState:
         self._drafter = drafter
         self.tokens: list[int] = []
         self.num_features = 0
-        self.reach = drafter.reach
+        self.max_levels = drafter.max_levels
         self._paths: list[tuple[int, ...]] = []
 
     @property
@@ -80,12 +80,12 @@ class SureState:
 
 
 class SureDrafter:
-    family, tap, vocab_size, plan, tree_in_one = "sure", TapInfo("fake-tap", "fake", 3), VOCAB, None, False
+    family, tap, vocab_size, plan, tree_in_one_pass = "sure", TapInfo("fake-tap", "fake", 3), VOCAB, None, False
 
-    def __init__(self, language, wrong, reach=ENDLESS):
+    def __init__(self, language, wrong, reach=UNLIMITED):
         self.language = language
         self.wrong = wrong
-        self.reach = reach
+        self.max_levels = reach
         self.stale_tolerant = False
 
     def new_state(self):
@@ -174,7 +174,7 @@ async def ride(fast, models, verifier, language):
     """Rides a mode on a script, with the chain of LEVELS as every draft."""
     clients = []
 
-    async def mode_run(mode, wrong=(), reach=ENDLESS, max_new_tokens=NEW, **choices):
+    async def mode_run(mode, wrong=(), reach=UNLIMITED, max_new_tokens=NEW, **choices):
         log, drafting = [], CountingThread(SureDrafter(language, dict(wrong), reach))
         transport = WatchedTransport(verifier, log, drafting)
         clients.append(AsyncClient(fast, models=models, transport=transport, drafting=drafting))

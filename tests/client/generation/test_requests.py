@@ -12,7 +12,7 @@ from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.statistics import Meter
 from outrider_client.generation.requests import RequestTracker
 from outrider_client.text.transcript import Transcript
-from outrider_drafters.trees.grow import Drafted
+from outrider_drafters.trees.grow import ScoredTree
 from outrider_proto.errors import LinkError
 from outrider_proto.frames import Features, Opened, TapInfo, Verdict
 from outrider_proto.packing import prefix_hash
@@ -103,12 +103,12 @@ class Stage:
 
     def asks(self, tree=NO_TREE):
         draft = self.transcript.next_draft(tree, self.exchange.known_features)
-        self.exchange.ask(draft, Drafted(tree))
+        self.exchange.ask(draft, ScoredTree(tree))
         return draft
 
     def asks_ahead(self, text):
         draft = self.transcript.next_ahead(text, TREE)
-        self.exchange.ask(draft, Drafted(TREE))
+        self.exchange.ask(draft, ScoredTree(TREE))
         return draft
 
     async def hears(self, verdict):

@@ -19,7 +19,7 @@ from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.drafting.drafting_thread import DraftingThread
 from outrider_client.privacy.detector import Detector
-from outrider_drafters.families.lookup.family import LookupDrafter
+from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 from outrider_proto.frames import Draft, TapInfo
 
@@ -183,7 +183,7 @@ async def test_drafters_without_features_need_no_server(connect, verifier, langu
 class MuteState:
     """Reads private text only through the target."""
 
-    reach = 2
+    max_levels = 2
 
     def __init__(self, state) -> None:
         self._state = state

@@ -13,7 +13,7 @@ from outrider_bench.core.pair import in_process
 from outrider_client import ClientConfig
 from outrider_client.core.events import Cycle, Unverified
 from outrider_drafters.blocks.layers import BlockShape
-from outrider_drafters.families.dflash.network import DFlash, DFlashSizes, Sight
+from outrider_drafters.families.dflash.network import DFlash, DFlashSizes, LayerMask
 from outrider_proto.frames import Draft
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
@@ -27,7 +27,7 @@ def dflash(tmp_path) -> Path:
     """Untrained, for target_tiny."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        sizes = DFlashSizes(BlockShape(64, 4, 2, 16, 32, qk_norm=True), (Sight(),), (1, 4), block=6, mask_token=255)
+        sizes = DFlashSizes(BlockShape(64, 4, 2, 16, 32, qk_norm=True), (LayerMask(),), (1, 4), block=6, mask_token=255)
         save_file(DFlash(sizes).state_dict(), tmp_path / "model.safetensors")
     inner = {"mask_token_id": 255, "target_layer_ids": [0, 3], "block_size": 6}
     config = {"architectures": ["DFlashDraftModel"], "num_attention_heads": 4, "dflash_config": inner}

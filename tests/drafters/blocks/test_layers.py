@@ -43,10 +43,10 @@ def test_fused_block_is_the_block(input_norm, qkv_bias, qk_norm):
     expected = block.self_attend(x[None], rope, causal_mask(9, x.device))[0]
     fused = FusedBlock(block)
     cache = fused.new_cache()
-    fused.remember(x[:4], shape.rope(torch.arange(4)), cache)
+    fused.append_kv(x[:4], shape.rope(torch.arange(4)), cache)
     mask = causal_mask(9, x.device)[4:]
     torch.testing.assert_close(fused.run(x[4:], shape.rope(torch.arange(4, 9)), cache, mask), expected[4:])
-    asked = fused.ask(x[-1:], shape.rope(torch.tensor([8])), cache.keys, cache.values)
+    asked = fused.cross_attend(x[-1:], shape.rope(torch.tensor([8])), cache.keys, cache.values)
     torch.testing.assert_close(asked, expected[-1:])
     torch.testing.assert_close((cache.keys, cache.values), block.keys_values(x[None], rope))
 
@@ -59,5 +59,5 @@ def test_nothing_to_attend_to_adds_nothing():
     block = LlamaBlock(shape)
     fused, x = FusedBlock(block), torch.randn(3, 32)
     cache = fused.new_cache()
-    out = fused.ask(x, shape.rope(torch.arange(3)), cache.keys, cache.values)
+    out = fused.cross_attend(x, shape.rope(torch.arange(3)), cache.keys, cache.values)
     torch.testing.assert_close(out, x + block.mlp(block.post_attention_layernorm(x)))

@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider_drafters import TargetWeights, load_drafter, load_tap
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterOptions, DrafterSource
-from outrider_drafters.families.eagle3.family import Eagle3Drafter
+from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
 from outrider_drafters.families.eagle3.layout import canonical
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_drafters.readers.gguf_file import GgufFile
@@ -318,8 +318,8 @@ def test_whole_vocabulary_without_a_map(tmp_path, golden):
     head.values |= {"target_layers": [2, 4, 5], "attention.key_length": 16, "rope.dimension_count": 16}
     drafter = head.load(golden)
     assert drafter._draft_tokens is None
-    assert drafter._head is drafter.frozen.lm_head
-    assert drafter.embed is drafter.frozen.embed
+    assert drafter._head is drafter.target.lm_head
+    assert drafter.embed is drafter.target.embed
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,9 @@ def test_guesses_become_a_tree_the_likeliest_first():
 def test_where_it_cannot_tell_nothing_is_drafted():
     assert drafted({}, TreeShape(2, 3, 10)) == []
     state = Told({1: {2: 1}}).new_state()
-    assert state.reach == 0
+    assert state.max_levels == 0
     state.append([3])
-    assert state.reach == 0
+    assert state.max_levels == 0
     with pytest.raises(UsageError, match="cannot tell what follows"):
         state.root_logits()
     state.rollback(0)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from outrider_drafters import grow_tree
-from outrider_drafters.contracts.drafter import ENDLESS
-from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.drafter import UNLIMITED
+from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
@@ -15,11 +15,11 @@ PATHS = [[1], [0], [0, 1], [0, 0], [1, 0], [0, 0, 2]]
 
 
 class Alphabet:
-    """A state whose logits fall from 0 on, turned by the node's own token: the r-th successor of t is t + r + 1."""
+    """A state whose logits fall from 0 on, shifted by the node's own token: the r-th successor of t is t + r + 1."""
 
-    def __init__(self, vocab: int = 12, reach: int = ENDLESS) -> None:
+    def __init__(self, vocab: int = 12, reach: int = UNLIMITED) -> None:
         self._vocab = vocab
-        self.reach = reach
+        self.max_levels = reach
         self.levels = []
 
     def root_logits(self):
@@ -34,28 +34,28 @@ class Alphabet:
 
 
 def test_paths_are_sorted_by_length_and_then_by_rank():
-    assert Choices.of(PATHS).paths == ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 2))
+    assert TreeChoices.of(PATHS).paths == ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 2))
 
 
 def test_a_static_tree_follows_the_ranks():
-    tree = grow_tree(Alphabet(), Choices.of(PATHS))
+    tree = grow_tree(Alphabet(), TreeChoices.of(PATHS))
     assert tree.tokens == (1, 2, 2, 3, 3, 5)
     assert tree.parents == (ROOT, ROOT, 0, 0, 1, 2)
 
 
 def test_only_inner_nodes_are_expanded_a_level_at_a_time():
     state = Alphabet()
-    grow_tree(state, Choices.of(PATHS))
+    grow_tree(state, TreeChoices.of(PATHS))
     assert state.levels == [([1, 2], [ROOT, ROOT]), ([2], [0])]
 
 
 def test_a_tree_ends_where_the_state_reaches_no_further():
-    assert grow_tree(Alphabet(reach=2), Choices.of(PATHS)).tokens == (1, 2, 2, 3, 3)
-    assert len(grow_tree(Alphabet(reach=0), Choices.of(PATHS))) == 0
+    assert grow_tree(Alphabet(reach=2), TreeChoices.of(PATHS)).tokens == (1, 2, 2, 3, 3)
+    assert len(grow_tree(Alphabet(reach=0), TreeChoices.of(PATHS))) == 0
 
 
 def test_ranks_beyond_the_vocabulary_make_no_nodes():
-    assert grow_tree(Alphabet(vocab=2), Choices.of([[0], [1], [2], [2, 0]])).tokens == (1, 0)
+    assert grow_tree(Alphabet(vocab=2), TreeChoices.of([[0], [1], [2], [2, 0]])).tokens == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -71,20 +71,20 @@ def test_ranks_beyond_the_vocabulary_make_no_nodes():
 )
 def test_what_is_no_set_of_choices_is_refused(paths, message):
     with pytest.raises(UsageError, match=message):
-        Choices.of(paths)
+        TreeChoices.of(paths)
 
 
 def test_fitting_keeps_whole_paths():
-    choices = Choices.of(PATHS)
-    assert choices.fitted(2, 99) == Choices.of([[0], [1], [0, 0], [0, 1], [1, 0]])
-    assert choices.fitted(3, 3) == Choices.of([[0], [1], [0, 0]])
+    choices = TreeChoices.of(PATHS)
+    assert choices.fitted(2, 99) == TreeChoices.of([[0], [1], [0, 0], [0, 1], [1, 0]])
+    assert choices.fitted(3, 3) == TreeChoices.of([[0], [1], [0, 0]])
     assert choices.fitted(0, 3) is None
 
 
 def test_a_file_of_paths_is_read(tmp_path):
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(PATHS))
-    assert Choices.load(file) == Choices.of(PATHS)
+    assert TreeChoices.load(file) == TreeChoices.of(PATHS)
 
 
 @pytest.mark.parametrize(("text", "message"), [("[[0], 1]", "list of lists"), ("[", "JSON"), ('[["0"]]', "numbers")])
@@ -92,9 +92,9 @@ def test_a_file_that_holds_something_else_is_named(tmp_path, text, message):
     file = tmp_path / "mine.json"
     file.write_text(text)
     with pytest.raises(UsageError, match=message):
-        Choices.load(file)
+        TreeChoices.load(file)
 
 
 def test_an_unknown_set_is_refused():
     with pytest.raises(UsageError, match="one of"):
-        Choices.load("nobody")
+        TreeChoices.load("nobody")

@@ -7,7 +7,7 @@ from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
-from outrider_drafters.families.lookup.family import LookupDrafter
+from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_drafters.trees.grow import grow_tree
 from outrider_proto.tree import DraftTree
 
@@ -47,7 +47,7 @@ def test_its_states_answer_as_the_wrapped_ones():
     for each in (plain, state):
         each.append([*TEXT, 7])
         each.rollback(len(TEXT))
-    assert (state.num_tokens, state.num_features, state.reach) == (len(TEXT), 0, plain.reach)
+    assert (state.num_tokens, state.num_features, state.max_levels) == (len(TEXT), 0, plain.max_levels)
     assert torch.equal(state.root_logits(), plain.root_logits())
     assert torch.equal(state.expand([7, 3], [-1, -1]), plain.expand([7, 3], [-1, -1]))
     tree = DraftTree.chain([7, 8])
@@ -80,7 +80,7 @@ def test_every_pass_lasts_a_level():
 @pytest.mark.parametrize(("in_one", "passes"), [(True, 1), (False, 3)])
 def test_a_whole_tree_is_one_pass_or_one_a_level_as_the_drafter_has_it(in_one, passes):
     watch, inner = Watch(), LookupDrafter(20)
-    inner.tree_in_one = in_one
+    inner.tree_in_one_pass = in_one
     state = PacedDrafter(inner, 7.0, clock=watch, sleep=watch.sleep).new_state()
     state.append(TEXT)
     tree = DraftTree((7, 8, 3), (-1, 0, -1))

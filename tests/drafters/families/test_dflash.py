@@ -20,9 +20,11 @@ from outrider_drafters import (
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tap import LAST
-from outrider_drafters.families.dflash.family import FAMILY, DFlashDrafter, DFlashTap
-from outrider_drafters.families.dflash.layout import load_network, recognizes
+from outrider_drafters.families.dflash.drafter import DFlashDrafter
+from outrider_drafters.families.dflash.family import FAMILY, load_network
+from outrider_drafters.families.dflash.layout import recognizes
 from outrider_drafters.families.dflash.network import DFlash
+from outrider_drafters.families.dflash.tap import DFlashTap
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
@@ -139,7 +141,7 @@ def frequency(pair: int, config: dict[str, Any]) -> float:
     return plain * part + plain / 4.0 * (1 - part)
 
 
-def turned(x: torch.Tensor, position: int, config: dict[str, Any]) -> torch.Tensor:
+def rotated(x: torch.Tensor, position: int, config: dict[str, Any]) -> torch.Tensor:
     half, out = HEAD_DIM // 2, x.clone()
     for pair in range(half):
         angle = position * frequency(pair, config)
@@ -181,12 +183,12 @@ def reference(
             queries = (w[attention + "q_proj.weight"] @ row).view(HEADS, HEAD_DIM)
             mixed = []
             for head in range(HEADS):
-                query = turned(norm(queries[head], w[attention + "q_norm.weight"]), place + i, config)
+                query = rotated(norm(queries[head], w[attention + "q_norm.weight"]), place + i, config)
                 seen = [j for j, at in enumerate(places) if sees(place + i, at, layer, config)]
                 group = head // (HEADS // KV_HEADS)
                 scores = torch.stack(
                     [
-                        query @ turned(norm(keys[j][group], w[attention + "k_norm.weight"]), places[j], config)
+                        query @ rotated(norm(keys[j][group], w[attention + "k_norm.weight"]), places[j], config)
                         for j in seen
                     ]
                 )
@@ -252,7 +254,7 @@ def test_drafts_a_chain_of_its_block(directory, frozen):
     drafter = DFlashDrafter(directory.network(), frozen)
     assert drafter.plan == TreeShape.chain(BLOCK - 1)
     state = drafter.new_state()
-    assert state.reach == BLOCK - 1
+    assert state.max_levels == BLOCK - 1
     state.append([1, 2])
     tree = grow_tree(state, drafter.plan)
     assert list(tree.tokens) == block_of(state).argmax(-1).tolist()

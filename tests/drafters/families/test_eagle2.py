@@ -16,8 +16,9 @@ from outrider_drafters import (
     grow_tree,
     load_drafter,
 )
-from outrider_drafters.families.eagle2.family import STEPS, TOLERANT_STEPS, Eagle2Drafter
-from outrider_drafters.families.eagle2.state import PairState
+from outrider_drafters.families.eagle2.drafter import TOLERANT_STEPS, Eagle2Drafter
+from outrider_drafters.families.eagle2.network import STEPS
+from outrider_drafters.families.eagle2.pair_state import PairState
 from outrider_proto.tree import ROOT
 
 SETTINGS = [(24, 4, 6), (60, 7, 10), (5, 3, 1)]  # total_token, depth, top_k
@@ -57,7 +58,7 @@ def test_teacher_forced_pass_agrees(eagle, eagle_case):
     embeds = drafter.embed[arrays["drafter_input_ids"]]
     hidden = eagle.forward_train(embeds, arrays["target_features"])
     close(hidden, arrays["drafter_hidden"])
-    close(hidden @ drafter.frozen.lm_head.T, arrays["drafter_logits"])
+    close(hidden @ drafter.target.lm_head.T, arrays["drafter_logits"])
 
 
 def test_teacher_forced_mask_is_causal_unless_given(eagle, eagle_case):
@@ -80,7 +81,7 @@ def test_incremental_state_equals_teacher_forced_pass(eagle, eagle_case):
         state.add_features(position, features[position : position + 1])
         embeds = drafter.embed[torch.tensor([tokens[1 : position + 2]])]
         hidden = eagle.forward_train(embeds, features[None, : position + 1])
-        close(state.root_logits(), hidden[0, -1] @ drafter.frozen.lm_head.T)
+        close(state.root_logits(), hidden[0, -1] @ drafter.target.lm_head.T)
 
 
 @pytest.mark.parametrize(("case", "setting"), list(enumerate(SETTINGS)))

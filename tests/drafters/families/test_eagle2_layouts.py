@@ -19,7 +19,7 @@ def rms_norm(x, weight):
     return x * (x.pow(2).mean(-1, keepdim=True) + EPS).rsqrt() * weight
 
 
-def turned(x, theta, factor):
+def rotated(x, theta, factor):
     """Rotate heads [h, n, d] at positions 0 .. n - 1, halves as pairs."""
     half = x.shape[-1] // 2
     angles = torch.arange(x.shape[1])[:, None] / factor / theta ** (torch.arange(half) / half)
@@ -33,7 +33,7 @@ def attention(x, tensors, prefix, theta, factor):
         rows = x @ tensors[f"{prefix}{name}_proj.weight"].T + tensors.get(f"{prefix}{name}_proj.bias", 0.0)
         return rows.view(len(x), -1, WIDTH // HEADS).transpose(0, 1)
 
-    q, k = turned(projected("q"), theta, factor), turned(projected("k"), theta, factor)
+    q, k = rotated(projected("q"), theta, factor), rotated(projected("k"), theta, factor)
     k, v = (part.repeat_interleave(HEADS // len(part), dim=0) for part in (k, projected("v")))
     scores = (q @ k.transpose(1, 2)) / (WIDTH // HEADS) ** 0.5
     scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -torch.inf)

@@ -16,8 +16,9 @@ from outrider_drafters import (
     load_tap,
 )
 from outrider_drafters.contracts.tap import Activations
-from outrider_drafters.families.eagle2.state import PairState
-from outrider_drafters.families.eagle3.family import Eagle3Drafter, Eagle3Tap
+from outrider_drafters.families.eagle2.pair_state import PairState
+from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
+from outrider_drafters.families.eagle3.tap import Eagle3Tap
 from outrider_proto.tree import ROOT
 
 SETTINGS = [(24, 4, 6), (60, 7, 10), (5, 3, 1)]  # total_token, depth, top_k

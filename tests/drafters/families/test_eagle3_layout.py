@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider_drafters import LastHiddenTap, TargetWeights, load_drafter, load_tap
-from outrider_drafters.families.eagle3.family import Eagle3Drafter
+from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
 from outrider_drafters.families.eagle3.tap_layers import chosen_layers, default_layers
 from outrider_proto.errors import UsageError
 

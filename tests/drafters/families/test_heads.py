@@ -5,9 +5,9 @@ import torch
 
 from outrider_drafters import TreeShape, grow_tree
 from outrider_drafters.contracts.tap import Activations, LastHiddenTap
-from outrider_drafters.contracts.tree_choices import Choices, shipped_choices
-from outrider_drafters.families.heads.newest import NewestHiddenTap, newest_hidden_info
-from outrider_drafters.families.heads.reading import default_choices
+from outrider_drafters.contracts.tree_choices import TreeChoices, shipped_choices
+from outrider_drafters.families.heads.state import default_choices
+from outrider_drafters.families.heads.tap import NewestHiddenTap, newest_hidden_info
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
@@ -36,14 +36,14 @@ def told(drafter, rows, *positions):
 @pytest.mark.parametrize(("position", "lost"), [(4, 0), (3, 1), (2, 2), (1, 3), (0, 4)])
 def test_every_token_since_the_feature_costs_a_head(drafter, rows, position, lost):
     state = told(drafter, rows, position)
-    assert state.reach == max(0, drafter.num_heads - lost)
+    assert state.max_levels == max(0, drafter.num_heads - lost)
     tree = grow_tree(state, TreeShape(breadth=2, levels=9, budget=40))
-    assert max(tree.depths(), default=0) == state.reach
+    assert max(tree.depths(), default=0) == state.max_levels
 
 
 def test_without_a_feature_nothing_is_drafted(drafter, rows):
     state = told(drafter, rows)
-    assert (state.reach, len(grow_tree(state, TreeShape()))) == (0, 0)
+    assert (state.max_levels, len(grow_tree(state, TreeShape()))) == (0, 0)
     with pytest.raises(UsageError, match="the newest of 0 features is too old"):
         state.root_logits()
     with pytest.raises(UsageError, match="nothing to draft from"):
@@ -63,8 +63,8 @@ def test_the_roots_own_feature_gives_lm_heads_answer_first(tiny_drafters, rows):
     for name in ("medusa", "hydra"):
         drafter = tiny_drafters[name]
         state = told(drafter, rows, 4, 5)
-        assert state.reach == drafter.num_heads + 1
-        torch.testing.assert_close(state.root_logits(), drafter.frozen.lm_head @ rows[5])
+        assert state.max_levels == drafter.num_heads + 1
+        torch.testing.assert_close(state.root_logits(), drafter.target.lm_head @ rows[5])
         onward = state.expand([9], [ROOT])
         state.append([9])
         torch.testing.assert_close(state.root_logits(), onward[0])
@@ -76,7 +76,7 @@ def test_behind_a_prefix_layer_the_roots_own_feature_waits(tiny_drafters, rows):
     torch.testing.assert_close(both.root_logits(), older.root_logits())
     for state in (both, older):
         state.append([9])
-    assert both.reach == older.reach + 1
+    assert both.max_levels == older.max_levels + 1
 
 
 def test_a_rollback_finds_the_feature_before(drafter, rows):
@@ -159,7 +159,7 @@ def test_default_choices_end_with_the_heads(num_heads, num_paths):
 @pytest.mark.parametrize("name", shipped_choices())
 def test_shipped_choices_are_medusas(name):
     """63 nodes of at most four levels, ranks below the ten that its code looks at."""
-    choices = Choices.load(name)
+    choices = TreeChoices.load(name)
     assert len(choices.paths) == 63
     assert choices.levels == (3 if name == "vicuna_33b_stage1" else 4)
     assert max(map(max, choices.paths)) == 9

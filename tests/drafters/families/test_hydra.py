@@ -17,7 +17,7 @@ from outrider_drafters import (
     load_tap,
 )
 from outrider_drafters.blocks.layers import BlockShape
-from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.families.hydra.network import Hydra, HydraSizes
 from outrider_proto.tree import ROOT
 
@@ -78,7 +78,7 @@ def test_teacher_forced_pass_agrees(tensors, arrays, frozen):
 
 def test_the_tree_agrees_with_the_published_buffers(case, frozen, arrays):
     buffers = load_file(case / "buffers.safetensors")
-    choices = Choices.of(json.loads((case / "meta.json").read_text())["choices"])
+    choices = TreeChoices.of(json.loads((case / "meta.json").read_text())["choices"])
     tree = grow_tree(fed(load_drafter(case / "drafter", frozen), arrays), choices)
     assert list(tree.depths()) == buffers["position_ids"][1:].tolist()
     assert tree.ancestors().tolist() == buffers["attn_mask"][1:, 1:].bool().tolist()
@@ -141,7 +141,7 @@ def test_a_hidden_state_from_deeper_is_asked_for(place, tensors, target):
     state = drafter.new_state()
     state.append([1, 2, 3])
     state.add_features(2, torch.ones(1, 64))
-    assert state.reach == 0  # not what lm_head reads: the root's own feature waits
+    assert state.max_levels == 0  # not what lm_head reads: the root's own feature waits
 
 
 @pytest.mark.parametrize("kind", ["cross-attn", "eagle-attn", "new"])

@@ -168,7 +168,7 @@ def test_drafts_as_a_fresh_prefill_would(drafter_dir, frozen, tap, made, hidden)
         if cycle % 4 != 3:  # else this cycle's row is late
             state.add_features(processed - 1, rows[-1:])
         newest = state.num_features - 1
-        if state.reach:
+        if state.max_levels:
             check(state, made, made.features(hidden[: newest + 1])[-1], tokens[newest + 1 :])
         more = torch.randint(V, (1 + cycle % 2,), generator=generator).tolist()
         tokens += more
@@ -177,7 +177,7 @@ def test_drafts_as_a_fresh_prefill_would(drafter_dir, frozen, tap, made, hidden)
 
 def check(state, made, feature, since):
     """Root, two children and two grandchildren."""
-    levels = state.reach
+    levels = state.max_levels
     close(state.root_logits(), made.after(feature, since))
     if levels > 1:
         for token, logits in zip([7, 9], state.expand([7, 9], [ROOT, ROOT]), strict=True):

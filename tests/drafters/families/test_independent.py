@@ -27,9 +27,9 @@ from outrider_drafters import (
     load_drafter,
     load_tap,
 )
-from outrider_drafters.contracts.drafter import ENDLESS
-from outrider_drafters.contracts.tap import Memoryless
-from outrider_drafters.families.independent.family import CHUNK
+from outrider_drafters.contracts.drafter import UNLIMITED
+from outrider_drafters.contracts.tap import StatelessTap
+from outrider_drafters.families.independent.drafter import CHUNK
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
@@ -143,10 +143,10 @@ def test_greedy_output_of_the_golden_pair_is_exact(golden, target_tiny, generate
     assert sum(made.accepted) > 0
     assert drafter.family == "independent"
     assert drafter.plan is None
-    assert drafter.new_state().reach == ENDLESS
+    assert drafter.new_state().max_levels == UNLIMITED
 
 
-class NoTap(Memoryless):
+class NoTap(StatelessTap):
     def rows(self, acts) -> torch.Tensor:
         return torch.zeros(0, 0)
 
@@ -229,15 +229,15 @@ def test_other_vocabularies_are_refused(llama, tmp_path):
 def test_its_own_context_limits_its_reach(tmp_path):
     path = made(GPT2Config(vocab_size=VOCABULARY, n_embd=24, n_layer=1, n_head=2, n_positions=12), tmp_path / "short")
     state = load_drafter(path, frozen_of(tmp_path)).new_state()
-    assert state.reach == 13
+    assert state.max_levels == 13
     state.append(list(range(10)))
     tree = grow_tree(state, TreeShape(2, 8, 20))
-    assert max(tree.depths()) == state.reach == 3
+    assert max(tree.depths()) == state.max_levels == 3
     state.append([1, 2])
-    assert state.reach == 1
+    assert state.max_levels == 1
     state.root_logits()
     state.append([3])
-    assert state.reach == 0
+    assert state.max_levels == 0
     with pytest.raises(UsageError, match="the text has 13 tokens, the drafter's context 12"):
         state.root_logits()
 
@@ -294,4 +294,4 @@ def test_type_of_the_target_is_taken(llama, tmp_path):
 def test_a_model_without_limit_reaches_on(llama, tmp_path):
     drafter = load_drafter(llama, frozen_of(tmp_path))
     drafter.model.max_context = None
-    assert drafter.new_state().reach == ENDLESS
+    assert drafter.new_state().max_levels == UNLIMITED

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outrider_drafters import TreeShape, grow_tree, load_drafter, load_tap
-from outrider_drafters.families.lookup.family import LookupDrafter
+from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
@@ -68,13 +68,13 @@ def test_equals_a_fresh_state_after_any_edits(tokens, edits, ngram):
             state.rollback(keep)
             del told[keep:]
         assert chain(state, 10) == plain(told, ngram, 10)
-    assert state.reach == len(plain(told, ngram, 1000))
+    assert state.max_levels == len(plain(told, ngram, 1000))
 
 
 def test_the_matched_token_is_certain_and_all_others_impossible():
     state = LookupDrafter(VOCABULARY).new_state()
     state.append([1, 2, 3, 4, 1, 2])
-    assert state.reach == 4
+    assert state.max_levels == 4
     assert state.root_logits().tolist() == [-math.inf] * 3 + [0.0, -math.inf]
     after = state.expand([3, 4], [ROOT, ROOT])
     assert after[0].argmax() == 4
@@ -86,7 +86,7 @@ def test_the_matched_token_is_certain_and_all_others_impossible():
 def test_without_a_match_it_reaches_nothing():
     state = LookupDrafter(VOCABULARY).new_state()
     state.append([1, 2, 3])
-    assert state.reach == 0
+    assert state.max_levels == 0
     assert len(grow_tree(state, TreeShape())) == 0
     with pytest.raises(UsageError, match="did not occur before"):
         state.root_logits()
@@ -156,6 +156,6 @@ def tiny_frozen():
 def test_a_match_may_have_to_be_longer():
     state = LookupDrafter(50, shortest=2).new_state()
     state.append([1, 2, 3, 4, 2])
-    assert state.reach == 0
+    assert state.max_levels == 0
     state.append([3])
     assert int(state.root_logits().argmax()) == 4

@@ -16,8 +16,8 @@ from outrider_drafters import (
     load_drafter,
     load_tap,
 )
-from outrider_drafters.contracts.tree_choices import Choices
-from outrider_drafters.families.medusa.family import Medusa, MedusaSizes
+from outrider_drafters.contracts.tree_choices import TreeChoices
+from outrider_drafters.families.medusa.network import Medusa, MedusaSizes
 
 VLLM_CONFIG = {"hidden_size": 64, "num_heads": 4, "num_hidden_layers": 1, "vocab_size": 256, "medusa_fc_bias": True}
 
@@ -83,7 +83,7 @@ def test_teacher_forced_pass_agrees(tensors, arrays):
 @pytest.mark.parametrize("name", ["mc_sim_7b_63", "vicuna_7b_stage2", "small"])
 def test_trees_agree_with_the_published_buffers(case, frozen, arrays, name):
     buffers = load_file(case / f"buffers_{name}.safetensors")
-    choices = Choices.load(case / "choices_small.json" if name == "small" else name)
+    choices = TreeChoices.load(case / "choices_small.json" if name == "small" else name)
     tree = grow_tree(fed(load_drafter(case / "drafter", frozen), arrays), choices)
     assert list(tree.depths()) == buffers["position_ids"][1:].tolist()
     assert tree.ancestors().tolist() == buffers["attn_mask"][1:, 1:].bool().tolist()

@@ -20,8 +20,8 @@ from outrider_drafters import (
 )
 from outrider_drafters.blocks.rope import RopeScaling
 from outrider_drafters.contracts.tap import LastHiddenTap, last_hidden_info
+from outrider_drafters.families.moa.drafter import MoADrafter
 from outrider_drafters.families.moa.network import layer_mean, staircase_mask
-from outrider_drafters.families.moa.state import MoADrafter
 from outrider_proto.errors import UsageError
 
 RUNS = ["tree_d5_b4_t14", "tree_d7_b8_t62"]
@@ -67,7 +67,7 @@ def test_teacher_forced_pass_agrees(moa, moa_case, meta):
     hidden = moa.forward_train(arrays["input_embeds"][None], arrays["packed_kv"][None], sync[None])[0]
     close(hidden, arrays["ca_out"])
     close(hidden, arrays["draft_features"])
-    close(hidden @ moa_case.drafter.frozen.lm_head.T, arrays["draft_logits"])
+    close(hidden @ moa_case.drafter.target.lm_head.T, arrays["draft_logits"])
 
 
 def test_self_attention_agrees(moa, moa_case):
@@ -100,7 +100,7 @@ def test_state_equals_teacher_forced_pass_between_syncs(moa, moa_case):
         if position % step == 0:
             state.add_features(0, arrays["lsa_mean"][: position + 1])
         else:
-            close(state.root_logits(), hidden[position] @ moa_case.drafter.frozen.lm_head.T)
+            close(state.root_logits(), hidden[position] @ moa_case.drafter.target.lm_head.T)
 
 
 class WithTokenState:
@@ -115,7 +115,7 @@ class WithTokenState:
 
     def root_logits(self):
         logits = self._state.root_logits()
-        self.levels.append([(self._state._record.tokens[-1:], logits[None])])
+        self.levels.append([(self._state._token_state.tokens[-1:], logits[None])])
         return logits
 
     def expand(self, tokens, parents):

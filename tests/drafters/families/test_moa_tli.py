@@ -35,8 +35,8 @@ from outrider_drafters import (
 from outrider_drafters.blocks.layers import causal_mask
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.target_weights import target_sizes
+from outrider_drafters.families.moa.drafter import MoADrafter
 from outrider_drafters.families.moa.network import pack_kv, unpack_kv
-from outrider_drafters.families.moa.state import MoADrafter
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
@@ -225,7 +225,7 @@ def test_the_true_layers_make_up_for_nothing_else(tmp_path):
     state.append(TEXT)
     state.add_features(0, case.tap.rows(activations(case.model, TEXT))[:9])
     exact = states.hidden_states[-3][0]
-    case.drafter.ca.ask = lambda x, rope, keys, values: exact[9:]
+    case.drafter.ca.cross_attend = lambda x, rope, keys, values: exact[9:]
     close(state.root_logits(), states.logits[0, -1])
 
 

@@ -16,7 +16,7 @@ from outrider_drafters import TargetWeights, load_drafter
 from outrider_drafters.blocks.fused import FusedProjections
 from outrider_drafters.blocks.layers import Attention, BlockShape
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.load import open_source
+from outrider_drafters.load import open_drafter
 from outrider_drafters.quantization.codes import Int4Codes, Int8Codes
 from outrider_drafters.quantization.quantize import holds_codes, quantized, restored, stored
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
@@ -248,13 +248,13 @@ def test_rows_are_cut_once(monkeypatch, kind):
 @pytest.mark.parametrize(("case", "target"), CASES)
 def test_a_drafter_of_codes_is_one_of_their_values(tmp_path, golden, case, target, kind):
     """Every family's network, its target's embedding and lm_head included."""
-    family, files = open_source(DrafterSource.parse(golden / case / "drafter"))
+    family, files = open_drafter(DrafterSource.parse(golden / case / "drafter"))
     frozen = TargetWeights.load(golden / target)
     for name, form in (("codes", lambda weight: weight), ("values", QuantizedWeight.values)):
         tensors = {}
         for tensor in files.names:
             read = files.checkpoint.read(tensor)
-            if tensor.endswith(".weight") and read.ndim == 2 and not family.keeps(tensor):
+            if tensor.endswith(".weight") and read.ndim == 2 and not family.keep_unquantized(tensor):
                 read = form(quantized(read, kind))
             tensors |= stored(tensor, read) if isinstance(read, QuantizedWeight) else {tensor: read.clone()}
         (tmp_path / name).mkdir()

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider_drafters import TreeShape, grow_tree
-from outrider_drafters.contracts.drafter import ENDLESS
-from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.drafter import UNLIMITED
+from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan
-from outrider_drafters.trees.grow import begin_growth, grow
+from outrider_drafters.trees.grow import grow, start_tree
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -23,7 +23,7 @@ class Lookup:
 
     num_tokens = num_features = 1
 
-    reach = ENDLESS
+    max_levels = UNLIMITED
 
     def __init__(self, vocabulary: int, seed: int, sure: bool = False) -> None:
         self.vocabulary, self.seed, self.sure = vocabulary, seed, sure
@@ -143,10 +143,10 @@ def test_scores_are_log_probabilities_of_paths():
     assert grow_tree(Shifted(20, 5), TreeShape()) == grow_tree(Lookup(20, 5), TreeShape())
 
 
-@pytest.mark.parametrize("plan", [TreeShape(3, 4, 9), Choices.of([(0,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 1)])])
+@pytest.mark.parametrize("plan", [TreeShape(3, 4, 9), TreeChoices.of([(0,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 1)])])
 def test_scores_and_entropies_are_those_of_the_paths(plan: TreePlan):
     state = Lookup(11, seed=5)
-    growth = begin_growth(state.root_logits(), plan, entropies=True)
+    growth = start_tree(state.root_logits(), plan, entropies=True)
     while (level := growth.level()) is not None and plan.levels - 1 > state.num_levels:
         growth.take(state.expand(level.tokens, level.parents))
     drafted = growth.drafted()

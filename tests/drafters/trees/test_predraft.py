@@ -8,9 +8,9 @@ import torch
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_drafter
-from outrider_drafters.routing.heads import Heads
+from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_drafters.trees.grow import grow
-from outrider_drafters.trees.predraft import NOWHERE, Outcome, can_foresee, likeliest_outcomes, predraft
+from outrider_drafters.trees.predraft import NO_OUTCOME, TreeOutcome, can_predraft, likeliest_outcomes, predraft
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -77,7 +77,7 @@ def test_a_forecast_leaves_the_state_as_it_was(family, frozen):
 
 def test_heads_that_draft_in_one_batch_foresee_as_one_head_does(frozen):
     eagles = [load_drafter(drafter_dir(name), frozen) for name in ("eagle2", "eagle2_math")]
-    heads = Heads(eagles)
+    heads = RoutedDrafter(eagles)
     assert heads.batched
     together, alone = state_of(heads, TEXT), state_of(eagles[0], TEXT)
     tree = grow(alone, PLAN).tree
@@ -96,7 +96,7 @@ def test_outcomes_are_ranked_by_joint_probability_and_leave_out_children_and_end
         ]
     )
     ranked = likeliest_outcomes(tree, probabilities.log(), 3, ends=[0])
-    assert [outcome for outcome, _ in ranked] == [Outcome(0, 3), Outcome(ROOT, 3), Outcome(0, 1)]
+    assert [outcome for outcome, _ in ranked] == [TreeOutcome(0, 3), TreeOutcome(ROOT, 3), TreeOutcome(0, 1)]
     assert [score for _, score in ranked] == pytest.approx(
         torch.tensor([0.8 * 0.2, 0.1, 0.8 * 0.1]).log().tolist(), abs=1e-5
     )
@@ -117,17 +117,17 @@ def test_once_the_truth_is_known_only_its_draft_grows_on(frozen):
     asked = iter([None, None, wanted.outcome, wanted.outcome])
     (alone,) = predraft(state, tree, PLAN, 4, (), lambda: next(asked))
     assert (alone.outcome, alone.drafted.tree) == (wanted.outcome, wanted.drafted.tree)
-    asked = iter([None, None, NOWHERE])
+    asked = iter([None, None, NO_OUTCOME])
     assert predraft(state, tree, PLAN, 4, (), lambda: next(asked)) == ()
-    assert predraft(state, tree, PLAN, 4, (), lambda: NOWHERE) == ()
+    assert predraft(state, tree, PLAN, 4, (), lambda: NO_OUTCOME) == ()
 
 
 def test_a_drafter_that_only_reaches_so_far_foresees_nothing(frozen):
     medusa = load_drafter(drafter_dir("medusa"), frozen)
     state = state_of(medusa, TEXT, num_features=0)
-    assert not can_foresee(state)
+    assert not can_predraft(state)
     assert predraft(state, DraftTree(), PLAN, 4, ()) == ()
-    assert can_foresee(state_of(load_drafter(drafter_dir("moa"), frozen), TEXT))
+    assert can_predraft(state_of(load_drafter(drafter_dir("moa"), frozen), TEXT))
 
 
 def path_to(tree, node):

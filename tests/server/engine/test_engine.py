@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny_targets import CONFIGS, build, random_tokens, random_tree, target, tree_around
 
-from outrider_drafters.contracts.tap import Activations, LastHiddenTap, Memoryless
+from outrider_drafters.contracts.tap import Activations, LastHiddenTap, StatelessTap
 from outrider_proto.frames import Finish, Sampling, TapInfo
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.engine import Engine, Work
@@ -158,7 +158,7 @@ def test_a_text_of_one_token_and_a_draft_of_nothing():
     assert held.tokens == [5]
 
 
-class KVTap(Memoryless):
+class KVTap(StatelessTap):
     """Every K and V value of a token: the strictest of taps."""
 
     needs_kv = True

@@ -11,11 +11,11 @@ from talk import TAP, talking
 from tiny_targets import VOCAB, build, random_tokens, target
 
 from outrider_drafters.checkpoints.target_weights import target_sizes
-from outrider_drafters.contracts.drafter import ENDLESS, Drafter
+from outrider_drafters.contracts.drafter import UNLIMITED, Drafter
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.pace import Pace
-from outrider_drafters.families.eagle2.family import Eagle2, Eagle2Sizes
-from outrider_drafters.families.lookup.family import LookupDrafter
+from outrider_drafters.families.eagle2.network import Eagle2, Eagle2Sizes
+from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_proto.errors import Reason
 from outrider_proto.frames import Cancel, Decode, Draft, Features, Finish, Sampling, ServerTree, Verdict
 from outrider_proto.packing import prefix_hash
@@ -40,7 +40,7 @@ class Prophet:
     tap = TAP.info
     vocab_size = VOCAB
     stale_tolerant = True
-    tree_in_one = False
+    tree_in_one_pass = False
     plan = None
 
     def __init__(self, text: list[int], errs: int = 7) -> None:
@@ -53,7 +53,7 @@ class Prophet:
 
 
 class Foresight:
-    reach = ENDLESS
+    max_levels = UNLIMITED
 
     def __init__(self, prophet: Prophet) -> None:
         self.prophet = prophet
@@ -292,8 +292,8 @@ def test_drafters_share_the_loaded_targets_weights(tmp_path):
     eagle = Eagle2(Eagle2Sizes(hidden=32, heads=4, kv_heads=2, head_dim=8, mlp=48))
     eagle.export(tmp_path / "eagle", target_sizes(tmp_path))
     (drafter,) = load_drafters(loaded, tmp_path, [tmp_path / "eagle"])
-    assert drafter.frozen.embed.data_ptr() == loaded.model.get_input_embeddings().weight.data_ptr()
-    assert drafter.frozen.lm_head.data_ptr() == loaded.model.get_output_embeddings().weight.data_ptr()
+    assert drafter.target.embed.data_ptr() == loaded.model.get_input_embeddings().weight.data_ptr()
+    assert drafter.target.lm_head.data_ptr() == loaded.model.get_output_embeddings().weight.data_ptr()
     assert drafter.tap == TAP.info
 
 

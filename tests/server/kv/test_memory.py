@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from outrider_drafters.contracts.tap import Activations, Memoryless
+from outrider_drafters.contracts.tap import Activations, StatelessTap
 from outrider_proto.errors import Reason, Refusal, Violation
 from outrider_proto.frames import TapInfo
 from outrider_server.engine.sequence import Held
@@ -22,7 +22,7 @@ ROW = SHAPE.bytes_per_token
 TEXTS = [[t] * (2 * BLOCK) + [t + 1] * BLOCK for t in (1, 5)]  # what texts begin with, so that they meet
 
 
-class KeyTap(Memoryless):
+class KeyTap(StatelessTap):
     """What lies in the keys, which tells whose they are."""
 
     needs_kv = True

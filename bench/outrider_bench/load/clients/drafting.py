@@ -20,11 +20,11 @@ from outrider_bench.core.oracle_drafter import OracleDrafting
 from outrider_bench.load.clients.texts import LoadText
 from outrider_client.drafting.drafting_thread import AheadDraft, PreDraftSpec, Ready
 from outrider_drafters.contracts.drafter import Drafter, DraftState
-from outrider_drafters.contracts.tree_choices import Choices
+from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.routing.confidence import confidence_of
-from outrider_drafters.routing.heads import Routed
-from outrider_drafters.trees.grow import Drafted
+from outrider_drafters.routing.routed_drafter import RoutedDraft
+from outrider_drafters.trees.grow import ScoredTree
 from outrider_drafters.trees.predraft import PreDraft
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
@@ -56,7 +56,7 @@ class ReplayDrafter:
         self.tap = drafter.tap
         self.vocab_size = drafter.vocab_size
         self.stale_tolerant = drafter.stale_tolerant
-        self.tree_in_one = True
+        self.tree_in_one_pass = True
         self.plan = drafter.plan
 
     def new_state(self) -> DraftState:
@@ -80,12 +80,12 @@ class ReplayDrafting(OracleDrafting):
         self._generator = generator
         self._draft_s = draft_s
 
-    async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> Routed:
+    async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> RoutedDraft:
         if self._draft_s:
             await asyncio.sleep(self._draft_s)
-        budget = len(plan.paths) if isinstance(plan, Choices) else plan.budget
+        budget = len(plan.paths) if isinstance(plan, TreeChoices) else plan.budget
         drafted = self._drafted(self._truth(tokens, plan.levels), plan.levels, budget)
-        return Routed(drafted, 0, confidence_of(drafted), 1, plan.levels, skipped=False)
+        return RoutedDraft(drafted, 0, confidence_of(drafted), 1, plan.levels, skipped=False)
 
     def draft_ahead(
         self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready | None = None
@@ -105,7 +105,7 @@ class ReplayDrafting(OracleDrafting):
         whole, known = self.text.whole, len(tokens)
         return whole[known : known + count] if whole[:known] == tuple(tokens) else ()
 
-    def _drafted(self, truth: Sequence[int], levels: int, budget: int) -> Drafted:
+    def _drafted(self, truth: Sequence[int], levels: int, budget: int) -> ScoredTree:
         tokens: list[int] = []
         parents: list[int] = []
         scores: list[float] = []
@@ -125,7 +125,7 @@ class ReplayDrafting(OracleDrafting):
                 scores.append(score + math.log((1 - doubt) if leads else doubt / width))
             parent = first + leads_on
             score = scores[parent]
-        return Drafted(DraftTree(tuple(tokens), tuple(parents)), tuple(scores))
+        return ScoredTree(DraftTree(tuple(tokens), tuple(parents)), tuple(scores))
 
     def _is_right(self) -> bool:
         return self._generator.random() < self._probability

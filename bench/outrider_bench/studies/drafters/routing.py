@@ -18,7 +18,7 @@ from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.core.head_statistics import AcceptedMeans, HeadUse
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.load import open_source
+from outrider_drafters.load import open_drafter
 from outrider_drafters.routing.rules import Routing
 from outrider_models.core.embedded import drafter_source
 from outrider_server.engine.target import Target
@@ -71,7 +71,7 @@ async def compare_variants(
     """Ask the target in `directory` held-out questions, with each of the named heads alone and with both routed."""
     sources = [drafter_source(head) for head in heads]
     for source in sources:
-        open_source(DrafterSource.parse(source))  # raises before the target has answered everything
+        open_drafter(DrafterSource.parse(source))  # raises before the target has answered everything
     asked = questions(LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER)), per_family)
     target = Target.load(str(directory))
     expected = plain_answers(target, asked, limit, step)

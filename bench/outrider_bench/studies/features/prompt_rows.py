@@ -30,7 +30,7 @@ from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreePlan
-from outrider_drafters.families.moa.state import MoADrafter, MoAState
+from outrider_drafters.families.moa.drafter import MoADrafter, MoAState
 from outrider_drafters.trees.grow import grow_tree
 from outrider_proto.errors import UsageError
 from outrider_server.engine.target import Target
@@ -56,7 +56,7 @@ class GappedState(MoAState):
 
     def skip_to(self, position: int) -> None:
         """The rows from the next position to this one stay away."""
-        self._record.num_features = position
+        self._token_state.num_features = position
 
 
 def prompt_row_choices(rows: Sequence[int]) -> list[PromptRows]:

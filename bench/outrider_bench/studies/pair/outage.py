@@ -60,7 +60,7 @@ def write_alone(
     state.append(tokens)
     state.add_features(0, torch.from_numpy(features[: len(tokens) - 1]))
     written: list[int] = []
-    while len(written) < limit and state.reach and not (written and written[-1] in eos):
+    while len(written) < limit and state.max_levels and not (written and written[-1] in eos):
         token = int(state.root_logits().argmax())
         written.append(token)
         state.append([token])

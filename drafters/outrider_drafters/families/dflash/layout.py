@@ -10,15 +10,12 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from outrider_drafters.blocks.layers import QK_NORMS, WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.contracts.tap import LAST
-from outrider_drafters.families.dflash.network import DFlash, DFlashSizes, Sight
+from outrider_drafters.families.dflash.network import DFlashSizes, LayerMask
 from outrider_drafters.readers.config import config_int
 
 REQUIRED = frozenset(
@@ -37,14 +34,6 @@ def recognizes(files: DrafterFiles) -> bool:
     return named or "hidden_norm.weight" in files.names
 
 
-def load_network(files: DrafterFiles, target: TargetSizes, like: Tensor | None = None) -> DFlash:
-    """Raises UsageError for anything but version 1 of this target."""
-    sizes = read_sizes(files, target)
-    with torch.device("meta"):
-        network = DFlash(sizes)
-    return files.fill(network, like)
-
-
 def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
     """Sizes from tensors, settings from config.json. Raises UsageError."""
     _refuse_others(files)
@@ -57,7 +46,7 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
     softcap = _setting(files, "final_logit_softcapping")
     return DFlashSizes(
         shape=shape,
-        sights=tuple(_sight(files, layer) for layer in range(num_layers)),
+        layer_masks=tuple(_sight(files, layer) for layer in range(num_layers)),
         taps=_taps(files, target),
         block=_whole(files, "block_size", BLOCK),
         mask_token=_mask_token(files, target),
@@ -93,7 +82,7 @@ def _taps(files: DrafterFiles, target: TargetSizes) -> tuple[int, ...]:
     return tuple(LAST if tap == target.layers else tap for tap in taps)
 
 
-def _sight(files: DrafterFiles, layer: int) -> Sight:
+def _sight(files: DrafterFiles, layer: int) -> LayerMask:
     config = files.config
     slides = bool(config.get("use_sliding_window"))
     types = config.get("layer_types")
@@ -105,7 +94,7 @@ def _sight(files: DrafterFiles, layer: int) -> Sight:
         sliding = slides and layer >= config_int(config, "max_window_layers", MAX_WINDOW_LAYERS)
     causal = config.get("is_causal")
     window = config_int(config, "sliding_window", 4096) if sliding and slides else None
-    return Sight(sliding if causal is None else bool(causal), window)
+    return LayerMask(sliding if causal is None else bool(causal), window)
 
 
 def _mask_token(files: DrafterFiles, target: TargetSizes) -> int:

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm
-from outrider_drafters.blocks.rows import KvCache
+from outrider_drafters.blocks.row_buffer import KVCache
 from outrider_proto.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class LayerMask:
     """What the block's rows see in one layer: only what is not after them, only what is near, or all."""
 
     causal: bool = False
@@ -45,7 +45,7 @@ class DFlashSizes:
     """
 
     shape: BlockShape
-    sights: tuple[Sight, ...]  # one a layer
+    layer_masks: tuple[LayerMask, ...]  # one a layer
     taps: tuple[int, ...]
     block: int
     mask_token: int
@@ -67,31 +67,31 @@ class DFlash(nn.Module):
         self.sizes = sizes
         self.fc = nn.Linear(len(sizes.taps) * width, width, bias=False)
         self.hidden_norm = RMSNorm(width, sizes.shape.eps)
-        self.layers = nn.ModuleList(LlamaBlock(sizes.shape) for _ in sizes.sights)
+        self.layers = nn.ModuleList(LlamaBlock(sizes.shape) for _ in sizes.layer_masks)
         self.norm = RMSNorm(width, sizes.shape.eps)
 
     def context(self, hidden: Sequence[Tensor]) -> Tensor:
         """Hidden states of the tapped layers, each [n, E] -> context rows [n, E]."""
         return self.hidden_norm(self.fc(torch.cat(list(hidden), dim=-1)))  # type: ignore[no-any-return]  # nn.Module's call
 
-    def new_caches(self) -> list[KvCache]:
+    def new_caches(self) -> list[KVCache]:
         """One a layer, for the context rows' keys and values."""
         shape, like = self.sizes.shape, self.norm.weight
-        return [KvCache(shape.kv_heads, shape.head_dim, like.dtype, like.device) for _ in self.layers]
+        return [KVCache(shape.kv_heads, shape.head_dim, like.dtype, like.device) for _ in self.layers]
 
-    def remember(self, context: Tensor, first: int, caches: Sequence[KvCache]) -> None:
+    def append_kv(self, context: Tensor, first: int, caches: Sequence[KVCache]) -> None:
         """Put the keys and values of context rows [n, E], positions first, first + 1, ..., into the caches."""
         rope = self.sizes.shape.rope(torch.arange(first, first + len(context), device=context.device))
         for layer, cache in zip(self._blocks(), caches, strict=True):
             cache.append(*layer.self_attn.keys_values(context[None], rope))
 
-    def run(self, embeds: Tensor, first: int, num_context: int, caches: Sequence[KvCache]) -> Tensor:
+    def run(self, embeds: Tensor, first: int, num_context: int, caches: Sequence[KVCache]) -> Tensor:
         """A block [n, E] from position `first` on, over the first rows of the caches -> [n, E], ready for lm_head."""
         rows = torch.arange(first, first + len(embeds), device=embeds.device)
         columns = torch.cat((torch.arange(num_context, device=embeds.device), rows))
         rope = self.sizes.shape.rope(rows)
         x = embeds[None]
-        for layer, cache, sight in zip(self._blocks(), caches, self.sizes.sights, strict=True):
+        for layer, cache, sight in zip(self._blocks(), caches, self.sizes.layer_masks, strict=True):
             pairs = zip(cache.first(num_context), layer.keys_values(x, rope), strict=True)
             keys, values = (torch.cat(pair, dim=2) for pair in pairs)
             x = layer(x, rope, keys, values, sight.mask(rows, columns))

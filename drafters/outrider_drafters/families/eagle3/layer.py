@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from outrider_drafters.blocks.fused import FusedMLP, FusedProjections
 from outrider_drafters.blocks.layers import Attention, GatedMLP, RMSNorm, Rope
-from outrider_drafters.blocks.rows import KvCache
+from outrider_drafters.blocks.row_buffer import KVCache
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 
 
@@ -22,7 +22,7 @@ class PairLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.eps)
         self.mlp = GatedMLP(shape.width, shape.mlp)
 
-    def forward(self, embeds: Tensor, features: Tensor, rope: Rope, seen: Seen) -> Tensor:
+    def forward(self, embeds: Tensor, features: Tensor, rope: Rope, seen: TrainStepCache) -> Tensor:
         """Outputs [B, T, H] of one training step; its keys and values join those seen."""
         normed = self.hidden_norm(features)
         pairs = torch.cat((self.input_layernorm(embeds), normed), dim=-1)
@@ -31,7 +31,7 @@ class PairLayer(nn.Module):
         return y + self.mlp(self.post_attention_layernorm(y))  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
 
 
-class Seen:
+class TrainStepCache:
     """Keys and values of the training-time test's steps.
 
     A row of step k sees the true rows up to its own (step 0, causal), and of the later steps its own row alone: these
@@ -74,28 +74,28 @@ class FusedPairLayer:
         self._embed_norm, self._feature_norm = layer.input_layernorm.weight.detach(), layer.hidden_norm.weight.detach()
         self._output_norm = norm.weight.detach() if layer.sizes.norm_output else None
 
-    def new_cache(self) -> KvCache:
-        return KvCache(self.shape.kv_heads, self.shape.head_dim, self._out.dtype, self._out.device)
+    def new_cache(self) -> KVCache:
+        return KVCache(self.shape.kv_heads, self.shape.head_dim, self._out.dtype, self._out.device)
 
-    def run(self, x: Tensor, rope: Rope, cache: KvCache, mask: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, rope: Rope, cache: KVCache, mask: Tensor | None = None) -> Tensor:
         split = self.shape.heads + self.shape.kv_heads
         embeds, features = x.chunk(2, dim=-1)
         normed = self._normed(features, self._feature_norm)
         heads = self._projections.heads(self._pairs(embeds, normed), 0, split + self.shape.kv_heads)
-        turned = rope.turn(heads[:split])
-        cache.append(turned[self.shape.heads :], heads[split:])
+        rotated = rope.rotate(heads[:split])
+        cache.append(rotated[self.shape.heads :], heads[split:])
         mixed = F.scaled_dot_product_attention(
-            turned[: self.shape.heads].unsqueeze(0), cache.keys, cache.values, attn_mask=mask, enable_gqa=True
+            rotated[: self.shape.heads].unsqueeze(0), cache.keys, cache.values, attn_mask=mask, enable_gqa=True
         )
         y = F.linear(mixed[0].transpose(0, 1).flatten(1), self._out, self._out_bias)
         output = self._mlp.run(y + (normed if self._norm_before_residual else features))
         return output if self._output_norm is None else self._normed(output, self._output_norm)
 
-    def remember(self, x: Tensor, rope: Rope, cache: KvCache) -> None:
+    def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
         embeds, features = x.chunk(2, dim=-1)
         pairs = self._pairs(embeds, self._normed(features, self._feature_norm))
         heads = self._projections.heads(pairs, self.shape.heads, self.shape.heads + 2 * self.shape.kv_heads)
-        cache.append(rope.turn(heads[: self.shape.kv_heads]), heads[self.shape.kv_heads :])
+        cache.append(rope.rotate(heads[: self.shape.kv_heads]), heads[self.shape.kv_heads :])
 
     def _pairs(self, embeds: Tensor, normed: Tensor) -> Tensor:
         return torch.cat((self._normed(embeds, self._embed_norm), normed), dim=-1)

@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
+from outrider_drafters.checkpoints.draft_vocabulary import check_membership, draft_tokens
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 from outrider_drafters.families.eagle3.tap_layers import chosen_layers, uses_layers
-from outrider_drafters.families.eagle3.vocabulary import check_membership, draft_tokens
 from outrider_drafters.readers.config import Config, config_int
 from outrider_proto.errors import UsageError
 

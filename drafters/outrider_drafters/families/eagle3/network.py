@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from outrider_drafters.blocks.layers import INIT_STD, RMSNorm, causal_mask
+from outrider_drafters.checkpoints.draft_vocabulary import draft_tokens, membership, offsets
 from outrider_drafters.checkpoints.target_weights import TargetSizes
-from outrider_drafters.families.eagle3.layer import PairLayer, Seen
+from outrider_drafters.families.eagle3.layer import PairLayer, TrainStepCache
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
-from outrider_drafters.families.eagle3.vocabulary import draft_tokens, membership, offsets
 from outrider_drafters.readers.checkpoint import write_model
 from outrider_proto.errors import UsageError
 
@@ -104,7 +104,7 @@ class Eagle3(nn.Module):
         """
         assert self.lm_head is not None
         length, device = fused.shape[1], fused.device
-        seen = Seen(causal_mask(length, device) if mask is None else mask)
+        seen = TrainStepCache(causal_mask(length, device) if mask is None else mask)
         positions = torch.arange(length, device=device)
         made: list[TrainStep] = []
         features = fused

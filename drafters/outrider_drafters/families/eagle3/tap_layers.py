@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from outrider_drafters.checkpoints.eagle3_gguf import TARGET_LAYERS
 from outrider_drafters.readers.config import Config
 from outrider_proto.errors import UsageError
 
 IDS = "eagle_aux_hidden_state_layer_ids"
-AS_THEY_STAND = "target_layers"  # the key of GGUF files and of our export
 
 
 def uses_layers(config: Config) -> bool:
@@ -50,8 +50,8 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 
 
 def _stated(config: Config) -> list[int] | None:
-    value = config.get(AS_THEY_STAND)
-    return None if value is None else _ids(AS_THEY_STAND, value)
+    value = config.get(TARGET_LAYERS)
+    return None if value is None else _ids(TARGET_LAYERS, value)
 
 
 def _published(config: Config, num_layers: int) -> list[int]:

@@ -13,111 +13,38 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
-from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.family import Family
-from outrider_drafters.families.heads.newest import NewestHiddenTap, newest_hidden_info
-from outrider_drafters.families.heads.reading import Line, ReadingState, default_choices
-from outrider_drafters.families.hydra.network import Hydra, HydraBlock, HydraSizes
-from outrider_drafters.families.hydra.tap import HydraPrefixTap, prefix_info
+from outrider_drafters.families.heads.tap import NewestHiddenTap
+from outrider_drafters.families.hydra.drafter import NAME, HydraDrafter
+from outrider_drafters.families.hydra.network import Hydra, HydraSizes
+from outrider_drafters.families.hydra.tap import HydraPrefixTap, tap_info
 from outrider_drafters.readers.checkpoint import Checkpoint
-from outrider_proto.frames import TapInfo
 
-NAME = "hydra"
 PREFIX = "prefix_embeding_layer."
+
 PREFIX_BLOCK = PREFIX + "layers.0."
+
 EMBEDDINGS = ("input_embed_fn.weight", PREFIX + "embed_tokens.weight")
+
 ROPE_THETA = 10000.0
+
 KINDS = ("mlp", "prefix-mlp")
 
 BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
+
 OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:\d+\.)?(weight|bias)")
-
-
-class HydraHead:
-    """One head for inference: the products of a block that widens nothing, or of linear and res_connection at once."""
-
-    def __init__(self, blocks: list[HydraBlock], output: torch.nn.Linear) -> None:
-        self._blocks = [_fused(block) for block in blocks]
-        self._output = output.weight.detach(), output.bias.detach()
-
-    def logits(self, x: Tensor) -> Tensor:
-        """x [n, inputs x E] to [n, V]."""
-        for weight, bias, widens in self._blocks:
-            mixed = F.linear(x, weight, bias)
-            kept, gate = mixed.chunk(2, dim=-1) if widens else (x, mixed)
-            x = kept + F.silu(gate)
-        return F.linear(x, *self._output)
-
-
-class HydraDrafter:
-    """Client half; the server half is newest.NewestHiddenTap or hydra_tap.HydraPrefixTap."""
-
-    family = NAME
-    stale_tolerant = False
-    tree_in_one = False
-
-    def __init__(self, hydra: Hydra, frozen: TargetWeights, tap: TapInfo | None = None) -> None:
-        self.frozen = frozen
-        self.like = frozen.embed
-        self.tap = tap_info(hydra) if tap is None else tap
-        self.vocab_size = frozen.sizes.vocab
-        self.num_heads = hydra.sizes.heads
-        self.knows_next = hydra.prefix is None and hydra.sizes.offset == 0
-        self.plan: TreePlan | None = default_choices(self.num_heads)
-        self.grounded = hydra.sizes.grounded
-        self.heads = [HydraHead(*parts) for parts in hydra.heads]
-
-    def new_state(self) -> ReadingState:
-        return ReadingState(self)
-
-    def read(self, feature: Tensor) -> HydraReading:
-        return HydraReading(self, feature)
-
-
-class HydraReading:
-    """See heads.Reading."""
-
-    def __init__(self, drafter: HydraDrafter, feature: Tensor) -> None:
-        self._drafter = drafter
-        self._feature = feature
-
-    def after(self, lines: Sequence[Line]) -> Tensor:
-        number = len(lines[0]) - 1
-        if number < 0:
-            return F.linear(self._feature, self._drafter.frozen.lm_head).float()
-        head = self._drafter.heads[number]
-        if not self._drafter.grounded:
-            return head.logits(self._feature).float().expand(len(lines), -1)
-        tokens = torch.tensor(lines, dtype=torch.int64, device=self._feature.device)
-        embeds = F.embedding(tokens, self._drafter.frozen.embed).flatten(1)
-        return head.logits(torch.cat((self._feature.expand(len(lines), -1), embeds), dim=-1)).float()
-
-
-def tap_info(hydra: Hydra) -> TapInfo:
-    sizes, prefix = hydra.sizes, hydra.prefix
-    return newest_hidden_info(sizes.hidden, sizes.offset) if prefix is None else prefix_info(prefix, sizes.offset)
 
 
 def recognizes(files: DrafterFiles) -> bool:
     by_name = any(BLOCK.fullmatch(name) or OUTPUT.fullmatch(name) for name in files.names)
     return by_name or "hydra_head_arch" in files.config
-
-
-def _fused(block: HydraBlock) -> tuple[Tensor, Tensor, bool]:
-    """Weight and bias of a block's products, and whether res_connection is among them, as the first half."""
-    linear, skip = block.linear, block.res_connection
-    if not isinstance(skip, torch.nn.Linear):
-        return linear.weight.detach(), linear.bias.detach(), False
-    return torch.cat((skip.weight, linear.weight)).detach(), torch.cat((skip.bias, linear.bias)).detach(), True
 
 
 def _load(files: DrafterFiles, target: TargetSizes) -> Hydra:
@@ -197,10 +124,10 @@ def in_order(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint.renamed(rename)
 
 
-def _load_drafter(files: DrafterFiles, frozen: TargetWeights) -> HydraDrafter:
-    hydra = _load(files, frozen.sizes)
+def _load_drafter(files: DrafterFiles, target: TargetWeights) -> HydraDrafter:
+    hydra = _load(files, target.sizes)
     info = tap_info(hydra)  # of the values as stored
-    return HydraDrafter(hydra.to(frozen.embed.device, frozen.embed.dtype), frozen, info)
+    return HydraDrafter(hydra.to(target.embed.device, target.embed.dtype), target, info)
 
 
 def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> NewestHiddenTap | HydraPrefixTap:
@@ -213,12 +140,12 @@ def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> NewestH
 
 FAMILY = Family(
     name=NAME,
-    eats="the target's last hidden state, newest only; of Hydra++ after its prefix layer",
+    features="the target's last hidden state, newest only; of Hydra++ after its prefix layer",
     offline="as far as its heads",
     trees="fixed choices",
     recognizes=recognizes,
     drafter=_load_drafter,
     tap=_load_tap,
-    keeps=lambda name: name.startswith(PREFIX),
+    keep_unquantized=lambda name: name.startswith(PREFIX),
     options=("rope_theta",),
 )

@@ -10,7 +10,8 @@ from torch import Tensor
 from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.checkpoints.fingerprint import tensors_fingerprint
 from outrider_drafters.contracts.tap import LAST, Activations
-from outrider_drafters.families.hydra.network import HydraPrefix
+from outrider_drafters.families.heads.tap import newest_hidden_info
+from outrider_drafters.families.hydra.network import Hydra, HydraPrefix
 from outrider_proto.frames import TapInfo
 
 
@@ -20,6 +21,11 @@ def prefix_info(prefix: HydraPrefix, offset: int = 0) -> TapInfo:
     digest = tensors_fingerprint(prefix.state_dict())
     name = f"hydra-prefix:{digest}:{shape.rope_theta:g}" + (f":{offset}" if offset else "")
     return TapInfo(name, "hydra-prefix", shape.width, newest_only=True)
+
+
+def tap_info(hydra: Hydra) -> TapInfo:
+    sizes, prefix = hydra.sizes, hydra.prefix
+    return newest_hidden_info(sizes.hidden, sizes.offset) if prefix is None else prefix_info(prefix, sizes.offset)
 
 
 class HydraPrefixTap:

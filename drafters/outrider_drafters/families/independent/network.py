@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.rows import Rows
+from outrider_drafters.blocks.row_buffer import RowBuffer
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class CausalCache:
     """Keys and values of all layers for the rows so far, and the rows' positions."""
 
     def __init__(self) -> None:
-        self._keys: dict[int, Rows] = {}
-        self._values: dict[int, Rows] = {}
+        self._keys: dict[int, RowBuffer] = {}
+        self._values: dict[int, RowBuffer] = {}
         self._positions: list[int] = []
 
     @property
@@ -52,7 +52,7 @@ class CausalCache:
         """Add rows [1, kv_heads, n, dim] to a layer; all that it holds now. Keys and values may differ in width."""
         for rows, new in ((self._keys, keys), (self._values, values)):
             if layer not in rows:
-                rows[layer] = Rows(1, new.shape[1], width=new.shape[3], dtype=new.dtype, device=new.device)
+                rows[layer] = RowBuffer(1, new.shape[1], width=new.shape[3], dtype=new.dtype, device=new.device)
             rows[layer].append(new)
         return self._keys[layer].all, self._values[layer].all
 
@@ -124,7 +124,7 @@ class CausalModel:
             input_ids=ids[:1],
             position_ids=ids[1:],
             use_cache=False,
-            outrider_pass=Pass(cache, len(tokens), mask),
+            outrider_pass=AttentionPass(cache, len(tokens), mask),
             logits_to_keep=1 if last_only else 0,
         ).logits[0]
         return (logits[-1:] if last_only else logits).float()
@@ -157,7 +157,7 @@ class CausalModel:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pass:
+class AttentionPass:
     """What a layer's attention has to know: the cache, how many rows are new, what they see."""
 
     cache: CausalCache
@@ -184,7 +184,7 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    outrider_pass: Pass,
+    outrider_pass: AttentionPass,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,

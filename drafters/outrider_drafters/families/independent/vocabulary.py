@@ -20,13 +20,13 @@ from outrider_proto.errors import UsageError
 TOKENIZER = "tokenizer.json"
 
 
-def check_vocabulary(files: DrafterFiles, rows: int, frozen: TargetWeights) -> None:
+def check_vocabulary(files: DrafterFiles, rows: int, target: TargetWeights) -> None:
     """Raise UsageError unless a drafter with `rows` embeddings has the target's tokens, but for padding."""
-    ours, theirs = _words(files.directory), _words(frozen.directory)
+    ours, theirs = _words(files.directory), _words(target.directory)
     if ours is None or theirs is None:
-        if rows != frozen.sizes.vocab:
+        if rows != target.sizes.vocab:
             raise files.fault(
-                f"vocabulary of {rows}, the target's has {frozen.sizes.vocab}: whether that is padding, only"
+                f"vocabulary of {rows}, the target's has {target.sizes.vocab}: whether that is padding, only"
                 f" {TOKENIZER} of both could tell"
             )
         return

@@ -11,9 +11,9 @@ from outrider_drafters.checkpoints.drafter_files import DrafterFiles, listed
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import LastHiddenTap, Tap
 from outrider_drafters.families.family import Family
-from outrider_drafters.families.moa.network import MoA, MoASizes
-from outrider_drafters.families.moa.state import MoADrafter
-from outrider_drafters.families.moa.tap import FAMILY_NAME, MoATap, tap_info
+from outrider_drafters.families.moa.drafter import MoADrafter
+from outrider_drafters.families.moa.network import NAME, MoA, MoASizes
+from outrider_drafters.families.moa.tap import MoATap, tap_info
 from outrider_drafters.readers.config import config_int
 
 LSA, SA, CA = "layer_self_attention.", "self_attention.", "cross_attention."
@@ -95,10 +95,10 @@ def _load(files: DrafterFiles, target: TargetSizes) -> MoA:
     return files.fill(network)
 
 
-def _load_drafter(files: DrafterFiles, frozen: TargetWeights) -> MoADrafter:
-    moa = _load(files, frozen.sizes)
-    info = tap_info(moa, frozen.sizes)  # of the values as stored
-    return MoADrafter(moa.to(frozen.embed.device, frozen.embed.dtype), frozen, info)
+def _load_drafter(files: DrafterFiles, target: TargetWeights) -> MoADrafter:
+    moa = _load(files, target.sizes)
+    info = tap_info(moa, target.sizes)  # of the values as stored
+    return MoADrafter(moa.to(target.embed.device, target.embed.dtype), target, info)
 
 
 def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Tap:
@@ -110,13 +110,13 @@ def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Tap:
 
 
 FAMILY = Family(
-    name=FAMILY_NAME,
-    eats="K/V of all target layers, mixed to one row a token; with TLI those of its last layers too",
+    name=NAME,
+    features="K/V of all target layers, mixed to one row a token; with TLI those of its last layers too",
     offline="goes on",
     trees="dynamic",
     recognizes=lambda files: any(name.startswith(PARTS) for name in files.names),
     drafter=_load_drafter,
     tap=_load_tap,
-    keeps=lambda name: name.startswith(LSA),
+    keep_unquantized=lambda name: name.startswith(LSA),
     options=("tli",),
 )

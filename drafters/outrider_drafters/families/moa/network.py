@@ -25,6 +25,8 @@ from outrider_drafters.readers.checkpoint import write_model
 from outrider_drafters.readers.config import Config
 from outrider_proto.errors import UsageError
 
+NAME = "moa"
+
 
 @dataclass(frozen=True, slots=True)
 class MoASizes:

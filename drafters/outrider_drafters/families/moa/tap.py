@@ -13,11 +13,9 @@ from torch import Tensor
 from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.checkpoints.fingerprint import tensors_fingerprint
 from outrider_drafters.checkpoints.target_weights import TargetSizes
-from outrider_drafters.contracts.tap import LAST, Activations, Memoryless, last_hidden_info
-from outrider_drafters.families.moa.network import MoA, layer_mean, pack_kv
+from outrider_drafters.contracts.tap import LAST, Activations, StatelessTap, last_hidden_info
+from outrider_drafters.families.moa.network import NAME, MoA, layer_mean, pack_kv
 from outrider_proto.frames import TapInfo
-
-FAMILY_NAME = "moa"
 
 
 def tap_info(moa: MoA, target: TargetSizes) -> TapInfo:
@@ -29,10 +27,10 @@ def tap_info(moa: MoA, target: TargetSizes) -> TapInfo:
         return plain
     mixed = f"moa:{tensors_fingerprint(moa.layer_self_attention.state_dict())}" if sizes.has_lsa else plain.fingerprint
     name = f"{mixed}:tli{sizes.tli}" if sizes.tli else mixed
-    return TapInfo(fingerprint=name, family=FAMILY_NAME, width=sizes.mixed_width + sizes.tli * target.packed_kv)
+    return TapInfo(fingerprint=name, family=NAME, width=sizes.mixed_width + sizes.tli * target.packed_kv)
 
 
-class MoATap(Memoryless):
+class MoATap(StatelessTap):
     needs_kv = True
 
     def __init__(self, moa: MoA, info: TapInfo) -> None:

@@ -35,7 +35,7 @@ def _refuse(files: DrafterFiles, target: TargetWeights | TargetSizes, like: Tens
 
 FAMILY = Family(
     name=NAME,
-    eats="the target's last hidden state",
+    features="the target's last hidden state",
     offline="goes on",
     trees="chain",
     recognizes=lambda files: any(QWEN.search(name) or DEEPSEEK.search(name) for name in files.names),

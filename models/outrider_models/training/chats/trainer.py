@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor
 
-from outrider_drafters.checkpoints.fingerprint import mark_drafter
+from outrider_drafters.checkpoints.fingerprint import write_target_fingerprint
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_models.training.chats.batches import Update, epoch_updates, make_batch, updates_an_epoch
 from outrider_models.training.chats.checkpoint import has_state, load_state, save_state
@@ -153,7 +153,7 @@ class ChatTrainer:
         save_state(self._accelerator, self._directory)
         if self._accelerator.is_main_process:
             self.drafter.export(self._directory)
-            mark_drafter(self._directory, self._teacher.facts.directory)
+            write_target_fingerprint(self._directory, self._teacher.facts.directory)
 
     def _validate(self) -> None:
         """Record loss and tau. Only the leader does so, with exported files as a client would load them."""

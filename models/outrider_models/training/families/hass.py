@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import LlamaBlock
-from outrider_drafters.families.eagle2.family import EMBEDDING, Eagle2
+from outrider_drafters.families.eagle2.family import EMBEDDING
+from outrider_drafters.families.eagle2.network import Eagle2
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.families.medusa.family import Medusa, MedusaSizes
+from outrider_drafters.families.medusa.network import Medusa, MedusaSizes
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.fingerprint import mark_drafter
+from outrider_drafters.checkpoints.fingerprint import write_target_fingerprint
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_models.training.core.interfaces import Batch, LossOutput, TrainableDrafter
 from outrider_models.training.core.teacher import Teacher
@@ -66,7 +66,7 @@ class DrafterTask:
     def export(self, directory: Path) -> None:
         """Write the family's published layout, in bfloat16."""
         self.drafter.export(directory)
-        mark_drafter(directory, self.teacher.facts.directory)
+        write_target_fingerprint(directory, self.teacher.facts.directory)
 
     def _frequencies(self) -> Tensor:
         """Count tokens in the replies of the first shard."""

@@ -218,7 +218,7 @@ class ScriptedDrafter:
     """Drafts given tokens, whatever its state."""
 
     def __init__(self, says):
-        self.says, self.tokens, self.num_features, self.reach, self.fed = says, [], 0, 99, []
+        self.says, self.tokens, self.num_features, self.max_levels, self.fed = says, [], 0, 99, []
 
     def new_state(self):
         return self

@@ -12,7 +12,7 @@ from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree
 
 
-class WrappedDrafter:
+class DrafterWrapper:
     """Whatever is made of it says in `around` what becomes of a pass."""
 
     def __init__(self, inner: Drafter) -> None:
@@ -22,23 +22,23 @@ class WrappedDrafter:
         self.tap: TapInfo = inner.tap
         self.plan: TreePlan | None = inner.plan
         self.stale_tolerant = inner.stale_tolerant
-        self.tree_in_one = inner.tree_in_one
+        self.tree_in_one_pass = inner.tree_in_one_pass
 
     def new_state(self) -> DraftState:
-        return WrappedState(self.inner.new_state(), self)
+        return StateWrapper(self.inner.new_state(), self)
 
     def around(self, run: Callable[[], Tensor]) -> Tensor:
         """What one forward pass answers."""
         return run()
 
 
-class WrappedState:
+class StateWrapper:
     """See drafter.DraftState."""
 
-    def __init__(self, inner: DraftState, drafter: WrappedDrafter) -> None:
+    def __init__(self, inner: DraftState, drafter: DrafterWrapper) -> None:
         self.inner = inner
         self._around = drafter.around
-        self._tree_in_one = drafter.tree_in_one
+        self._tree_in_one = drafter.tree_in_one_pass
 
     @property
     def num_tokens(self) -> int:
@@ -49,8 +49,8 @@ class WrappedState:
         return self.inner.num_features
 
     @property
-    def reach(self) -> int:
-        return self.inner.reach
+    def max_levels(self) -> int:
+        return self.inner.max_levels
 
     def append(self, tokens: Sequence[int]) -> None:
         self.inner.append(tokens)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from outrider_drafters.blocks.fused import BlockWeights, FusedBlock
 from outrider_drafters.blocks.layers import Rope
-from outrider_drafters.blocks.rows import Rows
+from outrider_drafters.blocks.row_buffer import RowBuffer
 
 
-class StackedBlock:
+class BatchedBlock:
     """The blocks must be alike: see `alike`."""
 
     def __init__(self, blocks: Sequence[FusedBlock]) -> None:
@@ -33,18 +33,18 @@ class StackedBlock:
         self._input_norm = _stacked_if_any([each.input_norm for each in weights])
         self._mlp_norm = torch.stack([each.mlp_norm for each in weights])
 
-    def new_cache(self) -> StackedCache:
-        return StackedCache(self.num_heads, self.shape.kv_heads, self.shape.head_dim, self._out)
+    def new_cache(self) -> BatchedCache:
+        return BatchedCache(self.num_heads, self.shape.kv_heads, self.shape.head_dim, self._out)
 
-    def run(self, x: Tensor, rope: Rope, cache: StackedCache, heads: slice, mask: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, rope: Rope, cache: BatchedCache, heads: slice, mask: Tensor | None = None) -> Tensor:
         """Put the rows' keys and values into the cache, let them attend to it; mask bool, broadcast to
         [heads, 1, n, length], None: see all."""
         shape, split = self.shape, self.shape.heads + self.shape.kv_heads
         rows = self._rows(x, heads)
-        turned = rope.turn(rows[:, :split])
-        cache.append(turned[:, shape.heads :], rows[:, split:], heads)
+        rotated = rope.rotate(rows[:, :split])
+        cache.append(rotated[:, shape.heads :], rows[:, split:], heads)
         mixed = F.scaled_dot_product_attention(
-            turned[:, : shape.heads], cache.keys[heads], cache.values[heads], attn_mask=mask, enable_gqa=True
+            rotated[:, : shape.heads], cache.keys[heads], cache.values[heads], attn_mask=mask, enable_gqa=True
         )
         x = x + times(mixed.transpose(1, 2).flatten(2), self._out[heads])
         gate, up = times(self._norm(x, self._mlp_norm[heads]), self._gate_up[heads]).chunk(2, dim=-1)
@@ -66,13 +66,13 @@ class StackedBlock:
         return F.rms_norm(x, x.shape[-1:], eps=self.shape.eps) * weights.unsqueeze(1)
 
 
-class StackedCache:
+class BatchedCache:
     """Keys and values, each [heads, kv_heads, length, head_dim]. A row is every head's: where only some heads wrote it,
     the others hold zeros there and must not look."""
 
     def __init__(self, num_heads: int, kv_heads: int, head_dim: int, like: Tensor) -> None:
-        self._keys = Rows(num_heads, kv_heads, width=head_dim, dtype=like.dtype, device=like.device)
-        self._values = Rows(num_heads, kv_heads, width=head_dim, dtype=like.dtype, device=like.device)
+        self._keys = RowBuffer(num_heads, kv_heads, width=head_dim, dtype=like.dtype, device=like.device)
+        self._values = RowBuffer(num_heads, kv_heads, width=head_dim, dtype=like.dtype, device=like.device)
         self._num_heads = num_heads
 
     @property

@@ -14,11 +14,11 @@ from torch import Tensor
 from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.blocks.layers import Rope
-from outrider_drafters.blocks.rows import Rows
+from outrider_drafters.blocks.row_buffer import RowBuffer
 from outrider_drafters.families.moa.network import unpack_kv
 
 
-class Tail:
+class FusedLastLayers:
     """The layers, fused; none of them for TLI 0."""
 
     def __init__(self, last: LastLayers | None) -> None:
@@ -27,15 +27,15 @@ class Tail:
         self.norm = last.norm.weight.detach() if last else None
 
 
-class TailState:
+class LastLayersState:
     """K/V of one text in every layer; the caller says where it begins and what its rows see."""
 
-    def __init__(self, tail: Tail, width: int, like: Tensor) -> None:
+    def __init__(self, tail: FusedLastLayers, width: int, like: Tensor) -> None:
         self._tail = tail
-        self._features = Rows(width=width, dtype=like.dtype, device=like.device)  # packed K/V of the target
+        self._features = RowBuffer(width=width, dtype=like.dtype, device=like.device)  # packed K/V of the target
         self._caches = [block.new_cache() for block in tail.blocks]
         self._num_true = 0  # rows of the caches that are the target's
-        self._num_standing = 0  # those and the ones made here for tokens that stand; drafted ones follow
+        self._num_text_rows = 0  # those and the ones made here for tokens that stand; drafted ones follow
         self._positions: list[int] = []  # of the rows of the caches
 
     def add_features(self, packed: Tensor) -> None:
@@ -45,7 +45,7 @@ class TailState:
     def rollback(self, num_tokens: int) -> None:
         self._features.truncate(num_tokens)
         self._num_true = min(self._num_true, num_tokens)
-        self._num_standing = min(self._num_standing, num_tokens)
+        self._num_text_rows = min(self._num_text_rows, num_tokens)
 
     def begin(self, usable: int, root: int) -> int:
         """Forget drafted rows and take the target's K/V of the first `usable` positions. Returns the first position
@@ -54,7 +54,7 @@ class TailState:
             return root
         if usable != self._num_true:
             self._take(min(self._num_true, usable), usable)
-        start = min(self._num_standing, root)
+        start = min(self._num_text_rows, root)
         self._truncate(start)
         return start
 
@@ -71,7 +71,7 @@ class TailState:
 
     def stand(self, num_tokens: int) -> None:
         """The first so many rows belong to tokens that stand."""
-        self._num_standing = num_tokens
+        self._num_text_rows = num_tokens
 
     def _take(self, first: int, end: int) -> None:
         self._truncate(first)
@@ -80,7 +80,7 @@ class TailState:
         for cache, layer_keys, layer_values in zip(self._caches, keys, values, strict=True):
             cache.append(layer_keys, layer_values)
         self._positions += range(first, end)
-        self._num_true = self._num_standing = end
+        self._num_true = self._num_text_rows = end
 
     def _truncate(self, length: int) -> None:
         for cache in self._caches:

@@ -12,7 +12,7 @@ from outrider_drafters.trees.grow import Level
 from outrider_proto.tree import DraftTree
 
 
-class States(Protocol):
+class HeadStates(Protocol):
     """Heads in step: told the same tokens and features, asked one by one or together. Heads go by number."""
 
     num_passes: int  # forward passes asked for so far; one that serves several heads is one
@@ -23,7 +23,7 @@ class States(Protocol):
     @property
     def num_features(self) -> int: ...
 
-    def reach(self, head: int) -> int: ...
+    def max_levels(self, head: int) -> int: ...
 
     def append(self, tokens: Sequence[int]) -> None: ...
 
@@ -48,7 +48,7 @@ class States(Protocol):
         ...
 
 
-class Apart:
+class SeparateStates:
     """One state a head. Heads that eat no features get none."""
 
     def __init__(self, heads: Sequence[Drafter]) -> None:
@@ -65,8 +65,8 @@ class Apart:
     def num_features(self) -> int:
         return self._fed[0].num_features if self._fed else 0
 
-    def reach(self, head: int) -> int:
-        return self._states[head].reach
+    def max_levels(self, head: int) -> int:
+        return self._states[head].max_levels
 
     def append(self, tokens: Sequence[int]) -> None:
         for state in self._states:

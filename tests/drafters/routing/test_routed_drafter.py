@@ -14,14 +14,14 @@ from outrider_drafters import (
     TargetWeights,
     TreeShape,
 )
-from outrider_drafters.contracts.tree_choices import Choices
-from outrider_drafters.families.lookup.family import LookupDrafter
-from outrider_drafters.routing.block import can_stack
+from outrider_drafters.contracts.tree_choices import TreeChoices
+from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_drafters.routing.batched_block import can_stack
+from outrider_drafters.routing.batched_heads import BatchedHeadsState, batch_heads
 from outrider_drafters.routing.confidence import confidence_of
-from outrider_drafters.routing.heads import Heads
+from outrider_drafters.routing.head_states import HeadStates, SeparateStates
+from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_drafters.routing.rules import Routing
-from outrider_drafters.routing.stack import StackState, stack_heads
-from outrider_drafters.routing.states import Apart, States
 from outrider_drafters.trees.grow import Level, grow
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
@@ -31,7 +31,11 @@ VOCABULARY = 23
 SIZES = TargetSizes(16, 3, 4, 2, 4, VOCABULARY, 10000.0, 1e-5, 128, "llama")
 EAGLE = Eagle2Sizes(16, 4, 2, 4, 20)
 SHAPE = TreeShape(3, 4, 9)
-PLANS = [SHAPE, TreeShape(3, 4, 9, min_probability=0.02), Choices.of([(0,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 1)])]
+PLANS = [
+    SHAPE,
+    TreeShape(3, 4, 9, min_probability=0.02),
+    TreeChoices.of([(0,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 1)]),
+]
 
 
 def frozen_target() -> TargetWeights:
@@ -60,8 +64,8 @@ def rows(first: int, count: int) -> torch.Tensor:
     return every[first : first + count]
 
 
-def together(heads: list[Eagle2Drafter]) -> StackState:
-    stack = stack_heads(heads)
+def together(heads: list[Eagle2Drafter]) -> BatchedHeadsState:
+    stack = batch_heads(heads)
     assert stack is not None
     return stack.new_state()
 
@@ -74,7 +78,7 @@ drafts = st.tuples(st.just("draft"), st.sets(st.integers(0, 2), min_size=1))
 scripts = st.lists(st.one_of(appends, features, rollbacks, drafts), max_size=24)
 
 
-def play(states: States, script: list) -> list[int]:
+def play(states: HeadStates, script: list) -> list[int]:
     """Returns the tokens that stand."""
     told: list[int] = []
     for name, *arguments in script:
@@ -96,7 +100,7 @@ def play(states: States, script: list) -> list[int]:
     return told
 
 
-def answers(states: States, heads: list[int]) -> list[torch.Tensor]:
+def answers(states: HeadStates, heads: list[int]) -> list[torch.Tensor]:
     """Logits of some heads: at the root, then of levels of unequal size, then of one head's alone."""
     states.start()
     made = [states.root(head) for head in heads]
@@ -115,7 +119,7 @@ def assert_equal(ours: list[torch.Tensor], plain: list[torch.Tensor]) -> None:
 @settings(max_examples=100)
 @given(script=scripts)
 def test_one_batch_equals_one_after_another(script):
-    ours, plain = together(EAGLES), Apart(EAGLES)
+    ours, plain = together(EAGLES), SeparateStates(EAGLES)
     told = play(ours, script)
     assert play(plain, script) == told
     assert (
@@ -138,7 +142,7 @@ def test_the_stack_equals_a_fresh_one(script):
 
 def test_a_long_text_outgrows_every_buffer():
     text = torch.randint(VOCABULARY, (300,), generator=torch.Generator().manual_seed(1)).tolist()
-    ours, plain = together(EAGLES), Apart(EAGLES)
+    ours, plain = together(EAGLES), SeparateStates(EAGLES)
     for states in (ours, plain):
         for start in range(0, 300, 50):
             states.append(text[start : start + 50])
@@ -153,7 +157,7 @@ def test_stacks_with_every_part():
     frozen = frozen_target()
     sizes = Eagle2Sizes(16, 4, 2, 4, 20, fc_bias=False, qkv_bias=True)
     heads = [eagle(frozen, seed, sizes) for seed in (4, 5, 6)]
-    ours, plain = together(heads), Apart(heads)
+    ours, plain = together(heads), SeparateStates(heads)
     for states in (ours, plain):
         states.append([1, 2, 3, 4])
         states.add_features(0, rows(0, 2))
@@ -166,13 +170,13 @@ def test_unlike_heads_do_not_stack():
     elsewhere = eagle(frozen_target(), 1)
     own_words = Eagle2Drafter(Eagle2(EAGLE), FROZEN, torch.zeros(VOCABULARY, 16))
     deeper = [eagle(FROZEN, seed, Eagle2Sizes(16, 4, 2, 4, 20, layers=2)) for seed in (1, 2)]
-    assert stack_heads(deeper) is None
+    assert batch_heads(deeper) is None
     for other in (wider, without_bias, elsewhere, own_words, deeper[0], LookupDrafter(VOCABULARY)):
-        assert stack_heads([EAGLES[0], other]) is None
-        assert not Heads([EAGLES[0], other]).batched
-    assert Heads(EAGLES).batched
-    assert not Heads(EAGLES, routing=Routing(batched=False)).batched
-    assert not Heads(EAGLES, routing=Routing("keywords")).batched
+        assert batch_heads([EAGLES[0], other]) is None
+        assert not RoutedDrafter([EAGLES[0], other]).batched
+    assert RoutedDrafter(EAGLES).batched
+    assert not RoutedDrafter(EAGLES, routing=Routing(batched=False)).batched
+    assert not RoutedDrafter(EAGLES, routing=Routing("keywords")).batched
 
 
 def test_only_plain_weights_stack():
@@ -187,7 +191,7 @@ def test_only_plain_weights_stack():
     assert can_stack(None, None)
 
 
-def told(heads: Heads, text: list[int] = [3, 1, 4, 1, 5]):  # noqa: B006 # never changed
+def told(heads: RoutedDrafter, text: list[int] = [3, 1, 4, 1, 5]):  # noqa: B006 # never changed
     state = heads.new_state()
     state.append(text)
     state.add_features(0, rows(0, len(text) - 1))
@@ -195,17 +199,17 @@ def told(heads: Heads, text: list[int] = [3, 1, 4, 1, 5]):  # noqa: B006 # never
 
 
 def alone(head: Drafter, plan=SHAPE):
-    return grow(told(Heads([head])), plan)
+    return grow(told(RoutedDrafter([head])), plan)
 
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("route", ["mean-confidence", "entropy"])
 def test_the_chosen_tree_is_the_one_that_head_drafts_alone(route, batched, plan):
-    heads = Heads(EAGLES, routing=Routing(route, batched=batched))
+    heads = RoutedDrafter(EAGLES, routing=Routing(route, batched=batched))
     routed = told(heads).draft(plan)
     assert routed.drafted.tree == alone(EAGLES[routed.head], plan).tree
-    measures = [told(Heads([e, e], routing=Routing(batched=False))).draft(plan).confidence for e in EAGLES]
+    measures = [told(RoutedDrafter([e, e], routing=Routing(batched=False))).draft(plan).confidence for e in EAGLES]
     if route == "entropy":
         assert routed.head == min(range(3), key=lambda head: measures[head].entropy)
     else:
@@ -215,23 +219,25 @@ def test_the_chosen_tree_is_the_one_that_head_drafts_alone(route, batched, plan)
 
 
 def test_a_batch_is_one_pass():
-    together, apart = (told(Heads(EAGLES, routing=Routing(batched=batched))).draft(SHAPE) for batched in (True, False))
+    together, apart = (
+        told(RoutedDrafter(EAGLES, routing=Routing(batched=batched))).draft(SHAPE) for batched in (True, False)
+    )
     assert (together.num_passes, apart.num_passes) == (4, 12)
-    assert told(Heads(EAGLES[:1])).draft(SHAPE).num_passes == 4
+    assert told(RoutedDrafter(EAGLES[:1])).draft(SHAPE).num_passes == 4
 
 
 @pytest.mark.parametrize("batched", [True, False])
 def test_a_sure_head_spares_the_others(batched):
-    sure = told(Heads(EAGLES, routing=Routing(gate=1e-6, batched=batched))).draft(SHAPE)
+    sure = told(RoutedDrafter(EAGLES, routing=Routing(gate=1e-6, batched=batched))).draft(SHAPE)
     assert (sure.head, sure.num_drafts, sure.num_passes, sure.skipped) == (0, 1, 4, True)
     assert sure.drafted.tree == alone(EAGLES[0]).tree
-    unsure = told(Heads(EAGLES, routing=Routing(gate=1.0, batched=batched))).draft(SHAPE)
+    unsure = told(RoutedDrafter(EAGLES, routing=Routing(gate=1.0, batched=batched))).draft(SHAPE)
     assert (unsure.num_drafts, unsure.skipped) == (3, False)
 
 
 @pytest.mark.parametrize("batched", [True, False])
 def test_spared_heads_stay_in_step(batched):
-    heads = Heads(EAGLES, routing=Routing(gate=1e-6, batched=batched))
+    heads = RoutedDrafter(EAGLES, routing=Routing(gate=1e-6, batched=batched))
     state = told(heads)
     for step in range(5):
         state.draft(SHAPE)
@@ -248,23 +254,23 @@ def test_spared_heads_stay_in_step(batched):
 
 
 def test_words_have_the_others_left_alone():
-    state = told(Heads(EAGLES, routing=Routing("keywords")))
+    state = told(RoutedDrafter(EAGLES, routing=Routing("keywords")))
     routed = state.draft(SHAPE, only=2)
     assert (routed.head, routed.num_drafts, routed.num_passes, routed.skipped) == (2, 1, 4, False)
     assert state.current == 2
 
 
 def test_one_head_measures_no_entropy():
-    assert told(Heads(EAGLES[:1])).draft(SHAPE).confidence.entropy is None
-    assert Heads.of(EAGLES[0]).heads == (EAGLES[0],)
-    heads = Heads(EAGLES)
-    assert Heads.of(heads) is heads
+    assert told(RoutedDrafter(EAGLES[:1])).draft(SHAPE).confidence.entropy is None
+    assert RoutedDrafter.of(EAGLES[0]).heads == (EAGLES[0],)
+    heads = RoutedDrafter(EAGLES)
+    assert RoutedDrafter.of(heads) is heads
 
 
 def test_a_head_that_has_nothing_to_say_is_passed_over():
     """Lookup finds nothing, then something it is sure of."""
     lookup = LookupDrafter(VOCABULARY)
-    heads = Heads([lookup, EAGLES[0]], ["lookup", "eagle"])
+    heads = RoutedDrafter([lookup, EAGLES[0]], ["lookup", "eagle"])
     assert heads.tap == EAGLES[0].tap
     assert heads.plan is None
     fresh = told(heads, [1, 2, 3, 4])
@@ -274,13 +280,13 @@ def test_a_head_that_has_nothing_to_say_is_passed_over():
     routed = known.draft(SHAPE)
     assert (routed.head, routed.num_drafts) == (0, 2)
     assert routed.drafted.tree.tokens == (3, 9, 1, 2)
-    only = told(Heads([lookup, lookup]), [1, 2, 3])
+    only = told(RoutedDrafter([lookup, lookup]), [1, 2, 3])
     assert only.draft(SHAPE).drafted.tree.tokens == ()
     assert not only.use_one_that_can()
 
 
 def test_it_is_a_state_of_the_head_in_use():
-    state, plain = told(Heads(EAGLES)), told(Heads([EAGLES[1]]))
+    state, plain = told(RoutedDrafter(EAGLES)), told(RoutedDrafter([EAGLES[1]]))
     state.draft(SHAPE, only=1)
     torch.testing.assert_close(state.root_logits(), plain.root_logits(), atol=1e-5, rtol=1e-5)
     expanded = state.expand([3, 4], [ROOT, ROOT]), plain.expand([3, 4], [ROOT, ROOT])
@@ -299,6 +305,6 @@ def test_heads_share_their_features():
             raise NotImplementedError
 
     with pytest.raises(UsageError, match=r"heads a and b eat different features \(last-hidden:16, other-tap\)"):
-        Heads([EAGLES[0], Other()], ["a", "b"])
+        RoutedDrafter([EAGLES[0], Other()], ["a", "b"])
     with pytest.raises(UsageError, match="at least one"):
-        Heads([])
+        RoutedDrafter([])

@@ -72,7 +72,7 @@ def answers(state: DraftState) -> torch.Tensor:
     """Logits at the root, of two children and of grandchildren, as far as the state reaches."""
     levels = [lambda: state.root_logits()[None], lambda: state.expand([2, 5], [ROOT, ROOT])]
     levels += [lambda: state.expand([7, 1, 4], [1, 0, 0])]
-    return torch.cat([torch.empty(0, VOCABULARY), *(level() for level in levels[: state.reach])])
+    return torch.cat([torch.empty(0, VOCABULARY), *(level() for level in levels[: state.max_levels])])
 
 
 @settings(max_examples=100)
@@ -85,7 +85,7 @@ def test_equals_a_fresh_state(tiny_drafters, script):
         if not told.tokens:
             continue
         told.retell(fresh)
-        assert state.reach == fresh.reach
+        assert state.max_levels == fresh.max_levels
         torch.testing.assert_close(answers(state), answers(fresh), atol=1e-4, rtol=1e-4)
 
 
@@ -107,7 +107,7 @@ def test_a_long_text_outgrows_every_buffer(drafter):
     state, fresh = drafter.new_state(), drafter.new_state()
     for start in range(0, 300, 20):
         state.append(tokens[start : start + 20])
-        grow_tree(state, TreeShape(8, 12, 60))  # 88 scratch rows
+        grow_tree(state, TreeShape(8, 12, 60))  # 88 draft rows
         state.add_features(start, rows[start : start + 19])
         state.add_features(start + 19, rows[start + 19 : start + 20])
     fresh.append(tokens)

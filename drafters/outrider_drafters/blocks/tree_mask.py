@@ -1,4 +1,4 @@
-"""The scratch rows of one drafting: nodes that were expanded, who descends from whom, how deep. Knows no family."""
+"""The draft rows of one drafting: nodes that were expanded, who descends from whom, how deep. Knows no family."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from outrider_proto.tree import ROOT
 
 
-class Scratch:
-    """Ancestry of the expanded nodes; -1 is the root, scratch rows are numbered from 0 in order of expansion."""
+class TreeMask:
+    """Ancestry of the expanded nodes; -1 is the root, draft rows are numbered from 0 in order of expansion."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -22,20 +22,20 @@ class Scratch:
         """Forget all rows."""
         self._lines: list[list[int]] = []  # of each row: its ancestors' rows and its own
 
-    def add(self, parents: Sequence[int], num_standing: int) -> tuple[Tensor, Tensor]:
+    def add(self, parents: Sequence[int], num_text_rows: int) -> tuple[Tensor, Tensor]:
         """Enter one level of nodes under their parents.
 
-        Returns their depths [n] (1 for the root's children) and their mask [n, num_standing + rows]: they see all
-        standing rows, their ancestors and themselves.
+        Returns their depths [n] (1 for the root's children) and their mask [n, num_text_rows + rows]: they see all
+        text rows, their ancestors and themselves.
         """
         first = len(self._lines)
         for i, parent in enumerate(parents):
             above = [] if parent == ROOT else self._lines[parent]
             self._lines.append([*above, first + i])
         lines = self._lines[first:]
-        sees = np.zeros((len(lines), num_standing + len(self._lines)), dtype=np.bool_)
-        sees[:, :num_standing] = True
-        for row, line in zip(sees[:, num_standing:], lines, strict=True):
+        sees = np.zeros((len(lines), num_text_rows + len(self._lines)), dtype=np.bool_)
+        sees[:, :num_text_rows] = True
+        for row, line in zip(sees[:, num_text_rows:], lines, strict=True):
             row[line] = True
         depths = torch.tensor([len(line) for line in lines], device=self._device)
         return depths, torch.from_numpy(sees).to(self._device)

@@ -8,7 +8,7 @@ from torch import Tensor
 INITIAL_ROWS = 128
 
 
-class Rows:
+class RowBuffer:
     """A tensor [..., length, width] with room to grow; dropped rows are overwritten later, never moved."""
 
     def __init__(self, *leading: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -33,12 +33,12 @@ class Rows:
         self.length = min(self.length, length)
 
 
-class KvCache:
+class KVCache:
     """Keys and values of one attention layer, each [1, kv_heads, length, head_dim]."""
 
     def __init__(self, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._keys = Rows(1, kv_heads, width=head_dim, dtype=dtype, device=device)
-        self._values = Rows(1, kv_heads, width=head_dim, dtype=dtype, device=device)
+        self._keys = RowBuffer(1, kv_heads, width=head_dim, dtype=dtype, device=device)
+        self._values = RowBuffer(1, kv_heads, width=head_dim, dtype=dtype, device=device)
 
     @property
     def keys(self) -> Tensor:

@@ -10,32 +10,33 @@ head; a root at q, whose own feature is there, has its successor from the target
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from outrider_drafters.blocks.row_buffer import RowBuffer
 from outrider_drafters.contracts.drafter import level_by_level
-from outrider_drafters.contracts.tree_choices import Choices
-from outrider_drafters.families.heads.newest import NewestRecord
+from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import MAX_NODES, ROOT, DraftTree
 
 DEFAULT_CHOICES = "mc_sim_7b_63"
-Line = tuple[int, ...]  # the tokens after the feature's position
+TokenPath = tuple[int, ...]  # the tokens after the feature's position
 
 
-class Reading(Protocol):
+class HeadLogits(Protocol):
     """What heads make of one feature."""
 
-    def after(self, lines: Sequence[Line]) -> Tensor:
+    def after(self, lines: Sequence[TokenPath]) -> Tensor:
         """Logits [n, V] for the successors of n lines of the same length; of no tokens: the target's lm_head's."""
         ...
 
 
-class Heads(Protocol):
+class HeadsDrafter(Protocol):
     """What a family of heads computes."""
 
     @property
@@ -54,54 +55,104 @@ class Heads(Protocol):
         """Of the type and on the device in which it computes."""
         ...
 
-    def read(self, feature: Tensor) -> Reading:
+    def read(self, feature: Tensor) -> HeadLogits:
         """Of one drafting's feature [1, width]."""
         ...
 
 
-class ReadingState:
-    """See drafter.DraftState. Nothing is cached between drafts, so a rollback has nothing to undo."""
+class NewestFeatureState:
+    """Tokens, and the feature rows of some of their positions.
 
-    def __init__(self, heads: Heads) -> None:
-        self._heads = heads
-        self._record = NewestRecord(heads.tap.width, heads.like)
-        self._reading: Reading | None = None  # this drafting's
-        self._root: Line = ()  # this drafting's
-        self._lines: list[Line] = []  # of its scratch rows
+    Rows come in order of position, with gaps: a server sends the newest alone. All that came are kept, so that a
+    rollback finds the one before.
+    """
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self._record.tokens)
+    def __init__(self, width: int, like: Tensor) -> None:
+        self.tokens: list[int] = []
+        self._positions: list[int] = []
+        self._rows = RowBuffer(width=width, dtype=like.dtype, device=like.device)
+        self._width = width
 
     @property
     def num_features(self) -> int:
-        return self._record.num_features
+        """One more than the newest position that has a feature."""
+        return self._positions[-1] + 1 if self._positions else 0
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self.tokens.extend(tokens)
+
+    def add_features(self, first: int, rows: Tensor) -> None:
+        """Keep the feature rows of positions first, first + 1, ... that are newer than the newest.
+
+        Raises UsageError for rows of another width or a position without a token.
+        """
+        if rows.ndim != 2 or rows.shape[1] != self._width:
+            raise UsageError(f"features of shape {list(rows.shape)}: need [n, {self._width}]")
+        end = first + len(rows)
+        if first < 0 or end > len(self.tokens):
+            raise UsageError(f"features of positions {first} to {end - 1}: there are {len(self.tokens)} tokens")
+        newer = range(max(first, self.num_features), end)
+        if newer:
+            self._positions.extend(newer)
+            self._rows.append(rows[newer.start - first :].to(self._rows.all))
+
+    def rollback(self, num_tokens: int) -> None:
+        """Keep the first `num_tokens` tokens and their features. Raises UsageError when there are fewer."""
+        if not 0 <= num_tokens <= len(self.tokens):
+            raise UsageError(f"rollback to {num_tokens} tokens: there are {len(self.tokens)}")
+        del self.tokens[num_tokens:]
+        del self._positions[bisect_left(self._positions, num_tokens) :]
+        self._rows.truncate(len(self._positions))
+
+    def newest(self, end: int) -> tuple[int, Tensor] | None:
+        """Position and row [1, width] of the newest feature before position `end`, if any."""
+        number = bisect_left(self._positions, end) - 1
+        return None if number < 0 else (self._positions[number], self._rows.all[number : number + 1])
+
+
+class HeadsState:
+    """See drafter.DraftState. Nothing is cached between drafts, so a rollback has nothing to undo."""
+
+    def __init__(self, heads: HeadsDrafter) -> None:
+        self._heads = heads
+        self._token_state = NewestFeatureState(heads.tap.width, heads.like)
+        self._reading: HeadLogits | None = None  # this drafting's
+        self._root: TokenPath = ()  # this drafting's
+        self._lines: list[TokenPath] = []  # of its draft rows
 
     @property
-    def reach(self) -> int:
+    def num_tokens(self) -> int:
+        return len(self._token_state.tokens)
+
+    @property
+    def num_features(self) -> int:
+        return self._token_state.num_features
+
+    @property
+    def max_levels(self) -> int:
         newest = self._newest()
         return 0 if newest is None else max(0, self._heads.num_heads - (self.num_tokens - 2 - newest[0]))
 
     def append(self, tokens: Sequence[int]) -> None:
-        self._record.append(tokens)
+        self._token_state.append(tokens)
 
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:
-        self._record.take(first, rows)
+        self._token_state.add_features(first, rows)
 
     def rollback(self, num_tokens: int) -> None:
-        self._record.rollback(num_tokens)
+        self._token_state.rollback(num_tokens)
 
     @torch.inference_mode()
     def root_logits(self) -> Tensor:
         if not self.num_tokens:
             raise UsageError("nothing to draft from: append the prompt's tokens first")
         newest = self._newest()
-        if newest is None or not self.reach:
+        if newest is None or not self.max_levels:
             raise UsageError(f"the newest of {self.num_features} features is too old for {self._heads.num_heads} heads")
         position, row = newest
         self._reading = self._heads.read(row.clone())  # a rollback may overwrite the row
-        self._root = tuple(self._record.tokens[position + 1 :])
+        self._root = tuple(self._token_state.tokens[position + 1 :])
         self._lines = []
         return self._reading.after([self._root])[0]
 
@@ -120,12 +171,12 @@ class ReadingState:
 
     def _newest(self) -> tuple[int, Tensor] | None:
         """The feature to draft from; the root's own only where its successor can be told from it."""
-        return self._record.newest(self.num_tokens - (0 if self._heads.knows_next else 1))
+        return self._token_state.newest(self.num_tokens - (0 if self._heads.knows_next else 1))
 
 
-def default_choices(num_heads: int) -> Choices:
+def default_choices(num_heads: int) -> TreeChoices:
     """Medusa's and Hydra's tree, as far as the heads go. Raises UsageError for no heads at all."""
-    fitted = Choices.load(DEFAULT_CHOICES).fitted(num_heads, MAX_NODES)
+    fitted = TreeChoices.load(DEFAULT_CHOICES).fitted(num_heads, MAX_NODES)
     if fitted is None:
         raise UsageError("a drafter of heads without a head")
     return fitted

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import Rope
-from outrider_drafters.blocks.rows import KvCache, Rows
-from outrider_drafters.blocks.scratch import Scratch
+from outrider_drafters.blocks.row_buffer import KVCache, RowBuffer
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
-from outrider_drafters.contracts.drafter import ENDLESS, level_by_level
+from outrider_drafters.blocks.tree_mask import TreeMask
+from outrider_drafters.contracts.drafter import UNLIMITED, level_by_level
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree
 
 
-class Turning(Protocol):
+class HasRope(Protocol):
     def rope(self, positions: Tensor) -> Rope: ...
 
 
@@ -30,15 +30,15 @@ class PairBlock(Protocol):
     """A decoder layer over pairs."""
 
     @property
-    def shape(self) -> Turning: ...
+    def shape(self) -> HasRope: ...
 
-    def new_cache(self) -> KvCache: ...
+    def new_cache(self) -> KVCache: ...
 
-    def run(self, x: Tensor, rope: Rope, cache: KvCache, mask: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, rope: Rope, cache: KVCache, mask: Tensor | None = None) -> Tensor:
         """Outputs [n, E] of pairs that go into the cache and attend to it; mask [n, its rows] bool, None: see all."""
         ...
 
-    def remember(self, x: Tensor, rope: Rope, cache: KvCache) -> None:
+    def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
         """Put the pairs' keys and values into the cache, and no more."""
         ...
 
@@ -73,48 +73,48 @@ class PairState(WithTokenState):
     def __init__(self, drafter: PairDrafter) -> None:
         self._drafter = drafter
         self._device, dtype = drafter.embed.device, drafter.embed.dtype
-        self._record = TokenState(drafter.tap.width)
-        self._features = Rows(width=drafter.tap.width, dtype=dtype, device=self._device)
+        self._token_state = TokenState(drafter.tap.width)
+        self._features = RowBuffer(width=drafter.tap.width, dtype=dtype, device=self._device)
         self._cache = drafter.block.new_cache()
-        self._outputs = Rows(width=drafter.tap.width, dtype=dtype, device=self._device)  # root, then scratch
-        self._scratch = Scratch(self._device)
+        self._outputs = RowBuffer(width=drafter.tap.width, dtype=dtype, device=self._device)  # root, then scratch
+        self._tree_mask = TreeMask(self._device)
         self._num_true = 0  # rows of the cache that are made of true features
-        self._num_standing = 0  # those and the temporary ones; scratch rows follow
+        self._num_text_rows = 0  # those and the temporary ones; draft rows follow
         self._next_token = 0  # the first that no row pairs yet
-        self._output: Tensor | None = None  # [1, E] of the last standing row; None when that row has to be made anew
+        self._output: Tensor | None = None  # [1, E] of the last text row; None when that row has to be made anew
 
     @property
-    def reach(self) -> int:
-        return ENDLESS
+    def max_levels(self) -> int:
+        return UNLIMITED
 
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:
-        self._features.append(self._record.take(first, rows).to(self._drafter.embed))
+        self._features.append(self._token_state.add_features(first, rows).to(self._drafter.embed))
 
     def rollback(self, num_tokens: int) -> None:
-        self._record.rollback(num_tokens)
-        self._features.truncate(self._record.num_features)
-        self._num_true = min(self._num_true, self._record.usable)
+        self._token_state.rollback(num_tokens)
+        self._features.truncate(self._token_state.num_features)
+        self._num_true = min(self._num_true, self._token_state.usable)
         self._output = None
 
     @torch.inference_mode()
     def root_logits(self) -> Tensor:
-        self._record.need_root()
+        self._token_state.need_root()
         output = self._output
-        if output is None or self._num_true != self._record.usable:
+        if output is None or self._num_true != self._token_state.usable:
             output = self._settle()
-        self._cache.truncate(self._num_standing)
+        self._cache.truncate(self._num_text_rows)
         while self._next_token < self.num_tokens:
-            output = self._standing_rows(self._next_token, output)
+            output = self._text_rows(self._next_token, output)
         self._output = output
-        self._scratch.clear()
+        self._tree_mask.clear()
         self._outputs.truncate(0)
         self._outputs.append(output)
         return self._drafter.logits(output)[0]
 
     @torch.inference_mode()
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        depths, mask = self._scratch.add(parents, self._num_standing)
+        depths, mask = self._tree_mask.add(parents, self._num_text_rows)
         pairs = self._pairs(tokens, self._outputs.all[[1 + parent for parent in parents]])
         rope = self._drafter.block.shape.rope(depths + (self.num_tokens - 2))
         outputs = self._drafter.block.run(pairs, rope, self._cache, mask)
@@ -126,23 +126,23 @@ class PairState(WithTokenState):
 
     def _settle(self) -> Tensor:
         """Make the rows that have true features and lack them in the cache; the output [1, E] of the last one."""
-        usable = self._record.usable
+        usable = self._token_state.usable
         first = max(0, min(self._num_true, usable - 1))  # the last one at least: its output is needed
         self._num_true = usable
-        self._num_standing, self._next_token = first, first + 1 if usable else 0
+        self._num_text_rows, self._next_token = first, first + 1 if usable else 0
         self._cache.truncate(first)
         if usable == 0:
             return self._features.all.new_zeros(1, self._drafter.tap.width)
-        return self._standing_rows(first + 1, self._features.all[first:usable])
+        return self._text_rows(first + 1, self._features.all[first:usable])
 
-    def _standing_rows(self, first_token: int, features: Tensor) -> Tensor:
+    def _text_rows(self, first_token: int, features: Tensor) -> Tensor:
         """Pair as many tokens as there are features [n, E]; the output [1, E] of the last one."""
         self._next_token = first_token + len(features)
-        pairs = self._pairs(self._record.tokens[first_token : self._next_token], features)
+        pairs = self._pairs(self._token_state.tokens[first_token : self._next_token], features)
         block, last = self._drafter.block, self._next_token - 2
-        block.remember(pairs[:-1], self._rope(first_token - 1, last), self._cache)
+        block.append_kv(pairs[:-1], self._rope(first_token - 1, last), self._cache)
         output = block.run(pairs[-1:], self._rope(last, last + 1), self._cache)
-        self._num_standing = self._cache.length
+        self._num_text_rows = self._cache.length
         return output
 
     def _pairs(self, tokens: Sequence[int], features: Tensor) -> Tensor:

@@ -18,25 +18,25 @@ from torch import Tensor
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import NO_FEATURES
 from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.routing.batched_heads import BatchedHeads, batch_heads
 from outrider_drafters.routing.confidence import Confidence, confidence_of
+from outrider_drafters.routing.head_states import HeadStates, SeparateStates
 from outrider_drafters.routing.rules import Routing
-from outrider_drafters.routing.stack import Stack, stack_heads
-from outrider_drafters.routing.states import Apart, States
-from outrider_drafters.trees.grow import Drafted, Growth, Level, begin_growth
+from outrider_drafters.trees.grow import Level, ScoredTree, TreeBuilder, start_tree
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
+class RoutedDraft:
     """One cycle's draft: whose it is, by number, and what it took.
 
     `num_drafts`: heads that drafted. `num_passes`: passes through heads; one that serves several heads is one.
     `skipped`: the gate spared the other heads.
     """
 
-    drafted: Drafted
+    drafted: ScoredTree
     head: int
     confidence: Confidence
     num_drafts: int
@@ -44,7 +44,7 @@ class Routed:
     skipped: bool
 
 
-class Heads:
+class RoutedDrafter:
     """Drafters for one target that eat the same features, or none. Raises UsageError for others."""
 
     family = "heads"
@@ -58,32 +58,32 @@ class Heads:
         self.tap = _shared_tap(self.heads, self.names)
         self.vocab_size = self.heads[0].vocab_size
         self.stale_tolerant = all(head.stale_tolerant for head in self.heads)
-        self.tree_in_one = all(head.tree_in_one for head in self.heads)
+        self.tree_in_one_pass = all(head.tree_in_one_pass for head in self.heads)
         self.plan = self.heads[0].plan if all(head.plan == self.heads[0].plan for head in heads) else None
         one_at_a_time = len(self.heads) == 1 or self.routing.route == "keywords" or not self.routing.batched
-        self._stack: Stack | None = None if one_at_a_time else stack_heads(self.heads)
+        self._stack: BatchedHeads | None = None if one_at_a_time else batch_heads(self.heads)
 
     @classmethod
-    def of(cls, drafter: Drafter) -> Heads:
+    def of(cls, drafter: Drafter) -> RoutedDrafter:
         """Several heads as they are, or one."""
-        return drafter if isinstance(drafter, Heads) else cls((drafter,))
+        return drafter if isinstance(drafter, RoutedDrafter) else cls((drafter,))
 
     @property
     def batched(self) -> bool:
         """Whether they draft in one batch."""
         return self._stack is not None
 
-    def new_states(self) -> States:
-        return Apart(self.heads) if self._stack is None else self._stack.new_state()
+    def new_states(self) -> HeadStates:
+        return SeparateStates(self.heads) if self._stack is None else self._stack.new_state()
 
-    def new_state(self) -> HeadsState:
-        return HeadsState(self)
+    def new_state(self) -> RoutedState:
+        return RoutedState(self)
 
 
-class HeadsState:
+class RoutedState:
     """See drafter.DraftState: as one state it is the head in use, `current`."""
 
-    def __init__(self, heads: Heads) -> None:
+    def __init__(self, heads: RoutedDrafter) -> None:
         self._heads = heads
         self._states = heads.new_states()
         self.current = 0
@@ -97,8 +97,8 @@ class HeadsState:
         return self._states.num_features
 
     @property
-    def reach(self) -> int:
-        return self._states.reach(self.current)
+    def max_levels(self) -> int:
+        return self._states.max_levels(self.current)
 
     def append(self, tokens: Sequence[int]) -> None:
         self._states.append(tokens)
@@ -128,10 +128,12 @@ class HeadsState:
         return bool(able)
 
     @torch.inference_mode()
-    def draft(self, plan: TreePlan, only: int | None = None, cancelled: Callable[[], bool] = lambda: False) -> Routed:
+    def draft(
+        self, plan: TreePlan, only: int | None = None, cancelled: Callable[[], bool] = lambda: False
+    ) -> RoutedDraft:
         """The best head's tree, or that of the head `only` where it can draft; it is the one in use from now on."""
         if not self.use_one_that_can():
-            return Routed(Drafted(), self.current, confidence_of(Drafted()), 0, 0, skipped=False)
+            return RoutedDraft(ScoredTree(), self.current, confidence_of(ScoredTree()), 0, 0, skipped=False)
         routing, able = self._heads.routing, self._able()
         first = self.current if only is None or only not in able else only
         others = [head for head in able if head != first] if only is None else []
@@ -142,7 +144,7 @@ class HeadsState:
         drafts = self._grow(asked, plan, cancelled)
         confidences = {head: confidence_of(drafted) for head, drafted in drafts.items()}
         self.current = routing.choose(confidences, first)
-        return Routed(
+        return RoutedDraft(
             drafts[self.current],
             self.current,
             confidences[self.current],
@@ -151,10 +153,10 @@ class HeadsState:
             skipped,
         )
 
-    def _grow(self, asked: Sequence[int], plan: TreePlan, cancelled: Callable[[], bool]) -> dict[int, Drafted]:
+    def _grow(self, asked: Sequence[int], plan: TreePlan, cancelled: Callable[[], bool]) -> dict[int, ScoredTree]:
         """Trees of some heads, level by level side by side."""
         measure = len(self._heads.heads) > 1
-        growths = {head: begin_growth(self._states.root(head), plan, entropies=measure) for head in asked}
+        growths = {head: start_tree(self._states.root(head), plan, entropies=measure) for head in asked}
         for depth in range(1, plan.levels):
             levels = {head: level for head in asked if (level := self._level(head, growths[head], depth)) is not None}
             if not levels or cancelled():
@@ -163,11 +165,11 @@ class HeadsState:
                 growths[head].take(logits)
         return {head: growth.drafted() for head, growth in growths.items()}
 
-    def _level(self, head: int, growth: Growth, depth: int) -> Level | None:
-        return growth.level() if depth < self._states.reach(head) else None
+    def _level(self, head: int, growth: TreeBuilder, depth: int) -> Level | None:
+        return growth.level() if depth < self._states.max_levels(head) else None
 
     def _able(self) -> list[int]:
-        return [head for head in range(len(self._heads.heads)) if self._states.reach(head)]
+        return [head for head in range(len(self._heads.heads)) if self._states.max_levels(head)]
 
 
 def _first_probability(logits: Tensor) -> float:

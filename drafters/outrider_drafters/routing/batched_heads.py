@@ -1,7 +1,7 @@
 """Several EAGLE-1/2 heads of one size as one network: what each would draft alone, in one batch.
 
 The heads read the same tokens and features and share embedding and lm_head; fc and block are stacked. The state keeps
-one cache for all: standing rows are every head's, scratch rows belong to the heads that drafted them, and a head's mask
+one cache for all: text rows are every head's, draft rows belong to the heads that drafted them, and a head's mask
 shows it no others. See pairs.PairState for the rows themselves, which is the plain form.
 """
 
@@ -16,24 +16,24 @@ from torch import Tensor
 
 from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.layers import Rope
-from outrider_drafters.blocks.rows import Rows
+from outrider_drafters.blocks.row_buffer import RowBuffer
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
-from outrider_drafters.contracts.drafter import ENDLESS, Drafter, level_by_level
-from outrider_drafters.families.eagle2.family import Eagle2Drafter
-from outrider_drafters.routing.block import StackedBlock, alike, can_stack, for_all, stacked, times
+from outrider_drafters.contracts.drafter import UNLIMITED, Drafter, level_by_level
+from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
+from outrider_drafters.routing.batched_block import BatchedBlock, alike, can_stack, for_all, stacked, times
 from outrider_drafters.trees.grow import Level
 from outrider_proto.tree import ROOT, DraftTree
 
 
-class Stack:
-    """The stacked network. The heads must be alike: see `stack_heads`."""
+class BatchedHeads:
+    """The stacked network. The heads must be alike: see `batch_heads`."""
 
     def __init__(self, heads: Sequence[Eagle2Drafter]) -> None:
         biases = [head.fc.bias for head in heads if head.fc.bias is not None]
         self.num_heads = len(heads)
         self.tap = heads[0].tap
         self.embed = heads[0].embed
-        self.block = StackedBlock([head.block for head in heads if isinstance(head.block, FusedBlock)])
+        self.block = BatchedBlock([head.block for head in heads if isinstance(head.block, FusedBlock)])
         self._first = heads[0]
         self._fc = stacked([head.fc.weight for head in heads])
         self._fc_bias = torch.stack([bias.detach() for bias in biases]) if biases else None
@@ -47,48 +47,48 @@ class Stack:
         """Logits [heads, n, V] of outputs [heads, n, E]: lm_head is read once for all."""
         return self._first.logits(outputs)
 
-    def new_state(self) -> StackState:
-        return StackState(self)
+    def new_state(self) -> BatchedHeadsState:
+        return BatchedHeadsState(self)
 
 
-def stack_heads(heads: Sequence[Drafter]) -> Stack | None:
+def batch_heads(heads: Sequence[Drafter]) -> BatchedHeads | None:
     """All heads as one; None where they are not of a kind that stacks, or differ in more than their weights."""
     eagles = [head for head in heads if isinstance(head, Eagle2Drafter)]
     if len(eagles) < len(heads) or not all(_alike(eagles[0], other) for other in eagles[1:]):
         return None
-    return Stack(eagles)
+    return BatchedHeads(eagles)
 
 
-class StackState(WithTokenState):
-    """The heads' states, in step. See states.States."""
+class BatchedHeadsState(WithTokenState):
+    """The heads' states, in step. See head_states.HeadStates."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: BatchedHeads) -> None:
         self.num_passes = 0
         self._stack = stack
         self._all = slice(0, stack.num_heads)
         self._device, dtype = stack.embed.device, stack.embed.dtype
-        self._record = TokenState(stack.tap.width)
-        self._features = Rows(width=stack.tap.width, dtype=dtype, device=self._device)
+        self._token_state = TokenState(stack.tap.width)
+        self._features = RowBuffer(width=stack.tap.width, dtype=dtype, device=self._device)
         self._cache = stack.block.new_cache()
-        self._outputs = Rows(stack.num_heads, width=stack.tap.width, dtype=dtype, device=self._device)
-        self._lines: list[list[list[int]]] = []  # of each head and scratch row: ancestors and own, as rows of all
+        self._outputs = RowBuffer(stack.num_heads, width=stack.tap.width, dtype=dtype, device=self._device)
+        self._lines: list[list[list[int]]] = []  # of each head and draft row: ancestors and own, as rows of all
         self._num_true = 0  # as in PairState
-        self._num_standing = 0
+        self._num_text_rows = 0
         self._next_token = 0
-        self._output: Tensor | None = None  # [heads, 1, E] of the last standing row
+        self._output: Tensor | None = None  # [heads, 1, E] of the last text row
         self._roots: Tensor | None = None  # [heads, V] of the draft under way
 
-    def reach(self, head: int) -> int:
-        return ENDLESS
+    def max_levels(self, head: int) -> int:
+        return UNLIMITED
 
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:
-        self._features.append(self._record.take(first, rows).to(self._stack.embed))
+        self._features.append(self._token_state.add_features(first, rows).to(self._stack.embed))
 
     def rollback(self, num_tokens: int) -> None:
-        self._record.rollback(num_tokens)
-        self._features.truncate(self._record.num_features)
-        self._num_true = min(self._num_true, self._record.usable)
+        self._token_state.rollback(num_tokens)
+        self._features.truncate(self._token_state.num_features)
+        self._num_true = min(self._num_true, self._token_state.usable)
         self._output = None
 
     def start(self) -> None:
@@ -115,14 +115,14 @@ class StackState(WithTokenState):
         )
 
     def _root_outputs(self) -> Tensor:
-        """Bring the standing rows up to date and forget the scratch rows; outputs [heads, 1, E] of the root's row."""
-        self._record.need_root()
+        """Bring the text rows up to date and forget the draft rows; outputs [heads, 1, E] of the root's row."""
+        self._token_state.need_root()
         output = self._output
-        if output is None or self._num_true != self._record.usable:
+        if output is None or self._num_true != self._token_state.usable:
             output = self._settle()
-        self._cache.truncate(self._num_standing)
+        self._cache.truncate(self._num_text_rows)
         while self._next_token < self.num_tokens:
-            output = self._standing_rows(self._next_token, output)
+            output = self._text_rows(self._next_token, output)
         self._output = output
         self._lines = [[] for _ in range(self._stack.num_heads)]
         self._outputs.truncate(0)
@@ -131,26 +131,26 @@ class StackState(WithTokenState):
 
     def _settle(self) -> Tensor:
         """Make the rows that have true features and lack them in the cache; outputs [heads, 1, E] of the last one."""
-        usable = self._record.usable
+        usable = self._token_state.usable
         first = max(0, min(self._num_true, usable - 1))
         self._num_true = usable
-        self._num_standing, self._next_token = first, first + 1 if usable else 0
+        self._num_text_rows, self._next_token = first, first + 1 if usable else 0
         self._cache.truncate(first)
         if usable == 0:
             return self._features.all.new_zeros(self._stack.num_heads, 1, self._stack.tap.width)
         features = self._features.all[first:usable]
-        return self._standing_rows(first + 1, features.expand(self._stack.num_heads, -1, -1))
+        return self._text_rows(first + 1, features.expand(self._stack.num_heads, -1, -1))
 
-    def _standing_rows(self, first_token: int, features: Tensor) -> Tensor:
+    def _text_rows(self, first_token: int, features: Tensor) -> Tensor:
         """Pair as many tokens as there are features [heads, n, E]; outputs [heads, 1, E] of the last one."""
         num_rows = features.shape[1]
         self._next_token = first_token + num_rows
-        tokens = [self._record.tokens[first_token : self._next_token]] * self._stack.num_heads
+        tokens = [self._token_state.tokens[first_token : self._next_token]] * self._stack.num_heads
         rope = self._rope(torch.arange(first_token - 1, self._next_token - 1, device=self._device))
         sees = torch.ones(num_rows, self._cache.length + num_rows, dtype=torch.bool, device=self._device)
         mask = sees.tril(self._cache.length) if num_rows > 1 else None
         outputs = self._stack.block.run(self._pairs(tokens, features, self._all), rope, self._cache, self._all, mask)
-        self._num_standing = self._cache.length
+        self._num_text_rows = self._cache.length
         return outputs[:, -1:]
 
     def _expand(self, heads: slice, levels: Sequence[Level]) -> list[Tensor]:
@@ -159,14 +159,14 @@ class StackState(WithTokenState):
         first, lines = self._outputs.length - 1, self._lines[heads]
         above = np.zeros((len(levels), num_rows), dtype=np.int64)  # rows of self._outputs: 0 is the root's
         depths = np.ones((len(levels), num_rows), dtype=np.int64)
-        sees = np.zeros((len(levels), 1, num_rows, self._num_standing + first + num_rows), dtype=np.bool_)
-        sees[..., : self._num_standing] = True
+        sees = np.zeros((len(levels), 1, num_rows, self._num_text_rows + first + num_rows), dtype=np.bool_)
+        sees[..., : self._num_text_rows] = True
         for i, (line, level) in enumerate(zip(lines, levels, strict=True)):
             for row, ancestors in enumerate([[] if parent == ROOT else line[parent] for parent in level.parents]):
                 above[i, row] = ancestors[-1] + 1 if ancestors else 0
                 depths[i, row] = len(ancestors) + 1
                 line.append([*ancestors, first + row])
-                sees[i, 0, row, [self._num_standing + seen for seen in line[-1]]] = True
+                sees[i, 0, row, [self._num_text_rows + seen for seen in line[-1]]] = True
         tokens = [[*level.tokens, *[0] * (num_rows - len(level.tokens))] for level in levels]
         rope = self._rope(self._tensor(depths).unsqueeze(1) + (self.num_tokens - 2))
         pairs = self._pairs(tokens, self._outputs_at(heads, self._tensor(above)), heads)
@@ -193,7 +193,7 @@ class StackState(WithTokenState):
 
 
 def _alike(one: Eagle2Drafter, other: Eagle2Drafter) -> bool:
-    shared = one.embed is other.embed and one.frozen is other.frozen
+    shared = one.embed is other.embed and one.target is other.target
     same_fc = can_stack(one.fc.weight, other.fc.weight) and can_stack(one.fc.bias, other.fc.bias)
     if not isinstance(one.block, FusedBlock) or not isinstance(other.block, FusedBlock):
         return False

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.blocks.layers import Rope
-from outrider_drafters.blocks.scratch import Scratch
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
+from outrider_drafters.blocks.tree_mask import TreeMask
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.drafter import ENDLESS
+from outrider_drafters.contracts.drafter import UNLIMITED
 from outrider_drafters.contracts.tree_shape import TreePlan
-from outrider_drafters.families.moa.network import MoA
-from outrider_drafters.families.moa.tail import Tail, TailState
-from outrider_drafters.families.moa.tap import FAMILY_NAME, tap_info
+from outrider_drafters.families.moa.last_layers_state import FusedLastLayers, LastLayersState
+from outrider_drafters.families.moa.network import NAME, MoA
+from outrider_drafters.families.moa.tap import tap_info
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree
 
@@ -26,24 +26,24 @@ _NO_TREE = DraftTree()
 
 
 class MoADrafter:
-    """Takes the last layers from `frozen` unless they are given."""
+    """Takes the last layers from `target` unless they are given."""
 
-    family = FAMILY_NAME
+    family = NAME
     stale_tolerant = True  # its T-step mask trains it for that
-    tree_in_one = True
+    tree_in_one_pass = True
 
     def __init__(
-        self, moa: MoA, frozen: TargetWeights, tap: TapInfo | None = None, last: LastLayers | None = None
+        self, moa: MoA, target: TargetWeights, tap: TapInfo | None = None, last: LastLayers | None = None
     ) -> None:
         sizes = moa.sizes
-        self.frozen = frozen
-        self.tap = tap_info(moa, frozen.sizes) if tap is None else tap
-        self.vocab_size = frozen.sizes.vocab
+        self.target = target
+        self.tap = tap_info(moa, target.sizes) if tap is None else tap
+        self.vocab_size = target.sizes.vocab
         self.plan: TreePlan | None = None
         self.mixed_width = sizes.mixed_width
         self.ekv2e = moa.Ekv2E if sizes.has_lsa else nn.Identity()
         self.sa, self.ca = FusedBlock(moa.self_attention), FusedBlock(moa.cross_attention)
-        self.tail = Tail(frozen.last_layers(sizes.tli) if sizes.tli and last is None else last)
+        self.tail = FusedLastLayers(target.last_layers(sizes.tli) if sizes.tli and last is None else last)
         self._one_rope = sizes.rope_scaling is None
 
     def new_state(self) -> MoAState:
@@ -60,32 +60,32 @@ class MoAState(WithTokenState):
 
     def __init__(self, drafter: MoADrafter) -> None:
         self._drafter = drafter
-        self._device = drafter.frozen.embed.device
-        self._record = TokenState(drafter.tap.width)
+        self._device = drafter.target.embed.device
+        self._token_state = TokenState(drafter.tap.width)
         self._sa_cache = drafter.sa.new_cache()
         self._ca_cache = drafter.ca.new_cache()
-        self._tail = TailState(drafter.tail, drafter.tap.width - drafter.mixed_width, drafter.frozen.embed)
-        self._scratch = Scratch(self._device)
-        self._num_standing = 0  # rows of SA's cache that are tokens'; scratch rows follow
+        self._tail = LastLayersState(drafter.tail, drafter.tap.width - drafter.mixed_width, drafter.target.embed)
+        self._tree_mask = TreeMask(self._device)
+        self._num_text_rows = 0  # rows of SA's cache that are tokens'; draft rows follow
         self._num_visible = 0  # rows of CA's cache that this drafting sees
 
     @property
-    def reach(self) -> int:
-        return ENDLESS
+    def max_levels(self) -> int:
+        return UNLIMITED
 
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:
-        start, width = self._record.num_features, self._drafter.mixed_width
-        rows = self._record.take(first, rows).to(self._drafter.frozen.embed)
+        start, width = self._token_state.num_features, self._drafter.mixed_width
+        rows = self._token_state.add_features(first, rows).to(self._drafter.target.embed)
         positions = torch.arange(start, start + len(rows), device=self._device)
         rope = self._drafter.ca.shape.rope(positions)
-        self._drafter.ca.remember(self._drafter.ekv2e(rows[:, :width]), rope, self._ca_cache)
+        self._drafter.ca.append_kv(self._drafter.ekv2e(rows[:, :width]), rope, self._ca_cache)
         self._tail.add_features(rows[:, width:])
 
     def rollback(self, num_tokens: int) -> None:
-        self._record.rollback(num_tokens)
-        self._num_standing = min(self._num_standing, num_tokens)
-        self._ca_cache.truncate(self._record.num_features)
+        self._token_state.rollback(num_tokens)
+        self._num_text_rows = min(self._num_text_rows, num_tokens)
+        self._ca_cache.truncate(self._token_state.num_features)
         self._tail.rollback(num_tokens)
 
     def root_logits(self) -> Tensor:
@@ -93,19 +93,19 @@ class MoAState(WithTokenState):
 
     @torch.inference_mode()
     def tree_logits(self, tree: DraftTree) -> Tensor:
-        self._record.need_root()
-        self._scratch.clear()
-        tokens, root, usable = self._record.tokens, self.num_tokens - 1, self._record.usable
+        self._token_state.need_root()
+        self._tree_mask.clear()
+        tokens, root, usable = self._token_state.tokens, self.num_tokens - 1, self._token_state.usable
         start = self._tail.begin(usable, root)  # the root at least: its query is needed
-        first = min(self._num_standing, start)
+        first = min(self._num_text_rows, start)
         self._sa_cache.truncate(first)
         rope, _ = self._drafter.ropes(torch.arange(first, start, device=self._device))
-        self._drafter.sa.remember(self._embeds(tokens[first:start]), rope, self._sa_cache)
-        self._num_standing, self._num_visible = self.num_tokens, usable
+        self._drafter.sa.append_kv(self._embeds(tokens[first:start]), rope, self._sa_cache)
+        self._num_text_rows, self._num_visible = self.num_tokens, usable
         positions = torch.arange(start, self.num_tokens, device=self._device)
         mask = _causal(positions)
         if tree.tokens:
-            depths, sees = self._scratch.add(tree.parents, self._num_standing)
+            depths, sees = self._tree_mask.add(tree.parents, self._num_text_rows)
             positions, mask = torch.cat((positions, depths + root)), _above(mask, sees)
         hidden = self._hidden([*tokens[start:], *tree.tokens], positions, mask)
         self._tail.stand(self.num_tokens)
@@ -113,7 +113,7 @@ class MoAState(WithTokenState):
 
     @torch.inference_mode()
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        depths, mask = self._scratch.add(parents, self._num_standing)
+        depths, mask = self._tree_mask.add(parents, self._num_text_rows)
         return self._logits(self._hidden(tokens, depths + (self.num_tokens - 1), mask))
 
     def _hidden(self, tokens: Sequence[int], positions: Tensor, mask: Tensor | None) -> Tensor:
@@ -122,17 +122,17 @@ class MoAState(WithTokenState):
         sa_rope, ca_rope = self._drafter.ropes(positions)
         spoken = self._drafter.sa.run(self._embeds(tokens), sa_rope, self._sa_cache, mask)
         keys, values = self._ca_cache.first(self._num_visible)
-        return self._tail.run(self._drafter.ca.ask(spoken, ca_rope, keys, values), positions, mask)
+        return self._tail.run(self._drafter.ca.cross_attend(spoken, ca_rope, keys, values), positions, mask)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self._drafter.frozen.lm_head).float()
+        return F.linear(hidden, self._drafter.target.lm_head).float()
 
     def _embeds(self, tokens: Sequence[int]) -> Tensor:
-        return F.embedding(torch.tensor(tokens, dtype=torch.int64, device=self._device), self._drafter.frozen.embed)
+        return F.embedding(torch.tensor(tokens, dtype=torch.int64, device=self._device), self._drafter.target.embed)
 
 
 def _above(mask: Tensor | None, sees: Tensor) -> Tensor:
-    """The masks of standing rows (None: one row that sees all that stands) and of a tree's nodes below them as one."""
+    """The masks of text rows (None: one row that sees all that stands) and of a tree's nodes below them as one."""
     num_nodes, num_rows = sees.shape
     standing = sees.new_ones(1, num_rows - num_nodes) if mask is None else mask
     return torch.cat((F.pad(standing, (0, num_nodes)), sees))

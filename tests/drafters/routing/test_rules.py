@@ -8,13 +8,13 @@ import pytest
 from outrider_drafters.routing.confidence import Confidence, best_path, confidence_of
 from outrider_drafters.routing.keywords import Keywords
 from outrider_drafters.routing.rules import Routing
-from outrider_drafters.trees.grow import Drafted
+from outrider_drafters.trees.grow import ScoredTree
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 
 TREE = DraftTree((4, 5, 6, 7, 8), (ROOT, ROOT, 0, 1, 1))
 PATHS = (0.3, 0.6, 0.1, 0.2, 0.25)  # probabilities; the likeliest: 5, then 8
-DRAFTED = Drafted(TREE, tuple(math.log(p) for p in PATHS), (1.0, 1.0, 9.0, 3.0, 3.0))
+DRAFTED = ScoredTree(TREE, tuple(math.log(p) for p in PATHS), (1.0, 1.0, 9.0, 3.0, 3.0))
 
 
 def test_mean_is_over_all_nodes_of_the_tree():
@@ -26,11 +26,11 @@ def test_mean_is_over_all_nodes_of_the_tree():
 def test_entropy_is_that_of_the_best_path():
     assert best_path(DRAFTED) == [1, 4]
     assert confidence_of(DRAFTED).entropy == pytest.approx((1.0 + 3.0) / 2)
-    assert confidence_of(Drafted(TREE, DRAFTED.scores)).entropy is None
+    assert confidence_of(ScoredTree(TREE, DRAFTED.scores)).entropy is None
 
 
 def test_an_empty_tree_is_worth_nothing():
-    nothing = confidence_of(Drafted())
+    nothing = confidence_of(ScoredTree())
     assert (nothing.mean, nothing.expected, nothing.entropy) == (0.0, 0.0, math.inf)
     for route in ("mean-confidence", "entropy"):
         assert Routing(route).choose({0: nothing, 1: confidence_of(DRAFTED)}, current=0) == 1

@@ -1,0 +1,61 @@
+from .checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
+from .checkpoints.source import DrafterOptions, DrafterSource
+from .checkpoints.target_weights import TargetSizes, TargetWeights, resolve_dir
+from .contracts.drafter import Drafter, DraftState
+from .contracts.tap import Activations, LastHiddenTap, StatelessTap, Tap, TapState
+from .contracts.text_drafter import TextDrafter
+from .contracts.tree_choices import TreeChoices
+from .contracts.tree_shape import TreePlan, TreeShape
+from .emulation.pace import Pace
+from .emulation.paced_drafter import PacedDrafter
+from .families.eagle2.drafter import Eagle2Drafter
+from .families.eagle2.network import Eagle2, Eagle2Sizes
+from .families.lookup.drafter import LookupDrafter
+from .families.moa.drafter import MoADrafter
+from .families.moa.network import MoA, MoASizes, pack_kv
+from .families.moa.tap import MoATap
+from .load import load_drafter, load_tap
+from .routing.keywords import Keywords
+from .routing.routed_drafter import RoutedDraft, RoutedDrafter
+from .routing.rules import Routing
+from .trees.grow import ScoredTree, grow_tree
+
+__all__ = [
+    "Activations",
+    "DraftState",
+    "Drafter",
+    "DrafterOptions",
+    "DrafterSource",
+    "Eagle2",
+    "Eagle2Drafter",
+    "Eagle2Sizes",
+    "Keywords",
+    "LastHiddenTap",
+    "LookupDrafter",
+    "MoA",
+    "MoADrafter",
+    "MoASizes",
+    "MoATap",
+    "Pace",
+    "PacedDrafter",
+    "RoutedDraft",
+    "RoutedDrafter",
+    "Routing",
+    "ScoredTree",
+    "StatelessTap",
+    "Tap",
+    "TapState",
+    "TargetSizes",
+    "TargetWeights",
+    "TextDrafter",
+    "TreeChoices",
+    "TreePlan",
+    "TreeShape",
+    "grow_tree",
+    "load_drafter",
+    "load_tap",
+    "pack_kv",
+    "resolve_dir",
+    "target_fingerprint",
+    "tokenizer_fingerprint",
+]

@@ -1,0 +1,43 @@
+"""The client half of EAGLE-1/2: fc and the block, between the target's embedding and its lm_head."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.blocks.fused import FusedBlock, FusedLayers
+from outrider_drafters.checkpoints.target_weights import TargetWeights
+from outrider_drafters.contracts.tap import last_hidden_info
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.families.eagle2.network import NAME, Eagle2
+from outrider_drafters.families.eagle2.pair_state import PairState
+
+TOLERANT_STEPS = 8  # what bridges a late verdict and drafts on: docs/features.md
+
+
+class Eagle2Drafter:
+    """Client half; the server half is tap.LastHiddenTap."""
+
+    family = NAME
+    tree_in_one_pass = False
+
+    def __init__(self, eagle: Eagle2, target: TargetWeights, embed: Tensor | None = None, steps: int = 1) -> None:
+        self.stale_tolerant = steps >= TOLERANT_STEPS
+        self.fc = eagle.fc
+        blocks = [FusedBlock(block) for block in eagle.blocks]
+        self.block: FusedBlock | FusedLayers = blocks[0] if len(blocks) == 1 else FusedLayers(blocks)
+        self.target = target
+        self.embed = target.embed if embed is None else embed
+        self.tap = last_hidden_info(eagle.sizes.hidden)
+        self.vocab_size = target.sizes.vocab
+        self.plan: TreePlan | None = None
+
+    def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:
+        return F.linear(torch.cat((embeds, features), dim=-1), self.fc.weight, self.fc.bias)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        return F.linear(outputs, self.target.lm_head).float()
+
+    def new_state(self) -> PairState:
+        return PairState(self)

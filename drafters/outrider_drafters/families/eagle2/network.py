@@ -1,0 +1,123 @@
+"""EAGLE-1/2 and HASS (SafeAILab/EAGLE, cnets1.py; HArmonizedSS/HASS): a Llama block over fused (token, feature) pairs.
+
+z_t = fc(concat[embed(x_{t+1}), f_t])    embedding first; f_t: the target's last hidden after its final norm
+out_t = block(z_0 .. z_t)                no input norm, RoPE position t
+logits of x_{t+2} = lm_head(out_t)       no final norm: out_t stands in for f_{t+1} when drafting goes on
+
+Published heads have one block; further ones, which the code allows, have an input norm. HASS differs in training only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, causal_mask
+from outrider_drafters.blocks.rope import RopeScaling
+from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_drafters.readers.checkpoint import write_model
+from outrider_drafters.readers.config import Config
+
+NAME = "eagle2"
+
+STEPS = "outrider_steps"  # key of a config.json: over how many steps of its own output it was trained; others: one
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle2Sizes:
+    """Sizes of an EAGLE-1/2 drafter; `hidden` is the target's."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    rope_theta: float = 10000.0
+    eps: float = 1e-5
+    fc_bias: bool = True
+    qkv_bias: bool = False
+    layers: int = 1
+    rope_scaling: RopeScaling | None = None
+
+    @property
+    def block(self) -> BlockShape:
+        return BlockShape(
+            self.hidden,
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            self.mlp,
+            self.rope_theta,
+            self.eps,
+            self.qkv_bias,
+            rope_scaling=self.rope_scaling,
+        )
+
+
+class Eagle2(nn.Module):
+    """The trained part; submodules are named as in the published files."""
+
+    def __init__(self, sizes: Eagle2Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.fc = nn.Linear(2 * sizes.hidden, sizes.hidden, bias=sizes.fc_bias)
+        self.layers = nn.ModuleList(LlamaBlock(sizes.block, input_norm=i > 0) for i in range(sizes.layers))
+
+    @property
+    def block(self) -> LlamaBlock:
+        """The first one, in published heads the only one."""
+        return self.blocks[0]
+
+    @property
+    def blocks(self) -> list[LlamaBlock]:
+        return [layer for layer in self.layers if isinstance(layer, LlamaBlock)]
+
+    def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
+        """z of embed(x_{t+1}) and f_t, both [..., E]."""
+        return self.fc(torch.cat((embeds, features), dim=-1))  # type: ignore[no-any-return]  # nn.Module
+
+    def forward_train(self, embeds_next: Tensor, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Teacher-forced pass: hidden [B, T, E] in post-norm space, ready for lm_head; row t predicts token t + 2.
+
+        embeds_next [B, T, E] of tokens t + 1, features [B, T, E] of positions t; mask: bool, broadcast to [B, 1, T, T],
+        None for causal. Padding belongs at the end.
+        """
+        positions = torch.arange(features.shape[1], device=features.device)
+        mask = causal_mask(len(positions), features.device) if mask is None else mask
+        hidden, rope = self.fuse(embeds_next, features), self.sizes.block.rope(positions)
+        for block in self.blocks:
+            hidden = block.self_attend(hidden, rope, mask)
+        return hidden
+
+    def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32, steps: int = 1) -> None:
+        """Write SafeAILab's layout, without its copy of the target's embedding; `steps`: see STEPS."""
+        sizes = self.sizes
+        config = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "bias": sizes.fc_bias,
+            "qkv_bias": sizes.qkv_bias,
+            "hidden_size": sizes.hidden,
+            "intermediate_size": sizes.mlp,
+            "num_attention_heads": sizes.heads,
+            "num_key_value_heads": sizes.kv_heads,
+            "head_dim": sizes.head_dim,
+            "num_hidden_layers": sizes.layers,
+            "max_position_embeddings": target.max_context,
+            "rms_norm_eps": sizes.eps,
+            "rope_theta": sizes.rope_theta,
+            "rope_scaling": _scaling_config(sizes.rope_scaling),
+            "tie_word_embeddings": False,
+            "vocab_size": target.vocab,
+            STEPS: steps,
+        }
+        write_model(directory, config, self.state_dict(), dtype)
+
+
+def _scaling_config(scaling: RopeScaling | None) -> Config | None:
+    """Of a config.json, in SafeAILab's spelling and transformers'."""
+    return None if scaling is None else {"type": scaling.kind, **scaling.as_config()}

@@ -1,0 +1,45 @@
+"""The client half of EAGLE-3 and EAGLE 3.1: the layer and its head, on top of eagle2's PairState."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary
+from outrider_drafters.checkpoints.target_weights import TargetWeights
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.families.eagle2.pair_state import PairState
+from outrider_drafters.families.eagle3.layer import FusedPairLayer
+from outrider_drafters.families.eagle3.network import Eagle3
+from outrider_drafters.families.eagle3.tap import NAME, tap_info
+from outrider_proto.frames import TapInfo
+
+
+class Eagle3Drafter:
+    """Client half; the server half is Eagle3Tap, or tap.LastHiddenTap for a head without fc."""
+
+    family = NAME
+    stale_tolerant = True  # trained on its own outputs over several steps: docs/features.md
+    tree_in_one_pass = False
+
+    def __init__(self, eagle: Eagle3, target: TargetWeights, tap: TapInfo | None = None) -> None:
+        self.target = target
+        self.tap = tap_info(eagle, target.sizes.layers) if tap is None else tap
+        self.vocab_size = target.sizes.vocab
+        self.plan: TreePlan | None = None
+        self.embed = target.embed if eagle.embed_tokens is None else eagle.embed_tokens.weight.detach()
+        self.block = FusedPairLayer(eagle.midlayer, eagle.norm)
+        self._draft_tokens = eagle.draft_tokens
+        self._head = target.lm_head if eagle.lm_head is None else eagle.lm_head.weight.detach()
+        self._norm = None if eagle.sizes.norm_output else eagle.norm
+
+    def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:
+        return torch.cat((embeds, features), dim=-1)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        normed = outputs if self._norm is None else self._norm(outputs)
+        return over_target_vocabulary(F.linear(normed, self._head).float(), self._draft_tokens, self.vocab_size)
+
+    def new_state(self) -> PairState:
+        return PairState(self)

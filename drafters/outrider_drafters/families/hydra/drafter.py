@@ -1,0 +1,86 @@
+"""The client half of Hydra: each block of a head as one product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.checkpoints.target_weights import TargetWeights
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.families.heads.state import HeadsState, TokenPath, default_choices
+from outrider_drafters.families.hydra.network import Hydra, HydraBlock
+from outrider_drafters.families.hydra.tap import tap_info
+from outrider_proto.frames import TapInfo
+
+NAME = "hydra"
+
+
+class HydraHead:
+    """One head for inference: the products of a block that widens nothing, or of linear and res_connection at once."""
+
+    def __init__(self, blocks: list[HydraBlock], output: torch.nn.Linear) -> None:
+        self._blocks = [_fused(block) for block in blocks]
+        self._output = output.weight.detach(), output.bias.detach()
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x [n, inputs x E] to [n, V]."""
+        for weight, bias, widens in self._blocks:
+            mixed = F.linear(x, weight, bias)
+            kept, gate = mixed.chunk(2, dim=-1) if widens else (x, mixed)
+            x = kept + F.silu(gate)
+        return F.linear(x, *self._output)
+
+
+class HydraDrafter:
+    """Client half; the server half is newest.NewestHiddenTap or hydra_tap.HydraPrefixTap."""
+
+    family = NAME
+    stale_tolerant = False
+    tree_in_one_pass = False
+
+    def __init__(self, hydra: Hydra, target: TargetWeights, tap: TapInfo | None = None) -> None:
+        self.target = target
+        self.like = target.embed
+        self.tap = tap_info(hydra) if tap is None else tap
+        self.vocab_size = target.sizes.vocab
+        self.num_heads = hydra.sizes.heads
+        self.knows_next = hydra.prefix is None and hydra.sizes.offset == 0
+        self.plan: TreePlan | None = default_choices(self.num_heads)
+        self.grounded = hydra.sizes.grounded
+        self.heads = [HydraHead(*parts) for parts in hydra.heads]
+
+    def new_state(self) -> HeadsState:
+        return HeadsState(self)
+
+    def read(self, feature: Tensor) -> HydraLogits:
+        return HydraLogits(self, feature)
+
+
+class HydraLogits:
+    """See heads.HeadLogits."""
+
+    def __init__(self, drafter: HydraDrafter, feature: Tensor) -> None:
+        self._drafter = drafter
+        self._feature = feature
+
+    def after(self, lines: Sequence[TokenPath]) -> Tensor:
+        number = len(lines[0]) - 1
+        if number < 0:
+            return F.linear(self._feature, self._drafter.target.lm_head).float()
+        head = self._drafter.heads[number]
+        if not self._drafter.grounded:
+            return head.logits(self._feature).float().expand(len(lines), -1)
+        tokens = torch.tensor(lines, dtype=torch.int64, device=self._feature.device)
+        embeds = F.embedding(tokens, self._drafter.target.embed).flatten(1)
+        return head.logits(torch.cat((self._feature.expand(len(lines), -1), embeds), dim=-1)).float()
+
+
+def _fused(block: HydraBlock) -> tuple[Tensor, Tensor, bool]:
+    """Weight and bias of a block's products, and whether res_connection is among them, as the first half."""
+    linear, skip = block.linear, block.res_connection
+    if not isinstance(skip, torch.nn.Linear):
+        return linear.weight.detach(), linear.bias.detach(), False
+    return torch.cat((skip.weight, linear.weight)).detach(), torch.cat((skip.bias, linear.bias)).detach(), True

@@ -1,0 +1,98 @@
+"""Medusa (arXiv 2401.10774; FasterDecoding/Medusa): heads on the target's last hidden state, each for itself.
+
+head i of h_q: h <- h + SiLU(linear(h)), once a block;  logits of x_q+2+i = output(h)
+
+h_q is the hidden state after the final norm; all nodes of a level have the same successors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_drafters.readers.checkpoint import MEDUSA_HEADS, write_model
+
+NAME = "medusa"
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaSizes:
+    """Sizes of a set of heads; `hidden` is the target's. `rows` of each head's own output, 0 where the target's (or
+    one that all heads share) does it. `tied` blocks of a head are one, as in the published training."""
+
+    hidden: int
+    rows: int
+    heads: int = 4
+    blocks: int = 1
+    bias: bool = True
+    tied: bool = True
+
+
+class MedusaBlock(nn.Module):
+    """x + SiLU(linear(x)); begins as the identity."""
+
+    def __init__(self, sizes: MedusaSizes) -> None:
+        super().__init__()
+        self.linear = nn.Linear(sizes.hidden, sizes.hidden, bias=sizes.bias)
+        if not self.linear.weight.is_meta:
+            for parameter in self.linear.parameters():
+                nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.silu(self.linear(x))
+
+
+class Medusa(nn.ModuleList):
+    """The trained part; submodules are named as in the published v0.1 files: head, then block or, last, output."""
+
+    def __init__(self, sizes: MedusaSizes) -> None:
+        super().__init__(_head(sizes) for _ in range(sizes.heads))
+        self.sizes = sizes
+
+    @property
+    def heads(self) -> list[nn.Sequential]:
+        return [head for head in self if isinstance(head, nn.Sequential)]
+
+    def forward_train(self, hidden: Tensor, lm_head: Tensor | None = None) -> list[Tensor]:
+        """Logits of every head, each [B, T, V]; row t of head i predicts token t + 2 + i.
+
+        hidden [B, T, E]: the target's last, after its final norm. lm_head [V, E] for heads without an output.
+        """
+        outputs = [head(hidden) for head in self.heads]
+        return outputs if lm_head is None else [F.linear(output, lm_head) for output in outputs]
+
+    @torch.no_grad()
+    def start_from(self, lm_head: Tensor) -> None:
+        """Begin training with every head's output the target's lm_head [V, E], as published."""
+        for head in self.heads:
+            output_of(head).copy_(lm_head)
+
+    def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32, base: str = "") -> None:
+        """Write v0.1's layout as safetensors; `base` names the target."""
+        config = {
+            "base_model_name_or_path": base,
+            "medusa_num_heads": self.sizes.heads,
+            "medusa_num_layers": self.sizes.blocks,
+            "hidden_size": target.hidden,
+            "vocab_size": target.vocab,
+        }
+        write_model(directory, config, self.state_dict(), dtype, MEDUSA_HEADS)
+
+
+def _head(sizes: MedusaSizes) -> nn.Sequential:
+    one = MedusaBlock(sizes)
+    blocks = [one if sizes.tied or number == 0 else MedusaBlock(sizes) for number in range(sizes.blocks)]
+    outputs = [nn.Linear(sizes.hidden, sizes.rows, bias=False)] if sizes.rows else []
+    return nn.Sequential(*blocks, *outputs)
+
+
+def output_of(head: nn.Sequential) -> Tensor:
+    """A head's own output [rows, E]."""
+    linear = head[-1]
+    assert isinstance(linear, nn.Linear)
+    return linear.weight.detach()
