@@ -12,7 +12,7 @@ from outrider_client.connection.policy import Patience, Timeouts
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
-from outrider_server.config.config import Limits
+from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
@@ -45,7 +45,7 @@ def plain(prompt: tuple[int, ...] = PROMPT, num_tokens: int = NEW) -> tuple[int,
 
 def verifier(kind: type[Verifier] = Verifier, **limits) -> Verifier:
     target, tap = served()
-    return kind(target, [tap], Limits(**limits))
+    return kind(target, [tap], LimitsConfig(**limits))
 
 
 def server(port: int = 0, **limits) -> Server:

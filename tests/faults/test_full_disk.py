@@ -105,7 +105,7 @@ async def test_a_log_on_a_full_disk_costs_nobody_an_answer(monkeypatch):
         async with server() as running, client(running.address) as mine:
             engine = running.verifier._thread._engine
             verify = engine.verify
-            monkeypatch.setattr(engine, "verify", lambda works: 1 / 0)
+            monkeypatch.setattr(engine, "verify", lambda inputs: 1 / 0)
             with pytest.raises(Refusal):
                 await answer(mine)
             monkeypatch.setattr(engine, "verify", verify)

@@ -81,7 +81,7 @@ async def test_no_id_is_in_the_logs_or_in_a_refusal(running, caplog, monkeypatch
             await new.send(Draft(1, 99, (), 5, NO_TREE))
             told.append(await new.refusal())
 
-    def fails(works):
+    def fails(inputs):
         raise RuntimeError("for the test")
 
     monkeypatch.setattr(running.verifier._thread._engine, "verify", fails)

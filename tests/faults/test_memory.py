@@ -42,10 +42,10 @@ async def test_an_allocation_that_fails_ends_one_session(monkeypatch, error):
         engine = running.verifier._thread._engine
         verify = engine.verify
 
-        def short_of_memory(works):
-            if any(MARK in (*work.chain, *work.held.tokens) for work in works):
+        def short_of_memory(inputs):
+            if any(MARK in (*work.chain, *work.held.tokens) for work in inputs):
                 raise error
-            return verify(works)
+            return verify(inputs)
 
         monkeypatch.setattr(engine, "verify", short_of_memory)
         async with client(running.address) as mine, client(running.address) as other:
@@ -81,14 +81,14 @@ async def test_a_fault_of_the_loop_itself_leaves_nobody_waiting(monkeypatch):
     """What is under way is refused; a stream that was about to open does open."""
     async with server() as running:
         thread = running.verifier._thread
-        tick, faults = thread._tick, [RuntimeError("for the test")]
+        tick, faults = thread._step, [RuntimeError("for the test")]
 
         def fails_once():
             if faults:
                 raise faults.pop()
             tick()
 
-        monkeypatch.setattr(thread, "_tick", fails_once)
+        monkeypatch.setattr(thread, "_step", fails_once)
         async with opened(running) as (talk, _):  # its question was in the line
             assert not faults
             faults.append(RuntimeError("for the test"))

@@ -12,13 +12,13 @@ from talk import calling
 
 from outrider_client.connection.link import ServerLink
 from outrider_client.connection.policy import Backoff
-from outrider_server.engine.sequence import Held
-from outrider_server.scheduling.request import Job
-from outrider_server.sessions.stream_writer import Stream
+from outrider_server.engine.sequence import Sequence
+from outrider_server.scheduling.request import Request
+from outrider_server.sessions.stream_writer import StreamWriter
 
 NUM = 1000
 AT_ONCE = 20
-COUNTED = (Stream, Held, Job, ServerLink, asyncio.Task)
+COUNTED = (StreamWriter, Sequence, Request, ServerLink, asyncio.Task)
 
 
 def standing() -> Counter:
@@ -28,7 +28,9 @@ def standing() -> Counter:
     return kinds + Counter(threads=threading.active_count(), descriptors=len(os.listdir("/proc/self/fd")))
 
 
-SLACK = Counter(Stream=3, Held=3, Job=3, ServerLink=3, Task=9, threads=3, descriptors=9)  # what happens to be under way
+SLACK = Counter(
+    StreamWriter=3, Sequence=3, Request=3, ServerLink=3, Task=9, threads=3, descriptors=9
+)  # what happens to be under way
 
 
 async def settled(before: Counter) -> None:

@@ -13,7 +13,13 @@ from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Features, Open, Ping, Verdict
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import client_frame_to_proto
-from outrider_server.sessions.stream_writer import _MAX_JOBS, _MAX_UNREAD_BYTES, _MAX_WAITING_FRAMES, ROOM_BYTES, Stream
+from outrider_server.sessions.stream_writer import (
+    _MAX_REQUESTS,
+    _MAX_UNREAD_BYTES,
+    _MAX_WAITING_FRAMES,
+    ROOM_BYTES,
+    StreamWriter,
+)
 
 NUM_FRAMES = 3000
 LONG = tuple(range(3, 203))
@@ -65,7 +71,7 @@ async def test_a_client_that_never_reads_is_bounded_and_then_ended(kind):
         def look() -> bool:
             most["frames"] = max(most["frames"], len(stream._frames) + len(stream._features))
             most["bytes"] = max(most["bytes"], stream.waiting_bytes)
-            most["jobs"] = max(most["jobs"], len(stream._jobs))
+            most["jobs"] = max(most["jobs"], len(stream._requests))
             return not running.verifier._streams
 
         async with client(running.address) as other:
@@ -76,9 +82,11 @@ async def test_a_client_that_never_reads_is_bounded_and_then_ended(kind):
         assert len(running.verifier._sessions) == 1  # parked: it may resume
         shouting.cancel()
         await asyncio.gather(shouting, return_exceptions=True)
-    assert most["jobs"] <= _MAX_JOBS
+    assert most["jobs"] <= _MAX_REQUESTS
     assert most["bytes"] <= stream.max_waiting_bytes
-    assert most["frames"] <= _MAX_WAITING_FRAMES + _MAX_JOBS * 410  # what was asked for before it was not listened to
+    assert (
+        most["frames"] <= _MAX_WAITING_FRAMES + _MAX_REQUESTS * 410
+    )  # what was asked for before it was not listened to
 
 
 async def test_a_client_that_says_nothing_is_ended():
@@ -108,7 +116,7 @@ def rows(num_bytes: int) -> Features:
 
 
 async def test_more_than_a_reader_would_let_wait_ends_the_stream():
-    stream = Stream()
+    stream = StreamWriter()
     for _ in range(ROOM_BYTES // _MAX_UNREAD_BYTES):
         stream.send(rows(_MAX_UNREAD_BYTES - 1024))
     assert not stream.is_ending
@@ -121,7 +129,7 @@ async def test_more_than_a_reader_would_let_wait_ends_the_stream():
 
 
 async def test_one_that_reads_may_take_far_more_than_may_wait():
-    stream, taken = Stream(), 0
+    stream, taken = StreamWriter(), 0
     frames = stream.frames()
     for _ in range(4 * ROOM_BYTES // _MAX_UNREAD_BYTES):
         stream.send(rows(_MAX_UNREAD_BYTES - 1024))

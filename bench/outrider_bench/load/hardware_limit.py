@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +19,11 @@ from torch.nn import functional
 
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.engine import Engine, Work
-from outrider_server.engine.sampler import Chooser
-from outrider_server.engine.sequence import Held
+from outrider_server.engine.engine import Engine, StepInput
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
-from outrider_server.kv.memory import Memory
+from outrider_server.kv.memory import KVMemory
 
 _LEAST_S = 1.0  # of measuring each
 _LEAST_PASSES = 5
@@ -40,7 +41,7 @@ class HardwareLimit:
 
 
 @torch.inference_mode()
-def hardware_limits(target: Target, sessions: Sequence[int], rows: int, context: int) -> list[HardwareLimit]:
+def hardware_limits(target: Target, sessions: abc.Sequence[int], rows: int, context: int) -> list[HardwareLimit]:
     """`rows`: the root and the nodes of a draft."""
     found = []
     engine = Engine(target)
@@ -68,22 +69,22 @@ def _noise(rows: int, weight: torch.Tensor) -> torch.Tensor:
 
 def _passes(engine: Engine, count: int, rows: int, context: int) -> Callable[[], None]:
     target, generator = engine.target, random.Random(count)
-    memory = Memory(target.kv)
-    held = [Held(memory, None) for _ in range(count)]
+    memory = KVMemory(target.kv)
+    sequence = [Sequence(memory, None) for _ in range(count)]
 
     def token() -> int:
         return generator.randrange(target.vocab_size)
 
-    chooser = Chooser(Sampling())
-    for one in held:
-        for outcome in engine.verify([Work(one, [token() for _ in range(context)])]):
+    chooser = Sampler(Sampling())
+    for one in sequence:
+        for outcome in engine.verify([StepInput(one, [token() for _ in range(context)])]):
             engine.commit(outcome)
     tree = DraftTree.chain([token() for _ in range(rows - 1)])
 
     def once() -> None:
-        for outcome in engine.verify([Work(one, (token(),), tree, chooser) for one in held]):
+        for outcome in engine.verify([StepInput(one, (token(),), tree, chooser) for one in sequence]):
             engine.commit(outcome)
-        for one in held:
+        for one in sequence:
             one.truncate(context)
 
     return once

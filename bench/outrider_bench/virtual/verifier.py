@@ -35,8 +35,8 @@ from outrider_proto.frames import (
 )
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import MAX_NODES, ROOT, DraftTree
-from outrider_server.config.config import Limits
-from outrider_server.engine.acceptance import Walk, walk
+from outrider_server.config.config import LimitsConfig
+from outrider_server.engine.acceptance import AcceptedPath, verify_path
 
 _SHORT_ROWS = MAX_NODES + 1  # always one pass
 NAME = "taped"  # fingerprint of target and tokenizer
@@ -50,7 +50,7 @@ class VirtualVerifier:
         self,
         texts: TapedTexts,
         pace: Pace,
-        limits: Limits | None = None,
+        limits: LimitsConfig | None = None,
         *,
         server_draft: bool = True,
         pause_ms: float = 0.0,
@@ -59,7 +59,7 @@ class VirtualVerifier:
         self.pace = pace
         self.server_draft = server_draft
         self.pause_ms = pause_ms  # between two passes
-        self.chunk_tokens = (limits or Limits()).chunk_tokens
+        self.chunk_tokens = (limits or LimitsConfig()).chunk_tokens
         self.busy_s = 0.0
         self.num_passes = 0
         self.fault: OutriderError | None = None
@@ -121,15 +121,15 @@ class _Sequence:
 class _PassResult:
     """What a pass said, and how long it waited, drafted and took."""
 
-    walk: Walk
+    accepted: AcceptedPath
     queue_s: float
     draft_s: float
     verify_s: float
 
     def verdict(self, seq: int) -> Verdict:
         times = [round(seconds * 1e6) for seconds in (self.queue_s, self.verify_s, self.draft_s)]
-        walk = self.walk
-        return Verdict(seq, walk.path, walk.bonus, walk.finish, times[0], times[1], draft_us=times[2])
+        accepted = self.accepted
+        return Verdict(seq, accepted.path, accepted.bonus, accepted.finish, times[0], times[1], draft_us=times[2])
 
 
 class _Stream:
@@ -202,7 +202,7 @@ class _Stream:
         features_from, drafting_ms = frame.features_from, 0.0
         while frame.seq not in self._cancelled:
             result = await self._pass(chain, tree, drafting_ms)
-            tokens = tuple(tree.tokens[node] for node in result.walk.path)
+            tokens = tuple(tree.tokens[node] for node in result.accepted.path)
             left -= len(tokens) + 1
             verdict = replace(result.verdict(frame.seq), path=(), tokens=tokens)
             if verdict.finish is Finish.NOT_YET and left <= 0:
@@ -264,14 +264,14 @@ class _Stream:
         """Nodes that fit below the last token held, leaving one position for the bonus."""
         return max(0, self._verifier.texts.tape.vocabulary.max_context - 1 - len(self._sequence.tokens))
 
-    def _walk(self, tree: DraftTree) -> Walk:
+    def _walk(self, tree: DraftTree) -> AcceptedPath:
         tokens, depths = self._sequence.tokens, tree.depths()
         text = self._verifier.texts.of(tokens)
 
         def choose(node: int) -> int:
             return text.next_token(len(tokens) + (0 if node == ROOT else depths[node]))
 
-        return walk(tree, choose, self._verifier.texts.tape.vocabulary.eos_token_ids, self._room)
+        return verify_path(tree, choose, self._verifier.texts.tape.vocabulary.eos_token_ids, self._room)
 
     def _send_features(self, asked: Draft | Decode, first: int, last: bool) -> None:
         texts, end = self._verifier.texts, len(self._sequence.tokens)

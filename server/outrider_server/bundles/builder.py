@@ -30,7 +30,7 @@ _CODED = ("int8", "int4")  # what torchao chooses the codes for
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class BundleOffer:
     """A bundle that can be had. `target` and `drafter` as the server was told them."""
 
     target: str
@@ -44,7 +44,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class BuiltBundle:
     """A bundle that is there."""
 
     directory: Path
@@ -67,23 +67,23 @@ def checked_weights(asked: tuple[str, ...]) -> tuple[str, ...]:
     return asked or ("int8" if has_torchao else "bfloat16",)
 
 
-async def make(offer: Offer, cache: Path) -> Made:
+async def build(offer: BundleOffer, cache: Path) -> BuiltBundle:
     """The bundle out of the cache, or a new one. Raises UsageError or OSError when it cannot be made."""
-    directory = cache / await asyncio.to_thread(_mark, offer)
-    if (made := await asyncio.to_thread(read_made, offer, directory)) is not None:
-        return made
+    directory = cache / await asyncio.to_thread(_cache_key, offer)
+    if (built := await asyncio.to_thread(read_built, offer, directory)) is not None:
+        return built
     await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)  # if it is there, it is damaged
     await asyncio.to_thread(cache.mkdir, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=cache) as making:
-        await _run_maker(offer, Path(making) / "bundle")
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=cache) as building:
+        await _run_builder(offer, Path(building) / "bundle")
         with suppress(OSError):  # another server may have been quicker
-            (Path(making) / "bundle").replace(directory)
-    if (made := await asyncio.to_thread(read_made, offer, directory)) is None:
+            (Path(building) / "bundle").replace(directory)
+    if (built := await asyncio.to_thread(read_built, offer, directory)) is None:
         raise UsageError(f"{directory}: no bundle, though it was made there")
-    return made
+    return built
 
 
-async def _run_maker(offer: Offer, out: Path) -> None:
+async def _run_builder(offer: BundleOffer, out: Path) -> None:
     arguments = ["--target", offer.target, "--drafter", offer.drafter, "--weights", offer.weights, "--out", str(out)]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "outrider_models.cli.app", "bundle", *arguments),
@@ -104,7 +104,7 @@ async def _run_maker(offer: Offer, out: Path) -> None:
         raise UsageError(said.decode(errors="replace").strip().rpartition("\n")[2] or f"exit code {process.returncode}")
 
 
-def read_made(offer: Offer, directory: Path) -> Made | None:
+def read_built(offer: BundleOffer, directory: Path) -> BuiltBundle | None:
     """None unless a whole bundle is there."""
     try:
         bundle = find_bundle(directory)
@@ -121,7 +121,7 @@ def read_made(offer: Offer, directory: Path) -> Made | None:
         weights=bundle.weights,
         files=tuple(_file(directory, name) for name in sorted({"bundle.json", *bundle.files})),
     )
-    return Made(directory, manifest)
+    return BuiltBundle(directory, manifest)
 
 
 def _file(directory: Path, name: str) -> BundleFile:
@@ -130,7 +130,7 @@ def _file(directory: Path, name: str) -> BundleFile:
         return BundleFile(name, file.tell(), digest)
 
 
-def _mark(offer: Offer) -> str:
+def _cache_key(offer: BundleOffer) -> str:
     """Changes with the models' files, with what is asked for, and with the software."""
     digest = hashlib.sha256(repr((astuple(offer), version("outrider"), version("torch"))).encode())
     for path in sorted({*_files(offer.target), *_files(DrafterSource.parse(offer.drafter).name)}):

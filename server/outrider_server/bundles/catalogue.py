@@ -14,7 +14,7 @@ from pathlib import Path
 
 from outrider_proto.bundles import CHUNK_BYTES, BundleFile, BundleManifest
 from outrider_proto.errors import OutriderError, Reason, Refusal, Violation
-from outrider_server.bundles.builder import Made, Offer, cache_dir, checked_weights, make
+from outrider_server.bundles.builder import BuiltBundle, BundleOffer, build, cache_dir, checked_weights
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 5.0  # how long a question for a manifest waits for a bundle that is being made
@@ -31,13 +31,13 @@ class EdgeBundles:
         self, target: str, drafters: Sequence[str] = (), weights: tuple[str, ...] = (), cache: Path | None = None
     ) -> None:
         sources = [str(drafter) for drafter in drafters] or ["lookup"]
-        offers = [Offer(target, source, kind) for source in sources for kind in checked_weights(weights)]
-        self._offers: dict[tuple[str, str], Offer] = {}
+        offers = [BundleOffer(target, source, kind) for source in sources for kind in checked_weights(weights)]
+        self._offers: dict[tuple[str, str], BundleOffer] = {}
         for offer in offers:
             self._offers.setdefault((offer.drafter_name, offer.weights), offer)
         self._cache = cache or cache_dir()
-        self._makings: dict[Offer, asyncio.Task[Made]] = {}
-        self._made: dict[str, Made] = {}  # by bundle id
+        self._builds: dict[BundleOffer, asyncio.Task[BuiltBundle]] = {}
+        self._built: dict[str, BuiltBundle] = {}  # by bundle id
         self._one_at_a_time = asyncio.Lock()
         self._fetches = Counter[str]()  # by peer
         self._draining = False
@@ -45,17 +45,17 @@ class EdgeBundles:
     async def manifest(self, drafter: str = "", weights: str = "") -> BundleManifest:
         """Of the bundle asked for; the server's first of what is left open. Raises Refusal."""
         self._check_open()
-        task = self._making(self._offer(drafter, weights))
+        task = self._build_task(self._offer(drafter, weights))
         await asyncio.wait({task}, timeout=_ANSWER_S)
         self._check_open()
         if not task.done():
             raise Refusal(Reason.BUNDLE_NOT_READY, "the server is still making this edge bundle: ask again")
         if task.cancelled() or task.exception() is not None:
             raise Refusal(Reason.NO_BUNDLE, "the server could not make this edge bundle: its log says why")
-        made = task.result()
-        self._made[made.manifest.bundle_id] = made
+        built = task.result()
+        self._built[built.manifest.bundle_id] = built
         return replace(
-            made.manifest,
+            built.manifest,
             drafters=tuple(dict.fromkeys(name for name, _ in self._offers)),
             weights_on_offer=tuple(dict.fromkeys(kind for _, kind in self._offers)),
         )
@@ -63,7 +63,7 @@ class EdgeBundles:
     async def chunks(self, bundle_id: str, name: str, offset: int, peer: str) -> AsyncGenerator[bytes]:
         """A file's bytes from `offset` on, for one address. Raises Refusal."""
         self._check_open()
-        made, file = self._find(bundle_id, name)
+        built, file = self._find(bundle_id, name)
         if not 0 <= offset <= file.size_bytes:
             raise Violation(Reason.MALFORMED_FRAME, f"offset={offset}: {name} has {file.size_bytes} bytes")
         if self._fetches.total() >= MAX_FETCHES or self._fetches[peer] >= MAX_FETCHES_OF_PEER:
@@ -71,12 +71,12 @@ class EdgeBundles:
             raise Refusal(Reason.SERVER_FULL, f"{most}: try again")
         self._fetches[peer] += 1
         try:
-            async with contextlib.aclosing(_read(made.directory / file.name, offset)) as chunks:
+            async with contextlib.aclosing(_read(built.directory / file.name, offset)) as chunks:
                 async for chunk in chunks:
                     yield chunk
                     self._check_open()
         except OSError as error:
-            self._forget(made)
+            self._forget(built)
             raise Refusal(Reason.BUNDLE_CHANGED, f"{name} is gone from the server: ask for the manifest") from error
         finally:
             self._fetches -= Counter([peer])  # forgets who has none left
@@ -88,7 +88,7 @@ class EdgeBundles:
     async def stop(self) -> None:
         """End what is being made. Safe twice."""
         self.drain()
-        makings, self._makings = self._makings, {}
+        makings, self._builds = self._builds, {}
         for task in makings.values():
             task.cancel()
         await asyncio.gather(*makings.values(), return_exceptions=True)
@@ -97,47 +97,47 @@ class EdgeBundles:
         if self._draining:
             raise Refusal(Reason.SHUTTING_DOWN, "the server is shutting down")
 
-    def _offer(self, drafter: str, weights: str) -> Offer:
+    def _offer(self, drafter: str, weights: str) -> BundleOffer:
         for (name, kind), offer in self._offers.items():
             if drafter in ("", name) and weights in ("", kind):
                 return offer
         drafters, kinds = (", ".join(dict.fromkeys(names)) for names in zip(*self._offers, strict=True))
         raise Refusal(Reason.NO_BUNDLE, f"this server's edge bundles have drafter {drafters} and weights {kinds}")
 
-    def _making(self, offer: Offer) -> asyncio.Task[Made]:
-        task = self._makings.get(offer)
+    def _build_task(self, offer: BundleOffer) -> asyncio.Task[BuiltBundle]:
+        task = self._builds.get(offer)
         if task is None:
-            task = self._makings[offer] = asyncio.create_task(self._make(offer), name="outrider edge bundle")
+            task = self._builds[offer] = asyncio.create_task(self._build(offer), name="outrider edge bundle")
             task.add_done_callback(lambda done: self._ended(offer, done))
         return task
 
-    async def _make(self, offer: Offer) -> Made:
+    async def _build(self, offer: BundleOffer) -> BuiltBundle:
         async with self._one_at_a_time:
-            return await make(offer, self._cache)
+            return await build(offer, self._cache)
 
-    def _ended(self, offer: Offer, task: asyncio.Task[Made]) -> None:
+    def _ended(self, offer: BundleOffer, task: asyncio.Task[BuiltBundle]) -> None:
         """Say what went wrong, and let it be tried again after a while."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         unknown = None if isinstance(error, OutriderError | OSError) else error
         _log.error("edge bundle of %s and %s: %s", offer.target, offer.drafter, error, exc_info=unknown)
-        asyncio.get_running_loop().call_later(_AGAIN_S, self._makings.pop, offer, None)
+        asyncio.get_running_loop().call_later(_AGAIN_S, self._builds.pop, offer, None)
 
-    def _find(self, bundle_id: str, name: str) -> tuple[Made, BundleFile]:
-        made = self._made.get(bundle_id)
-        if made is None:
+    def _find(self, bundle_id: str, name: str) -> tuple[BuiltBundle, BundleFile]:
+        built = self._built.get(bundle_id)
+        if built is None:
             raise Refusal(Reason.BUNDLE_CHANGED, "this server has no such bundle, or not yet: ask for the manifest")
-        for file in made.manifest.files:
+        for file in built.manifest.files:
             if file.name == name:
-                return made, file
+                return built, file
         raise Violation(Reason.MALFORMED_FRAME, f"the bundle has no file {name[:100]!r}")
 
-    def _forget(self, made: Made) -> None:
+    def _forget(self, built: BuiltBundle) -> None:
         """It has to be made again."""
-        self._made.pop(made.manifest.bundle_id, None)
-        for offer, task in list(self._makings.items()):
-            if task.done() and not task.cancelled() and task.exception() is None and task.result() is made:
-                del self._makings[offer]
+        self._built.pop(built.manifest.bundle_id, None)
+        for offer, task in list(self._builds.items()):
+            if task.done() and not task.cancelled() and task.exception() is None and task.result() is built:
+                del self._builds[offer]
 
 
 async def _read(path: Path, offset: int) -> AsyncGenerator[bytes]:

@@ -15,7 +15,7 @@ from outrider_server.security.address import check_exposure
 _SOON = timedelta(days=14)
 
 
-def look_around(config: ServerConfig, now: datetime | None = None) -> Iterator[Finding]:
+def check_environment(config: ServerConfig, now: datetime | None = None) -> Iterator[Finding]:
     """Everything but models."""
     security, telemetry = config.security, config.telemetry
     yield found("address", lambda: _free(config.host.strip("[]"), config.port))
@@ -47,7 +47,7 @@ def _free(host: str, port: int) -> str:
 def _exposure(config: ServerConfig) -> str:
     check_exposure(config.host, config.security)
     tls = "TLS" if config.security.tls_cert else "no TLS"
-    return f"{tls}, {'clients are known' if config.security.knows_clients else 'clients are strangers'}"
+    return f"{tls}, {'clients are known' if config.security.authenticates_clients else 'clients are strangers'}"
 
 
 def _tls(config: ServerConfig) -> str:

@@ -22,7 +22,7 @@ _NEW_TOKENS = 16
 _TREE = ServerTree(breadth=4, levels=3, budget=12)
 
 
-def try_models(config: ServerConfig) -> Iterator[Finding]:
+def check_models(config: ServerConfig) -> Iterator[Finding]:
     """The target, then each drafter with it."""
     if config.pace is not None:
         pace = config.pace

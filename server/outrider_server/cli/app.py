@@ -86,12 +86,12 @@ def show(config: ServerConfig) -> None:
 
 
 def _findings(config: ServerConfig) -> Iterator[Finding]:
-    from outrider_server.checking.environment import look_around
+    from outrider_server.checking.environment import check_environment
 
-    yield from look_around(config)
-    from outrider_server.checking.models import try_models  # torch and transformers: what takes time comes last
+    yield from check_environment(config)
+    from outrider_server.checking.models import check_models  # torch and transformers: what takes time comes last
 
-    yield from try_models(config)
+    yield from check_models(config)
 
 
 async def _serve(config: ServerConfig, ready_file: Path | None) -> None:

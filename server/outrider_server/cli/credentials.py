@@ -117,11 +117,11 @@ def certs(
     if all(path.exists() for path in ca) and not force:
         authority = making.read_issued(*ca)
     else:
-        authority = making.make_authority(days * _DAYS_OF_AUTHORITY)
+        authority = making.new_authority(days * _DAYS_OF_AUTHORITY)
         making.write_issued(authority, *ca, force=force)
-    issued = {name: making.make_client(authority, name, days) for name in client or []}
+    issued = {name: making.new_client_certificate(authority, name, days) for name in client or []}
     if host:
-        issued["server"] = making.make_server(authority, host, days)
+        issued["server"] = making.new_server_certificate(authority, host, days)
     for name, each in issued.items():
         making.write_issued(each, out / f"{name}.pem", out / f"{name}.key", force=force)
     names = ", ".join(sorted(f"{name}.pem" for name in issued))

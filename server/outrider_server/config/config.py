@@ -10,15 +10,15 @@ from typing import Annotated, Literal, get_args
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import MAX_NODES
 from outrider_server.config.schema import FORBID_EXTRA, Flag
-from outrider_server.config.security import Security
-from outrider_server.config.telemetry import Telemetry
+from outrider_server.config.security import SecurityConfig
+from outrider_server.config.telemetry import TelemetryConfig
 from outrider_server.kv.size import parse_bytes
 
 SchedulerName = Literal["fair", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LimitsConfig:
     """How much one server takes on. Raises UsageError for values out of range."""
 
     __pydantic_config__ = FORBID_EXTRA
@@ -92,9 +92,9 @@ class ServerConfig:
     max_context: Annotated[int | None, Flag("Tokens a session may hold; default: the target's.")] = None
     threads: Annotated[int | None, Flag("CPU threads of the target; default: all cores, 1 for a small target.")] = None
     tensor_parallel: Annotated[int, Flag("Processes of this machine among which the target is divided.")] = 1
-    limits: Limits = Limits()
-    security: Security = field(default_factory=Security)
-    telemetry: Telemetry = field(default_factory=Telemetry)
+    limits: LimitsConfig = LimitsConfig()
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     pace: Annotated[
         str | Path | None,
         Flag("Stretch every pass to the time of named hardware (paper) or of a TOML file: emulation."),

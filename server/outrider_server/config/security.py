@@ -13,7 +13,7 @@ _DAY_S = 86_400.0  # gRPC counts milliseconds in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
-class Security:
+class SecurityConfig:
     """PEM files and the file of keys; None for none. An address's limits hold for whoever has no valid key; behind a
     proxy all clients have the proxy's. Raises UsageError."""
 
@@ -46,6 +46,6 @@ class Security:
             raise UsageError(f"longest_wait_s={self.longest_wait_s}: need 0 seconds or more")
 
     @property
-    def knows_clients(self) -> bool:
+    def authenticates_clients(self) -> bool:
         """Whether strangers are turned away."""
         return self.keys is not None or self.client_ca is not None

@@ -13,7 +13,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
-class Telemetry:
+class TelemetryConfig:
     """Metrics, logs and traces. Raises UsageError."""
 
     __pydantic_config__ = FORBID_EXTRA

@@ -1,13 +1,14 @@
 """The acceptance rules: which drafted tokens stand, and what follows them. Pure; they know no model and no tensors.
 
-Exact (`walk`). At every node the target's token is chosen without a look at the tree (choice.py); the walk goes to the
-child that carries it, and where there is none the chosen token is the bonus. Greedy: the argmax path. Sampling: each
-step takes child x with probability p(x), or leaves the tree with a token of law p restricted to the tokens not drafted.
+Exact (`verify_path`). At every node the target's token is chosen without a look at the tree (sampler.py); the walk goes
+to the child that carries it, and where there is none the chosen token is the bonus. Greedy: the argmax path. Sampling:
+each step takes child x with probability p(x), or leaves the tree with a token of law p restricted to the tokens that were not
+drafted.
 That is exactly the sibling-by-sibling rule for deterministic proposals (accept x with p(x), else renormalise without
 it), so the output has the target's distribution whatever was drafted.
 
-Typical (`walk_typical`; Medusa, arXiv 2401.10774, section 2.3; FasterDecoding/Medusa, evaluate_posterior). Lossy: what
-comes out depends on what was drafted. Token x below a node whose successor has law p and entropy H is typical when
+Typical (`verify_typical`; Medusa, arXiv 2401.10774, section 2.3; FasterDecoding/Medusa, evaluate_posterior). Lossy: the
+output depends on what was drafted. Token x below a node whose successor has law p and entropy H is typical when
 
     p(x) > min(epsilon, alpha * exp(-H))        H = -sum p ln(p + 1e-5)
 
@@ -29,7 +30,7 @@ NOT_TYPICAL = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class AcceptedPath:
     """Accepted nodes, the token after them (None when an end-of-text node ends the path), and whether that is all."""
 
     path: tuple[int, ...]
@@ -37,7 +38,7 @@ class Walk:
     finish: Finish
 
 
-def walk(tree: DraftTree, choose: Callable[[int], int], eos: Collection[int], max_depth: int) -> Walk:
+def verify_path(tree: DraftTree, choose: Callable[[int], int], eos: Collection[int], max_depth: int) -> AcceptedPath:
     """choose(node) is the target's token after that node, or after the root; asked once for each node on the way.
 
     `max_depth` is how many tokens besides the bonus still fit into the context.
@@ -50,40 +51,38 @@ def walk(tree: DraftTree, choose: Callable[[int], int], eos: Collection[int], ma
         node = child
         path.append(child)
         if token in eos:
-            return Walk(tuple(path), None, Finish.EOS)
+            return AcceptedPath(tuple(path), None, Finish.EOS)
         token = choose(node)
     return _with_bonus(tuple(path), token, eos, max_depth)
 
 
-def walk_typical(
-    tree: DraftTree, gains: Sequence[float], choose: Callable[[int], int], eos: Collection[int], max_depth: int
-) -> Walk:
-    """gains[i] is ln p of node i's token below its parent, NOT_TYPICAL for one that is not; the rest as in `walk`.
+def verify_typical(
+    tree: DraftTree, log_probs: Sequence[float], choose: Callable[[int], int], eos: Collection[int], max_depth: int
+) -> AcceptedPath:
+    """Accept the longest path of typical tokens; `log_probs[i]` is ln p of node i's token, or NOT_TYPICAL.
 
     Nodes below an end of text or below `max_depth` cannot stand either. `choose` is asked for the bonus alone.
     """
-    path = _likeliest_of_the_longest(tree, gains, eos, max_depth)
+    path = _best_path(tree, log_probs, eos, max_depth)
     if path and tree.tokens[path[-1]] in eos:
-        return Walk(path, None, Finish.EOS)
+        return AcceptedPath(path, None, Finish.EOS)
     return _with_bonus(path, choose(path[-1] if path else ROOT), eos, max_depth)
 
 
-def _likeliest_of_the_longest(
-    tree: DraftTree, gains: Sequence[float], eos: Collection[int], max_depth: int
-) -> tuple[int, ...]:
+def _best_path(tree: DraftTree, log_probs: Sequence[float], eos: Collection[int], max_depth: int) -> tuple[int, ...]:
     paths: dict[int, tuple[int, ...]] = {ROOT: ()}
     scores = {ROOT: 0.0}
     for node, parent in enumerate(tree.parents):
-        if parent not in paths or gains[node] == NOT_TYPICAL or len(paths[parent]) == max_depth:
+        if parent not in paths or log_probs[node] == NOT_TYPICAL or len(paths[parent]) == max_depth:
             continue
         if parent == ROOT or tree.tokens[parent] not in eos:
             paths[node] = (*paths[parent], node)
-            scores[node] = scores[parent] + gains[node]
-    newest = _newest_below(tree)
+            scores[node] = scores[parent] + log_probs[node]
+    newest = _highest_below(tree)
     return paths[max(paths, key=lambda node: (len(paths[node]), scores[node], newest[node]))]
 
 
-def _newest_below(tree: DraftTree) -> dict[int, int]:
+def _highest_below(tree: DraftTree) -> dict[int, int]:
     """The highest number in every node's branch. The published code lists leaves from the last one on, and of paths
     that are alike in all else takes the first."""
     newest = {ROOT: ROOT} | {node: node for node in range(len(tree))}
@@ -93,7 +92,7 @@ def _newest_below(tree: DraftTree) -> dict[int, int]:
     return newest
 
 
-def _with_bonus(path: tuple[int, ...], token: int, eos: Collection[int], max_depth: int) -> Walk:
+def _with_bonus(path: tuple[int, ...], token: int, eos: Collection[int], max_depth: int) -> AcceptedPath:
     if token in eos:
-        return Walk(path, token, Finish.EOS)
-    return Walk(path, token, Finish.CONTEXT_FULL if len(path) == max_depth else Finish.NOT_YET)
+        return AcceptedPath(path, token, Finish.EOS)
+    return AcceptedPath(path, token, Finish.CONTEXT_FULL if len(path) == max_depth else Finish.NOT_YET)

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from outrider_server.engine.batch_segment import Call, Piece
-from outrider_server.engine.grouped_attention import Bunch, bunches
+from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
+from outrider_server.engine.grouped_attention import AttentionGroup, group_segments
 
 Part: TypeAlias = tuple[Tensor, Tensor]  # keys and values of one layer, [kv_heads, n, dim] each
 IMPLEMENTATION = "outrider_slots"
@@ -35,66 +35,68 @@ _SCORES = 2**24  # score values held at once where they must be materialised
 class SlotAttention(Protocol):
     """What `model(..., slots=...)` takes: one attention call per layer."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         """query [1, heads, N, dim], key and value [1, kv_heads, N, dim] -> [1, N, heads, value_dim]."""
 
 
 class FlatBatch:
-    """The pieces of one pass, side by side; where `bunched`, those that can be go through one product together."""
+    """The pieces of one pass, side by side; where `grouped`, those that can be go through one product together."""
 
-    def __init__(self, pieces: Sequence[Piece], *, bunched: bool = False) -> None:
-        self.pieces = pieces
-        self._num_rows = sum(piece.num_rows for piece in pieces)
-        self._bunches: list[Bunch] = []
-        self._alone: list[tuple[int, Piece]] = []  # and where their rows begin
+    def __init__(self, segments: Sequence[BatchSegment], *, grouped: bool = False) -> None:
+        self.segments = segments
+        self._num_rows = sum(segment.num_rows for segment in segments)
+        self._groups: list[AttentionGroup] = []
+        self._single: list[tuple[int, BatchSegment]] = []  # and where their rows begin
         first = 0
-        for piece in pieces:
-            self._alone.append((first, piece))
-            first += piece.num_rows
-        if bunched and len(pieces) > 1:
-            self._bunches, self._alone = bunches(self._alone)
+        for segment in segments:
+            self._single.append((first, segment))
+            first += segment.num_rows
+        if grouped and len(segments) > 1:
+            self._groups, self._single = group_segments(self._single)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        if len(self._alone) == 1 and not self._bunches:
-            return _attend_piece(self.pieces[0], layer, query, key[0], value[0], call)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        if len(self._single) == 1 and not self._groups:
+            return _attend_segment(self.segments[0], layer, query, key[0], value[0], call)
         out = query.new_empty(1, self._num_rows, query.shape[1], value.shape[3])
-        for bunch in self._bunches:
-            bunch.attend(layer, query[0], key[0], value[0], call, out[0])
-        for first, piece in self._alone:
-            rows = slice(first, first + piece.num_rows)
-            out[:, rows] = _attend_piece(piece, layer, query[:, :, rows], key[0, :, rows], value[0, :, rows], call)
+        for group in self._groups:
+            group.attend(layer, query[0], key[0], value[0], call, out[0])
+        for first, segment in self._single:
+            rows = slice(first, first + segment.num_rows)
+            out[:, rows] = _attend_segment(segment, layer, query[:, :, rows], key[0, :, rows], value[0, :, rows], call)
         return out
 
 
-def _attend_piece(piece: Piece, layer: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+def _attend_segment(
+    segment: BatchSegment, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall
+) -> Tensor:
     """query [1, heads, n, dim], key and value [kv_heads, n, dim] -> [1, n, heads, value_dim]."""
-    parts = [*piece.slot.shared(layer), piece.slot.write(layer, key, value)]
+    parts = [*segment.slot.shared(layer), segment.slot.write(layer, key, value)]
     _, heads, num_rows, _ = query.shape
     is_cheap_to_join = num_rows > _PACKED_ROWS or sum(keys.numel() for keys, _ in parts) <= _JOINED_VALUES
     if call.softcap is not None or (len(parts) > 1 and not is_cheap_to_join):
-        out = _by_hand(piece, query[0], parts, call)
+        out = _by_hand(segment, query[0], parts, call)
     elif num_rows <= _PACKED_ROWS:
-        out = _packed(piece, query, *_joined(parts), call)
+        out = _packed(segment, query, *_joined(parts), call)
     else:
-        out = _expanded(piece, query, *_joined(parts), call)
+        out = _expanded(segment, query, *_joined(parts), call)
     return out.view(1, heads, num_rows, -1).transpose(1, 2)
 
 
-def _packed(piece: Piece, query: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+def _packed(segment: BatchSegment, query: Tensor, keys: Tensor, values: Tensor, call: AttentionCall) -> Tensor:
     """[1, heads, n, dim] -> [1, kv_heads, group * n, value_dim]; the mask is repeated, the keys are not."""
     kv_heads = keys.shape[0]
     group = query.shape[1] // kv_heads
     rows = query.reshape(1, kv_heads, -1, query.shape[3])
-    mask = piece.mask(call.window, group)
+    mask = segment.mask(call.window, group)
     return scaled_dot_product_attention(rows, keys[None], values[None], attn_mask=mask, scale=call.scaling)
 
 
-def _expanded(piece: Piece, query: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+def _expanded(segment: BatchSegment, query: Tensor, keys: Tensor, values: Tensor, call: AttentionCall) -> Tensor:
     """[1, heads, n, dim] -> [heads, n, value_dim]; the members of a group form the batch, over a view of the keys."""
     kv_heads, (_, heads, num_rows, dim) = keys.shape[0], query.shape
     group = heads // kv_heads
     rows = query.reshape(kv_heads, group, num_rows, dim).transpose(0, 1)
-    mask = piece.mask(call.window, 1)
+    mask = segment.mask(call.window, 1)
     out = scaled_dot_product_attention(
         rows, keys.expand(group, -1, -1, -1), values.expand(group, -1, -1, -1), attn_mask=mask, scale=call.scaling
     )
@@ -108,13 +110,13 @@ def _joined(parts: Sequence[Part]) -> Part:
     return torch.cat([keys for keys, _ in parts], dim=1), torch.cat([values for _, values in parts], dim=1)
 
 
-def _by_hand(piece: Piece, query: Tensor, parts: Sequence[Part], call: Call) -> Tensor:
+def _by_hand(segment: BatchSegment, query: Tensor, parts: Sequence[Part], call: AttentionCall) -> Tensor:
     """[heads, n, dim] -> [heads, n, value_dim], score by score, a block of rows at a time: where scores are soft-capped
     (Gemma 2), or keys and values lie in several places, one softmax goes over all of them."""
     heads, num_rows, dim = query.shape
     kv_heads, lengths = parts[0][0].shape[0], [keys.shape[1] for keys, _ in parts]
     grouped = query.reshape(kv_heads, -1, num_rows, dim)
-    mask = piece.mask(call.window, 1)
+    mask = segment.mask(call.window, 1)
     block = max(1, _SCORES // (heads * sum(lengths)))
     answers = []
     for first in range(0, num_rows, block):
@@ -147,7 +149,7 @@ def _outrider_slots(
 ) -> tuple[Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment] # nn.Module's attributes have no types
-    return slots.attend(layer, query, key, value, Call(scale, softcap, sliding_window)), None
+    return slots.attend(layer, query, key, value, AttentionCall(scale, softcap, sliding_window)), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:  # signature is transformers' mask functions'

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider_proto.tree import DraftTree
-from outrider_server.kv.slot import Slot
+from outrider_server.kv.slot import KVSlot
 
 
-class Call:
+class AttentionCall:
     """How a layer wants its scores: scaled, perhaps soft-capped, perhaps within a sliding window."""
 
     __slots__ = ("scaling", "softcap", "window")
@@ -22,10 +22,10 @@ class Call:
         self.window = window
 
 
-class Piece:
+class BatchSegment:
     """One session's rows in a flat batch, for the length of one pass."""
 
-    def __init__(self, slot: Slot, num_chain: int, tree: DraftTree, max_position: int) -> None:
+    def __init__(self, slot: KVSlot, num_chain: int, tree: DraftTree, max_position: int) -> None:
         self.slot = slot
         self.num_chain = num_chain
         self.num_rows = num_chain + len(tree)

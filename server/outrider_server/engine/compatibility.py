@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch
-from outrider_server.engine.batch_segment import Call, Piece
+from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.kv.budget import KVShape
-from outrider_server.kv.slot import Slot
+from outrider_server.kv.slot import KVSlot
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}  # one flat batch holds sessions of many lengths
@@ -30,7 +30,7 @@ class _Recorder:
         self.dtype = torch.float32
         self.calls = 0
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         self.calls += 1
         self.windows[layer] = call.window
         self.shapes.add((key.shape[1], key.shape[3], value.shape[3]))
@@ -83,13 +83,13 @@ def check_against_eager(model: PreTrainedModel, kv: KVShape, max_context: int) -
 
 def _through_slots(model: PreTrainedModel, kv: KVShape, tokens: list[int]) -> Tensor:
     """[tokens, vocab] float32: a chain, then a tree that is a chain, with a wrong branch in between."""
-    slot = Slot(kv)
+    slot = KVSlot(kv)
     vocab = model.config.get_text_config().vocab_size
     half = len(tokens) // 2
     answers = []
     for part, tree in ((tokens[:half], DraftTree()), (tokens[half : half + 1], _forked(tokens[half + 1 :], vocab))):
-        piece = Piece(slot, len(part), tree, max_position=slot.length + len(tokens))
-        out = model(**_inputs([*part, *tree.tokens], piece.positions, model), slots=FlatBatch([piece]))
+        segment = BatchSegment(slot, len(part), tree, max_position=slot.length + len(tokens))
+        out = model(**_inputs([*part, *tree.tokens], segment.positions, model), slots=FlatBatch([segment]))
         path = range(1, len(tree)) if len(tree) else range(0)
         slot.commit(len(part), path)
         answers.append(out.logits[0, : len(part)])

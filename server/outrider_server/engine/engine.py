@@ -6,7 +6,8 @@ verify() runs the pass and walks the trees but changes no session; commit() then
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, assert_never
@@ -18,27 +19,27 @@ from outrider_drafters.contracts.tap import Activations, TapState
 from outrider_drafters.emulation.pace import Pace
 from outrider_proto.frames import Finish, TokenLogprob
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.acceptance import Walk, walk, walk_typical
+from outrider_server.engine.acceptance import AcceptedPath, verify_path, verify_typical
 from outrider_server.engine.attention import FlatBatch
-from outrider_server.engine.batch_segment import Piece
-from outrider_server.engine.sampler import Chooser, token_logprobs
-from outrider_server.engine.sequence import Held
+from outrider_server.engine.batch_segment import BatchSegment
+from outrider_server.engine.sampler import Sampler, token_logprobs
+from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 
 _NO_TREE = DraftTree()
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepInput:
     """One session's share of a pass. `chain` follows what is held; `tree` hangs below its last token, the root.
 
     Without a chooser the chain is only context: no root, no tree, no verdict. `logprobs` as in Draft.
     """
 
-    held: Held
-    chain: Sequence[int]
+    sequence: Sequence
+    chain: abc.Sequence[int]
     tree: DraftTree = _NO_TREE
-    chooser: Chooser | None = None
+    sampler: Sampler | None = None
     logprobs: int | None = None
 
     @property
@@ -47,7 +48,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class StepTiming:
     """When the forward pass began and ended, in seconds of time.monotonic()."""
 
     started: float
@@ -55,13 +56,13 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepResult:
     """What a pass made of one Work: its walk (None for context only), its rows of the hidden states, and how likely
     the tokens of the walk are, if that was asked for."""
 
-    work: Work
-    timing: Timing
-    walk: Walk | None
+    step_input: StepInput
+    timing: StepTiming
+    accepted: AcceptedPath | None
     hidden: dict[int, Tensor]
     logprobs: tuple[TokenLogprob, ...] = ()
 
@@ -78,7 +79,7 @@ class Engine:
         sleep: Callable[[float], None] = time.sleep,
         attention: Literal["bunched", "plain"] = "bunched",
     ) -> None:
-        self._bunched = attention == "bunched"
+        self._is_grouped = attention == "bunched"
         self.target = target
         self._pace = pace
         self._clock = clock
@@ -86,49 +87,54 @@ class Engine:
         self._eos = frozenset(target.eos_token_ids)
 
     @torch.inference_mode()
-    def verify(self, works: Sequence[Work]) -> list[Outcome]:
+    def verify(self, inputs: abc.Sequence[StepInput]) -> list[StepResult]:
         """One forward pass over all works, at most one per session."""
         last = self.target.max_context - 1
-        pieces = [Piece(work.held.slot, len(work.chain), work.tree, last) for work in works]
-        tokens = [token for work in works for token in (*work.chain, *work.tree.tokens)]
-        positions = [position for piece in pieces for position in piece.positions]
-        wanted = frozenset(layer for work in works if work.held.tap for layer in work.held.tap.hidden_layers)
-        keep = _rows_to_judge(works)
+        segments = [
+            BatchSegment(step_input.sequence.slot, len(step_input.chain), step_input.tree, last)
+            for step_input in inputs
+        ]
+        tokens = [token for step_input in inputs for token in (*step_input.chain, *step_input.tree.tokens)]
+        positions = [position for segment in segments for position in segment.positions]
+        wanted = frozenset(
+            layer for step_input in inputs if step_input.sequence.tap for layer in step_input.sequence.tap.hidden_layers
+        )
+        keep = _rows_with_logits(inputs)
         started = self._clock()
-        output = self.target.forward(tokens, positions, FlatBatch(pieces, bunched=self._bunched), keep, wanted)
+        output = self.target.forward(tokens, positions, FlatBatch(segments, grouped=self._is_grouped), keep, wanted)
         self._wait_out(started, len(tokens))
-        timing = Timing(started, self._clock())
-        walks = self._walks(works, pieces, output.logits)
-        likely = _logprobs(works, walks, output.logits)
-        outcomes, first = [], 0
-        for work, piece, judged, of_words in zip(works, pieces, walks, likely, strict=True):
-            rows = slice(first, first := first + piece.num_rows)
+        timing = StepTiming(started, self._clock())
+        accepted_paths = self._verify_trees(inputs, segments, output.logits)
+        logprobs_of = _logprobs(inputs, accepted_paths, output.logits)
+        results, first = [], 0
+        for step_input, segment, accepted, logprobs in zip(inputs, segments, accepted_paths, logprobs_of, strict=True):
+            rows = slice(first, first := first + segment.num_rows)
             hidden = {layer: h[rows] for layer, h in output.hidden.items()}
-            outcomes.append(Outcome(work, timing, judged, hidden, of_words))
-        return outcomes
+            results.append(StepResult(step_input, timing, accepted, hidden, logprobs))
+        return results
 
     @torch.inference_mode()
-    def commit(self, outcome: Outcome) -> None:
+    def commit(self, result: StepResult) -> None:
         """Keep the chain and the accepted path."""
-        work, judged = outcome.work, outcome.walk
-        path = judged.path if judged else ()
-        bonus = judged.bonus if judged and judged.finish is Finish.NOT_YET else None
-        work.held.commit(work.chain, path, [work.tree.tokens[node] for node in path], bonus)
+        step_input, accepted = result.step_input, result.accepted
+        path = accepted.path if accepted else ()
+        bonus = accepted.bonus if accepted and accepted.finish is Finish.NOT_YET else None
+        step_input.sequence.commit(step_input.chain, path, [step_input.tree.tokens[node] for node in path], bonus)
 
     @torch.inference_mode()
-    def tap(self, outcomes: Sequence[Outcome]) -> None:
+    def tap(self, results: abc.Sequence[StepResult]) -> None:
         """Make features of what was committed, for the sessions that have a tap; those that share it in one batch."""
-        shared: dict[TapState, list[Outcome]] = {}
-        for outcome in outcomes:
-            state = outcome.work.held.tap_state
-            if state is not None and outcome.work.held.lacks_features:
-                shared.setdefault(state, []).append(outcome)
+        shared: dict[TapState, list[StepResult]] = {}
+        for result in results:
+            state = result.step_input.sequence.tap_state
+            if state is not None and result.step_input.sequence.lacks_features:
+                shared.setdefault(state, []).append(result)
         for state, members in shared.items():
-            parts = [_untapped(outcome) for outcome in members]
+            parts = [_activations(result) for result in members]
             rows = state.rows(_side_by_side(parts)).float().cpu()
             sizes = [part.keys.shape[2] for part in parts]
-            for outcome, own in zip(members, torch.split(rows, sizes), strict=True):
-                outcome.work.held.add_features(own.numpy())
+            for result, own in zip(members, torch.split(rows, sizes), strict=True):
+                result.step_input.sequence.add_features(own.numpy())
 
     def _wait_out(self, started: float, num_rows: int) -> None:
         """Sleep for what is left of the time that such a pass is to last."""
@@ -137,58 +143,68 @@ class Engine:
             if left > 0:
                 self._sleep(left)
 
-    def _walks(self, works: Sequence[Work], pieces: Sequence[Piece], logits: Tensor) -> list[Walk | None]:
+    def _verify_trees(
+        self, inputs: abc.Sequence[StepInput], segments: abc.Sequence[BatchSegment], logits: Tensor
+    ) -> list[AcceptedPath | None]:
         # One argmax and one transfer for all sessions that take it; drawing is dearer, and done on the path alone.
-        likeliest = _likeliest(logits) if any(w.chooser and not w.chooser.sampling.draws for w in works) else []
-        walks: list[Walk | None] = []
+        likeliest = _argmax(logits) if any(w.sampler and not w.sampler.sampling.draws for w in inputs) else []
+        accepted_paths: list[AcceptedPath | None] = []
         root_row = 0  # of logits
-        for work, piece in zip(works, pieces, strict=True):
-            if work.chooser is None:
-                walks.append(None)
+        for step_input, segment in zip(inputs, segments, strict=True):
+            if step_input.sampler is None:
+                accepted_paths.append(None)
                 continue
-            rows = logits[root_row : root_row + 1 + len(work.tree)]
-            if work.chooser.sampling.draws:
-                choose = partial(_draw, work.chooser, rows, piece.positions[len(work.chain) - 1 :])
+            rows = logits[root_row : root_row + 1 + len(step_input.tree)]
+            if step_input.sampler.sampling.draws:
+                choose = partial(_draw, step_input.sampler, rows, segment.positions[len(step_input.chain) - 1 :])
             else:
                 choose = partial(_look_up, likeliest, root_row)
-            walks.append(self._walk(work, work.chooser, choose, rows))
-            root_row += 1 + len(work.tree)
-        return walks
+            accepted_paths.append(self._verify_tree(step_input, step_input.sampler, choose, rows))
+            root_row += 1 + len(step_input.tree)
+        return accepted_paths
 
-    def _walk(self, work: Work, chooser: Chooser, choose: Callable[[int], int], logits: Tensor) -> Walk:
+    def _verify_tree(
+        self, step_input: StepInput, sampler: Sampler, choose: Callable[[int], int], logits: Tensor
+    ) -> AcceptedPath:
         """`logits` are those of root and nodes."""
-        max_depth = self._max_depth(work)
-        match chooser.sampling.acceptance:
+        max_depth = self._max_depth(step_input)
+        match sampler.sampling.acceptance:
             case "exact":
-                return walk(work.tree, choose, self._eos, max_depth)
+                return verify_path(step_input.tree, choose, self._eos, max_depth)
             case "typical":
-                return walk_typical(work.tree, chooser.gains(logits, work.tree), choose, self._eos, max_depth)
+                return verify_typical(
+                    step_input.tree, sampler.log_probs(logits, step_input.tree), choose, self._eos, max_depth
+                )
             case _:
-                assert_never(chooser.sampling.acceptance)
+                assert_never(sampler.sampling.acceptance)
 
-    def _max_depth(self, work: Work) -> int:
+    def _max_depth(self, step_input: StepInput) -> int:
         """Nodes that fit below the root, leaving one position for the bonus."""
-        root = work.held.slot.length + len(work.chain) - 1
+        root = step_input.sequence.slot.length + len(step_input.chain) - 1
         return max(0, self.target.max_context - 2 - root)
 
 
-def _likeliest(logits: Tensor) -> list[int]:
+def _argmax(logits: Tensor) -> list[int]:
     """The first of the largest values in every row, as torch's argmax has it; numpy's is 8 times as fast on a CPU."""
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         return [int(token) for token in logits.numpy().argmax(-1)]
     return [int(token) for token in logits.argmax(-1).tolist()]
 
 
-def _logprobs(works: Sequence[Work], walks: Sequence[Walk | None], logits: Tensor) -> list[tuple[TokenLogprob, ...]]:
+def _logprobs(
+    inputs: abc.Sequence[StepInput], accepted_paths: abc.Sequence[AcceptedPath | None], logits: Tensor
+) -> list[tuple[TokenLogprob, ...]]:
     """Empty for those that did not ask."""
     found: list[tuple[TokenLogprob, ...]] = []
     root_row = 0  # of logits
-    for work, judged in zip(works, walks, strict=True):
-        num_rows = 0 if judged is None else 1 + len(work.tree)
-        if judged is None or work.logprobs is None:
+    for step_input, accepted in zip(inputs, accepted_paths, strict=True):
+        num_rows = 0 if accepted is None else 1 + len(step_input.tree)
+        if accepted is None or step_input.logprobs is None:
             found.append(())
         else:
-            found.append(token_logprobs(logits[root_row : root_row + num_rows], work.tree, judged, work.logprobs))
+            found.append(
+                token_logprobs(logits[root_row : root_row + num_rows], step_input.tree, accepted, step_input.logprobs)
+            )
         root_row += num_rows
     return found
 
@@ -197,31 +213,33 @@ def _look_up(chosen: list[int], root_row: int, node: int) -> int:
     return chosen[root_row + 1 + node]
 
 
-def _draw(chooser: Chooser, logits: Tensor, positions: list[int], node: int) -> int:
+def _draw(sampler: Sampler, logits: Tensor, positions: list[int], node: int) -> int:
     """`logits` and `positions` begin with the root's."""
     row = 1 + node
-    return chooser.choose(logits[row : row + 1], [positions[row] + 1])[0]
+    return sampler.choose(logits[row : row + 1], [positions[row] + 1])[0]
 
 
-def _rows_to_judge(works: Sequence[Work]) -> list[int]:
+def _rows_with_logits(inputs: abc.Sequence[StepInput]) -> list[int]:
     """Rows of the flat batch whose logits count: every root and node."""
     rows: list[int] = []
     first = 0
-    for work in works:
-        stop = first + len(work.chain) + len(work.tree)
-        if work.chooser is not None:
-            rows.extend(range(first + len(work.chain) - 1, stop))
+    for step_input in inputs:
+        stop = first + len(step_input.chain) + len(step_input.tree)
+        if step_input.sampler is not None:
+            rows.extend(range(first + len(step_input.chain) - 1, stop))
         first = stop
     return rows
 
 
-def _untapped(outcome: Outcome) -> Activations:
-    held = outcome.work.held
-    assert held.tap is not None
-    return held.untapped({layer: _standing(outcome, outcome.hidden[layer]) for layer in held.tap.hidden_layers})
+def _activations(result: StepResult) -> Activations:
+    sequence = result.step_input.sequence
+    assert sequence.tap is not None
+    return sequence.activations(
+        {layer: _committed_rows(result, result.hidden[layer]) for layer in sequence.tap.hidden_layers}
+    )
 
 
-def _side_by_side(parts: Sequence[Activations]) -> Activations:
+def _side_by_side(parts: abc.Sequence[Activations]) -> Activations:
     """As if they were of one session."""
     if len(parts) == 1:
         return parts[0]
@@ -232,10 +250,10 @@ def _side_by_side(parts: Sequence[Activations]) -> Activations:
     )
 
 
-def _standing(outcome: Outcome, hidden: Tensor) -> Tensor:
+def _committed_rows(result: StepResult, hidden: Tensor) -> Tensor:
     """Of the rows of a pass [n, hidden], those of the chain and the accepted path."""
-    num_chain = len(outcome.work.chain)
-    path = outcome.walk.path if outcome.walk else ()
+    num_chain = len(result.step_input.chain)
+    path = result.accepted.path if result.accepted else ()
     if not path:
         return hidden[:num_chain]
     return torch.cat([hidden[:num_chain], hidden[[num_chain + node for node in path]]])

@@ -19,13 +19,13 @@ from transformers.generation.logits_process import (
 from outrider_proto.frames import MIN_LOGPROB, Sampling, TokenLogprob
 from outrider_proto.sampling_noise import uniform
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.acceptance import NOT_TYPICAL, Walk
+from outrider_server.engine.acceptance import NOT_TYPICAL, AcceptedPath
 
 _COLDEST = 1e-30  # below it float32 has no quotient, and what is drawn would be no token
 _ENTROPY_FLOOR = 1e-5  # keeps ln finite; part of the published rule
 
 
-class Chooser:
+class Sampler:
     """Chooses tokens as `sampling` says."""
 
     def __init__(self, sampling: Sampling) -> None:
@@ -49,7 +49,7 @@ class Chooser:
         # right=True: the first token whose cumulative probability exceeds u, so never one of probability 0.
         return torch.searchsorted(cumulative, heights, right=True)[:, 0].tolist()
 
-    def gains(self, logits: Tensor, tree: DraftTree) -> list[float]:
+    def log_probs(self, logits: Tensor, tree: DraftTree) -> list[float]:
         """logits [1 + nodes, vocab] of root and nodes. ln p of every node's token below its parent; NOT_TYPICAL where p
         does not exceed the parent's threshold.
         """
@@ -76,14 +76,14 @@ def _processors(sampling: Sampling) -> LogitsProcessorList:
     return processors
 
 
-def token_logprobs(logits: Tensor, tree: DraftTree, walk: Walk, num_top: int) -> tuple[TokenLogprob, ...]:
+def token_logprobs(logits: Tensor, tree: DraftTree, accepted: AcceptedPath, num_top: int) -> tuple[TokenLogprob, ...]:
     """logits [1 + nodes, vocab] of root and nodes. Of path and bonus, each with the `num_top` likeliest in its place.
 
     Raises Violation for logits that are no numbers.
     """
-    bonus = () if walk.bonus is None else (walk.bonus,)
-    tokens = torch.tensor([*tree.path_tokens(walk.path), *bonus], device=logits.device)
-    rows = [0, *(1 + node for node in walk.path)][: len(tokens)]  # each says what follows it
+    bonus = () if accepted.bonus is None else (accepted.bonus,)
+    tokens = torch.tensor([*tree.path_tokens(accepted.path), *bonus], device=logits.device)
+    rows = [0, *(1 + node for node in accepted.path)][: len(tokens)]  # each says what follows it
     judged = logits[rows].float()
     likeliest, top = judged.topk(min(num_top, judged.shape[-1]))
     scores = torch.cat([judged.gather(-1, tokens[:, None]), likeliest], dim=-1)

@@ -6,7 +6,7 @@ tokens    whose rows are there        known, but their rows are not (yet): lost 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from functools import partial
 from typing import Literal, Protocol
 
@@ -19,26 +19,28 @@ from outrider_drafters.contracts.tap import Activations, StatelessTap, Tap, TapS
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.packing import prefix_hash
 from outrider_server.engine.server_drafter import SessionDrafter
-from outrider_server.kv.budget import KVShape, OutOfRoom
-from outrider_server.kv.memory import Memory
+from outrider_server.kv.budget import KVShape, OutOfKVMemory
+from outrider_server.kv.memory import KVMemory
 
 
-class Worker(Protocol):
+class ActiveRequest(Protocol):
     """A job under way."""
 
     @property
     def over(self) -> bool: ...
 
 
-class Held:
+class Sequence:
     """Tokens of one session, and of the first of them rows and features; between passes these cover the same positions.
 
     `bonus` is the last verdict's, as long as it follows what is held; None where the text has ended. `drafting` is
     there where the server may draft for this session. Sessions of one `payer` may share the rows of a common beginning.
     """
 
-    def __init__(self, kv: KVShape | Memory, tap: Tap | None, drafter: Drafter | None = None, payer: str = "") -> None:
-        self._memory = kv if isinstance(kv, Memory) else Memory(kv, sharing="none")
+    def __init__(
+        self, kv: KVShape | KVMemory, tap: Tap | None, drafter: Drafter | None = None, payer: str = ""
+    ) -> None:
+        self._memory = kv if isinstance(kv, KVMemory) else KVMemory(kv, sharing="none")
         self.payer = payer
         self.tap = tap
         self.drafting = SessionDrafter(drafter) if drafter else None
@@ -46,50 +48,50 @@ class Held:
         self.parked = False  # no stream speaks for it
         self.used_at = 0
         self.tokens: list[int] = []
-        self.names: list[bytes] = []
+        self.block_hashes: list[bytes] = []
         self._tap_state = tap.new_state() if tap else None
         self._num_features = 0
-        self._worker: Worker | None = None
+        self._request: ActiveRequest | None = None
         self._waits = False
         self._released = False
         self._group = self._memory.group(payer, tap.info.fingerprint if tap else "")
-        self._is_doubtful = False
+        self._is_invalid = False
         self.slot = self._memory.new_slot(self, tap.info.width if tap else 0)
 
     @property
-    def lost(self) -> list[int]:
+    def uncomputed(self) -> list[int]:
         """Tokens that must be run before anything can follow them."""
         return self.tokens[self.slot.length :]
 
     @property
-    def num_lost(self) -> int:
+    def num_uncomputed(self) -> int:
         return len(self.tokens) - self.slot.length
 
     @property
-    def num_standing(self) -> int:
+    def num_computed(self) -> int:
         """Tokens that have both rows and features."""
         return self.slot.length if self.tap is None else min(self.slot.length, self._num_features)
 
     @property
     def group(self) -> bytes | None:
         """Whom it shares with: nobody, where its features depend on more than the rows of K/V."""
-        if self._is_doubtful or (self.tap is not None and not isinstance(self._tap_state, StatelessTap)):
+        if self._is_invalid or (self.tap is not None and not isinstance(self._tap_state, StatelessTap)):
             return None
         return self._group
 
     @property
-    def standing(self) -> Literal["parked", "idle", "waiting", "working"]:
+    def status(self) -> Literal["parked", "idle", "waiting", "working"]:
         """How much it would be missed."""
         if self._waits and not self.parked:
             return "waiting"
-        if self._worker is not None and not self._worker.over:
+        if self._request is not None and not self._request.over:
             return "working"
         return "parked" if self.parked else "idle"
 
-    def begin(self, worker: Worker, base_len: int, context: Sequence[int], num_more: int) -> None:
+    def begin(self, request: ActiveRequest, base_len: int, context: abc.Sequence[int], num_more: int) -> None:
         """`context` follows the first `base_len` tokens, and then up to `num_more` rows.
 
-        Raises Violation when fewer tokens are held, Refusal for what can never fit, OutOfRoom for what does not fit
+        Raises Violation when fewer tokens are held, Refusal for what can never fit, OutOfKVMemory for what does not fit
         now: then it may be asked again.
         """
         if self._released or base_len > len(self.tokens):
@@ -103,14 +105,14 @@ class Held:
             self.tokens.extend(context)
             self.bonus = None if context else self.bonus
         self._memory.between_passes()
-        if self._is_doubtful:
-            self.lose()
-            self._is_doubtful = False
+        if self._is_invalid:
+            self.evict()
+            self._is_invalid = False
         given = self._memory.begin(self, len(self.tokens) + num_more)
         if self.tap is not None:
             self._num_features = max(self._num_features, given)
         self.reserve(num_more)
-        self._worker = worker
+        self._request = request
 
     def reserve(self, num_more: int) -> None:
         """Rows for all its tokens and `num_more` behind them. Raises as begin()."""
@@ -121,10 +123,10 @@ class Held:
         take = partial(self._memory.take_for, self)
         try:
             self.slot.reserve(total - self.slot.length, take)
-        except OutOfRoom:
-            if not self._memory.is_cramped(self, total):
+        except OutOfKVMemory:
+            if not self._memory.fits_only_alone(self, total):
                 raise
-            self.lose()
+            self.evict()
             self.slot.reserve(total, take)
         self._waits = False
 
@@ -135,34 +137,36 @@ class Held:
         del self.tokens[length:]
         self._keep_rows(min(length, self.slot.length))
 
-    def lose(self) -> None:
+    def evict(self) -> None:
         """Rows and features, to make room; the tokens stay."""
         self._keep_rows(0)
         self.slot.clear()
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """A pass of it failed: nobody is to build on what it holds, itself included."""
-        self._is_doubtful = True
+        self._is_invalid = True
 
-    def relieve(self) -> None:
+    def request_memory(self) -> None:
         """The machine has no memory for a pass of it: before the next one there must be some."""
-        self._memory.is_relief_due = True
+        self._memory.must_free_all = True
 
     def release(self) -> None:
         """The session has ended."""
         self._released = True
         self._memory.release(self)
 
-    def commit(self, chain: Sequence[int], path: Sequence[int], path_tokens: Sequence[int], bonus: int | None) -> None:
+    def commit(
+        self, chain: abc.Sequence[int], path: abc.Sequence[int], path_tokens: abc.Sequence[int], bonus: int | None
+    ) -> None:
         """Keep the pass's chain and the accepted path; their features follow by `add_features`."""
         first = self.slot.length
         self.slot.commit(len(chain), path)
         self.tokens[first : self.slot.length] = [*chain, *path_tokens]
         self.bonus = bonus
         if self.tap is None:
-            self._memory.note(self)
+            self._memory.register_blocks(self)
 
-    def awaits(self, base_len: int, root: int, prefix: bytes) -> bool:
+    def expects(self, base_len: int, root: int, prefix: bytes) -> bool:
         """Whether `root` is what comes next: exactly `base_len` tokens are held, it is the last verdict's bonus, and
         with it they hash to `prefix`."""
         if len(self.tokens) != base_len or root != self.bonus:
@@ -178,7 +182,7 @@ class Held:
     def lacks_features(self) -> bool:
         return self._num_features < self.slot.length
 
-    def untapped(self, hidden: dict[int, Tensor]) -> Activations:
+    def activations(self, hidden: dict[int, Tensor]) -> Activations:
         """Of the rows that have no features yet; `hidden` holds their hidden states."""
         keys, values = self.slot.rows(self._num_features, self.slot.length)
         return Activations(keys=keys, values=values, hidden=hidden)
@@ -187,7 +191,7 @@ class Held:
         """Of the rows that had none."""
         self.slot.put_features(self._num_features, rows)
         self._num_features = self.slot.length
-        self._memory.note(self)
+        self._memory.register_blocks(self)
 
     def features(self, first: int) -> tuple[int, NDArray[np.float32]]:
         """A copy of the rows of positions first, first + 1, ... that its drafter reads, and where they begin."""
@@ -200,7 +204,7 @@ class Held:
         """The first so many, or fewer where they are shared."""
         self.slot.truncate(length)
         length = self.slot.length
-        self._memory.unnote(self, length)
+        self._memory.unregister_blocks(self, length)
         if self._tap_state is not None:
             self._tap_state.truncate(length)
         self._num_features = min(self._num_features, length)

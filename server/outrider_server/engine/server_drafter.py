@@ -17,7 +17,7 @@ from outrider_proto.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class DraftContext:
     """What a session's drafter may read: the tokens up to and including the root, and the feature rows of positions
     from a first one on, with where they begin; None where there are no features."""
 
@@ -33,7 +33,7 @@ class SessionDrafter:
         self._tokens: list[int] = []  # what the state holds
 
     @torch.inference_mode()
-    def grow(self, known: Known, shape: TreeShape, cancelled: Callable[[], bool]) -> DraftTree:
+    def grow(self, known: DraftContext, shape: TreeShape, cancelled: Callable[[], bool]) -> DraftTree:
         """A draft below the root; `cancelled` ends it between levels."""
         tokens = list(known.tokens)
         common = common_prefix_len(self._tokens, tokens)

@@ -32,7 +32,7 @@ class KVShape:
         return self.layers * self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
 
 
-class OutOfRoom(Exception):
+class OutOfKVMemory(Exception):
     """There is no room for so many bytes now. Nothing has changed; ask again when somebody has ended."""
 
     def __init__(self, num_bytes: int) -> None:
@@ -40,7 +40,7 @@ class OutOfRoom(Exception):
         self.num_bytes = num_bytes
 
 
-class Budget:
+class MemoryBudget:
     """Bytes in use, at most `limit_bytes`."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -52,9 +52,9 @@ class Budget:
         return self.limit_bytes - self.used_bytes
 
     def take(self, num_bytes: int) -> None:
-        """Raises OutOfRoom."""
+        """Raises OutOfKVMemory."""
         if num_bytes > self.free_bytes:
-            raise OutOfRoom(num_bytes)
+            raise OutOfKVMemory(num_bytes)
         self.used_bytes += num_bytes
 
     def give(self, num_bytes: int) -> None:

@@ -14,34 +14,36 @@ from heapq import heapify, heappop, heappush
 from typing import Literal, Protocol
 
 from outrider_proto.errors import Reason, Refusal
-from outrider_server.kv.budget import Budget, KVShape, OutOfRoom
-from outrider_server.kv.prefix import BLOCK, Prefix, first_name
-from outrider_server.kv.prefix_cache import Holder, Prefixes
-from outrider_server.kv.slot import Slot, Take
-from outrider_server.kv.store import Pool, Store, size_class
+from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
+from outrider_server.kv.buffers import BufferPool, KVBuffer, rounded_capacity
+from outrider_server.kv.prefix import BLOCK, Prefix, group_hash
+from outrider_server.kv.prefix_cache import CachedSequence, PrefixCache
+from outrider_server.kv.slot import KVSlot, Take
 
 Sharing = Literal["payer", "all", "none"]
 
 
-class Tenant(Holder, Protocol):
+class EvictableSequence(CachedSequence, Protocol):
     """A session that holds rows."""
 
     used_at: int
 
     @property
-    def standing(self) -> Literal["parked", "idle", "waiting", "working"]: ...
+    def status(self) -> Literal["parked", "idle", "waiting", "working"]: ...
 
-    def lose(self) -> None:
+    def evict(self) -> None:
         """Its rows and features, but not its tokens."""
         ...
 
 
 _SMALL_BYTES = 256 * 1024  # a product apart, pass for pass, costs more than this memory
-_GULP = 16  # of prefixes, one part in so many of all memory goes at once: looking for them takes time, slabs take room
-_GO_FIRST = {"parked": 0, "idle": 1, "waiting": 2}
+_DROP_SHARE = (
+    16  # of prefixes, one part in so many of all memory goes at once: looking for them takes time, slabs take room
+)
+_EVICTION_ORDER = {"parked": 0, "idle": 1, "waiting": 2}
 
 
-class Memory:
+class KVMemory:
     """Belongs to the model thread, but for `new_slot` and the counts, which any may ask for. Rows move and go only
     between passes: when a session begins, takes room or ends. `small_bytes`: rows that are not worth sharing."""
 
@@ -52,15 +54,15 @@ class Memory:
         sharing: Sharing = "payer",
         small_bytes: int = _SMALL_BYTES,
     ) -> None:
-        self.budget = Budget(sys.maxsize if budget_bytes is None else budget_bytes)
-        self.pool = Pool(shape, self.budget)
+        self.budget = MemoryBudget(sys.maxsize if budget_bytes is None else budget_bytes)
+        self.pool = BufferPool(shape, self.budget)
         self.evictions = 0
         self.prefix_hits_tokens = 0  # that needed no pass
         self.prefix_asked_tokens = 0  # of texts that were begun
-        self._prefixes = Prefixes(self, small_bytes)
+        self._prefixes = PrefixCache(self, small_bytes)
         self._sharing = sharing
-        self._tenants: dict[Tenant, None] = {}
-        self.is_relief_due = False  # a pass has found no memory
+        self._sequences: dict[EvictableSequence, None] = {}
+        self.must_free_all = False  # a pass has found no memory
         self.count = 0  # of uses: the clock of what is longest unused
 
     @property
@@ -87,41 +89,41 @@ class Memory:
 
     def group(self, payer: str, tap: str) -> bytes:
         """Of the sessions that may share: those of one payer, or all; and of one tap, whose features go along."""
-        return first_name(b"" if self._sharing == "all" else payer.encode(), tap.encode())
+        return group_hash(b"" if self._sharing == "all" else payer.encode(), tap.encode())
 
-    def new_slot(self, tenant: Tenant, width: int) -> Slot:
+    def new_slot(self, sequence: EvictableSequence, width: int) -> KVSlot:
         """Registers the session, whose rows may from now on be taken away."""
-        tenant.slot = Slot(self.pool, width)
-        self._tenants[tenant] = None  # last: the model thread may ask for all it has at once
-        return tenant.slot
+        sequence.slot = KVSlot(self.pool, width)
+        self._sequences[sequence] = None  # last: the model thread may ask for all it has at once
+        return sequence.slot
 
-    def take_for(self, tenant: Tenant, num_rows: int, width: int) -> Store:
-        """More room for its rows. Raises OutOfRoom."""
-        return self._taken(self.pool.take, num_rows, width, (tenant,))
+    def take_for(self, sequence: EvictableSequence, num_rows: int, width: int) -> KVBuffer:
+        """More room for its rows. Raises OutOfKVMemory."""
+        return self._taken(self.pool.take, num_rows, width, (sequence,))
 
-    def begin(self, tenant: Tenant, num_rows: int) -> int:
+    def begin(self, sequence: EvictableSequence, num_rows: int) -> int:
         """Its text is to go on, up to `num_rows` rows, and its tokens are known: let it begin with what others hold of
         them. Answers of how many tokens it has rows and features by that."""
         self.count += 1
-        tenant.used_at = self.count
-        slot, first = tenant.slot, tenant.slot.length
-        if self._shares(tenant):
-            is_more_to_know = len(tenant.tokens) - first >= BLOCK
-            if is_more_to_know and (known := self._prefixes.find(tenant)) is not None:
-                self._prefixes.attach(tenant, known)
-            elif first > slot.start and (known := self._prefixes.elsewhere(tenant)) is not None:
+        sequence.used_at = self.count
+        slot, first = sequence.slot, sequence.slot.length
+        if self._shares(sequence):
+            is_more_to_know = len(sequence.tokens) - first >= BLOCK
+            if is_more_to_know and (known := self._prefixes.find(sequence)) is not None:
+                self._prefixes.attach(sequence, known)
+            elif first > slot.start and (known := self._prefixes.find_duplicate(sequence)) is not None:
                 slot.rebase(known)
         if slot.prefix is not None:
             slot.prefix.used_at = self.count
         given = slot.start
-        self._prefixes.unshare(tenant, num_rows)
+        self._prefixes.unshare(sequence, num_rows)
         self.prefix_hits_tokens += slot.length - first
-        self.prefix_asked_tokens += len(tenant.tokens) - first
+        self.prefix_asked_tokens += len(sequence.tokens) - first
         return given
 
-    def check_fit(self, tenant: Tenant, num_rows: int) -> None:
+    def check_fit(self, sequence: EvictableSequence, num_rows: int) -> None:
         """Raises Refusal for a text that could not be held if it were the only one."""
-        num_bytes = num_rows * self.pool.row_bytes(tenant.slot.width)
+        num_bytes = num_rows * self.pool.row_bytes(sequence.slot.width)
         if num_bytes > self.budget_bytes:
             raise Refusal(
                 Reason.CONTEXT_FULL,
@@ -129,113 +131,115 @@ class Memory:
                 " (--kv-memory); send a shorter text",
             )
 
-    def is_cramped(self, tenant: Tenant, num_rows: int) -> bool:
+    def fits_only_alone(self, sequence: EvictableSequence, num_rows: int) -> bool:
         """Whether its rows can never lie beside their own copy with more room."""
-        num_bytes = num_rows * self.pool.row_bytes(tenant.slot.width)
-        return 0 < self.budget_bytes - num_bytes < tenant.slot.num_bytes
+        num_bytes = num_rows * self.pool.row_bytes(sequence.slot.width)
+        return 0 < self.budget_bytes - num_bytes < sequence.slot.num_bytes
 
-    def note(self, tenant: Tenant) -> None:
+    def register_blocks(self, sequence: EvictableSequence) -> None:
         """It holds more rows and features than before. Moves nobody's rows: others' may be half-way to theirs."""
-        if self._shares(tenant):
-            self._prefixes.note(tenant)
+        if self._shares(sequence):
+            self._prefixes.register_blocks(sequence)
 
-    def unnote(self, tenant: Tenant, length: int) -> None:
+    def unregister_blocks(self, sequence: EvictableSequence, length: int) -> None:
         """It is about to hold no more than `length`."""
-        self._prefixes.unnote(tenant, length)
+        self._prefixes.unregister_blocks(sequence, length)
 
-    def leave(self, tenant: Tenant, length: int = 0) -> None:
+    def leave(self, sequence: EvictableSequence, length: int = 0) -> None:
         """It is about to give up all but the first `length` tokens, which may be of use to others."""
-        if length < BLOCK * len(tenant.names) and self._shares(tenant):
+        if length < BLOCK * len(sequence.block_hashes) and self._shares(sequence):
             try:
-                self._prefixes.keep(tenant)
-            except OutOfRoom as shortage:  # what nobody has used for long is of less use, if that is enough
+                self._prefixes.retain(sequence)
+            except OutOfKVMemory as shortage:  # what nobody has used for long is of less use, if that is enough
                 if shortage.num_bytes <= self.budget.free_bytes + self.prefix_bytes:
                     self._drop_some_unused(shortage.num_bytes)
-                    with suppress(OutOfRoom):
-                        self._prefixes.keep(tenant)
+                    with suppress(OutOfKVMemory):
+                        self._prefixes.retain(sequence)
 
-    def release(self, tenant: Tenant) -> None:
+    def release(self, sequence: EvictableSequence) -> None:
         """It ends."""
-        self._tenants.pop(tenant, None)
-        self.leave(tenant)
-        self._prefixes.forget(tenant)
-        tenant.lose()
+        self._sequences.pop(sequence, None)
+        self.leave(sequence)
+        self._prefixes.forget(sequence)
+        sequence.evict()
 
-    def take_exactly(self, num_rows: int, width: int, spare: Sequence[Holder]) -> Store:
-        """Raises OutOfRoom. With nobody to spare, only what is free."""
+    def take_exactly(self, num_rows: int, width: int, spare: Sequence[CachedSequence]) -> KVBuffer:
+        """Raises OutOfKVMemory. With nobody to spare, only what is free."""
         return self._taken(self.pool.take_exactly, num_rows, width, spare)
 
-    def give(self, store: Store) -> None:
-        self.budget.give(store.num_bytes)
+    def give(self, buffer: KVBuffer) -> None:
+        self.budget.give(buffer.num_bytes)
 
     def between_passes(self) -> None:
         """Rows may move now: do what had to wait for that."""
-        if self.is_relief_due:
-            self.is_relief_due = False
-            self.relieve()
+        if self.must_free_all:
+            self.must_free_all = False
+            self.free_all()
 
-    def relieve(self) -> None:
+    def free_all(self) -> None:
         """The machine itself has run out: give back all that can be had again."""
         self._drop_unused(-1)
-        for tenant in self._evictable(()):
-            self._evict(tenant)
+        for sequence in self._evictable(()):
+            self._evict(sequence)
         self._drop_unused(-1)
         self.pool.trim()
 
-    def _shares(self, tenant: Tenant) -> bool:
-        return self._sharing != "none" and tenant.group is not None
+    def _shares(self, sequence: EvictableSequence) -> bool:
+        return self._sharing != "none" and sequence.group is not None
 
-    def _taken(self, take: Take, num_rows: int, width: int, spare: Sequence[Holder]) -> Store:
-        """Making room step by step; where it cannot be made, nobody loses anything. Raises OutOfRoom."""
+    def _taken(self, take: Take, num_rows: int, width: int, spare: Sequence[CachedSequence]) -> KVBuffer:
+        """Making room step by step; where it cannot be made, nobody loses anything. Raises OutOfKVMemory."""
         try:
             return take(num_rows, width)
-        except OutOfRoom as shortage:
+        except OutOfKVMemory as shortage:
             if not spare or not self._can_make_room(num_rows, width, spare):
                 raise
-            for _ in self._making_room(shortage.num_bytes, spare):
-                with suppress(OutOfRoom):
+            for _ in self._free_stepwise(shortage.num_bytes, spare):
+                with suppress(OutOfKVMemory):
                     return take(num_rows, width)
             raise
 
-    def _making_room(self, num_bytes: int, spare: Sequence[Holder]) -> Iterator[None]:
+    def _free_stepwise(self, num_bytes: int, spare: Sequence[CachedSequence]) -> Iterator[None]:
         """Step by step."""
         self._drop_some_unused(num_bytes)
         yield
-        for tenant in self._evictable(spare):
-            self._evict(tenant)
+        for sequence in self._evictable(spare):
+            self._evict(sequence)
             self.pool.trim()
             self._drop_unused(self.budget_bytes - num_bytes)
             yield
 
-    def _can_make_room(self, num_rows: int, width: int, spare: Sequence[Holder]) -> bool:
+    def _can_make_room(self, num_rows: int, width: int, spare: Sequence[CachedSequence]) -> bool:
         """Beside what must stay."""
-        staying = [t for t in list(self._tenants) if t in spare or t.standing == "working"]
+        staying = [t for t in list(self._sequences) if t in spare or t.status == "working"]
         links = {link for t in staying if t.slot.prefix for link in t.slot.prefix.chain()}
-        slabs = {t.slot.store.slab for t in staying}
-        pinned = sum(slab.num_bytes for slab in slabs) + sum(link.store.num_bytes for link in links)
+        slabs = {t.slot.buffer.slab for t in staying}
+        pinned = sum(slab.num_bytes for slab in slabs) + sum(link.buffer.num_bytes for link in links)
         fits = pinned + num_rows * self.pool.row_bytes(width) <= self.budget_bytes
         return (
             fits
             or self.pool.has_spare(num_rows, width, slabs)
             or any(
-                t.slot.store.slab in slabs and t.slot.store.capacity == size_class(num_rows) and t.slot.width == width
+                t.slot.buffer.slab in slabs
+                and t.slot.buffer.capacity == rounded_capacity(num_rows)
+                and t.slot.width == width
                 for t in self._evictable(spare)
             )
         )
 
-    def _evictable(self, spare: Sequence[Holder]) -> list[Tenant]:
+    def _evictable(self, spare: Sequence[CachedSequence]) -> list[EvictableSequence]:
         """In the order in which they go."""
-        standing = {t: t.standing for t in list(self._tenants) if t.slot.holds_any and t not in spare}
-        goers = [t for t, what in standing.items() if what != "working"]
-        return sorted(goers, key=lambda t: (_GO_FIRST[standing[t]], t.used_at))
+        status = {t: t.status for t in list(self._sequences) if t.slot.holds_any and t not in spare}
+        candidates = [t for t, what in status.items() if what != "working"]
+        return sorted(candidates, key=lambda t: (_EVICTION_ORDER[status[t]], t.used_at))
 
-    def _evict(self, tenant: Tenant) -> None:
-        tenant.lose()
+    def _evict(self, sequence: EvictableSequence) -> None:
+        sequence.evict()
         self.evictions += 1
 
     def _drop_some_unused(self, num_bytes: int) -> None:
         """So many bytes of them, or somewhat more."""
-        self._drop_unused(self.budget.used_bytes - max(num_bytes, self.budget_bytes // _GULP))
+        self._drop_unused(self.budget.used_bytes - max(num_bytes, self.budget_bytes // _DROP_SHARE))
 
     def _drop_unused(self, enough: int) -> None:
         """Of the prefixes, the longest unused first, until no more than so many bytes are used."""

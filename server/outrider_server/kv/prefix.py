@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 from outrider_proto.packing import pack_tokens
-from outrider_server.kv.store import Store
+from outrider_server.kv.buffers import KVBuffer
 
 BLOCK = 32  # tokens
 _NAME_BYTES = 16
@@ -22,13 +22,15 @@ _NAME_BYTES = 16
 class Prefix:
     """Rows start .. stop-1 of every text that begins with the tokens of `chain()`."""
 
-    def __init__(self, parent: Prefix | None, tokens: Sequence[int], names: Sequence[bytes], store: Store) -> None:
-        assert len(tokens) == store.capacity == BLOCK * len(names)
+    def __init__(
+        self, parent: Prefix | None, tokens: Sequence[int], block_hashes: Sequence[bytes], buffer: KVBuffer
+    ) -> None:
+        assert len(tokens) == buffer.capacity == BLOCK * len(block_hashes)
         self.parent = parent
         self.start = 0 if parent is None else parent.stop
         self.tokens = list(tokens)
-        self.names = list(names)
-        self.store = store
+        self.block_hashes = list(block_hashes)
+        self.buffer = buffer
         self.users = 0  # slots that end with it, and children
         self.num_slots = 0  # that begin with it
         self.used_at = 0  # count of the memory's
@@ -50,28 +52,28 @@ class Prefix:
         """All tokens up to its stop."""
         return [token for link in self.chain() for token in link.tokens]
 
-    def all_names(self) -> list[bytes]:
+    def all_hashes(self) -> list[bytes]:
         """Of all blocks up to its stop."""
-        return [name for link in self.chain() for name in link.names]
+        return [block_hash for link in self.chain() for block_hash in link.block_hashes]
 
-    def cut(self, count: int, upper: Store, lower: Store) -> Prefix:
+    def cut(self, count: int, upper: KVBuffer, lower: KVBuffer) -> Prefix:
         """Leave all but the first `count` rows to `self`, in `lower`; answers its new parent, with those in `upper`.
         What holds on to `self` has the same text as before."""
         blocks, rest = count // BLOCK, len(self.tokens) - count
-        upper.copy_rows(0, self.store, 0, count)
-        lower.copy_rows(0, self.store, count, rest)
-        above = Prefix(self.parent, self.tokens[:count], self.names[:blocks], upper)
+        upper.copy_rows(0, self.buffer, 0, count)
+        lower.copy_rows(0, self.buffer, count, rest)
+        above = Prefix(self.parent, self.tokens[:count], self.block_hashes[:blocks], upper)
         if self.parent is not None:
             self.parent.users -= 1  # it is the new one's child now
-        self.parent, self.start, self.store = above, above.stop, lower
-        self.tokens, self.names = self.tokens[count:], self.names[blocks:]
+        self.parent, self.start, self.buffer = above, above.stop, lower
+        self.tokens, self.block_hashes = self.tokens[count:], self.block_hashes[blocks:]
         above.users += 1
         above.num_slots = self.num_slots
         above.used_at = self.used_at
         return above
 
 
-def first_name(*whose: bytes) -> bytes:
+def group_hash(*whose: bytes) -> bytes:
     """What the names of a group of sessions begin with; those of different groups never meet."""
     digest = hashlib.blake2b(digest_size=_NAME_BYTES)
     for part in whose:
@@ -79,7 +81,7 @@ def first_name(*whose: bytes) -> bytes:
     return digest.digest()
 
 
-def block_names(before: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
+def block_hashes_of(before: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
     """Of all full blocks of the tokens that follow the block called `before`."""
     for first in range(0, len(tokens) - BLOCK + 1, BLOCK):
         block = pack_tokens(tokens[first : first + BLOCK])

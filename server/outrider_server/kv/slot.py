@@ -17,23 +17,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider_server.kv.budget import KVShape, OutOfRoom
+from outrider_server.kv.budget import KVShape, OutOfKVMemory
+from outrider_server.kv.buffers import BufferPool, KVBuffer, empty_buffer, unlimited_pool
 from outrider_server.kv.prefix import Prefix
-from outrider_server.kv.store import Pool, Store, empty_store, unlimited
 
-Take = Callable[[int, int], Store]  # rows and width of the features; raises OutOfRoom
+Take = Callable[[int, int], KVBuffer]  # rows and width of the features; raises OutOfKVMemory
 
 
-class Slot:
+class KVSlot:
     """A store that grows out of a pool, behind what it shares with others."""
 
-    def __init__(self, pool: Pool | KVShape, width: int = 0) -> None:
-        self._pool = pool if isinstance(pool, Pool) else unlimited(pool)
+    def __init__(self, pool: BufferPool | KVShape, width: int = 0) -> None:
+        self._pool = pool if isinstance(pool, BufferPool) else unlimited_pool(pool)
         self.shape = self._pool.shape
         self.width = width
         self.length = 0
         self.prefix: Prefix | None = None
-        self.store = self._nothing = empty_store(self.shape, width)
+        self.buffer = self._none = empty_buffer(self.shape, width)
 
     @property
     def start(self) -> int:
@@ -43,22 +43,22 @@ class Slot:
     @property
     def num_bytes(self) -> int:
         """Its own."""
-        return self.store.num_bytes
+        return self.buffer.num_bytes
 
     @property
     def holds_any(self) -> bool:
         """Whether clear() would give anything back."""
-        return self.store is not self._nothing or self.prefix is not None
+        return self.buffer is not self._none or self.prefix is not None
 
     def reserve(self, num_rows: int, take: Take | None = None) -> None:
         """Have room for `num_rows` rows behind the committed ones; `take` may make some, at the cost of others. Raises
-        OutOfRoom, and has changed nothing."""
+        OutOfKVMemory, and has changed nothing."""
         needed = self.length - self.start + num_rows
-        if needed > self.store.capacity:
+        if needed > self.buffer.capacity:
             grown = (take or self._pool.take)(needed, self.width)
-            grown.copy_rows(0, self.store, 0, self.length - self.start)
+            grown.copy_rows(0, self.buffer, 0, self.length - self.start)
             self._give()
-            self.store = grown
+            self.buffer = grown
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put `keys`, `values` [kv_heads, n, dim] behind the committed rows of `layer`; answer its own rows up to them.
@@ -67,8 +67,8 @@ class Slot:
         """
         first = self.length - self.start
         stop = first + keys.shape[1]
-        all_keys = self.store.layer_keys[layer][:, :stop]
-        all_values = self.store.layer_values[layer][:, :stop]
+        all_keys = self.buffer.layer_keys[layer][:, :stop]
+        all_values = self.buffer.layer_values[layer][:, :stop]
         all_keys[:, first:].copy_(keys)
         all_values[:, first:].copy_(values)
         return all_keys, all_values
@@ -76,7 +76,7 @@ class Slot:
     def shared(self, layer: int) -> list[tuple[Tensor, Tensor]]:
         """K and V of `layer` that lie before its own rows, in order: [kv_heads, n, dim] each."""
         links = () if self.prefix is None else self.prefix.chain()
-        return [(link.store.layer_keys[layer], link.store.layer_values[layer]) for link in links]
+        return [(link.buffer.layer_keys[layer], link.buffer.layer_values[layer]) for link in links]
 
     def commit(self, num_chain: int, path: Sequence[int] = ()) -> None:
         """Keep the first `num_chain` rows of the pass and, of the tree rows behind them, those in `path`, in order."""
@@ -87,8 +87,8 @@ class Slot:
         first = tree + in_place
         if moved := path[in_place:]:
             rows = torch.tensor(moved, device=self.shape.device) + tree
-            for store in (self.store.keys, self.store.values):
-                store[:, :, first : first + len(moved)] = store.index_select(2, rows)
+            for buffer in (self.buffer.keys, self.buffer.values):
+                buffer[:, :, first : first + len(moved)] = buffer.index_select(2, rows)
         self.length += num_chain + len(path)
 
     def truncate(self, length: int) -> None:
@@ -106,20 +106,20 @@ class Slot:
         """K and V rows first .. stop-1 of all layers, views of its own: [layers, kv_heads, stop - first, dim]."""
         parts = self._parts(first, stop)
         if len(parts) == 1:
-            store, begin, end = parts[0]
-            return store.keys[:, :, begin:end], store.values[:, :, begin:end]
-        keys = [store.keys[:, :, begin:end] for store, begin, end in parts]
-        values = [store.values[:, :, begin:end] for store, begin, end in parts]
+            buffer, begin, end = parts[0]
+            return buffer.keys[:, :, begin:end], buffer.values[:, :, begin:end]
+        keys = [buffer.keys[:, :, begin:end] for buffer, begin, end in parts]
+        values = [buffer.values[:, :, begin:end] for buffer, begin, end in parts]
         return torch.cat(keys, dim=2), torch.cat(values, dim=2)
 
     def put_features(self, first: int, rows: NDArray[np.float32]) -> None:
         """Of its own positions first, first + 1, ..."""
         begin = first - self.start
-        self.store.features[begin : begin + len(rows)] = rows
+        self.buffer.features[begin : begin + len(rows)] = rows
 
     def features(self, first: int, stop: int) -> NDArray[np.float32]:
         """A copy of the feature rows of positions first .. stop-1."""
-        return np.concatenate([store.features[begin:end] for store, begin, end in self._parts(first, stop)])
+        return np.concatenate([buffer.features[begin:end] for buffer, begin, end in self._parts(first, stop)])
 
     def attach(self, prefix: Prefix) -> None:
         """Begin with `prefix`, instead of whatever there was."""
@@ -130,40 +130,40 @@ class Slot:
         """Its first rows are those of `prefix` as well: let go of them, keep those behind; also those of a pass that
         is not committed yet, for this may happen on another session's behalf."""
         shift = prefix.stop - self.start
-        own = self.store.capacity - shift
+        own = self.buffer.capacity - shift
         try:
-            store = self._pool.take(max(self.store.capacity - shift, 1), self.width)
-        except OutOfRoom:
-            store = self.store
-            _shift(store, shift, own)
+            buffer = self._pool.take(max(self.buffer.capacity - shift, 1), self.width)
+        except OutOfKVMemory:
+            buffer = self.buffer
+            _shift(buffer, shift, own)
         else:
-            store.copy_rows(0, self.store, shift, own)
+            buffer.copy_rows(0, self.buffer, shift, own)
             self._give()
-        self.store = store
+        self.buffer = buffer
         self._end_with(prefix)
 
     def unshare(self, base: Prefix | None, num_rows: int) -> None:
         """Have its own copy of what it shares behind `base`, and room for `num_rows` rows there: out of what is free,
-        for this is asked before every request. Raises OutOfRoom, and has changed nothing."""
+        for this is asked before every request. Raises OutOfKVMemory, and has changed nothing."""
         first = 0 if base is None else base.stop
         parts = self._parts(first, self.length)
-        is_enough = self.length == self.start and num_rows <= self.store.capacity
+        is_enough = self.length == self.start and num_rows <= self.buffer.capacity
         if not is_enough and not self._pool.has_room(num_rows, self.width):
-            raise OutOfRoom(num_rows * self._pool.row_bytes(self.width))
-        store = self.store if is_enough else self._pool.take(num_rows, self.width)
+            raise OutOfKVMemory(num_rows * self._pool.row_bytes(self.width))
+        buffer = self.buffer if is_enough else self._pool.take(num_rows, self.width)
         done = 0
         for source, begin, end in parts:
-            store.copy_rows(done, source, begin, end - begin)
+            buffer.copy_rows(done, source, begin, end - begin)
             done += end - begin
-        if store is not self.store:
+        if buffer is not self.buffer:
             self._give()
-            self.store = store
+            self.buffer = buffer
         self._end_with(base)
 
     def clear(self) -> None:
         """Hold nothing."""
         self._give()
-        self.store = self._nothing
+        self.buffer = self._none
         self._end_with(None)
         self.length = 0
 
@@ -176,24 +176,24 @@ class Slot:
         self.prefix = prefix
 
     def _give(self) -> None:
-        if self.store.capacity:
-            self._pool.give(self.store)
+        if self.buffer.capacity:
+            self._pool.give(self.buffer)
 
-    def _parts(self, first: int, stop: int) -> list[tuple[Store, int, int]]:
+    def _parts(self, first: int, stop: int) -> list[tuple[KVBuffer, int, int]]:
         """Where rows first .. stop-1 lie: stores, and from where to where in each. At least one."""
-        parts: list[tuple[Store, int, int]] = []
+        parts: list[tuple[KVBuffer, int, int]] = []
         for link in self.prefix.chain() if self.prefix and first < self.prefix.stop else ():
             begin, end = max(first, link.start), min(stop, link.stop)
             if begin < end:
-                parts.append((link.store, begin - link.start, end - link.start))
+                parts.append((link.buffer, begin - link.start, end - link.start))
         if stop > self.start or not parts:
             start = self.start
-            parts.append((self.store, max(first, start) - start, max(stop, start) - start))
+            parts.append((self.buffer, max(first, start) - start, max(stop, start) - start))
         return parts
 
 
-def _shift(store: Store, by: int, count: int) -> None:
+def _shift(buffer: KVBuffer, by: int, count: int) -> None:
     """Rows by .. by+count-1 to the beginning, part by part, so that it takes no memory: this is for when there is none,
     and half of it would be a session's ruin."""
     for first in range(0, count, by):
-        store.copy_rows(first, store, first + by, min(by, count - first))
+        buffer.copy_rows(first, buffer, first + by, min(by, count - first))

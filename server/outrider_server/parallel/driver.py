@@ -16,13 +16,13 @@ from outrider_server.engine.attention import SlotAttention
 from outrider_server.engine.hf_model import check_dtype
 from outrider_server.engine.target import Target, public_name
 from outrider_server.parallel.divisible import check_divisible
-from outrider_server.parallel.gathered_attention import GatheringDoor
-from outrider_server.parallel.pass_message import Order
+from outrider_server.parallel.gathered_attention import GatheringAttention
+from outrider_server.parallel.pass_message import PassMessage
 from outrider_server.parallel.ranks import RankProcesses
 from outrider_server.parallel.shard import Shard, load_shard
 
 
-def load_divided(config: ServerConfig) -> Target:
+def load_tensor_parallel(config: ServerConfig) -> Target:
     """Start the other ranks and load with them. Raises UsageError."""
     path = resolve_dir(config.target)
     check_dtype(config.dtype)
@@ -32,7 +32,7 @@ def load_divided(config: ServerConfig) -> Target:
     try:
         model = load_shard(shard)
         ranks.await_loaded()
-        _Leader(model, ranks).install()
+        _DrivenModel(model, ranks).install()
         target = Target.of(
             model,
             name=public_name(config.target),
@@ -48,7 +48,7 @@ def load_divided(config: ServerConfig) -> Target:
     return target
 
 
-class _Leader:
+class _DrivenModel:
     def __init__(self, model: PreTrainedModel, ranks: RankProcesses) -> None:
         self._model = model
         self._ranks = ranks
@@ -73,21 +73,21 @@ class _Leader:
         assert not use_cache
         if self._ranks.broken.done():
             raise self._refusal()
-        door = None if slots is None else GatheringDoor(slots)
+        gathering = None if slots is None else GatheringAttention(slots)
         keep = logits_to_keep if isinstance(logits_to_keep, Tensor) else None
-        order = Order(input_ids, position_ids, keep, on_slots=door is not None)
+        message = PassMessage(input_ids, position_ids, keep, on_slots=gathering is not None)
         try:
-            self._ranks.tell(order)
-            more = {} if door is None else {"slots": door}
-            output = self._forward(**order.arguments(), **more, output_hidden_states=output_hidden_states)
+            self._ranks.broadcast(message)
+            more = {} if gathering is None else {"slots": gathering}
+            output = self._forward(**message.arguments(), **more, output_hidden_states=output_hidden_states)
         except Exception as error:
             if not self._ranks.watched:
                 raise  # while it loads: the others fail alike, and whoever asked says what it means
             # Some ranks are within a pass that this one has left: they never meet again.
             self._ranks.fail_pass(error)
             raise self._refusal() from error
-        if door is not None and door.failure is not None:
-            raise door.failure
+        if gathering is not None and gathering.failure is not None:
+            raise gathering.failure
         return output
 
     def _refusal(self) -> Refusal:

@@ -10,19 +10,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from outrider_server.engine.attention import SlotAttention
-from outrider_server.engine.batch_segment import Call
+from outrider_server.engine.batch_segment import AttentionCall
 
 _LEADER = 0
 
 
-class GatheringDoor:
+class GatheringAttention:
     """Rank 0's: stands before the slots of one pass. What fails behind it is kept until the pass is over."""
 
     def __init__(self, inner: SlotAttention) -> None:
         self._inner = inner
         self.failure: Exception | None = None
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         mine = (query, key, value)
         packed = _packed(mine)
         parts = [torch.empty_like(packed) for _ in range(dist.get_world_size())]
@@ -34,7 +34,7 @@ class GatheringDoor:
         dist.scatter(answer, [share.contiguous() for share in shares], src=_LEADER)
         return answer
 
-    def _attended(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def _attended(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         if self.failure is None:
             try:
                 return self._inner.attend(layer, query, key, value, call)
@@ -43,10 +43,10 @@ class GatheringDoor:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
-class FollowingDoor:
+class WorkerAttention:
     """Any other rank's."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         dist.gather(_packed((query, key, value)), dst=_LEADER)
         answer = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
         dist.scatter(answer, src=_LEADER)

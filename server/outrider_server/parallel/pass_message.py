@@ -15,7 +15,7 @@ _ALL = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Order:
+class PassMessage:
     """`on_slots`: else by the model's own attention, on the heads that each rank has."""
 
     tokens: Tensor  # [1, N] int64
@@ -32,7 +32,7 @@ class Order:
         return b"".join(parts)
 
     @classmethod
-    def unpacked(cls, data: bytes, device: torch.device) -> Order:
+    def unpacked(cls, data: bytes, device: torch.device) -> PassMessage:
         on_slots, batch, num_rows, num_keep = _HEADER.unpack_from(data)
         values = torch.from_numpy(np.frombuffer(data, np.int64, offset=_HEADER.size).copy()).to(device)
         count = batch * num_rows

@@ -15,7 +15,7 @@ from signal import Signals
 from tempfile import TemporaryDirectory
 
 from outrider_proto.errors import UsageError
-from outrider_server.parallel.pass_message import Order
+from outrider_server.parallel.pass_message import PassMessage
 from outrider_server.parallel.shard import Shard, leave
 
 READY, LOADED = b"ready", b"loaded"
@@ -26,29 +26,29 @@ _LAST_WORDS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Follower:
+class _WorkerProcess:
     rank: int
     process: subprocess.Popen[bytes]
     socket: Connection
 
     @classmethod
-    def start(cls, shard: Shard) -> _Follower:
+    def start(cls, shard: Shard) -> _WorkerProcess:
         ours, theirs = Pipe()
         with theirs:
             # -P: what lies in the working directory is no module of ours
             command = [sys.executable, "-P", "-m", "outrider_server.parallel.worker", str(theirs.fileno())]
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
-        follower = cls(shard.rank, process, ours)
+        worker = cls(shard.rank, process, ours)
         with suppress(OSError):  # it is dead already, which is noticed when it does not answer
             ours.send_bytes(shard.packed())
-        return follower
+        return worker
 
-    def hears(self, expected: bytes, patience_s: float) -> None:
+    def expect(self, expected: bytes, patience_s: float) -> None:
         """Raises UsageError when it says anything else, or nothing."""
         if not self.socket.poll(patience_s):
             raise UsageError(f"rank {self.rank} of the target: not {expected.decode()} within {patience_s:g} s")
-        if (said := self.last_words()) != expected.decode():
-            raise UsageError(f"rank {self.rank} of the target: {said}")
+        if (reply := self.last_words()) != expected.decode():
+            raise UsageError(f"rank {self.rank} of the target: {reply}")
 
     def last_words(self) -> str:
         """What it said, or how it ended."""
@@ -57,7 +57,7 @@ class _Follower:
         except (EOFError, OSError):
             return self._ending()
 
-    def dismiss(self, *, at_once: bool) -> None:
+    def end_soon(self, *, at_once: bool) -> None:
         if at_once:
             self.process.kill()
             return
@@ -82,9 +82,9 @@ class _Follower:
 class RankProcesses:
     """`broken` is done, with the reason, once a pass can no longer be had: then this process is to end, too."""
 
-    def __init__(self, folder: TemporaryDirectory[str], followers: list[_Follower]) -> None:
+    def __init__(self, folder: TemporaryDirectory[str], workers: list[_WorkerProcess]) -> None:
         self._folder = folder
-        self._followers = followers
+        self._workers = workers
         self._watcher = threading.Thread(target=self._watch, name="outrider ranks", daemon=True)
         self._closing = False
         self._lock = threading.Lock()
@@ -95,11 +95,11 @@ class RankProcesses:
     def start(cls, shard: Shard) -> tuple[RankProcesses, Shard]:
         """All but rank 0, and where to meet them. Raises UsageError."""
         folder = TemporaryDirectory(prefix="outrider-ranks-")
-        shard = replace(shard, meeting=f"{folder.name}/meeting")
-        ranks = cls(folder, [_Follower.start(replace(shard, rank=rank)) for rank in range(1, shard.num_ranks)])
+        shard = replace(shard, rendezvous=f"{folder.name}/meeting")
+        ranks = cls(folder, [_WorkerProcess.start(replace(shard, rank=rank)) for rank in range(1, shard.num_ranks)])
         try:
-            for follower in ranks._followers:
-                follower.hears(READY, _START_S)
+            for worker in ranks._workers:
+                worker.expect(READY, _START_S)
         except BaseException:
             ranks.close()
             raise
@@ -107,8 +107,8 @@ class RankProcesses:
 
     def await_loaded(self) -> None:
         """Raises UsageError."""
-        for follower in self._followers:
-            follower.hears(LOADED, _LOAD_S)
+        for worker in self._workers:
+            worker.expect(LOADED, _LOAD_S)
 
     def watch(self) -> None:
         """From now on a rank's end breaks it."""
@@ -118,16 +118,16 @@ class RankProcesses:
     def watched(self) -> bool:
         return self._watcher.ident is not None
 
-    def tell(self, order: Order) -> None:
+    def broadcast(self, message: PassMessage) -> None:
         """Raises OSError when a rank is gone."""
-        message = order.packed()
-        for follower in self._followers:
-            follower.socket.send_bytes(message)
+        data = message.packed()
+        for worker in self._workers:
+            worker.socket.send_bytes(data)
 
     def fail_pass(self, error: Exception) -> None:
         """A pass ended half-way, most likely since a rank did, which then says more."""
         wait_for([self.broken], _LAST_WORDS_S)
-        self._fail(f"a pass over {len(self._followers) + 1} ranks broke off: {type(error).__name__}: {error}")
+        self._fail(f"a pass over {len(self._workers) + 1} ranks broke off: {type(error).__name__}: {error}")
 
     def _fail(self, why: str) -> None:
         """The first reason counts."""
@@ -141,20 +141,20 @@ class RankProcesses:
             if self._closing:
                 return
             self._closing = True
-        for follower in self._followers:
-            follower.dismiss(at_once=self.broken.done())
+        for worker in self._workers:
+            worker.end_soon(at_once=self.broken.done())
         leave()
-        for follower in self._followers:
-            follower.end()
+        for worker in self._workers:
+            worker.end()
         if self.watched:
             self._watcher.join()
-        for follower in self._followers:
-            follower.socket.close()
+        for worker in self._workers:
+            worker.socket.close()
         self._folder.cleanup()
 
     def _watch(self) -> None:
         """Until one says anything, or hangs up."""
-        by_socket = {follower.socket: follower for follower in self._followers}
+        by_socket = {worker.socket: worker for worker in self._workers}
         ready = wait(list(by_socket))
-        gone = next(follower for socket, follower in by_socket.items() if socket in ready)
+        gone = next(worker for socket, worker in by_socket.items() if socket in ready)
         self._fail(f"rank {gone.rank} of the target: {gone.last_words()}")

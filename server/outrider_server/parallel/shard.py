@@ -21,14 +21,14 @@ _LOOPBACK = ("lo", "lo0")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """`meeting`: a file, in a folder that only this user can read, over which the ranks find each other."""
+    """`rendezvous`: a file, in a folder that only this user can read, over which the ranks find each other."""
 
     target: str  # a directory
     dtype: str
     device: str  # cpu or cuda
     rank: int
     num_ranks: int
-    meeting: str
+    rendezvous: str
     threads: int | None
 
     def packed(self) -> bytes:
@@ -45,7 +45,7 @@ class Shard:
 
 def load_shard(shard: Shard) -> PreTrainedModel:
     """Meet the others and load. Raises UsageError."""
-    _meet(shard)
+    _join(shard)
     torch.set_num_threads(shard.threads or max(1, torch.get_num_threads() // shard.num_ranks))
     model = load_model(shard.target, DTYPES[shard.dtype], None, distributed_config=_distributed(shard.num_ranks))
     model.train(False)
@@ -60,15 +60,15 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def _meet(shard: Shard) -> None:
+def _join(shard: Shard) -> None:
     if shard.device == "cuda":
         os.environ["LOCAL_RANK"] = str(shard.rank)  # transformers picks the GPU by it
         torch.cuda.set_device(shard.own_device)
     else:
-        _stay_on_loopback()
+        _listen_on_loopback()
     patience = timedelta(seconds=COLLECTIVE_S)
     try:
-        store = dist.FileStore(shard.meeting, shard.num_ranks)  # type: ignore[attr-defined] # torch's stubs forget it
+        store = dist.FileStore(shard.rendezvous, shard.num_ranks)  # type: ignore[attr-defined] # torch's stubs forget it
         store.set_timeout(patience)
         dist.init_process_group(
             "nccl" if shard.device == "cuda" else "gloo",
@@ -82,7 +82,7 @@ def _meet(shard: Shard) -> None:
         raise UsageError(f"tensor_parallel={shard.num_ranks}: the processes did not meet: {error}") from error
 
 
-def _stay_on_loopback() -> None:
+def _listen_on_loopback() -> None:
     """Gloo would listen where the machine's name leads to, and takes what comes."""
     try:
         names = [name for _, name in socket.if_nameindex()]

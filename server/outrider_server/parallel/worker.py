@@ -42,8 +42,8 @@ def _follow(leader: Connection, inbox: _Inbox) -> None:
 
     import outrider_drafters  # noqa: F401 - before transformers, so that torchao says nothing
     from outrider_server.engine.attention import IMPLEMENTATION
-    from outrider_server.parallel.gathered_attention import FollowingDoor
-    from outrider_server.parallel.pass_message import Order
+    from outrider_server.parallel.gathered_attention import WorkerAttention
+    from outrider_server.parallel.pass_message import PassMessage
     from outrider_server.parallel.ranks import LOADED, READY
     from outrider_server.parallel.shard import Shard, leave, load_shard
 
@@ -51,15 +51,15 @@ def _follow(leader: Connection, inbox: _Inbox) -> None:
     shard = Shard.unpacked(inbox.get())
     model = load_shard(shard)
     leader.send_bytes(LOADED)
-    door, attention = FollowingDoor(), IMPLEMENTATION
+    slots, implementation = WorkerAttention(), IMPLEMENTATION
     with torch.inference_mode():
-        while message := inbox.get():
-            order = Order.unpacked(message, shard.own_device)
-            wanted = IMPLEMENTATION if order.on_slots else "eager"
-            if wanted != attention:
+        while data := inbox.get():
+            message = PassMessage.unpacked(data, shard.own_device)
+            wanted = IMPLEMENTATION if message.on_slots else "eager"
+            if wanted != implementation:
                 model.set_attn_implementation(wanted)
-                attention = wanted
-            model(**order.arguments(), **({"slots": door} if order.on_slots else {}))
+                implementation = wanted
+            model(**message.arguments(), **({"slots": slots} if message.on_slots else {}))
     leave()
 
 

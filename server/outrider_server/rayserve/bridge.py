@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _END = None
 
 
-class Message:
+class SerializedMessage:
     """Serialized already; Ray asks for it as it would ask a protobuf message."""
 
     def __init__(self, data: bytes) -> None:
@@ -33,7 +33,7 @@ class _Aborted(Exception):
     """Ends a method after abort(), as gRPC's own exception would."""
 
 
-class Call:
+class RayServicerContext:
     """What a service may ask of grpc.aio.ServicerContext, of one call through Ray."""
 
     def __init__(self, context: RayServegRPCContext) -> None:
@@ -90,27 +90,27 @@ class _Details(NamedTuple):
     invocation_metadata: Sequence[tuple[str, str | bytes]]
 
 
-class Bridge:
+class ServicerBridge:
     """Runs the methods of gRPC services by their full names."""
 
     def __init__(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         self._handlers = tuple(handlers)
 
-    async def unary(self, name: str, request: bytes, context: RayServegRPCContext) -> Message:
+    async def unary(self, name: str, request: bytes, context: RayServegRPCContext) -> SerializedMessage:
         """One request, one answer; an empty one when the call was aborted."""
-        call, handler = Call(context), self._find(name)
+        call, handler = RayServicerContext(context), self._find(name)
         assert handler.unary_unary is not None
         try:
             answer = await _as_async(handler.unary_unary)(_read(handler, request), call)
         except _Aborted:
-            return Message(b"")
+            return SerializedMessage(b"")
         return _message(handler, answer)
 
     async def streamed(
         self, name: str, request: bytes | AsyncIterator[bytes], context: RayServegRPCContext
-    ) -> AsyncGenerator[Message]:
+    ) -> AsyncGenerator[SerializedMessage]:
         """The messages of a method that streams its answers, and an empty one when the call was aborted."""
-        call, handler = Call(context), self._find(name)
+        call, handler = RayServicerContext(context), self._find(name)
         if isinstance(request, bytes):
             method = _as_async(handler.unary_stream)(_read(handler, request), call)
         else:
@@ -120,7 +120,7 @@ class Bridge:
                 async for message in written:
                     yield _message(handler, message)
         except _Aborted:
-            yield Message(b"")
+            yield SerializedMessage(b"")
 
     def _find(self, name: str) -> grpc.RpcMethodHandler[Any, Any]:  # Any: each method has its own types
         for handler in self._handlers:
@@ -138,5 +138,5 @@ def _read(handler: grpc.RpcMethodHandler[Any, Any], data: bytes) -> Any:  # Any:
     return data if handler.request_deserializer is None else handler.request_deserializer(data)
 
 
-def _message(handler: grpc.RpcMethodHandler[Any, Any], message: Any) -> Message:  # Any: of any method
-    return Message(message if handler.response_serializer is None else handler.response_serializer(message))
+def _message(handler: grpc.RpcMethodHandler[Any, Any], message: Any) -> SerializedMessage:  # Any: of any method
+    return SerializedMessage(message if handler.response_serializer is None else handler.response_serializer(message))

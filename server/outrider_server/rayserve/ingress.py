@@ -17,7 +17,7 @@ import grpc
 
 from outrider_proto import verifier_pb2 as pb  # noqa: F401 # Ray's reflection looks the services up by their names
 from outrider_proto.addresses import join_host_port, port_of
-from outrider_server.config.security import Security
+from outrider_server.config.security import SecurityConfig
 from outrider_server.security.tls import server_credentials
 
 ENVIRONMENT = "OUTRIDER_INGRESS"  # how the proxies, children of Ray's controller, are told
@@ -38,7 +38,7 @@ class Ingress:
     """Where the proxies listen, and their TLS; PEM files must lie at the same place on every machine."""
 
     host: str
-    security: Security
+    security: SecurityConfig
 
     def to_json(self) -> str:
         files = {name: getattr(self.security, name) for name in _PEM}
@@ -48,7 +48,7 @@ class Ingress:
     def from_environment(cls) -> Self:
         told: dict[str, str] = json.loads(os.environ[ENVIRONMENT])
         cert, key, ca = (Path(told[name]) if name in told else None for name in _PEM)
-        return cls(told["host"], Security(tls_cert=cert, tls_key=key, client_ca=ca))
+        return cls(told["host"], SecurityConfig(tls_cert=cert, tls_key=key, client_ca=ca))
 
 
 _ours: list[object] = []  # servers that listen as we want

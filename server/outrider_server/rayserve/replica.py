@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from grpc_health.v1 import health_pb2
 
 from outrider_server.config.config import ServerConfig
-from outrider_server.rayserve.bridge import Bridge, Message
+from outrider_server.rayserve.bridge import SerializedMessage, ServicerBridge
 from outrider_server.rpc.bundle_service import BUNDLES
 from outrider_server.rpc.server import Server
 from outrider_server.rpc.service import SERVICE
@@ -23,31 +23,31 @@ class Replica:
 
     async def __init__(self, config: ServerConfig) -> None:  # type: ignore[misc] # Ray awaits it, on its event loop
         self._server = Server.build(config)
-        self._bridge = Bridge(self._server.handlers())
+        self._bridge = ServicerBridge(self._server.handlers())
         await self._server.start_verifier()
 
     async def Session(
         self, requests: AsyncIterator[bytes], grpc_context: RayServegRPCContext
-    ) -> AsyncGenerator[Message]:
+    ) -> AsyncGenerator[SerializedMessage]:
         async with aclosing(self._bridge.streamed(f"/{SERVICE}/Session", requests, grpc_context)) as messages:
             async for message in messages:
                 yield message
 
-    async def Describe(self, request: bytes, grpc_context: RayServegRPCContext) -> Message:
+    async def Describe(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:
         return await self._bridge.unary(f"/{SERVICE}/Describe", request, grpc_context)
 
-    async def Manifest(self, request: bytes, grpc_context: RayServegRPCContext) -> Message:
+    async def Manifest(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:
         return await self._bridge.unary(f"/{BUNDLES}/Manifest", request, grpc_context)
 
-    async def Fetch(self, request: bytes, grpc_context: RayServegRPCContext) -> AsyncGenerator[Message]:
+    async def Fetch(self, request: bytes, grpc_context: RayServegRPCContext) -> AsyncGenerator[SerializedMessage]:
         async with aclosing(self._bridge.streamed(f"/{BUNDLES}/Fetch", request, grpc_context)) as messages:
             async for message in messages:
                 yield message
 
-    async def Check(self, request: bytes) -> Message:
+    async def Check(self, request: bytes) -> SerializedMessage:
         """grpc.health.v1: whoever answers serves."""
         serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
-        return Message(serving.SerializeToString())
+        return SerializedMessage(serving.SerializeToString())
 
     async def check_health(self) -> None:
         """Ray asks from time to time, and replaces a replica that raises."""

@@ -15,9 +15,9 @@ from outrider_proto.bundles import manifest_to_proto
 from outrider_proto.errors import Reason, Refusal
 from outrider_server.bundles.catalogue import EdgeBundles
 from outrider_server.rpc.service import abort, caller_of
-from outrider_server.security.authenticator import Gatekeeper
+from outrider_server.security.authenticator import Authenticator
 from outrider_server.security.principal import Principal, Scope
-from outrider_server.telemetry.observer import Observer
+from outrider_server.telemetry.observer import ServerObserver
 
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[pb.FetchRequest, pb.Chunk]
@@ -31,9 +31,9 @@ BUNDLES = pb.DESCRIPTOR.services_by_name["Bundles"].full_name
 class BundlesService:
     """The methods of outrider.v1.Bundles; without bundles each is refused."""
 
-    def __init__(self, bundles: EdgeBundles | None, gatekeeper: Gatekeeper, observer: Observer) -> None:
+    def __init__(self, bundles: EdgeBundles | None, authenticator: Authenticator, observer: ServerObserver) -> None:
         self._bundles = bundles
-        self._gatekeeper = gatekeeper
+        self._authenticator = authenticator
         self._observer = observer
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -49,7 +49,7 @@ class BundlesService:
 
     async def manifest(self, request: pb.ManifestRequest, context: Context) -> pb.BundleManifest:
         try:
-            self._gatekeeper.admit(caller_of(context), Scope.BUNDLE)
+            self._authenticator.admit(caller_of(context), Scope.BUNDLE)
             return manifest_to_proto(await self._offered().manifest(request.drafter, request.weights))
         except Refusal as refusal:
             self._observer.refused(refusal.reason)
@@ -59,7 +59,7 @@ class BundlesService:
         """One file, as fast as the client takes it: each write waits until HTTP/2 lets it go."""
         try:
             caller = caller_of(context)
-            principal = self._gatekeeper.admit(caller, Scope.BUNDLE)
+            principal = self._authenticator.admit(caller, Scope.BUNDLE)
             asked = request.bundle_id, request.name, request.offset
             async with aclosing(self._offered().chunks(*asked, principal.payer or caller.address.name)) as chunks:
                 await _write(self._while_admitted(chunks, principal), context)
@@ -72,7 +72,7 @@ class BundlesService:
     async def _while_admitted(self, chunks: AsyncGenerator[bytes], principal: Principal) -> AsyncGenerator[bytes]:
         """Raises Refusal once the key is good no longer."""
         async for data in chunks:
-            if not self._gatekeeper.still_admits(principal):
+            if not self._authenticator.still_admits(principal):
                 raise Refusal(Reason.NO_KEY, "this key has been revoked, or has expired")
             yield data
 

@@ -17,19 +17,19 @@ from outrider_proto.errors import UsageError
 from outrider_proto.wire import MAX_FRAME_BYTES
 from outrider_server.bundles.catalogue import EdgeBundles
 from outrider_server.config.config import ServerConfig
-from outrider_server.config.telemetry import Telemetry
+from outrider_server.config.telemetry import TelemetryConfig
 from outrider_server.engine.load import load_drafters, load_taps
 from outrider_server.engine.target import Target
 from outrider_server.parallel.load import load_target
 from outrider_server.rpc.bundle_service import BUNDLES, BundlesService
 from outrider_server.rpc.service import SERVICE, VerifierService
-from outrider_server.rpc.standard_services import Health, add_inspection
+from outrider_server.rpc.standard_services import Health, add_reflection
 from outrider_server.security.address import check_exposure
-from outrider_server.security.authenticator import Gatekeeper
+from outrider_server.security.authenticator import Authenticator
 from outrider_server.security.tls import server_credentials
 from outrider_server.sessions.verifier import Verifier
-from outrider_server.telemetry.observer import Observer
-from outrider_server.telemetry.reporter import Reporter
+from outrider_server.telemetry.observer import ServerObserver
+from outrider_server.telemetry.reporter import TelemetryReporter
 
 _LAST_WORDS_S = 1.0  # what the last statuses, and downloads of bundles, get to leave
 SERVER_OPTIONS = [
@@ -62,13 +62,13 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 0,
         bundles: EdgeBundles | None = None,
-        gatekeeper: Gatekeeper | None = None,
-        reporter: Reporter | None = None,
+        authenticator: Authenticator | None = None,
+        reporter: TelemetryReporter | None = None,
     ) -> None:
         self.verifier = verifier
-        self.reporter = reporter or Reporter(Telemetry())
+        self.reporter = reporter or TelemetryReporter(TelemetryConfig())
         self.bundles = bundles
-        self.gatekeeper = gatekeeper or Gatekeeper()
+        self.authenticator = authenticator or Authenticator()
         self._watching: asyncio.Task[None] | None = None
         self.host = host
         self.port = port  # the real one once started
@@ -79,13 +79,13 @@ class Server:
     def build(cls, config: ServerConfig) -> Server:
         """Load everything. Raises UsageError."""
         check_exposure(config.host, config.security)
-        gatekeeper = Gatekeeper(config.security)
-        reporter = Reporter(config.telemetry)
+        authenticator = Authenticator(config.security)
+        reporter = TelemetryReporter(config.telemetry)
         verifier = build_verifier(config, reporter.observer)
         bundles = None
         if config.edge_bundle:
             bundles = EdgeBundles(config.target, config.drafters, config.edge_weights, config.edge_cache)
-        return cls(verifier, config.host, config.port, bundles, gatekeeper, reporter)
+        return cls(verifier, config.host, config.port, bundles, authenticator, reporter)
 
     @property
     def address(self) -> str:
@@ -93,24 +93,24 @@ class Server:
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """The methods of our services; Ray Serve calls them too (rayserve/)."""
-        gatekeeper = self.gatekeeper
-        bundles = BundlesService(self.bundles, gatekeeper, self.verifier.observer)
-        return VerifierService(self.verifier, gatekeeper).handler(), bundles.handler()
+        authenticator = self.authenticator
+        bundles = BundlesService(self.bundles, authenticator, self.verifier.observer)
+        return VerifierService(self.verifier, authenticator).handler(), bundles.handler()
 
     async def start_verifier(self) -> None:
         """All but the port: for who has a port of its own."""
         await self.verifier.start()
-        self._watching = asyncio.create_task(self.gatekeeper.watch(self.verifier.end_unless), name="outrider keys")
+        self._watching = asyncio.create_task(self.authenticator.watch(self.verifier.end_unless), name="outrider keys")
 
     async def start(self) -> None:
         """Listen. Raises UsageError when the address is taken or not ours."""
-        security = self.gatekeeper.security
+        security = self.authenticator.security
         credentials = server_credentials(security)
         handshake = ("grpc.server_handshake_timeout_ms", round(security.handshake_s * 1000))
         server = grpc.aio.server(options=[*SERVER_OPTIONS, handshake])
         server.add_generic_rpc_handlers(self.handlers())
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        add_inspection(server, (SERVICE, BUNDLES, "grpc.health.v1.Health"), self.gatekeeper)
+        add_reflection(server, (SERVICE, BUNDLES, "grpc.health.v1.Health"), self.authenticator)
         try:
             if credentials is None:
                 self.port = server.add_insecure_port(self.address)
@@ -118,7 +118,7 @@ class Server:
                 self.port = server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             raise UsageError(f"cannot listen on {self.address}: the port is in use or the address not ours") from error
-        self.reporter.start(self.verifier.census)
+        self.reporter.start(self.verifier.stats)
         await self.start_verifier()
         await server.start()
         self._grpc = server
@@ -162,7 +162,7 @@ class Server:
         await self.stop()
 
 
-def build_verifier(config: ServerConfig, observer: Observer | None = None) -> Verifier:
+def build_verifier(config: ServerConfig, observer: ServerObserver | None = None) -> Verifier:
     """Load target, taps and drafters. Raises UsageError."""
     pace = None if config.pace is None else Pace.load(config.pace)
     target = load_target(config)
@@ -173,7 +173,7 @@ def build_verifier(config: ServerConfig, observer: Observer | None = None) -> Ve
         raise
 
 
-def _verifier_on(target: Target, config: ServerConfig, observer: Observer | None, pace: Pace | None) -> Verifier:
+def _verifier_on(target: Target, config: ServerConfig, observer: ServerObserver | None, pace: Pace | None) -> Verifier:
     if (threads := config.threads or (1 if target.is_small else None)) is not None:
         torch.set_num_threads(threads)
     taps = load_taps(target, config.target, config.drafters)

@@ -19,10 +19,10 @@ from outrider_proto.frames import ClientFrame, Codec, Open, ServerFrame
 from outrider_proto.status import refusal_status
 from outrider_proto.wire import MAX_FRAME_BYTES, client_frame_from_proto, server_frame_to_proto
 from outrider_server.security.address import PeerAddress
-from outrider_server.security.authenticator import Caller, Gatekeeper
+from outrider_server.security.authenticator import Authenticator, Caller
 from outrider_server.security.principal import Principal, Scope
 from outrider_server.sessions.verifier import Verifier
-from outrider_server.telemetry.observer import Observer
+from outrider_server.telemetry.observer import ServerObserver
 
 _log = logging.getLogger(__name__)
 _MAX_UNREAD = 128  # streams that have ended and whose client does not read it, of one address
@@ -35,9 +35,9 @@ Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 class VerifierService:
     """The methods of outrider.v1.Verifier."""
 
-    def __init__(self, verifier: Verifier, gatekeeper: Gatekeeper) -> None:
+    def __init__(self, verifier: Verifier, authenticator: Authenticator) -> None:
         self._verifier = verifier
-        self._gatekeeper = gatekeeper
+        self._authenticator = authenticator
         self._unread = Counter[str]()  # by address
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -52,7 +52,7 @@ class VerifierService:
 
     async def describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
         try:
-            self._gatekeeper.admit(caller_of(context), Scope.DESCRIBE)
+            self._authenticator.admit(caller_of(context), Scope.DESCRIBE)
         except Refusal as refusal:
             self._verifier.observer.refused(refusal.reason)
             await abort(context, refusal)
@@ -65,8 +65,8 @@ class VerifierService:
         try:
             if self._unread[caller.address.name] >= _MAX_UNREAD or self._unread.total() >= _UNREAD_IN_ALL * _MAX_UNREAD:
                 raise Refusal(Reason.SERVER_FULL, "too many streams have ended and are not read; try again later")
-            principal = self._gatekeeper.admit_stream(caller)
-            with self._gatekeeper.waits_for_open(caller) as opened:
+            principal = self._authenticator.admit_stream(caller)
+            with self._authenticator.waits_for_open(caller) as opened:
                 incoming = _Incoming(requests, observer, opened)
                 await self._answer(incoming, principal, context)
         except TimeoutError:
@@ -102,7 +102,7 @@ class VerifierService:
 class _Incoming:
     """Frames from bytes; remembers which codec the stream was opened with, and tells `opened` that it was."""
 
-    def __init__(self, requests: AsyncIterator[bytes], observer: Observer, opened: Callable[[], None]) -> None:
+    def __init__(self, requests: AsyncIterator[bytes], observer: ServerObserver, opened: Callable[[], None]) -> None:
         self._opened = opened
         self._requests = requests
         self._observer = observer

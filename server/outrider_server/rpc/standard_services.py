@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.status import refusal_status
 from outrider_server.security.address import PeerAddress
-from outrider_server.security.authenticator import Caller, Gatekeeper
+from outrider_server.security.authenticator import Authenticator, Caller
 
 
 class Health(aio.HealthServicer):
@@ -44,10 +44,10 @@ class Health(aio.HealthServicer):
         return bool(self._watches)
 
 
-class _Inspection(reflection.aio.ReflectionServicer):
-    def __init__(self, services: Sequence[str], gatekeeper: Gatekeeper) -> None:
+class _Reflection(reflection.aio.ReflectionServicer):
+    def __init__(self, services: Sequence[str], authenticator: Authenticator) -> None:
         super().__init__(services)
-        self._gatekeeper = gatekeeper
+        self._authenticator = authenticator
 
     async def ServerReflectionInfo(  # type: ignore[override] # the stubs take it for a coroutine
         self,
@@ -56,7 +56,7 @@ class _Inspection(reflection.aio.ReflectionServicer):
     ) -> AsyncIterable[Any]:
         context = unused_context
         caller = Caller(context.invocation_metadata() or (), PeerAddress.of(context.peer()))
-        if not self._gatekeeper.admits_inspector(caller):
+        if not self._authenticator.admits_reflection(caller):
             code, text, metadata = refusal_status(Refusal(Reason.NO_KEY, "reflection: this server needs a key for it"))
             await context.abort(code, text, metadata)
         answers: AsyncIterable[Any] = super().ServerReflectionInfo(request_iterator, context)  # type: ignore[assignment] # as above
@@ -64,7 +64,7 @@ class _Inspection(reflection.aio.ReflectionServicer):
             yield answer
 
 
-def add_inspection(server: grpc.aio.Server, services: Sequence[str], gatekeeper: Gatekeeper) -> None:
+def add_reflection(server: grpc.aio.Server, services: Sequence[str], authenticator: Authenticator) -> None:
     """Of these services and itself."""
-    servicer = _Inspection((*services, reflection.SERVICE_NAME), gatekeeper)
+    servicer = _Reflection((*services, reflection.SERVICE_NAME), authenticator)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]

@@ -8,25 +8,25 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Mailbox:
+class CallbackQueue:
     """What is put in by any thread is called on the loop, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._letters: deque[Callable[[], None]] = deque()
-        self._has_rung = False
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._is_scheduled = False
 
-    def put(self, letter: Callable[[], None]) -> None:
-        self._letters.append(letter)
-        if not self._has_rung:
-            self._has_rung = True
-            self._loop.call_soon_threadsafe(self._empty)
+    def put(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon_threadsafe(self._run_all)
 
-    def _empty(self) -> None:
-        self._has_rung = False  # first: what is put in from now on rings again
+    def _run_all(self) -> None:
+        self._is_scheduled = False  # first: what is put in from now on rings again
         try:
-            while self._letters:
-                self._letters.popleft()()
+            while self._callbacks:
+                self._callbacks.popleft()()
         except BaseException:
-            self._loop.call_soon(self._empty)  # the others are not to wait for the next ring
+            self._loop.call_soon(self._run_all)  # the others are not to wait for the next ring
             raise

@@ -10,60 +10,60 @@ from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import Refusal
 from outrider_proto.frames import Decode, Draft, Features, Finish, TokenLogprob, Verdict
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.acceptance import Walk
-from outrider_server.engine.engine import Outcome, Work
-from outrider_server.engine.sampler import Chooser
-from outrider_server.engine.sequence import Held
-from outrider_server.engine.server_drafter import Known
-from outrider_server.scheduling.scheduler import Wish
+from outrider_server.engine.acceptance import AcceptedPath
+from outrider_server.engine.engine import StepInput, StepResult
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
+from outrider_server.engine.server_drafter import DraftContext
+from outrider_server.scheduling.scheduler import SchedulingRequest
 
 _NO_TREE = DraftTree()
 _ROWS_AHEAD = 256  # of a Decode: have room for so many from the start
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class RequestDone:
     """A job's last word: how many of its answers came before it is the receiver's to know."""
 
 
-Answer = Verdict | Features | Refusal | Done
-Post = Callable[[Answer], None]
+Reply = Verdict | Features | Refusal | RequestDone
+Post = Callable[[Reply], None]
 
 
-class Job:
+class Request:
     """One Draft or Decode under way. `post` takes its answers, `is_behind` says that enough of them wait to be read;
     both must be safe to call from the model thread."""
 
     def __init__(
         self,
-        held: Held,
+        sequence: Sequence,
         frame: Draft | Decode,
-        chooser: Chooser,
+        sampler: Sampler,
         post: Post,
         now: float,
         padded_width: int = 0,
         is_behind: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.held = held
+        self.sequence = sequence
         self.post = post
         self.cancelled = False
         self.abandoned = False
         self._frame = frame
-        self._chooser = chooser
+        self._sampler = sampler
         self._padded_width = padded_width
         self._is_behind = is_behind
-        self._rests = False
+        self._paused = False
         self._chain: tuple[int, ...] = (frame.root,)  # behind what is held, with the context
         self._tree = frame.tree if isinstance(frame, Draft) else _NO_TREE
         self._shape = _shape(frame)
         self._grown = False
         self._tokens_left = frame.max_tokens if isinstance(frame, Decode) else 1
         self._features_from = frame.features_from
-        self._newest: Features | None = None  # the last row that was sent
-        self._has_spoken = False  # a verdict has left
+        self._last_features: Features | None = None  # the last row that was sent
+        self._has_replied = False  # a verdict has left
         self._begun = False
         self._waiting_since = now
-        self._lacks_room_since: float | None = None
+        self._lacks_memory_since: float | None = None
         self._queue_s = 0.0
         self._draft_s = 0.0
         self._verify_s = 0.0
@@ -76,18 +76,20 @@ class Job:
     @property
     def over(self) -> bool:
         """Whether nothing of it is to run for now, so that others may have the room of what is held for it."""
-        return self.ended or self._rests
+        return self.ended or self._paused
 
     @property
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """Nobody wants it to go on."""
         return self.cancelled or self.abandoned
 
     @property
-    def wish(self) -> Wish:
+    def scheduling_request(self) -> SchedulingRequest:
         """What it would like to run in the next pass."""
-        payer = self.held.payer or id(self.held)
-        return Wish(payer, self.held.num_lost, len(self._chain) + len(self._tree), self._waiting_since)
+        payer = self.sequence.payer or id(self.sequence)
+        return SchedulingRequest(
+            payer, self.sequence.num_uncomputed, len(self._chain) + len(self._tree), self._waiting_since
+        )
 
     @property
     def stale(self) -> bool:
@@ -95,135 +97,137 @@ class Job:
         frame = self._frame
         if self._begun or not isinstance(frame, Draft) or not frame.assumes:
             return False
-        return not self.held.awaits(frame.base_len, frame.root, frame.assumes)
+        return not self.sequence.expects(frame.base_len, frame.root, frame.assumes)
 
     @property
-    def lacks_tree(self) -> bool:
+    def needs_draft(self) -> bool:
         """Whether the server is to draft before the next pass, and knows all there is to know before the root."""
-        return self._shape is not None and not self._grown and not self.held.num_lost
+        return self._shape is not None and not self._grown and not self.sequence.num_uncomputed
 
     def begin(self) -> None:
         """Once: let the session hold what the client stands by. Every time: have room for the next pass.
 
-        Raises Violation when the client counts on more than is held, Refusal for a text that can never fit, OutOfRoom
-        when there is none now; after that it may be asked again.
+        Raises Violation when the client counts on more than is held, Refusal for a text that can never fit, and
+        OutOfKVMemory when there is no memory now: then it may be called again.
         """
         rows = len(self._chain) + max(len(self._tree), self._shape.budget if self._shape else 0)
         if self._begun:
-            self.held.reserve(rows)
+            self.sequence.reserve(rows)
             return
         ahead = min(self._tokens_left - 1, _ROWS_AHEAD)
-        self.held.begin(self, self._frame.base_len, self._frame.context, rows + ahead)
+        self.sequence.begin(self, self._frame.base_len, self._frame.context, rows + ahead)
         self._begun = True
 
-    def rests(self, now: float) -> bool:
+    def update_paused(self, now: float) -> bool:
         """Whether what it said so far is to be read before it goes on; that is no waiting for the model. For the model
         thread alone, between passes."""
-        self._rests = not self.stopped and self._is_behind()
-        if self._rests:
+        self._paused = not self.is_stopped and self._is_behind()
+        if self._paused:
             self._waiting_since = now
-            self._lacks_room_since = None
-        return self._rests
+            self._lacks_memory_since = None
+        return self._paused
 
-    def waits_for_room(self, now: float) -> float:
+    def memory_wait_s(self, now: float) -> float:
         """It could not begin or go on for lack of memory; since how many seconds."""
-        if self._lacks_room_since is None:
-            self._lacks_room_since = now
-        return now - self._lacks_room_since
+        if self._lacks_memory_since is None:
+            self._lacks_memory_since = now
+        return now - self._lacks_memory_since
 
-    def grow(self, tree_budget: int) -> None:
+    def draft(self, tree_budget: int) -> None:
         """Draft for the next pass, so that no more than the tokens asked for can stand; no more nodes than
         `tree_budget`, unless it is 0."""
         assert self._shape is not None
-        assert self.held.drafting is not None
+        assert self.sequence.drafting is not None
         self._grown = True
         shape = self._shape.fitted(self._tokens_left - 1, tree_budget or self._shape.budget)
         if shape is not None:
-            features = self.held.features if self.held.tap else None
-            known = Known((*self.held.tokens, *self._chain), features)
-            self._tree = self.held.drafting.grow(known, shape, lambda: self.stopped)
+            features = self.sequence.features if self.sequence.tap else None
+            known = DraftContext((*self.sequence.tokens, *self._chain), features)
+            self._tree = self.sequence.drafting.grow(known, shape, lambda: self.is_stopped)
 
-    def drafted(self, draft_s: float) -> None:
+    def add_draft_time(self, draft_s: float) -> None:
         """It drafted for so long; that is no waiting."""
         self._draft_s += draft_s
         self._queue_s -= draft_s
 
-    def dismiss(self) -> None:
+    def reject_stale(self) -> None:
         """Answer a stale draft and end it; nothing that is held changes."""
         self._tokens_left = 0
         self.post(Verdict(self._frame.seq, (), None, stale=True))
-        self.post(Done())
+        self.post(RequestDone())
 
     def cancel(self) -> None:
         """Answer a cancelled Decode and end it."""
         self._tokens_left = 0
         self.post(Verdict(self._frame.seq, (), None, Finish.CANCELLED, draft_us=round(self._draft_s * 1e6)))
-        if self._newest is not None:  # again: somebody waits for the last frame, and the rows may be lost by now
-            self.post(replace(self._newest, last=True, tap_us=round(self._tap_s * 1e6)))
-        self.post(Done())
+        if self._last_features is not None:  # again: somebody waits for the last frame, and the rows may be lost by now
+            self.post(replace(self._last_features, last=True, tap_us=round(self._tap_s * 1e6)))
+        self.post(RequestDone())
 
-    def work(self, room: int) -> Work:
+    def step_input(self, room: int) -> StepInput:
         """Its share of the next pass: all of it, or the first `room` context tokens when it does not fit."""
-        chain = (*self.held.lost, *self._chain)
+        chain = (*self.sequence.uncomputed, *self._chain)
         if len(chain) + len(self._tree) <= room:
-            return Work(self.held, chain, self._tree, self._chooser, self._frame.logprobs)
-        return Work(self.held, chain[: min(room, len(chain) - 1)])
+            return StepInput(self.sequence, chain, self._tree, self._sampler, self._frame.logprobs)
+        return StepInput(self.sequence, chain[: min(room, len(chain) - 1)])
 
-    def judge(self, outcome: Outcome, tree_budget: int) -> None:
+    def apply_result(self, result: StepResult, tree_budget: int) -> None:
         """Post the verdict, if the pass gave one, with the size of trees wished for; note what comes next."""
-        self._queue_s += outcome.timing.started - self._waiting_since
-        self._verify_s += outcome.timing.ended - outcome.timing.started
-        self._waiting_since = outcome.timing.ended
-        self._lacks_room_since = None
-        if outcome.walk is None:
+        self._queue_s += result.timing.started - self._waiting_since
+        self._verify_s += result.timing.ended - result.timing.started
+        self._waiting_since = result.timing.ended
+        self._lacks_memory_since = None
+        if result.accepted is None:
             return
-        finish = outcome.walk.finish
-        self._tokens_left = max(0, self._tokens_left - 1 - len(outcome.walk.path))
+        finish = result.accepted.finish
+        self._tokens_left = max(0, self._tokens_left - 1 - len(result.accepted.path))
         if finish is not Finish.NOT_YET:
             self._tokens_left = 0
         elif isinstance(self._frame, Decode) and self._tokens_left == 0:
             finish = Finish.LIMIT
-        self.post(self._verdict(outcome.walk, finish, outcome.logprobs, tree_budget))
-        self._has_spoken = True
-        if outcome.walk.bonus is not None:
-            self._chain = (outcome.walk.bonus,)
+        self.post(self._verdict(result.accepted, finish, result.logprobs, tree_budget))
+        self._has_replied = True
+        if result.accepted.bonus is not None:
+            self._chain = (result.accepted.bonus,)
         self._tree, self._grown = _NO_TREE, False
         self._queue_s = self._draft_s = self._verify_s = 0.0
 
-    def settle(self, tap_s: float) -> None:
+    def finish_step(self, tap_s: float) -> None:
         """After commit and a tap of `tap_s`: post the features the client lacks, and the end. A Draft's come at its
         end, a Decode's as they are made, but never before its first token."""
         self._tap_s += tap_s
-        if self.ended or self._has_spoken:
+        if self.ended or self._has_replied:
             self._post_features()
         if self.ended:
-            self.post(Done())
+            self.post(RequestDone())
 
     def fail(self, refusal: Refusal) -> None:
         """End it with an error."""
         self._tokens_left = 0
         self.post(refusal)
-        self.post(Done())
+        self.post(RequestDone())
 
-    def _verdict(self, walk: Walk, finish: Finish, logprobs: tuple[TokenLogprob, ...], tree_budget: int) -> Verdict:
+    def _verdict(
+        self, accepted: AcceptedPath, finish: Finish, logprobs: tuple[TokenLogprob, ...], tree_budget: int
+    ) -> Verdict:
         by_number = isinstance(self._frame, Draft)  # the client knows the tree
         return Verdict(
             self._frame.seq,
-            walk.path if by_number else (),
-            walk.bonus,
+            accepted.path if by_number else (),
+            accepted.bonus,
             finish,
             queue_us=round(max(self._queue_s, 0.0) * 1e6),
             verify_us=round(self._verify_s * 1e6),
-            tokens=() if by_number else self._tree.path_tokens(walk.path),
+            tokens=() if by_number else self._tree.path_tokens(accepted.path),
             draft_us=round(self._draft_s * 1e6),
             logprobs=logprobs,
             tree_budget=tree_budget,
         )
 
     def _post_features(self) -> None:
-        if self.held.tap is None or self._features_from is None:
+        if self.sequence.tap is None or self._features_from is None:
             return
-        first, rows = self.held.features(self._features_from)
+        first, rows = self.sequence.features(self._features_from)
         if not len(rows):
             return
         self._features_from = first + len(rows)
@@ -231,7 +235,7 @@ class Job:
         codec = self._frame.codec
         features = Features(self._frame.seq, first, rows, self.ended, tap_us, self._padded_width, codec=codec)
         if not self.ended:
-            self._newest = replace(features, first=self._features_from - 1, rows=rows[-1:].copy())
+            self._last_features = replace(features, first=self._features_from - 1, rows=rows[-1:].copy())
         self.post(features)
 
 

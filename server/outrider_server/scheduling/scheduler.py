@@ -33,7 +33,7 @@ _SHORT_ROWS = MAX_NODES + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SchedulingRequest:
     """What the first job of a session would run: `context` rows, and then `rest`, root and tree, in one piece. It waits
     `since` then, in seconds of any clock."""
 
@@ -58,7 +58,7 @@ class Wish:
 
 
 class Scheduler(Protocol):
-    def plan(self, wishes: Sequence[Wish]) -> list[int]:
+    def plan(self, requests: Sequence[SchedulingRequest]) -> list[int]:
         """Rows of the next pass for each wish, 0 where it waits; there are some where there are wishes."""
         ...
 
@@ -79,14 +79,14 @@ class PlainScheduler:
     def __init__(self, chunk: int) -> None:
         self._chunk = chunk
 
-    def plan(self, wishes: Sequence[Wish]) -> list[int]:
+    def plan(self, requests: Sequence[SchedulingRequest]) -> list[int]:
         room = self._chunk
         planned = []
-        for wish in wishes:
-            if wish.rows <= _SHORT_ROWS:
-                planned.append(wish.rows)
+        for request in requests:
+            if request.rows <= _SHORT_ROWS:
+                planned.append(request.rows)
             else:
-                planned.append(wish.part(room))
+                planned.append(request.part(room))
                 room -= planned[-1]
         return planned
 
@@ -102,17 +102,17 @@ class FairScheduler:
         self._prefill = _Lane()
         self._owes_prefill = False  # a large draft took its share of the pass before
 
-    def plan(self, wishes: Sequence[Wish]) -> list[int]:
-        prefill = [wish for wish in wishes if not wish.is_draft]
+    def plan(self, requests: Sequence[SchedulingRequest]) -> list[int]:
+        prefill = [request for request in requests if not request.is_draft]
         share = max(self._budget // _PREFILL_SHARE, 1)
-        reserved = min(share, sum(min(wish.context, self._chunk) for wish in prefill))
-        drafts = [wish for wish in wishes if wish.is_draft]
+        reserved = min(share, sum(min(request.context, self._chunk) for request in prefill))
+        drafts = [request for request in requests if request.is_draft]
         room = self._budget - reserved
         of_drafts = self._drafts.fill(drafts, room, self._budget, may_exceed=not self._owes_prefill)
         of_prefill = self._prefill.fill(prefill, self._budget - sum(of_drafts), self._chunk)
         self._owes_prefill = sum(of_prefill) < reserved
         rows = iter(of_drafts), iter(of_prefill)
-        return [next(rows[0] if wish.is_draft else rows[1]) for wish in wishes]
+        return [next(rows[0] if request.is_draft else rows[1]) for request in requests]
 
 
 class _Lane:
@@ -122,32 +122,34 @@ class _Lane:
         self._level = 0.0
         self._accounts: dict[Payer, float] = {}  # of those who wait or have had more than the level
 
-    def fill(self, wishes: Sequence[Wish], room: int, most: int, *, may_exceed: bool = False) -> list[int]:
+    def fill(
+        self, requests: Sequence[SchedulingRequest], room: int, most: int, *, may_exceed: bool = False
+    ) -> list[int]:
         """Rows for each wish, `most` at once. Where the oldest job of a payer finds no room, its others wait too, or it
         would wait for ever. `may_exceed`: the first one runs whatever room it takes."""
-        lines = _by_payer(wishes)
-        demands = [sum(min(wishes[i].rows, most) for i in line) for line in lines.values()]
+        lines = _by_payer(requests)
+        demands = [sum(min(requests[i].rows, most) for i in line) for line in lines.values()]
         for payer in lines:
             self._accounts.setdefault(payer, self._level)
-        planned = [0] * len(wishes)
-        turns = [self._turn(wishes, line, most) for line in lines.values()]
+        planned = [0] * len(requests)
+        turns = [self._turn(requests, line, most) for line in lines.values()]
         heapify(turns)
         while turns:
             _, i = heappop(turns)
-            wish = wishes[i]
-            rows = wish.rows if may_exceed else wish.part(min(most, room))
+            request = requests[i]
+            rows = request.rows if may_exceed else request.part(min(most, room))
             may_exceed = False
             if not rows:
                 continue
             planned[i] = rows
             room -= rows
-            self._accounts[wish.payer] += rows
-            line = lines[wish.payer]
+            self._accounts[request.payer] += rows
+            line = lines[request.payer]
             line.popleft()
             if line:
-                heappush(turns, self._turn(wishes, line, most))
+                heappush(turns, self._turn(requests, line, most))
         self._level += _equal_share(demands, sum(planned))
-        still = {wish.payer for wish, rows in zip(wishes, planned, strict=True) if rows < wish.rows}
+        still = {request.payer for request, rows in zip(requests, planned, strict=True) if rows < request.rows}
         self._forget_all_but(still)
         return planned
 
@@ -157,10 +159,10 @@ class _Lane:
             payer: rows for payer, rows in self._accounts.items() if payer in waiting or rows > self._level
         }
 
-    def _turn(self, wishes: Sequence[Wish], line: deque[int], most: int) -> tuple[float, int]:
+    def _turn(self, requests: Sequence[SchedulingRequest], line: deque[int], most: int) -> tuple[float, int]:
         """When it is due, and whose."""
-        wish = wishes[line[0]]
-        return self._accounts[wish.payer] + min(wish.rows, most), line[0]
+        request = requests[line[0]]
+        return self._accounts[request.payer] + min(request.rows, most), line[0]
 
 
 def _equal_share(demands: Sequence[int], rows: int) -> float:
@@ -174,9 +176,9 @@ def _equal_share(demands: Sequence[int], rows: int) -> float:
     return float(max(demands, default=0))
 
 
-def _by_payer(wishes: Sequence[Wish]) -> dict[Payer, deque[int]]:
+def _by_payer(requests: Sequence[SchedulingRequest]) -> dict[Payer, deque[int]]:
     """The numbers of each payer's wishes, the oldest first."""
     lines: dict[Payer, deque[int]] = {}
-    for i in sorted(range(len(wishes)), key=lambda i: wishes[i].since):
-        lines.setdefault(wishes[i].payer, deque()).append(i)
+    for i in sorted(range(len(requests)), key=lambda i: requests[i].since):
+        lines.setdefault(requests[i].payer, deque()).append(i)
     return lines

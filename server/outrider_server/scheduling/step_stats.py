@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider_server.engine.engine import Outcome
+from outrider_server.engine.engine import StepResult
 
 
 @dataclass(frozen=True, slots=True)
-class TickReport:
+class StepStats:
     """One pass: `rows` it ran, `prefill_rows` of them without a verdict, for `sessions` of which `drafts` got one, in
     `forward_s` seconds of the model; `waiting` jobs were left for later. `trees`: nodes and accepted nodes of every
     tree that is not empty. `tap_s`: making features; `idle_s`: nothing to do, since the pass before."""
@@ -25,19 +25,23 @@ class TickReport:
     idle_s: float = 0.0
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome], num_waiting: int, tap_s: float, idle_s: float) -> TickReport:
+    def of(cls, results: Sequence[StepResult], num_waiting: int, tap_s: float, idle_s: float) -> StepStats:
         """Of one pass, or of several that stand for one that failed."""
-        judged = [outcome for outcome in outcomes if outcome.walk is not None]
-        rows = [outcome.work.num_rows for outcome in outcomes]
-        timings = {outcome.timing for outcome in outcomes}
+        accepted = [result for result in results if result.accepted is not None]
+        rows = [result.step_input.num_rows for result in results]
+        timings = {result.timing for result in results}
         return cls(
             rows=sum(rows),
-            drafts=len(judged),
-            prefill_rows=sum(rows) - sum(outcome.work.num_rows for outcome in judged),
-            sessions=len(outcomes),
+            drafts=len(accepted),
+            prefill_rows=sum(rows) - sum(result.step_input.num_rows for result in accepted),
+            sessions=len(results),
             waiting=num_waiting,
             forward_s=sum(timing.ended - timing.started for timing in timings),
-            trees=tuple((len(o.work.tree), len(o.walk.path)) for o in judged if o.walk is not None and o.work.tree),
+            trees=tuple(
+                (len(o.step_input.tree), len(o.accepted.path))
+                for o in accepted
+                if o.accepted is not None and o.step_input.tree
+            ),
             tap_s=tap_s,
             idle_s=idle_s,
         )

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_proto.tree import MAX_NODES
-from outrider_server.scheduling.step_stats import TickReport
+from outrider_server.scheduling.step_stats import StepStats
 
-NO_WISH = 0
+NO_LIMIT = 0
 _ANY = MAX_NODES + 1
 Floats = NDArray[np.float64]
 _RUNGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -38,7 +38,7 @@ _VARIED = 0.1  # of rows a draft: where they are always the same, nobody knows w
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadEstimate:
     """Of recent passes: the drafts there for each, the share of the time in which the model ran, what a draft takes
     without its nodes in rows' time (None: not known), and what doubling a tree gains in tokens."""
 
@@ -48,7 +48,7 @@ class Load:
     gain: float = _GAIN
 
 
-def best_nodes(load: Load, batch_tokens: int) -> int:
+def best_nodes(load: LoadEstimate, batch_tokens: int) -> int:
     """Of a tree where everybody's is that large; at least 1."""
     fits = int(_FULL * batch_tokens / max(load.drafts, 1.0)) - 1
     rungs = [rung for rung in _RUNGS if rung <= fits] or [1]
@@ -67,7 +67,7 @@ class PassTime:
     of_row: float
 
     @classmethod
-    def fitted(cls, passes: Sequence[TickReport]) -> PassTime:
+    def fitted(cls, passes: Sequence[StepStats]) -> PassTime:
         """Least squares."""
         drafts, rows, seconds = _columns(passes)
         terms = np.stack([np.ones_like(rows), drafts, rows], 1)
@@ -86,7 +86,7 @@ class TreeBudget:
     def __init__(self, batch_tokens: int) -> None:
         self._most = _ANY
         self._batch_tokens = batch_tokens
-        self._passes: deque[TickReport] = deque(maxlen=_REMEMBERED)
+        self._passes: deque[StepStats] = deque(maxlen=_REMEMBERED)
         self._num_unseen = 0  # passes since the last review
         self._reviewed_at: float | None = None
         self._time: PassTime | None = None
@@ -95,9 +95,9 @@ class TreeBudget:
 
     @property
     def nodes(self) -> int:
-        return NO_WISH if self._most == _ANY else self._most
+        return NO_LIMIT if self._most == _ANY else self._most
 
-    def take(self, report: TickReport, now: float) -> None:
+    def take(self, report: StepStats, now: float) -> None:
         """A pass has ended, `now` in seconds."""
         if self._reviewed_at is None:
             self._reviewed_at = now - report.forward_s
@@ -107,7 +107,7 @@ class TreeBudget:
         if self._num_unseen >= _REVIEW_EVERY:
             self._review(now)
 
-    def _learn_gain(self, report: TickReport) -> None:
+    def _learn_gain(self, report: StepStats) -> None:
         self._doublings = _KEPT * self._doublings + sum(log2(1 + nodes) for nodes, _ in report.trees)
         self._accepted = _KEPT * self._accepted + sum(accepted for _, accepted in report.trees)
 
@@ -120,7 +120,7 @@ class TreeBudget:
         elif min(self._goals) > self._most:
             self._most = min(self._goals)
 
-    def _goal(self, load: Load) -> int:
+    def _goal(self, load: LoadEstimate) -> int:
         if load.drafts < _SHARED:
             return _ANY
         if load.busy < _BUSY:
@@ -131,7 +131,7 @@ class TreeBudget:
             return min(best, self._larger) if self._most != _ANY else _ANY
         return max(best, now // 2)  # smaller trees are what tells nodes and drafts apart
 
-    def _load(self, now: float) -> Load:
+    def _load(self, now: float) -> LoadEstimate:
         recent = list(self._passes)[-self._num_unseen :]
         assert self._reviewed_at is not None
         took_s = max(now - self._reviewed_at, 1e-9)
@@ -139,7 +139,7 @@ class TreeBudget:
         judging = [seen for seen in self._passes if seen.drafts]
         if len(judging) >= _REVIEW_EVERY and (self._time is None or _tells_apart(judging)):
             self._time = PassTime.fitted(judging)
-        return Load(
+        return LoadEstimate(
             drafts=drafts,
             busy=1 - sum(seen.idle_s for seen in recent) / took_s,
             shared_rows=None if self._time is None else self._time.shared_rows(drafts),
@@ -152,12 +152,12 @@ class TreeBudget:
         return next((rung for rung in _RUNGS if rung > self._most), _ANY)
 
 
-def _tells_apart(passes: Sequence[TickReport]) -> bool:
+def _tells_apart(passes: Sequence[StepStats]) -> bool:
     drafts, rows, _ = _columns(passes)
     sizes = rows / drafts
     return bool(sizes.std() > _VARIED * sizes.mean())
 
 
-def _columns(passes: Sequence[TickReport]) -> tuple[Floats, Floats, Floats]:
+def _columns(passes: Sequence[StepStats]) -> tuple[Floats, Floats, Floats]:
     drafts, rows, seconds = np.array([(seen.drafts, seen.rows, seen.forward_s) for seen in passes], np.float64).T
     return drafts, rows, seconds

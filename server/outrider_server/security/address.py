@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from outrider_proto.addresses import is_loopback_host
 from outrider_proto.errors import UsageError
-from outrider_server.config.security import Security
+from outrider_server.config.security import SecurityConfig
 
 _OWN_NETWORK = 64  # bits of an IPv6 address that one household or machine has to itself
 
@@ -37,7 +37,7 @@ class PeerAddress:
         return cls(str(ip), is_loopback=ip.is_loopback)
 
 
-def check_exposure(host: str, security: Security) -> None:
+def check_exposure(host: str, security: SecurityConfig) -> None:
     """Raise UsageError for an address that other machines reach, unless clients need credentials or --open-to-network
     is given."""
     if is_loopback_host(host.strip("[]")) or security.open_to_network:
@@ -45,7 +45,7 @@ def check_exposure(host: str, security: Security) -> None:
     lacking = []
     if security.tls_cert is None:
         lacking.append("--tls-cert and --tls-key (`outrider-server certs` makes them)")
-    if not security.knows_clients:
+    if not security.authenticates_clients:
         lacking.append("--keys (`outrider-server keys add`) or --client-ca")
     if lacking:
         remedy = f"give {', and '.join(lacking)}"

@@ -14,7 +14,7 @@ _MAX_ADDRESSES = 4096  # remembered; beyond, the one unseen for longest is forgo
 _UNOPENED_IN_ALL = 8  # times what one address may have
 
 
-class PerMinute:
+class AddressRateLimit:
     """How often each address may do something: a minute's worth at once, then evenly."""
 
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
@@ -34,7 +34,7 @@ class PerMinute:
             self._known.popitem(last=False)
 
 
-class Unopened:
+class UnopenedStreams:
     """Streams that have not said Open yet: so many from an address, and eight times as many in all."""
 
     def __init__(self, limit: int) -> None:

@@ -14,11 +14,11 @@ from datetime import datetime
 from typing import TypeAlias
 
 from outrider_proto.errors import Reason, Refusal
-from outrider_server.config.security import Security
+from outrider_server.config.security import SecurityConfig
 from outrider_server.security.address import PeerAddress
-from outrider_server.security.address_limits import PerMinute, Unopened
+from outrider_server.security.address_limits import AddressRateLimit, UnopenedStreams
 from outrider_server.security.keys import Keyring, utc_now
-from outrider_server.security.principal import ANYBODY, Principal, Scope
+from outrider_server.security.principal import ANONYMOUS, Principal, Scope
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 1.0  # how often the file of keys is looked at
@@ -37,20 +37,20 @@ class Caller:
     certificate: str = ""
 
 
-class Gatekeeper:
+class Authenticator:
     """Raises UsageError for a file of keys that cannot be used."""
 
     def __init__(
         self,
-        security: Security | None = None,
+        security: SecurityConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         calendar: Callable[[], datetime] = utc_now,
     ) -> None:
-        self.security = security or Security()
+        self.security = security or SecurityConfig()
         self._keyring = None if self.security.keys is None else Keyring(self.security.keys, calendar)
-        self._failures = PerMinute(self.security.failures_per_minute, clock)
-        self._begun = PerMinute(self.security.streams_per_minute, clock)
-        self._unopened = Unopened(self.security.unopened_streams)
+        self._failures = AddressRateLimit(self.security.failures_per_minute, clock)
+        self._begun = AddressRateLimit(self.security.streams_per_minute, clock)
+        self._unopened = UnopenedStreams(self.security.unopened_streams)
 
     def admit(self, caller: Caller, scope: Scope) -> Principal:
         """Raises Refusal NO_KEY, OUT_OF_SCOPE, or OVER_QUOTA for an address that has tried too often."""
@@ -70,7 +70,7 @@ class Gatekeeper:
         """Around a stream until it has said Open, which is to be called then. Raises Refusal on entry."""
         return self._unopened.one_more(caller.address)
 
-    def admits_inspector(self, caller: Caller) -> bool:
+    def admits_reflection(self, caller: Caller) -> bool:
         """Whether the caller may list services: this machine's own, and whoever has a key."""
         if caller.address.is_loopback:
             return True
@@ -94,7 +94,7 @@ class Gatekeeper:
 
     def _principal(self, caller: Caller) -> Principal:
         if self._keyring is None:
-            return Principal(f"cert:{_label(caller.certificate)}") if caller.certificate else ANYBODY
+            return Principal(f"cert:{_label(caller.certificate)}") if caller.certificate else ANONYMOUS
         key = None if (presented := _bearer(caller.metadata)) is None else self._keyring.find(presented)
         if key is not None:
             return Principal(key.id, key.scopes, key.quota, key.digest)
@@ -120,7 +120,7 @@ def _label(name: str) -> str:
     return hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
 
 
-def _check(limit: PerMinute, address: PeerAddress, what: str) -> None:
+def _check(limit: AddressRateLimit, address: PeerAddress, what: str) -> None:
     wait_s = limit.wait_s(address)
     if wait_s > 0:
         raise Refusal(Reason.OVER_QUOTA, f"too many {what}: try again later", retry_after_s=wait_s)

@@ -22,23 +22,23 @@ _MAX_NAME = 64  # of a common name, RFC 5280
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedCertificate:
     """A certificate and its private key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
 
-def make_authority(days: int) -> Issued:
+def new_authority(days: int) -> IssuedCertificate:
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("Outrider development authority")
     builder = _builder(name, name, key, days)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     usage = _usage(signs_certificates=True)
-    return Issued(builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()), key)
+    return IssuedCertificate(builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()), key)
 
 
-def make_server(authority: Issued, hosts: Sequence[str], days: int) -> Issued:
+def new_server_certificate(authority: IssuedCertificate, hosts: Sequence[str], days: int) -> IssuedCertificate:
     """For DNS names and IP addresses. Raises UsageError."""
     if not hosts:
         raise UsageError("host: name at least one, as clients will call the server")
@@ -46,14 +46,14 @@ def make_server(authority: Issued, hosts: Sequence[str], days: int) -> Issued:
     return _end_entity(authority, hosts[0][:_MAX_NAME], ExtendedKeyUsageOID.SERVER_AUTH, days, names)
 
 
-def make_client(authority: Issued, name: str, days: int) -> Issued:
+def new_client_certificate(authority: IssuedCertificate, name: str, days: int) -> IssuedCertificate:
     """Raises UsageError."""
     if not 0 < len(name) <= _MAX_NAME or not name.isprintable():
         raise UsageError(f"client={name!r}: need 1 to {_MAX_NAME} characters")
     return _end_entity(authority, name, ExtendedKeyUsageOID.CLIENT_AUTH, days)
 
 
-def write_issued(issued: Issued, cert: Path, key: Path, *, force: bool = False) -> None:
+def write_issued(issued: IssuedCertificate, cert: Path, key: Path, *, force: bool = False) -> None:
     """As PEM files, the key for its owner alone. Raises UsageError where one is there already, unless forced."""
     private = issued.key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -65,7 +65,7 @@ def write_issued(issued: Issued, cert: Path, key: Path, *, force: bool = False) 
     _write(cert, issued.certificate.public_bytes(serialization.Encoding.PEM), 0o644)
 
 
-def read_issued(cert: Path, key: Path) -> Issued:
+def read_issued(cert: Path, key: Path) -> IssuedCertificate:
     """Raises UsageError."""
     try:
         certificate = x509.load_pem_x509_certificate(cert.read_bytes())
@@ -74,12 +74,12 @@ def read_issued(cert: Path, key: Path) -> Issued:
         raise UsageError(f"{cert}, {key}: no authority that can be read; --force makes a new one") from error
     if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != certificate.public_key():
         raise UsageError(f"{cert}, {key}: no authority of this command's; --force makes a new one")
-    return Issued(certificate, private)
+    return IssuedCertificate(certificate, private)
 
 
 def _end_entity(
-    authority: Issued, name: str, purpose: x509.ObjectIdentifier, days: int, *more: x509.ExtensionType
-) -> Issued:
+    authority: IssuedCertificate, name: str, purpose: x509.ObjectIdentifier, days: int, *more: x509.ExtensionType
+) -> IssuedCertificate:
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.certificate
     builder = _builder(_name(name), issuer.subject, key, days, until=issuer.not_valid_after_utc)
@@ -90,7 +90,7 @@ def _end_entity(
     builder = builder.add_extension(identifier, critical=False)
     for extension in more:
         builder = builder.add_extension(extension, critical=False)
-    return Issued(builder.sign(authority.key, hashes.SHA256()), key)
+    return IssuedCertificate(builder.sign(authority.key, hashes.SHA256()), key)
 
 
 def _builder(

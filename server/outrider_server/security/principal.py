@@ -52,4 +52,4 @@ class Principal:
 
 
 NO_QUOTA = Quota()
-ANYBODY = Principal()
+ANONYMOUS = Principal()

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Features, Finish, Verdict
-from outrider_server.scheduling.request import Answer, Done, Job
+from outrider_server.scheduling.request import Reply, Request, RequestDone
 from outrider_server.security.gcra import Gcra
 from outrider_server.security.principal import Principal
 
 _BURST_S = 10.0  # of earnings that may be spent at once
 
 
-class Allowance:
+class QuotaUsage:
     """One payer's rate. `longest_wait_s`: beyond it, a request is refused rather than delayed."""
 
     def __init__(self, tokens_per_minute: int, longest_wait_s: float, clock: Callable[[], float]) -> None:
@@ -27,7 +27,7 @@ class Allowance:
         self._longest_wait_s = longest_wait_s
         self._clock = clock
 
-    def pay(self, num_rows: int) -> float:
+    def charge(self, num_rows: int) -> float:
         """Charge, and say how many seconds to wait. Raises Refusal OVER_QUOTA, and charges nothing then."""
         wait_s = self._gcra.wait_s(now := self._clock())
         if wait_s > self._longest_wait_s:
@@ -44,73 +44,73 @@ class Allowance:
             self._gcra.refund(-num_rows)
 
 
-class Allowances:
+class Quotas:
     """By payer. As many as there are keys with a rate."""
 
     def __init__(self, longest_wait_s: float, clock: Callable[[], float]) -> None:
         self._longest_wait_s = longest_wait_s
         self._clock = clock
-        self._of: dict[str, Allowance] = {}
+        self._of: dict[str, QuotaUsage] = {}
 
-    def of(self, principal: Principal) -> Allowance | None:
+    def of(self, principal: Principal) -> QuotaUsage | None:
         """None where there is no rate. A rate that has changed begins anew."""
         rate = principal.quota.tokens_per_minute
         if rate is None:
             return None
-        allowance = self._of.get(principal.payer)
-        if allowance is None or allowance.tokens_per_minute != rate:
-            allowance = self._of[principal.payer] = Allowance(rate, self._longest_wait_s, self._clock)
-        return allowance
+        usage = self._of.get(principal.payer)
+        if usage is None or usage.tokens_per_minute != rate:
+            usage = self._of[principal.payer] = QuotaUsage(rate, self._longest_wait_s, self._clock)
+        return usage
 
 
 @dataclass(slots=True)
-class _Bill:
+class _Charge:
     paid: int
     used: int
     nodes: int | None  # that the server drafts for each verdict of a decode; None for a draft, whose rows are known
 
 
-class Toll:
+class RateLimiter:
     """`submit` takes a job whose time has come. Without an allowance everything passes at once."""
 
-    def __init__(self, allowance: Allowance | None, submit: Callable[[Job], None]) -> None:
-        self._allowance = allowance
+    def __init__(self, usage: QuotaUsage | None, submit: Callable[[Request], None]) -> None:
+        self._usage = usage
         self._submit = submit
-        self._waiting: deque[tuple[float, int, Job]] = deque()  # due (loop time), seq
-        self._bills: dict[int, _Bill] = {}
+        self._waiting: deque[tuple[float, int, Request]] = deque()  # due (loop time), seq
+        self._charges: dict[int, _Charge] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def pass_through(self, job: Job, frame: Draft | Decode, room: int) -> None:
+    def submit_or_wait(self, request: Request, frame: Draft | Decode, room: int) -> None:
         """Now or later. `room`: tokens the context has left for an answer. Raises Refusal OVER_QUOTA."""
-        if self._allowance is None:
-            self._submit(job)
+        if self._usage is None:
+            self._submit(request)
             return
-        bill = _bill(frame, room)
-        wait_s = self._allowance.pay(bill.paid)
-        self._bills[frame.seq] = bill
-        self._waiting.append((asyncio.get_running_loop().time() + wait_s, frame.seq, job))
-        self._let_pass()
+        entry = _charge_for(frame, room)
+        wait_s = self._usage.charge(entry.paid)
+        self._charges[frame.seq] = entry
+        self._waiting.append((asyncio.get_running_loop().time() + wait_s, frame.seq, request))
+        self._submit_due()
 
-    def saw(self, seq: int, answer: Answer) -> None:
+    def observe(self, seq: int, answer: Reply) -> None:
         """An answer on its way to the client; also one that came too late for it: it was computed."""
-        bill = self._bills.get(seq)
-        if bill is None or self._allowance is None:
+        entry = self._charges.get(seq)
+        if entry is None or self._usage is None:
             return
         match answer:
-            case Verdict() if bill.nodes is not None and (answer.finish is not Finish.CANCELLED or answer.draft_us):
-                bill.used += bill.nodes + len(answer.tokens) + (answer.bonus is not None)
+            case Verdict() if entry.nodes is not None and (answer.finish is not Finish.CANCELLED or answer.draft_us):
+                entry.used += entry.nodes + len(answer.tokens) + (answer.bonus is not None)
                 if self._closed:  # of a job that ends between passes nobody says that it is done
-                    self._settle(bill)
-            case Done() | Refusal():
-                self._settle(bill)
-                del self._bills[seq]
+                    self._settle(entry)
+            case RequestDone() | Refusal():
+                self._settle(entry)
+                del self._charges[seq]
             case Verdict() | Features():
                 pass
 
-    def hurry(self) -> None:
+    def recheck(self) -> None:
         """Something was cancelled: it need not wait any longer."""
-        self._let_pass()
+        self._submit_due()
 
     def close(self) -> None:
         """The stream is over: what never ran costs nothing. A pass under way is paid when it ends. Safe twice."""
@@ -118,30 +118,30 @@ class Toll:
         if self._timer is not None:
             self._timer.cancel()
         for _, seq, _ in self._waiting:
-            self._bills[seq].used = 0
+            self._charges[seq].used = 0
         self._waiting.clear()
-        for bill in self._bills.values():
-            self._settle(bill)
+        for entry in self._charges.values():
+            self._settle(entry)
 
-    def _settle(self, bill: _Bill) -> None:
-        assert self._allowance is not None
-        self._allowance.settle(bill.used - bill.paid)
-        bill.paid = bill.used
+    def _settle(self, entry: _Charge) -> None:
+        assert self._usage is not None
+        self._usage.settle(entry.used - entry.paid)
+        entry.paid = entry.used
 
-    def _let_pass(self) -> None:
+    def _submit_due(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting and (self._waiting[0][2].stopped or self._waiting[0][0] <= loop.time()):
+        while self._waiting and (self._waiting[0][2].is_stopped or self._waiting[0][0] <= loop.time()):
             self._submit(self._waiting.popleft()[2])
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = loop.call_at(self._waiting[0][0], self._let_pass) if self._waiting else None
+        self._timer = loop.call_at(self._waiting[0][0], self._submit_due) if self._waiting else None
 
 
-def _bill(frame: Draft | Decode, room: int) -> _Bill:
+def _charge_for(frame: Draft | Decode, room: int) -> _Charge:
     """A draft's rows are known; of a decode's, those that it may come to are paid, and settled at its end."""
     fixed = len(frame.context) + 1
     if isinstance(frame, Draft):
         rows = fixed + len(frame.tree)
-        return _Bill(rows, rows, None)
+        return _Charge(rows, rows, None)
     nodes = 0 if frame.tree is None else frame.tree.budget
-    return _Bill(fixed + min(frame.max_tokens, max(room, 1)), fixed, nodes)
+    return _Charge(fixed + min(frame.max_tokens, max(room, 1)), fixed, nodes)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from outrider_proto.errors import UsageError
-from outrider_server.config.security import Security
+from outrider_server.config.security import SecurityConfig
 
 if TYPE_CHECKING:
     Stamp = tuple[tuple[int, int, int], ...]
@@ -58,7 +58,7 @@ class _Files:
         return grpc.ssl_server_certificate_configuration([pair], ca)
 
 
-class _Fetcher:
+class _CertificateReloader:
     """Called by gRPC at each handshake, from threads of its own. Raises UsageError for files unusable at the start.
     Files that cannot be used are looked at once: whoever connects, nobody knows who, costs no more than that."""
 
@@ -81,12 +81,12 @@ class _Fetcher:
         return self._config
 
 
-def server_credentials(security: Security) -> grpc.ServerCredentials | None:
+def server_credentials(security: SecurityConfig) -> grpc.ServerCredentials | None:
     """None for a server without TLS. Raises UsageError."""
     if security.tls_cert is None or security.tls_key is None:
         return None
     files = _Files(security.tls_cert, security.tls_key, security.client_ca)
-    fetcher = _Fetcher(files)
+    fetcher = _CertificateReloader(files)
     return grpc.dynamic_ssl_server_credentials(fetcher(), fetcher, security.client_ca is not None)
 
 

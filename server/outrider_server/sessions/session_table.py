@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider_proto.errors import Reason, Refusal
-from outrider_server.engine.sequence import Held
-from outrider_server.security.principal import ANYBODY, Principal
+from outrider_server.engine.sequence import Sequence
+from outrider_server.security.principal import ANONYMOUS, Principal
 
 _FULL_S = 5.0  # before it is worth asking again for one more
 
@@ -23,11 +23,11 @@ class Session:
     """One conversation and what is held of it. `owner` is the stream that may speak for it, None while parked."""
 
     id: str
-    held: Held
+    sequence: Sequence
     tap: str  # fingerprint of the features it was opened with, empty for none
     owner: object | None
     expires_at: float = 0.0
-    principal: Principal = ANYBODY  # who opened it: to anybody else it is unknown
+    principal: Principal = ANONYMOUS  # who opened it: to anybody else it is unknown
 
 
 class SessionTable:
@@ -57,13 +57,13 @@ class SessionTable:
             raise Refusal(Reason.SERVER_FULL, f"{self._max_sessions} sessions are in use; try again later")
         self.forget(min(parked, key=lambda session: session.expires_at))
 
-    def add(self, held: Held, tap: str, owner: object) -> Session:
+    def add(self, sequence: Sequence, tap: str, owner: object) -> Session:
         """A new session; room must have been made."""
-        session = Session(secrets.token_hex(16), held, tap, owner)
+        session = Session(secrets.token_hex(16), sequence, tap, owner)
         self._sessions[session.id] = session
         return session
 
-    def find(self, session_id: str, now: float, principal: Principal = ANYBODY) -> Session | None:
+    def find(self, session_id: str, now: float, principal: Principal = ANONYMOUS) -> Session | None:
         """A session that is still remembered, and the principal's own."""
         self.expire(now)
         session = self._sessions.get(session_id)
@@ -85,7 +85,7 @@ class SessionTable:
             raise Refusal(Reason.OVER_QUOTA, message, retry_after_s=_FULL_S)
         self.forget(min(parked, key=lambda session: session.expires_at))
 
-    def forget_those(self, which: Callable[[Principal], bool]) -> None:
+    def forget_where(self, which: Callable[[Principal], bool]) -> None:
         """Drop the sessions of such principals."""
         for session in [s for s in self._sessions.values() if which(s.principal)]:
             self.forget(session)
@@ -93,14 +93,14 @@ class SessionTable:
     def take(self, session: Session, owner: object) -> object | None:
         """Make `owner` the one that speaks for it; answers the former one."""
         former, session.owner = session.owner, owner
-        session.held.parked = False
+        session.sequence.parked = False
         return former
 
     def release(self, session: Session, owner: object, now: float) -> None:
         """Park it, unless another stream has taken it over."""
         if session.owner is owner:
             session.owner = None
-            session.held.parked = True
+            session.sequence.parked = True
             session.expires_at = now + self._ttl_s
 
     def forget(self, session: Session) -> None:

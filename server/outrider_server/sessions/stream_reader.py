@@ -26,47 +26,47 @@ from outrider_proto.frames import (
     Pong,
     ServerDescription,
 )
-from outrider_server.engine.sampler import Chooser
-from outrider_server.engine.sequence import Held
-from outrider_server.kv.memory import Memory
-from outrider_server.scheduling.callback_queue import Mailbox
-from outrider_server.scheduling.engine_loop import Inquiry, Kept
-from outrider_server.scheduling.request import Answer, Job
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
+from outrider_server.kv.memory import KVMemory
+from outrider_server.scheduling.callback_queue import CallbackQueue
+from outrider_server.scheduling.engine_loop import PrefixInfo, PrefixQuery
+from outrider_server.scheduling.request import Reply, Request
 from outrider_server.security.principal import Principal, Scope
-from outrider_server.security.rate_limit import Allowance, Toll
+from outrider_server.security.rate_limit import QuotaUsage, RateLimiter
 from outrider_server.sessions.frame_checks import check_drafting, check_open, check_tokens
 from outrider_server.sessions.session_table import Session, SessionTable
-from outrider_server.sessions.stream_writer import ROOM_BYTES, Stream
+from outrider_server.sessions.stream_writer import ROOM_BYTES, StreamWriter
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class House:
+class ServerContext:
     """What all conversations of a server share. `drafters` by the fingerprint of the features they eat, `taps` by their
-    own; `submit` hands to the model thread, whose answers come by the `mailbox`."""
+    own; `submit` hands to the model thread, whose answers come by the `callbacks`."""
 
     description: ServerDescription
     taps: Mapping[str, Tap]
     drafters: Mapping[str, Drafter]
-    memory: Memory
+    memory: KVMemory
     sessions: SessionTable
-    submit: Callable[[Job | Inquiry], None]
-    mailbox: Mailbox
+    submit: Callable[[Request | PrefixQuery], None]
+    callbacks: CallbackQueue
     clock: Callable[[], float]
     padded_width: int = 0  # of features, where a larger target is emulated
 
 
-class Conversation:
+class StreamReader:
     """One stream's, from its first frame to its end: listen(), then hang_up(), then part()."""
 
-    def __init__(self, house: House, stream: Stream, allowance: Allowance | None) -> None:
-        self._house = house
+    def __init__(self, server: ServerContext, stream: StreamWriter, usage: QuotaUsage | None) -> None:
+        self._server = server
         self._stream = stream
-        self._toll = Toll(allowance, house.submit)
-        self._about = _as_seen_by(stream.principal, house.description)
+        self._rate_limiter = RateLimiter(usage, server.submit)
+        self._about = _as_seen_by(stream.principal, server.description)
 
-    async def listen(self, incoming: AsyncIterator[ClientFrame]) -> None:
+    async def run(self, incoming: AsyncIterator[ClientFrame]) -> None:
         """Take frames until there are no more, or the stream is to end; what goes wrong ends the stream."""
         stream = self._stream
         try:
@@ -82,7 +82,7 @@ class Conversation:
             _log.error("a stream failed", exc_info=error)
             stream.fail(Refusal(Reason.INTERNAL, f"the server failed on this stream: {type(error).__name__}"))
 
-    def end_if_silent(self, waited_s: float) -> None:
+    def end_unless_opened(self, waited_s: float) -> None:
         """It has had so long to open a session."""
         if self._stream.session is None:
             self._stream.fail(Refusal(Reason.STALLED, f"no Open within {waited_s:g} s"))
@@ -90,17 +90,17 @@ class Conversation:
     def hang_up(self) -> None:
         """Nobody waits for an answer any more."""
         self._stream.close()
-        self._toll.close()
+        self._rate_limiter.close()
 
-    def part(self) -> None:
+    def release(self) -> None:
         """Park the session, or forget it where it cannot be trusted."""
-        stream, sessions = self._stream, self._house.sessions
+        stream, sessions = self._stream, self._server.sessions
         if stream.session is None:
             return
         if stream.faulty:
             sessions.forget(stream.session)
         else:
-            sessions.release(stream.session, stream, self._house.clock())
+            sessions.release(stream.session, stream, self._server.clock())
 
     async def _handle(self, frame: ClientFrame) -> None:
         match frame:
@@ -110,12 +110,12 @@ class Conversation:
                 self._submit(frame)
             case Cancel():
                 self._stream.cancel(frame.seq)
-                self._toll.hurry()
+                self._rate_limiter.recheck()
             case Ping():
                 self._own_session()
                 self._stream.send(Pong(frame.nonce))
             case Close():
-                self._house.sessions.forget(self._own_session())
+                self._server.sessions.forget(self._own_session())
                 self._stream.abandon()
                 self._stream.wind_down()
             case _:
@@ -126,91 +126,91 @@ class Conversation:
         if stream.session is not None:
             raise Violation(Reason.MALFORMED_FRAME, "a second Open on one stream")
         check_open(frame, about)
-        stream.chooser = Chooser(frame.sampling)
+        stream.sampler = Sampler(frame.sampling)
         session = self._resumed(frame)
         resumed = session is not None
         stream.session = session = session or self._new_session(frame)
         stream.watch.opened(session.id, stream.principal.payer, resumed=resumed)
         stream.max_waiting_bytes = ROOM_BYTES + 2 * self._row_bytes(session)
-        kept = await self._ask_kept(session, frame.committed_len if resumed else 0)
+        info = await self._query_prefix(session, frame.committed_len if resumed else 0)
         stream.send(
             Opened(
                 session_id=session.id,
                 resumed=resumed,
-                kept_len=kept.length,
-                kept_hash=kept.hash,
+                kept_len=info.length,
+                kept_hash=info.hash,
                 max_context=about.max_context,
                 max_nodes=about.max_nodes,
                 eos_token_ids=about.eos_token_ids,
-                server_draft=session.held.drafting is not None and stream.principal.may(Scope.SERVER_DRAFT),
+                server_draft=session.sequence.drafting is not None and stream.principal.may(Scope.SERVER_DRAFT),
             )
         )
 
     def _resumed(self, frame: Open) -> Session | None:
         """The session asked for, fenced against any older stream; None when unknown or of other features."""
-        house, stream = self._house, self._stream
+        server, stream = self._server, self._stream
         session = None
         if frame.session_id:
-            session = house.sessions.find(frame.session_id, house.clock(), stream.principal)
+            session = server.sessions.find(frame.session_id, server.clock(), stream.principal)
         if session is None:
             return None
         session.principal = stream.principal
-        former = house.sessions.take(session, stream)
-        if isinstance(former, Stream):
+        former = server.sessions.take(session, stream)
+        if isinstance(former, StreamWriter):
             former.fail(_taken_over())
-        if session.tap != frame.tap or (isinstance(former, Stream) and former.faulty):
-            house.sessions.forget(session)
+        if session.tap != frame.tap or (isinstance(former, StreamWriter) and former.faulty):
+            server.sessions.forget(session)
             return None
         return session
 
     def _new_session(self, frame: Open) -> Session:
-        house, principal = self._house, self._stream.principal
-        house.sessions.make_room_for(principal, house.clock())
-        house.sessions.make_room(house.clock())
-        tap = house.taps[frame.tap] if frame.tap else None
-        drafter = house.drafters.get(frame.tap) if principal.may(Scope.SERVER_DRAFT) else None
-        held = Held(house.memory, tap, drafter, principal.payer)
-        session = house.sessions.add(held, frame.tap, self._stream)
+        server, principal = self._server, self._stream.principal
+        server.sessions.make_room_for(principal, server.clock())
+        server.sessions.make_room(server.clock())
+        tap = server.taps[frame.tap] if frame.tap else None
+        drafter = server.drafters.get(frame.tap) if principal.may(Scope.SERVER_DRAFT) else None
+        sequence = Sequence(server.memory, tap, drafter, principal.payer)
+        session = server.sessions.add(sequence, frame.tap, self._stream)
         session.principal = principal
         return session
 
-    async def _ask_kept(self, session: Session, limit: int) -> Kept:
+    async def _query_prefix(self, session: Session, limit: int) -> PrefixInfo:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Kept] = loop.create_future()
+        answer: asyncio.Future[PrefixInfo] = loop.create_future()
 
-        def settle(kept: Kept) -> None:
+        def resolve(info: PrefixInfo) -> None:
             if not answer.done():  # the stream may have ended while it waited
-                answer.set_result(kept)
+                answer.set_result(info)
 
-        def post(kept: Kept) -> None:
-            loop.call_soon_threadsafe(settle, kept)
+        def post(info: PrefixInfo) -> None:
+            loop.call_soon_threadsafe(resolve, info)
 
-        self._house.submit(Inquiry(session.held, limit, post))
+        self._server.submit(PrefixQuery(session.sequence, limit, post))
         return await answer
 
     def _submit(self, frame: Draft | Decode) -> None:
-        house, stream, about = self._house, self._stream, self._about
+        server, stream, about = self._server, self._stream, self._about
         session = self._own_session()
         stream.check_seq(frame.seq)
         check_tokens(frame, about)
         room = about.max_context - frame.base_len - len(frame.context) - 1
         if isinstance(frame, Decode):
-            check_drafting(frame, stream.principal, is_offered=session.held.drafting is not None)
-            if about is not house.description:  # else the engine itself stops at the target's context
+            check_drafting(frame, stream.principal, is_offered=session.sequence.drafting is not None)
+            if about is not server.description:  # else the engine itself stops at the target's context
                 frame = replace(frame, max_tokens=min(frame.max_tokens, room))
-        assert stream.chooser is not None
+        assert stream.sampler is not None
 
-        def post(answer: Answer) -> None:
-            house.mailbox.put(partial(self._deliver, frame.seq, answer))
+        def post(answer: Reply) -> None:
+            server.callbacks.put(partial(self._deliver, frame.seq, answer))
 
-        now, width = time.monotonic(), house.padded_width
-        job = Job(session.held, frame, stream.chooser, post, now, width, lambda: stream.is_unread)
-        stream.start(frame.seq, job)
+        now, width = time.monotonic(), server.padded_width
+        request = Request(session.sequence, frame, stream.sampler, post, now, width, lambda: stream.is_unread)
+        stream.start(frame.seq, request)
         stream.watch.asked(frame)
-        self._toll.pass_through(job, frame, room)
+        self._rate_limiter.submit_or_wait(request, frame, room)
 
-    def _deliver(self, seq: int, answer: Answer) -> None:
-        self._toll.saw(seq, answer)
+    def _deliver(self, seq: int, answer: Reply) -> None:
+        self._rate_limiter.observe(seq, answer)
         self._stream.deliver(seq, answer)
 
     def _own_session(self) -> Session:
@@ -223,8 +223,8 @@ class Conversation:
 
     def _row_bytes(self, session: Session) -> int:
         """Of the features of as many tokens as there may be: a client may ask for them and go on before they came."""
-        width = session.held.tap.info.width if session.held.tap else 0
-        return 4 * width * self._house.description.max_context
+        width = session.sequence.tap.info.width if session.sequence.tap else 0
+        return 4 * width * self._server.description.max_context
 
 
 def _as_seen_by(principal: Principal, description: ServerDescription) -> ServerDescription:

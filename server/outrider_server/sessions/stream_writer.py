@@ -15,34 +15,34 @@ from typing import assert_never
 
 from outrider_proto.errors import Reason, Refusal, Violation
 from outrider_proto.frames import Features, ServerFrame, Verdict
-from outrider_server.engine.sampler import Chooser
-from outrider_server.scheduling.request import Answer, Done, Job
-from outrider_server.security.principal import ANYBODY, Principal
+from outrider_server.engine.sampler import Sampler
+from outrider_server.scheduling.request import Reply, Request, RequestDone
+from outrider_server.security.principal import ANONYMOUS, Principal
 from outrider_server.sessions.session_table import Session
-from outrider_server.telemetry.observer import StreamWatch
+from outrider_server.telemetry.observer import StreamObserver
 
 _MAX_WAITING_FRAMES = 256  # beyond any of these the client is not listened to, and HTTP/2 slows it down
 _MAX_UNREAD_BYTES = 16 * 1024 * 1024
-_MAX_JOBS = 32
+_MAX_REQUESTS = 32
 _FRAME_BYTES = 256  # what a frame takes beside its rows, about
 ROOM_BYTES = 2 * _MAX_UNREAD_BYTES  # what may wait at least: answers to what was asked before it was not listened to
 _PIECE_VALUES = 16 * 1024  # of features; 16 KiB at a byte each
 
 
-class Stream:
+class StreamWriter:
     """Frames out, in order but for features; ends normally, or with a Refusal after the frames before it."""
 
-    def __init__(self, watch: StreamWatch | None = None, principal: Principal = ANYBODY) -> None:
+    def __init__(self, watch: StreamObserver | None = None, principal: Principal = ANONYMOUS) -> None:
         self.principal = principal
-        self.watch = watch or StreamWatch()
+        self.watch = watch or StreamObserver()
         self.max_waiting_bytes = ROOM_BYTES
         self.session: Session | None = None
-        self.chooser: Chooser | None = None
+        self.sampler: Sampler | None = None
         self.faulty = False  # what the session holds can no longer be trusted
         self._frames: deque[ServerFrame] = deque()
         self._features: deque[Features] = deque()
         self._row_bytes = 0  # of the features that wait
-        self._jobs: dict[int, Job] = {}
+        self._requests: dict[int, Request] = {}
         self._last_seq = -1
         self._refusal: Refusal | None = None
         self._ending = False
@@ -88,17 +88,17 @@ class Stream:
             raise Violation(Reason.BAD_SEQUENCE, f"seq={seq} after {self._last_seq}: it must grow within a stream")
         self._last_seq = seq
 
-    def start(self, seq: int, job: Job) -> None:
-        self._jobs[seq] = job
+    def start(self, seq: int, request: Request) -> None:
+        self._requests[seq] = request
 
     def cancel(self, seq: int) -> None:
         """Cancel the job, if it is still under way."""
-        if seq in self._jobs:
-            self._jobs[seq].cancelled = True
+        if seq in self._requests:
+            self._requests[seq].cancelled = True
 
-    def deliver(self, seq: int, answer: Answer) -> None:
+    def deliver(self, seq: int, answer: Reply) -> None:
         """Take what the model thread says of job `seq`; nothing after the stream was abandoned."""
-        if seq not in self._jobs:
+        if seq not in self._requests:
             return
         self.watch.answered(seq, answer)
         match answer:
@@ -107,8 +107,8 @@ class Stream:
             case Refusal():
                 self.faulty = answer.reason is Reason.INTERNAL
                 self.fail(answer)
-            case Done():
-                del self._jobs[seq]
+            case RequestDone():
+                del self._requests[seq]
                 self._changed.set()
                 self._has_room.set()
             case _:
@@ -127,9 +127,9 @@ class Stream:
 
     def abandon(self) -> None:
         """Nobody waits for the jobs under way."""
-        for job in self._jobs.values():
-            job.abandoned = True
-        self._jobs.clear()
+        for request in self._requests.values():
+            request.abandoned = True
+        self._requests.clear()
         self._changed.set()
         self._has_room.set()
 
@@ -150,7 +150,7 @@ class Stream:
             while (frame := self._next()) is not None:
                 self._has_room.set()
                 yield frame
-            if self._ending and not self._jobs:
+            if self._ending and not self._requests:
                 break
             self._changed.clear()
             await self._changed.wait()
@@ -162,7 +162,7 @@ class Stream:
         return (
             len(self._frames) + len(self._features) >= _MAX_WAITING_FRAMES
             or self.waiting_bytes >= _MAX_UNREAD_BYTES
-            or len(self._jobs) >= _MAX_JOBS
+            or len(self._requests) >= _MAX_REQUESTS
         )
 
     def _drop(self) -> None:
@@ -175,9 +175,9 @@ class Stream:
             return self._frames.popleft()
         if not self._features:
             return None
-        piece = self._piece()
-        self._row_bytes -= piece.rows.nbytes
-        return piece
+        segment = self._piece()
+        self._row_bytes -= segment.rows.nbytes
+        return segment
 
     def _piece(self) -> Features:
         """The first rows of the features that wait longest."""

@@ -15,20 +15,20 @@ from outrider_drafters.emulation.paced_drafter import PacedDrafter
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import ClientFrame, ServerDescription, ServerFrame
-from outrider_server.config.config import Limits
-from outrider_server.config.security import Security
+from outrider_server.config.config import LimitsConfig
+from outrider_server.config.security import SecurityConfig
 from outrider_server.engine.engine import Engine
 from outrider_server.engine.target import Target
 from outrider_server.kv.budget import budget_bytes
-from outrider_server.kv.memory import Memory
-from outrider_server.scheduling.callback_queue import Mailbox
-from outrider_server.scheduling.engine_loop import Inquiry, ModelThread
-from outrider_server.security.principal import ANYBODY, Principal
-from outrider_server.security.rate_limit import Allowances
+from outrider_server.kv.memory import KVMemory
+from outrider_server.scheduling.callback_queue import CallbackQueue
+from outrider_server.scheduling.engine_loop import EngineLoop, PrefixQuery
+from outrider_server.security.principal import ANONYMOUS, Principal
+from outrider_server.security.rate_limit import Quotas
 from outrider_server.sessions.session_table import Session, SessionTable
-from outrider_server.sessions.stream_reader import Conversation, House
-from outrider_server.sessions.stream_writer import Stream
-from outrider_server.telemetry.observer import Census, Observer
+from outrider_server.sessions.stream_reader import ServerContext, StreamReader
+from outrider_server.sessions.stream_writer import StreamWriter
+from outrider_server.telemetry.observer import ServerObserver, ServerStats
 
 _SWEEP_S = 5.0  # how often parked sessions are looked at when nobody opens one
 _STREAMS_A_SESSION = 4  # one speaks for it; others are about to take it over, to be refused, or to end
@@ -45,15 +45,15 @@ class Verifier:
         self,
         target: Target,
         taps: Sequence[Tap] = (),
-        limits: Limits | None = None,
+        limits: LimitsConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         pace: Pace | None = None,
         drafters: Sequence[Drafter] = (),
-        observer: Observer | None = None,
-        longest_wait_s: float = Security().longest_wait_s,
+        observer: ServerObserver | None = None,
+        longest_wait_s: float = SecurityConfig().longest_wait_s,
     ) -> None:
-        self.observer = observer or Observer()
-        self._limits = limits or Limits()
+        self.observer = observer or ServerObserver()
+        self._limits = limits or LimitsConfig()
         self.pace = pace
         self._drafters: dict[str, Drafter] = {}
         for drafter in drafters:
@@ -62,15 +62,15 @@ class Verifier:
         self._taps: Mapping[str, Tap] = {tap.info.fingerprint: tap for tap in taps}
         self._clock = clock
         self._description = _description(target, self._taps.values(), self._limits.max_nodes)
-        self._sessions = SessionTable(self._limits.session_ttl_s, self._limits.max_sessions, self._forgotten)
-        self.memory = Memory(target.kv, budget_bytes(self._limits.kv_memory, target.kv), self._limits.shared_prefixes)
-        self._thread = ModelThread(Engine(target, pace), self._limits, self.observer.ticked)
-        self._streams: set[Stream] = set()
-        self._allowances = Allowances(longest_wait_s, clock)
+        self._sessions = SessionTable(self._limits.session_ttl_s, self._limits.max_sessions, self._release)
+        self.memory = KVMemory(target.kv, budget_bytes(self._limits.kv_memory, target.kv), self._limits.shared_prefixes)
+        self._thread = EngineLoop(Engine(target, pace), self._limits, self.observer.stepped)
+        self._streams: set[StreamWriter] = set()
+        self._quotas = Quotas(longest_wait_s, clock)
         self._idle = asyncio.Event()  # no stream is open
         self._idle.set()
         self._draining = False
-        self._house: House | None = None  # from start() on
+        self._context: ServerContext | None = None  # from start() on
         self._sweeper: asyncio.Task[None] | None = None
 
     def describe(self) -> ServerDescription:
@@ -86,10 +86,10 @@ class Verifier:
         """Families of the drafters that the server itself can run."""
         return tuple(drafter.family for drafter in self._drafters.values())
 
-    def census(self) -> Census:
+    def stats(self) -> ServerStats:
         """What is held now; from any thread."""
         parked, memory = self._sessions.num_parked, self.memory
-        return Census(
+        return ServerStats(
             active=len(self._sessions) - parked,
             parked=parked,
             kv_bytes=memory.used_bytes - memory.spare_bytes,
@@ -113,7 +113,7 @@ class Verifier:
         )
 
     async def start(self) -> None:
-        self._house = self._new_house(Mailbox(asyncio.get_running_loop()))
+        self._context = self._new_context(CallbackQueue(asyncio.get_running_loop()))
         self._thread.start()
         self._sweeper = asyncio.create_task(self._sweep())
 
@@ -128,7 +128,7 @@ class Verifier:
         for stream in self._streams:
             if not admits(stream.principal):
                 stream.fail(Refusal(Reason.NO_KEY, "this key has been revoked, or has expired"))
-        self._sessions.forget_those(lambda principal: not admits(principal))
+        self._sessions.forget_where(lambda principal: not admits(principal))
 
     async def drained(self) -> None:
         """Wait until no stream is left; drain() first, or they go on coming."""
@@ -154,17 +154,17 @@ class Verifier:
         await asyncio.to_thread(self._target.close)
 
     async def session(
-        self, incoming: AsyncIterator[ClientFrame], principal: Principal = ANYBODY
+        self, incoming: AsyncIterator[ClientFrame], principal: Principal = ANONYMOUS
     ) -> AsyncGenerator[ServerFrame]:
         """One client's stream. Raises Refusal when it ends by a refusal."""
         self._admit()
-        stream = Stream(self.observer.stream(), principal)
-        assert self._house is not None
-        conversation = Conversation(self._house, stream, self._allowances.of(principal))
+        stream = StreamWriter(self.observer.stream(), principal)
+        assert self._context is not None
+        reader = StreamReader(self._context, stream, self._quotas.of(principal))
         self._streams.add(stream)
         self._idle.clear()
-        reader = asyncio.create_task(conversation.listen(incoming))
-        silence = asyncio.get_running_loop().call_later(self.stall_s, conversation.end_if_silent, self.stall_s)
+        reading = asyncio.create_task(reader.run(incoming))
+        silence = asyncio.get_running_loop().call_later(self.stall_s, reader.end_unless_opened, self.stall_s)
         try:
             async with aclosing(stream.frames()) as frames:
                 async for frame in frames:
@@ -172,15 +172,15 @@ class Verifier:
         finally:
             silence.cancel()
             self._leave(stream)
-            conversation.hang_up()
-            reader.cancel()
+            reader.hang_up()
+            reading.cancel()
             try:
-                await asyncio.wait([reader])
+                await asyncio.wait([reading])
             finally:  # also where this call is cancelled once more
-                conversation.part()
+                reader.release()
                 stream.watch.ended(stream.refusal)
 
-    def _leave(self, stream: Stream) -> None:
+    def _leave(self, stream: StreamWriter) -> None:
         self._streams.discard(stream)
         if not self._streams:
             self._idle.set()
@@ -196,23 +196,23 @@ class Verifier:
             self.observer.refused(refusal.reason)
             raise refusal
 
-    def _new_house(self, mailbox: Mailbox) -> House:
-        return House(
+    def _new_context(self, callbacks: CallbackQueue) -> ServerContext:
+        return ServerContext(
             description=self._description,
             taps=self._taps,
             drafters=self._drafters,
             memory=self.memory,
             sessions=self._sessions,
             submit=self._thread.submit,
-            mailbox=mailbox,
+            callbacks=callbacks,
             clock=self._clock,
             padded_width=self.pace.feature_width if self.pace else 0,
         )
 
-    def _forgotten(self, session: Session) -> None:
+    def _release(self, session: Session) -> None:
         """What it holds goes back when the jobs before this have ended."""
-        held = session.held
-        self._thread.submit(Inquiry(held, 0, lambda _: held.release()))
+        sequence = session.sequence
+        self._thread.submit(PrefixQuery(sequence, 0, lambda _: sequence.release()))
 
     async def _sweep(self) -> None:
         while True:

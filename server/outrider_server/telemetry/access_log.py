@@ -8,22 +8,22 @@ from collections.abc import Callable
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Verdict
-from outrider_server.scheduling.request import Answer
+from outrider_server.scheduling.request import Reply
 from outrider_server.telemetry.logs import FIELDS
-from outrider_server.telemetry.observer import Observer, StreamWatch
+from outrider_server.telemetry.observer import ServerObserver, StreamObserver
 
 _log = logging.getLogger("outrider_server.access")
 _SHOWN = 8  # characters of a session's id: enough to find its lines, too few to resume it
 _CLOSED = "closed"
 
 
-class AccessLog(Observer):
+class AccessLog(ServerObserver):
     """`clock` is in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
 
-    def stream(self) -> StreamWatch:
+    def stream(self) -> StreamObserver:
         return _Entry(self._clock)
 
     def refused(self, reason: Reason) -> None:
@@ -31,7 +31,7 @@ class AccessLog(Observer):
         _log.info("a call was refused: %s", name, extra={FIELDS: {"reason": name}})
 
 
-class _Entry(StreamWatch):
+class _Entry(StreamObserver):
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._started = clock()
@@ -45,7 +45,7 @@ class _Entry(StreamWatch):
     def asked(self, frame: Draft | Decode) -> None:
         self._requests += 1
 
-    def answered(self, seq: int, answer: Answer) -> None:
+    def answered(self, seq: int, answer: Reply) -> None:
         if isinstance(answer, Verdict) and not answer.stale:
             self._verdicts += 1
             self._tokens += len(answer.path) + len(answer.tokens) + (answer.bonus is not None)

@@ -12,9 +12,9 @@ from prometheus_client.registry import Collector
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Finish, Verdict
-from outrider_server.scheduling.request import Answer, Done
-from outrider_server.scheduling.step_stats import TickReport
-from outrider_server.telemetry.observer import Census, Observer, StreamWatch
+from outrider_server.scheduling.request import Reply, RequestDone
+from outrider_server.scheduling.step_stats import StepStats
+from outrider_server.telemetry.observer import ServerObserver, ServerStats, StreamObserver
 
 # Upper bounds of the histograms' buckets.
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -24,7 +24,7 @@ _OF_KEYS = (Reason.NO_KEY, Reason.OUT_OF_SCOPE)
 _FINISHED = {Finish.EOS: "stop", Finish.LIMIT: "length", Finish.CONTEXT_FULL: "length", Finish.CANCELLED: "abort"}
 
 
-class Metrics(Observer):
+class ServerMetrics(ServerObserver):
     """Counts everything in a registry of its own. `clock` is in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,11 +40,11 @@ class Metrics(Observer):
         self._up = Counter("outrider_received_bytes", "Of streams' frames, from clients.", registry=registry)
         self._down = Counter("outrider_sent_bytes", "Of streams' frames, to clients.", registry=registry)
 
-    def count(self, census: Callable[[], Census]) -> None:
-        """Have `census` taken at every scrape, in the thread that answers it."""
-        self.registry.register(_CensusTaker(census))
+    def collect_stats(self, stats: Callable[[], ServerStats]) -> None:
+        """Have `stats` taken at every scrape, in the thread that answers it."""
+        self.registry.register(_StatsCollector(stats))
 
-    def stream(self) -> StreamWatch:
+    def stream(self) -> StreamObserver:
         self._streams.inc()
         return StreamMetrics(self._requests, self._clock, self._ended)
 
@@ -59,7 +59,7 @@ class Metrics(Observer):
     def sent(self, num_bytes: int) -> None:
         self._down.inc(num_bytes)
 
-    def ticked(self, report: TickReport) -> None:
+    def stepped(self, report: StepStats) -> None:
         self._passes.take(report)
 
     def _ended(self, reason: Reason | None) -> None:
@@ -68,14 +68,14 @@ class Metrics(Observer):
             self.refused(reason)
 
 
-class _CensusTaker(Collector):
+class _StatsCollector(Collector):
     """What is counted at each scrape."""
 
-    def __init__(self, census: Callable[[], Census]) -> None:
-        self._census = census
+    def __init__(self, stats: Callable[[], ServerStats]) -> None:
+        self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
-        now = self._census()
+        now = self._stats()
         sessions = GaugeMetricFamily("outrider_sessions", "Sessions that are held.", labels=["state"])
         sessions.add_metric(["active"], now.active)
         sessions.add_metric(["parked"], now.parked)
@@ -123,7 +123,7 @@ class RequestMetrics:
             self.opened.labels(resumed)
 
 
-class StreamMetrics(StreamWatch):
+class StreamMetrics(StreamObserver):
     """Of one stream."""
 
     def __init__(
@@ -146,13 +146,13 @@ class StreamMetrics(StreamWatch):
             self._metrics.prompt_tokens.inc(len(frame.context) + 1)
             self._prompted_at[frame.seq] = self._clock()
 
-    def answered(self, seq: int, answer: Answer) -> None:
+    def answered(self, seq: int, answer: Reply) -> None:
         match answer:
             case Verdict(stale=True):
                 self._metrics.stale.inc()
             case Verdict():
                 self._judged(seq, answer)
-            case Done():
+            case RequestDone():
                 self._under_way.discard(seq)
                 self._prompted_at.pop(seq, None)
                 self._metrics.running.dec()
@@ -201,7 +201,7 @@ class PassMetrics:
             registry=registry,
         )
 
-    def take(self, report: TickReport) -> None:
+    def take(self, report: StepStats) -> None:
         self._waiting.set(report.waiting)
         self._rows.observe(report.rows)
         self._prefill.inc(report.prefill_rows)

@@ -1,7 +1,7 @@
 """What a verifier tells those who watch it. These do nothing; metrics, logs and traces override what they care for.
 
-Called on the event loop, but for `ticked`, which the model thread calls. They must be quick. What they are given holds
-tokens: those never go into a metric, a log or a trace. `Observers` lets them raise.
+Called on the event loop, but for `stepped`, which the model thread calls. They must be quick. What they are given holds
+tokens: those never go into a metric, a log or a trace. `ObserverGroup` lets them raise.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft
-from outrider_server.scheduling.request import Answer
-from outrider_server.scheduling.step_stats import TickReport
+from outrider_server.scheduling.request import Reply
+from outrider_server.scheduling.step_stats import StepStats
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class ServerStats:
     """Sessions with a stream and without one; bytes of K/V and features in use, and how many there may be (None: as
     many as the machine has). Since the start: sessions evicted for want of room, and context tokens looked for and
     found among the prefixes that are stored once."""
@@ -33,7 +33,7 @@ class Census:
     prefix_hits: int = 0
 
 
-class StreamWatch:
+class StreamObserver:
     """One stream, from its first byte to its end."""
 
     def opened(self, session_id: str, key_id: str, *, resumed: bool) -> None:
@@ -42,19 +42,19 @@ class StreamWatch:
     def asked(self, frame: Draft | Decode) -> None:
         """A request was taken."""
 
-    def answered(self, seq: int, answer: Answer) -> None:
+    def answered(self, seq: int, answer: Reply) -> None:
         """What the model thread says of a request, while the stream still cares."""
 
     def ended(self, refusal: Refusal | None) -> None:
         """Once, whatever happened."""
 
 
-class Observer:
+class ServerObserver:
     """The whole server."""
 
-    def stream(self) -> StreamWatch:
+    def stream(self) -> StreamObserver:
         """A stream begins."""
-        return StreamWatch()
+        return StreamObserver()
 
     def refused(self, reason: Reason) -> None:
         """A call was refused before it became a stream."""
@@ -65,19 +65,19 @@ class Observer:
     def sent(self, num_bytes: int) -> None:
         """Of a stream's frames."""
 
-    def ticked(self, report: TickReport) -> None:
+    def stepped(self, report: StepStats) -> None:
         """A pass has ended."""
 
 
-class Observers(Observer):
+class ObserverGroup(ServerObserver):
     """Several at once. What one of them raises is logged, the first time, and ends there: no stream and no model thread
     is to end because of those who only watch."""
 
-    def __init__(self, members: Sequence[Observer]) -> None:
+    def __init__(self, members: Sequence[ServerObserver]) -> None:
         self._members = [(_Guard(type(member).__name__), member) for member in members]
 
-    def stream(self) -> StreamWatch:
-        watches: list[tuple[_Guard, StreamWatch]] = []
+    def stream(self) -> StreamObserver:
+        watches: list[tuple[_Guard, StreamObserver]] = []
         for guard, member in self._members:
             with guard:
                 watches.append((guard, member.stream()))
@@ -98,14 +98,14 @@ class Observers(Observer):
             with guard:
                 member.sent(num_bytes)
 
-    def ticked(self, report: TickReport) -> None:
+    def stepped(self, report: StepStats) -> None:
         for guard, member in self._members:
             with guard:
-                member.ticked(report)
+                member.stepped(report)
 
 
-class _Watches(StreamWatch):
-    def __init__(self, members: Sequence[tuple[_Guard, StreamWatch]]) -> None:
+class _Watches(StreamObserver):
+    def __init__(self, members: Sequence[tuple[_Guard, StreamObserver]]) -> None:
         self._members = members
 
     def opened(self, session_id: str, key_id: str, *, resumed: bool) -> None:
@@ -118,7 +118,7 @@ class _Watches(StreamWatch):
             with guard:
                 member.asked(frame)
 
-    def answered(self, seq: int, answer: Answer) -> None:
+    def answered(self, seq: int, answer: Reply) -> None:
         for guard, member in self._members:
             with guard:
                 member.answered(seq, answer)

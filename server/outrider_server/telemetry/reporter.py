@@ -7,28 +7,28 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from outrider_proto.errors import UsageError
-from outrider_server.config.telemetry import Telemetry
+from outrider_server.config.telemetry import TelemetryConfig
 from outrider_server.telemetry.access_log import AccessLog
-from outrider_server.telemetry.observer import Census, Observer, Observers
+from outrider_server.telemetry.observer import ObserverGroup, ServerObserver, ServerStats
 
 if TYPE_CHECKING:
     from threading import Thread
     from wsgiref.simple_server import WSGIServer
 
-    from outrider_server.telemetry.metrics import Metrics
+    from outrider_server.telemetry.metrics import ServerMetrics
     from outrider_server.telemetry.traces import Traces
 
 
-class Reporter:
+class TelemetryReporter:
     """`observer` goes to the verifier; start() and stop() with the server."""
 
-    def __init__(self, config: Telemetry) -> None:
+    def __init__(self, config: TelemetryConfig) -> None:
         """Raises UsageError for what is not installed."""
         self._config = config
         self._metrics = _metrics(config)
         self._traces = _traces(config)
         self._http: tuple[WSGIServer, Thread] | None = None
-        self.observer: Observer = Observers([AccessLog(), *filter(None, (self._metrics, self._traces))])
+        self.observer: ServerObserver = ObserverGroup([AccessLog(), *filter(None, (self._metrics, self._traces))])
 
     @property
     def metrics_port(self) -> int | None:
@@ -40,7 +40,7 @@ class Reporter:
         """host:port, as metrics_port."""
         return None if self._http is None else f"{self._config.metrics_host}:{self._http[0].server_port}"
 
-    def start(self, census: Callable[[], Census]) -> None:
+    def start(self, stats: Callable[[], ServerStats]) -> None:
         """Let metrics be fetched. Raises UsageError when the address is taken or not ours."""
         config = self._config
         if self._metrics is None or config.metrics_port is None:
@@ -52,7 +52,7 @@ class Reporter:
         except OSError as error:
             where = f"{config.metrics_host}:{config.metrics_port}"
             raise UsageError(f"metrics: cannot listen on {where}: {error.strerror}; give another port") from error
-        self._metrics.count(census)
+        self._metrics.collect_stats(stats)
 
     async def stop(self) -> None:
         """Send what is left to send. Safe twice."""
@@ -69,15 +69,15 @@ def _close(server: WSGIServer, thread: Thread) -> None:
     thread.join()
 
 
-def _metrics(config: Telemetry) -> Metrics | None:
+def _metrics(config: TelemetryConfig) -> ServerMetrics | None:
     if config.metrics_port is None:
         return None
-    from outrider_server.telemetry.metrics import Metrics
+    from outrider_server.telemetry.metrics import ServerMetrics
 
-    return Metrics()
+    return ServerMetrics()
 
 
-def _traces(config: Telemetry) -> Traces | None:
+def _traces(config: TelemetryConfig) -> Traces | None:
     if config.otlp_endpoint is None:
         return None
     from outrider_server.telemetry.traces import Traces

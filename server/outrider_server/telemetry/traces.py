@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from outrider_proto.errors import Refusal, UsageError
 from outrider_proto.frames import Decode, Draft, Features, Verdict
-from outrider_server.scheduling.request import Answer, Done
-from outrider_server.scheduling.step_stats import TickReport
-from outrider_server.telemetry.observer import Observer, StreamWatch
+from outrider_server.scheduling.request import Reply, RequestDone
+from outrider_server.scheduling.step_stats import StepStats
+from outrider_server.telemetry.observer import ServerObserver, StreamObserver
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SHOWN = 8  # characters of a session's id, as in the log
 
 
-class Traces(Observer):
+class Traces(ServerObserver):
     """stop() sends what is left."""
 
     def __init__(self, processor: SpanProcessor) -> None:
@@ -46,10 +46,10 @@ class Traces(Observer):
             raise _missing(error) from error
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint, insecure=endpoint.startswith("http://"))))
 
-    def stream(self) -> StreamWatch:
+    def stream(self) -> StreamObserver:
         return _StreamSpans(self._tracer)
 
-    def ticked(self, report: TickReport) -> None:
+    def stepped(self, report: StepStats) -> None:
         ended = time.time_ns() - _ns(report.tap_s)
         attributes = {"rows": report.rows, "sessions": report.sessions, "waiting": report.waiting}
         span = self._tracer.start_span("pass", start_time=ended - _ns(report.forward_s), attributes=attributes)
@@ -60,7 +60,7 @@ class Traces(Observer):
         self._provider.shutdown()
 
 
-class _StreamSpans(StreamWatch):
+class _StreamSpans(StreamObserver):
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._span = tracer.start_span("stream")
@@ -76,7 +76,7 @@ class _StreamSpans(StreamWatch):
         name = "draft" if isinstance(frame, Draft) else "decode"
         self._requests[frame.seq] = self._below(self._span, name, attributes)
 
-    def answered(self, seq: int, answer: Answer) -> None:
+    def answered(self, seq: int, answer: Reply) -> None:
         request = self._requests[seq]
         match answer:
             case Verdict():
@@ -85,7 +85,7 @@ class _StreamSpans(StreamWatch):
                 self._past(request, "tap", answer.tap_us, {"rows": len(answer.rows)})
             case Refusal():
                 request.set_attribute("refusal", answer.reason.name)
-            case Done():
+            case RequestDone():
                 self._requests.pop(seq).end()
 
     def ended(self, refusal: Refusal | None) -> None:

@@ -13,10 +13,10 @@ from outrider_drafters.load import load_tap
 from outrider_drafters.trees.grow import grow_tree
 from outrider_proto.frames import Finish, Sampling
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.engine import Engine, Outcome, Work
+from outrider_server.engine.engine import Engine, StepInput, StepResult
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.sampler import Chooser
-from outrider_server.engine.sequence import Held
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
 
 NEW_TOKENS = 24
 GREEDY = Sampling()
@@ -32,7 +32,7 @@ class Rider:
     sampling: Sampling
     prompt: list[int]
     state: DraftState = field(init=False)
-    held: Held = field(init=False)
+    sequence: Sequence = field(init=False)
     tokens: list[int] = field(init=False)
     trees: list[DraftTree] = field(default_factory=list)
     sent: list[np.ndarray] = field(default_factory=list)
@@ -43,29 +43,33 @@ class Rider:
         self.state = models(self.name, self.target_name).drafter.new_state()
         self.state.append(self.tokens)
         tap = load_tap(source(self.name), GOLDEN / self.target_name)
-        self.held = Held(target(self.target_name).kv, tap)
+        self.sequence = Sequence(target(self.target_name).kv, tap)
 
     @property
     def answer(self) -> list[int]:
         return self.tokens[len(self.prompt) :][:NEW_TOKENS]
 
-    def work(self) -> Work:
+    def work(self) -> StepInput:
         plan = models(self.name, self.target_name).drafter.plan or TreeShape()
         self.trees.append(grow_tree(self.state, plan) if self.answer else DraftTree())
-        return Work(self.held, self.tokens[len(self.held.tokens) :], self.trees[-1], Chooser(self.sampling))
+        return StepInput(
+            self.sequence, self.tokens[len(self.sequence.tokens) :], self.trees[-1], Sampler(self.sampling)
+        )
 
-    def take(self, engine: Engine, outcome: Outcome) -> None:
+    def take(self, engine: Engine, outcome: StepResult) -> None:
         engine.commit(outcome)
         engine.tap([outcome])
-        new = [*self.trees[-1].path_tokens(outcome.walk.path)]
-        new += [] if outcome.walk.bonus is None else [outcome.walk.bonus]
+        new = [*self.trees[-1].path_tokens(outcome.accepted.path)]
+        new += [] if outcome.accepted.bonus is None else [outcome.accepted.bonus]
         self.tokens += new
         self.state.append(new)
-        if self.held.tap is not None:
-            first, rows = self.held.features(self.state.num_features)
+        if self.sequence.tap is not None:
+            first, rows = self.sequence.features(self.state.num_features)
             self.sent.append(rows)
             self.state.add_features(first, torch.from_numpy(rows))
-        self.finished = len(self.tokens) - len(self.prompt) >= NEW_TOKENS or outcome.walk.finish is not Finish.NOT_YET
+        self.finished = (
+            len(self.tokens) - len(self.prompt) >= NEW_TOKENS or outcome.accepted.finish is not Finish.NOT_YET
+        )
 
 
 def ride(engine: Engine, riders: list[Rider]) -> None:

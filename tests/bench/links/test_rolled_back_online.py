@@ -3,7 +3,7 @@ client's own loop with the real server, its drafts accepted and rejected at rand
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -25,11 +25,11 @@ from outrider_drafters.emulation.drafter_wrapper import DrafterWrapper, StateWra
 from outrider_drafters.load import load_tap
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import ROOT, DraftTree
-from outrider_server.engine.engine import Engine, Work
+from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.load import load_taps
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.sampler import Chooser
-from outrider_server.engine.sequence import Held
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
 
@@ -76,7 +76,7 @@ class WatchedState(StateWrapper):
         self._tokens: list[int] = []
         self._texts: list[list[int]] = []  # that end with each expanded node
 
-    def append(self, tokens: Sequence[int]) -> None:
+    def append(self, tokens: abc.Sequence[int]) -> None:
         self._tokens += tokens
         super().append(tokens)
 
@@ -90,7 +90,7 @@ class WatchedState(StateWrapper):
         self._texts.clear()
         return self._drafter.disturbed(logits, self._tokens)
 
-    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+    def expand(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Tensor:
         logits = super().expand(tokens, parents)
         self._drafter.noted[-1].levels.append((list(tokens), list(parents), logits.clone()))
         for token, parent in zip(tokens, parents, strict=True):
@@ -120,12 +120,12 @@ def fresh(name: str, drafting: Drafting) -> DraftState:
     state.append(drafting.tokens)
     tap = load_tap(source(name), GOLDEN / TARGETS[name])
     if tap is not None and drafting.num_features:
-        engine, held = Engine(target(TARGETS[name])), Held(target(TARGETS[name]).kv, tap)
+        engine, sequence = Engine(target(TARGETS[name])), Sequence(target(TARGETS[name]).kv, tap)
         chain = drafting.tokens[: drafting.num_features]
-        (outcome,) = engine.verify([Work(held, chain, DraftTree(), Chooser(Sampling()))])
+        (outcome,) = engine.verify([StepInput(sequence, chain, DraftTree(), Sampler(Sampling()))])
         engine.commit(outcome)
         engine.tap([outcome])
-        first, rows = held.features(0)
+        first, rows = sequence.features(0)
         state.add_features(first, torch.from_numpy(rows))
     return state
 

@@ -27,7 +27,7 @@ from outrider_models.corpus import FAMILIES
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Draft, Finish, Verdict
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.acceptance import walk
+from outrider_server.engine.acceptance import verify_path
 
 VOCABULARY = 50
 TEXT = LoadText("text", tuple(range(5)), tuple(random.Random(7).choices(range(VOCABULARY), k=1500)))
@@ -49,7 +49,7 @@ def mean_acceptance(tau: float, shape: TreeShape) -> float:
         start, last = known, len(TEXT.whole) - shape.levels - 1
         while known < last:
             tree = (await drafting.grow(TEXT.whole[:known], shape)).drafted.tree
-            path = walk(tree, lambda node, at=known, tree=tree: _truth(at, node, tree), frozenset(), 99).path
+            path = verify_path(tree, lambda node, at=known, tree=tree: _truth(at, node, tree), frozenset(), 99).path
             known, cycles = known + len(path) + 1, cycles + 1
         return (known - start) / cycles
 

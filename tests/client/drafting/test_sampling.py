@@ -24,11 +24,11 @@ LOGITS = torch.tensor([1.0, 0.5, -1.0, 2.0, 0.0, -3.0])
     ],
 )
 def test_same_choice_as_the_server_for_the_same_logits(sampling):
-    chooser = on_server.Chooser(sampling)
+    sampler = on_server.Sampler(sampling)
     positions = list(range(500, 800))
-    theirs = chooser.choose(LOGITS.expand(len(positions), -1), positions)
+    theirs = sampler.choose(LOGITS.expand(len(positions), -1), positions)
     assert [choose_token(LOGITS, sampling, position) for position in positions] == theirs
-    assert torch.allclose(distribution(LOGITS, sampling), chooser.distribution(LOGITS[None])[0])
+    assert torch.allclose(distribution(LOGITS, sampling), sampler.distribution(LOGITS[None])[0])
 
 
 def test_greedy_takes_the_likeliest():

@@ -35,7 +35,7 @@ from outrider_proto import verifier_pb2_grpc as stubs
 from outrider_proto.bundles import BundleFile, bundle_id, manifest_from_proto, manifest_to_proto
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError, Violation
 from outrider_server.bundles import catalogue as server_bundles
-from outrider_server.bundles.builder import Made, read_made
+from outrider_server.bundles.builder import BuiltBundle, read_built
 from outrider_server.bundles.catalogue import EdgeBundles
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
@@ -65,8 +65,8 @@ def models():
 def serve(models, made, monkeypatch):
     """A server that hands out what was made; its making is tested with the server."""
 
-    async def ready_made(offer, cache) -> Made:
-        return read_made(offer, made[offer.drafter_name])
+    async def ready_made(offer, cache) -> BuiltBundle:
+        return read_built(offer, made[offer.drafter_name])
 
     monkeypatch.setattr(server_bundles, "make", ready_made)
 
@@ -284,7 +284,7 @@ class Liar(stubs.BundlesServicer, stubs.VerifierServicer):
 async def liar(made, models):
     """It and its address. Honest, until it is told otherwise."""
     offer = server_bundles.Offer(str(target_dir()), str(drafter_dir("moa")), "float32")
-    manifest = manifest_to_proto(read_made(offer, made["moa"]).manifest)
+    manifest = manifest_to_proto(read_built(offer, made["moa"]).manifest)
     async with Server(Verifier(*models)) as server, grpc.aio.insecure_channel(server.address) as channel:
         description = await stubs.VerifierStub(channel).Describe(pb.DescribeRequest())
     liar = Liar(description, manifest, made["moa"])

@@ -10,7 +10,7 @@ from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.policy import Patience
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
-from outrider_server.config.config import Limits
+from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
@@ -65,7 +65,7 @@ async def answers(config: ClientConfig, server: Server, rounds: int) -> list[lis
 async def test_more_clients_than_there_is_room_for(config, served, plain):
     target, tap = served
     row = target.kv.bytes_per_token + 4 * tap.info.width
-    limits = Limits(kv_memory=str(250 * row), shared_prefixes="none", room_wait_s=60)
+    limits = LimitsConfig(kv_memory=str(250 * row), shared_prefixes="none", room_wait_s=60)
     async with Server(Verifier(target, [tap], limits)) as server:
         assert await answers(config, server, 2) == [plain, plain]
         memory = server.verifier.memory
@@ -76,7 +76,7 @@ async def test_more_clients_than_there_is_room_for(config, served, plain):
 @pytest.mark.parametrize(("sharing", "hits"), [("payer", True), ("none", False)])
 async def test_a_common_beginning_changes_no_text(config, served, plain, sharing, hits):
     target, tap = served
-    async with Server(Verifier(target, [tap], Limits(shared_prefixes=sharing))) as server:
+    async with Server(Verifier(target, [tap], LimitsConfig(shared_prefixes=sharing))) as server:
         assert await answers(config, server, 2) == [plain, plain]
         memory = server.verifier.memory
         assert bool(memory.prefix_bytes) == hits

@@ -13,7 +13,7 @@ from outrider_client.core.events import Committed, Cycle
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
 from outrider_proto.frames import Draft
-from outrider_server.config.config import Limits
+from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
@@ -55,7 +55,7 @@ def always_busy(monkeypatch) -> None:
 
 def server_for(config, **limits) -> Server:
     tap = load_tap(str(config.drafter), str(config.target))
-    return Server(Verifier(target(config.target), [tap], Limits(**limits)))
+    return Server(Verifier(target(config.target), [tap], LimitsConfig(**limits)))
 
 
 async def written(config, server: Server, prompt, mode: str) -> list:

@@ -18,14 +18,14 @@ from outrider_client.pull.pull import PullConfig, pull
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
 from outrider_proto.errors import LinkError, Reason, Refusal
-from outrider_server.config.config import Limits
-from outrider_server.config.security import Security
+from outrider_server.config.config import LimitsConfig
+from outrider_server.config.security import SecurityConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.security import authenticator as gatekeeping
 from outrider_server.security import certs
-from outrider_server.security.authenticator import Gatekeeper
+from outrider_server.security.authenticator import Authenticator
 from outrider_server.security.keys import Key, digest_of, new_secret, write_keys
 from outrider_server.security.principal import Principal, Quota
 from outrider_server.sessions.verifier import Verifier
@@ -56,13 +56,13 @@ def pki(tmp_path_factory):
     """An authority, a second one, and what each has signed."""
     folder = tmp_path_factory.mktemp("pki")
     for name in ("ca", "other"):
-        authority = certs.make_authority(9)
+        authority = certs.new_authority(9)
         put(folder, authority, name)
-        put(folder, certs.make_client(authority, "phone", 9), f"{name}-phone")
-        put(folder, certs.make_server(authority, ["127.0.0.1", "server.example"], 9), f"{name}-server")
+        put(folder, certs.new_client_certificate(authority, "phone", 9), f"{name}-phone")
+        put(folder, certs.new_server_certificate(authority, ["127.0.0.1", "server.example"], 9), f"{name}-server")
     authority = certs.read_issued(folder / "ca.pem", folder / "ca.key")
-    put(folder, certs.make_server(authority, ["server.example"], 9), "elsewhere")
-    put(folder, certs.make_server(authority, ["127.0.0.1"], -0.02), "expired")  # some minutes ago
+    put(folder, certs.new_server_certificate(authority, ["server.example"], 9), "elsewhere")
+    put(folder, certs.new_server_certificate(authority, ["127.0.0.1"], -0.02), "expired")  # some minutes ago
     return folder
 
 
@@ -71,9 +71,9 @@ def put(folder, issued, name):
 
 
 @asynccontextmanager
-async def serving(loaded, security: Security | None = None, port: int = 0, **more):
-    verifier = Verifier(loaded[0], [loaded[1]], Limits(), **more)
-    async with Server(verifier, port=port, gatekeeper=Gatekeeper(security)) as server:
+async def serving(loaded, security: SecurityConfig | None = None, port: int = 0, **more):
+    verifier = Verifier(loaded[0], [loaded[1]], LimitsConfig(), **more)
+    async with Server(verifier, port=port, authenticator=Authenticator(security)) as server:
         yield server
 
 
@@ -92,8 +92,8 @@ def client(models, address, access, **more) -> AsyncClient:
     return AsyncClient(config, models=models)
 
 
-def tls(pki, name="ca-server", **more) -> Security:
-    return Security(pki / f"{name}.pem", pki / f"{name}.key", **more)
+def tls(pki, name="ca-server", **more) -> SecurityConfig:
+    return SecurityConfig(pki / f"{name}.pem", pki / f"{name}.key", **more)
 
 
 async def answer(client) -> tuple[int, ...]:
@@ -185,7 +185,7 @@ async def test_a_stranger_in_the_place_of_a_server_that_was_reached_is_the_links
 @pytest.mark.parametrize("offline_start", [False, True])
 async def test_a_wrong_key_is_final(loaded, models, tmp_path, offline_start):
     write_keys(tmp_path / "keys", [Key("a", digest_of(new_secret("a")))])
-    async with serving(loaded, Security(keys=tmp_path / "keys")) as server:
+    async with serving(loaded, SecurityConfig(keys=tmp_path / "keys")) as server:
         for access in (Access(), Access(key=new_secret("a"))):
             async with client(models, server.address, access, offline_start=offline_start) as remote:
                 with pytest.raises(Refusal) as refused:
@@ -203,7 +203,7 @@ async def test_a_revoked_key_ends_the_answer(loaded, models, tmp_path, monkeypat
             await answer(remote)
             write_keys(file, [])
 
-    async with serving(loaded, Security(keys=file)) as server:
+    async with serving(loaded, SecurityConfig(keys=file)) as server:
         async with client(models, server.address, Access(key=secret)) as remote:
             with pytest.raises(Refusal) as refused:
                 await asyncio.wait_for(answers(remote), WAIT_S)
@@ -216,7 +216,7 @@ async def test_a_key_over_its_rate_gets_the_same_answer_only_later(loaded, model
     secret, file = new_secret("a"), tmp_path / "keys"
     key = Key("a", digest_of(secret), quota=Quota(tokens_per_minute=600))
     write_keys(file, [key])
-    security = Security(keys=file)
+    security = SecurityConfig(keys=file)
     async with (
         serving(loaded, security, clock=lambda: now[0], longest_wait_s=0.0) as server,
         client(models, server.address, Access(key=secret), shape=TreeShape(2, 2, 4)) as remote,
@@ -236,7 +236,7 @@ async def test_a_key_over_its_rate_gets_the_same_answer_only_later(loaded, model
 async def test_the_key_is_in_no_exception(loaded, tmp_path):
     secret = new_secret("nobody")
     write_keys(tmp_path / "keys", [])
-    async with serving(loaded, Security(keys=tmp_path / "keys")) as server:
+    async with serving(loaded, SecurityConfig(keys=tmp_path / "keys")) as server:
         with pytest.raises(Refusal) as refused:
             await GrpcTransport(server.address, Access(key=secret)).describe()
     chain, error = "", refused.value

@@ -20,7 +20,7 @@ from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import OutriderError, Reason, Refusal, Violation
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import client_frame_from_proto, client_frame_to_proto, server_frame_to_proto
-from outrider_server.config.config import Limits
+from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
@@ -147,7 +147,7 @@ def _run(data: bytes) -> None:
 
 async def _serve(data: bytes) -> None:
     _answer()  # the oracle runs on the same model, which must not serve then
-    verifier = Verifier(_target(), [TAP], Limits(max_sessions=2, chunk_tokens=16))
+    verifier = Verifier(_target(), [TAP], LimitsConfig(max_sessions=2, chunk_tokens=16))
     await verifier.start()
     try:
         async with asyncio.timeout(_STUCK_S):

@@ -12,7 +12,7 @@ from tiny_targets import target
 from typer.testing import CliRunner
 from watched import DRAFTER, TARGET
 
-from outrider_server.checking.environment import look_around
+from outrider_server.checking.environment import check_environment
 from outrider_server.cli.app import app
 from outrider_server.config.config import ServerConfig
 from outrider_server.rpc.server import Server
@@ -100,7 +100,7 @@ def has_ipv6() -> bool:
 @pytest.mark.skipif(not has_ipv6(), reason="needs IPv6")
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 async def test_an_ipv6_address_with_and_without_brackets(host):
-    about = next(iter(look_around(ServerConfig("", host=host, port=0))))
+    about = next(iter(check_environment(ServerConfig("", host=host, port=0))))
     assert (about.subject, about.verdict) == ("address", "ok")
     async with Server(Verifier(target()), host) as server:
         assert server.address == f"[::1]:{server.port}"

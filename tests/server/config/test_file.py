@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.errors import UsageError
 from outrider_server.cli.app import app
-from outrider_server.config.config import Limits, ServerConfig
+from outrider_server.config.config import LimitsConfig, ServerConfig
 from outrider_server.config.file import as_toml, load_config
 from outrider_server.config.schema import config_fields
-from outrider_server.config.security import Security
-from outrider_server.config.telemetry import Telemetry
+from outrider_server.config.security import SecurityConfig
+from outrider_server.config.telemetry import TelemetryConfig
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,9 +52,9 @@ def test_every_part_can_be_in_the_file(file):
         ("org/drafter,tli=1",),
         port=1,
         server_draft=True,
-        limits=Limits(max_sessions=7, session_ttl_s=3.0),
-        security=Security(Path("/etc/cert.pem"), Path("/etc/key.pem")),
-        telemetry=Telemetry(log_format="json"),
+        limits=LimitsConfig(max_sessions=7, session_ttl_s=3.0),
+        security=SecurityConfig(Path("/etc/cert.pem"), Path("/etc/key.pem")),
+        telemetry=TelemetryConfig(log_format="json"),
     )
 
 
@@ -160,9 +160,9 @@ def test_what_config_prints_is_read_as_the_same(tmp_path):
         'a"b\\c é\x7f',
         ("x", "y"),
         max_context=3,
-        limits=replace(Limits(), session_ttl_s=float("inf")),
+        limits=replace(LimitsConfig(), session_ttl_s=float("inf")),
         edge_cache=Path("/tmp/é"),
-        telemetry=Telemetry(metrics_port=0),
+        telemetry=TelemetryConfig(metrics_port=0),
     )
     path = tmp_path / "printed.toml"
     path.write_text(as_toml(config), encoding="utf-8")

@@ -11,8 +11,8 @@ from scipy import stats
 
 from outrider_proto.frames import Finish, Sampling
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.acceptance import Walk, walk, walk_typical
-from outrider_server.engine.sampler import Chooser
+from outrider_server.engine.acceptance import AcceptedPath, verify_path, verify_typical
+from outrider_server.engine.sampler import Sampler
 
 #            root 9
 #           /      \
@@ -22,9 +22,9 @@ from outrider_server.engine.sampler import Chooser
 TREE = DraftTree((4, 5, 6, 7, 6), (-1, -1, 0, 0, 1))
 
 
-def judged(chosen: list[int], eos: set[int], max_depth: int = 9) -> Walk:
+def judged(chosen: list[int], eos: set[int], max_depth: int = 9) -> AcceptedPath:
     """chosen[0] is the target's token after the root, chosen[1 + i] the one after node i."""
-    return walk(TREE, lambda node: chosen[1 + node], eos, max_depth)
+    return verify_path(TREE, lambda node: chosen[1 + node], eos, max_depth)
 
 
 FALSE_ALARM = 1e-4  # per chi-square test, for a right implementation; seeds are fixed
@@ -33,12 +33,12 @@ FALSE_ALARM = 1e-4  # per chi-square test, for a right implementation; seeds are
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
-        ([8, 0, 0, 0, 0, 0], Walk((), 8, Finish.NOT_YET)),
-        ([4, 7, 0, 0, 8, 0], Walk((0, 3), 8, Finish.NOT_YET)),
-        ([5, 0, 6, 0, 0, 8], Walk((1, 4), 8, Finish.NOT_YET)),
-        ([5, 0, 7, 0, 0, 8], Walk((1,), 7, Finish.NOT_YET)),
-        ([2, 0, 0, 0, 0, 0], Walk((), 2, Finish.EOS)),
-        ([4, 2, 0, 0, 0, 0], Walk((0,), 2, Finish.EOS)),
+        ([8, 0, 0, 0, 0, 0], AcceptedPath((), 8, Finish.NOT_YET)),
+        ([4, 7, 0, 0, 8, 0], AcceptedPath((0, 3), 8, Finish.NOT_YET)),
+        ([5, 0, 6, 0, 0, 8], AcceptedPath((1, 4), 8, Finish.NOT_YET)),
+        ([5, 0, 7, 0, 0, 8], AcceptedPath((1,), 7, Finish.NOT_YET)),
+        ([2, 0, 0, 0, 0, 0], AcceptedPath((), 2, Finish.EOS)),
+        ([4, 2, 0, 0, 0, 0], AcceptedPath((0,), 2, Finish.EOS)),
     ],
 )
 def test_the_walk_follows_the_chosen_tokens(chosen, expected):
@@ -46,13 +46,13 @@ def test_the_walk_follows_the_chosen_tokens(chosen, expected):
 
 
 def test_an_accepted_end_of_text_ends_the_path_without_bonus():
-    assert judged([5, 0, 6, 0, 0, 8], {6}) == Walk((1, 4), None, Finish.EOS)
+    assert judged([5, 0, 6, 0, 0, 8], {6}) == AcceptedPath((1, 4), None, Finish.EOS)
 
 
 def test_the_context_limits_the_path():
-    assert judged([4, 7, 0, 0, 8, 0], set(), 2) == Walk((0, 3), 8, Finish.CONTEXT_FULL)
-    assert judged([4, 7, 0, 0, 8, 0], set(), 1) == Walk((0,), 7, Finish.CONTEXT_FULL)
-    assert judged([4, 7, 0, 0, 8, 0], set(), 0) == Walk((), 4, Finish.CONTEXT_FULL)
+    assert judged([4, 7, 0, 0, 8, 0], set(), 2) == AcceptedPath((0, 3), 8, Finish.CONTEXT_FULL)
+    assert judged([4, 7, 0, 0, 8, 0], set(), 1) == AcceptedPath((0,), 7, Finish.CONTEXT_FULL)
+    assert judged([4, 7, 0, 0, 8, 0], set(), 0) == AcceptedPath((), 4, Finish.CONTEXT_FULL)
 
 
 VOCAB = 4
@@ -78,26 +78,26 @@ def drafted(rng: np.random.Generator, text: tuple[int, ...]) -> DraftTree:
     return DraftTree(tuple(tokens), tuple(parents))
 
 
-def drawn(logits, chooser: Chooser, ends: list[tuple[int, ...]], node: int) -> int:
+def drawn(logits, sampler: Sampler, ends: list[tuple[int, ...]], node: int) -> int:
     end = ends[1 + node]
-    return chooser.choose(logits[end[:WORDS]][None], [len(end)])[0]
+    return sampler.choose(logits[end[:WORDS]][None], [len(end)])[0]
 
 
 def speculate(logits, sampling: Sampling, draft) -> tuple[int, ...]:
     """WORDS tokens by cycles of drafting, choosing and walking."""
-    chooser = Chooser(sampling)
+    sampler = Sampler(sampling)
     text: tuple[int, ...] = ()
     while len(text) < WORDS:
         tree = draft(text)
         ends = [text, *(text + tuple(tree.tokens[i] for i in np.flatnonzero(row)) for row in tree.ancestors())]
-        verdict = walk(tree, partial(drawn, logits, chooser, ends), (), 99)
+        verdict = verify_path(tree, partial(drawn, logits, sampler, ends), (), 99)
         text = (*text, *tree.path_tokens(verdict.path), verdict.bonus)
     return text[:WORDS]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_k=3), Sampling(1.2, top_p=0.8)])
 def test_speculative_sampling_has_the_law_of_the_target(sampling):
-    logits, law = language(4), Chooser(sampling)
+    logits, law = language(4), Sampler(sampling)
     rng = np.random.default_rng(0)
     count = 1000
     seen: dict[tuple[int, ...], int] = {}
@@ -136,9 +136,9 @@ def test_the_sampled_text_does_not_depend_on_the_draft():
 REJECTED = -math.inf
 
 
-def typically(gains: list[float], eos: set[int] = frozenset(), max_depth: int = 9) -> Walk:
+def typically(log_probs: list[float], eos: set[int] = frozenset(), max_depth: int = 9) -> AcceptedPath:
     """The bonus says where it was chosen: 100 after the root, 101 after node 0, ..."""
-    return walk_typical(TREE, gains, lambda node: 101 + node, eos, max_depth)
+    return verify_typical(TREE, log_probs, lambda node: 101 + node, eos, max_depth)
 
 
 @pytest.mark.parametrize(
@@ -154,17 +154,19 @@ def typically(gains: list[float], eos: set[int] = frozenset(), max_depth: int = 
         ([-1.0, -1.0, REJECTED, REJECTED, REJECTED], (1,)),
     ],
 )
-def test_typical_takes_the_likeliest_of_the_longest_paths(gains, path):
-    assert typically(gains) == Walk(path, 101 + path[-1] if path else 100, Finish.NOT_YET)
+def test_typical_takes_the_likeliest_of_the_longest_paths(log_probs, path):
+    assert typically(log_probs) == AcceptedPath(path, 101 + path[-1] if path else 100, Finish.NOT_YET)
 
 
 def test_typical_stops_at_an_end_of_text_and_at_the_end_of_the_context():
-    assert typically([-1.0] * 5, eos={6}) == Walk((1, 4), None, Finish.EOS)
-    assert typically([-1.0, -9.0, -1.0, -1.0, -1.0], eos={5}) == Walk((0, 3), 104, Finish.NOT_YET)  # nothing below it
-    assert typically([-1.0, -9.0, REJECTED, REJECTED, REJECTED], eos={101}) == Walk((0,), 101, Finish.EOS)
-    assert typically([-2.0, -1.0, -1.0, -1.0, -1.0], max_depth=1) == Walk((1,), 102, Finish.CONTEXT_FULL)
-    assert typically([-1.0] * 5, max_depth=0) == Walk((), 100, Finish.CONTEXT_FULL)
+    assert typically([-1.0] * 5, eos={6}) == AcceptedPath((1, 4), None, Finish.EOS)
+    assert typically([-1.0, -9.0, -1.0, -1.0, -1.0], eos={5}) == AcceptedPath(
+        (0, 3), 104, Finish.NOT_YET
+    )  # nothing below it
+    assert typically([-1.0, -9.0, REJECTED, REJECTED, REJECTED], eos={101}) == AcceptedPath((0,), 101, Finish.EOS)
+    assert typically([-2.0, -1.0, -1.0, -1.0, -1.0], max_depth=1) == AcceptedPath((1,), 102, Finish.CONTEXT_FULL)
+    assert typically([-1.0] * 5, max_depth=0) == AcceptedPath((), 100, Finish.CONTEXT_FULL)
 
 
 def test_typical_without_a_tree_is_the_argmax():
-    assert walk_typical(DraftTree(), [], lambda node: 7, (), 9) == Walk((), 7, Finish.NOT_YET)
+    assert verify_typical(DraftTree(), [], lambda node: 7, (), 9) == AcceptedPath((), 7, Finish.NOT_YET)

@@ -7,9 +7,9 @@ from tiny_targets import CONFIGS, random_tokens, random_tree, target
 
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import FlatBatch
-from outrider_server.engine.batch_segment import Piece
+from outrider_server.engine.batch_segment import BatchSegment
 from outrider_server.engine.hf_model import eager_attention
-from outrider_server.kv.slot import Slot
+from outrider_server.kv.slot import KVSlot
 
 TOLERANCE = 1e-5
 
@@ -21,18 +21,18 @@ def own_logits(name: str, tokens: list[int]) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def slot_logits(name: str, parts: list[tuple[Slot, list[int], DraftTree]]) -> torch.Tensor:
-    pieces = [Piece(slot, len(chain), tree, 511) for slot, chain, tree in parts]
+def slot_logits(name: str, parts: list[tuple[KVSlot, list[int], DraftTree]]) -> torch.Tensor:
+    segments = [BatchSegment(slot, len(chain), tree, 511) for slot, chain, tree in parts]
     tokens = [token for _, chain, tree in parts for token in (*chain, *tree.tokens)]
-    positions = [position for piece in pieces for position in piece.positions]
+    positions = [position for segment in segments for position in segment.positions]
     rows = list(range(len(tokens)))
-    return target(name).forward(tokens, positions, FlatBatch(pieces), rows, frozenset()).logits
+    return target(name).forward(tokens, positions, FlatBatch(segments), rows, frozenset()).logits
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_chain_in_uneven_chunks(name):
     tokens = random_tokens(np.random.default_rng(1), 150)
-    slot, logits, first = Slot(target(name).kv), [], 0
+    slot, logits, first = KVSlot(target(name).kv), [], 0
     for size in (1, 2, 5, 100, 1, 41):
         chunk = tokens[first : first + size]
         logits.append(slot_logits(name, [(slot, chunk, DraftTree())]))
@@ -46,7 +46,7 @@ def test_a_chain_in_uneven_chunks(name):
 def test_every_branch_of_a_tree_sees_what_a_text_of_its_own_would(name, num_nodes):
     rng = np.random.default_rng(num_nodes)
     prompt, tree = random_tokens(rng, 20), random_tree(rng, num_nodes)
-    slot = Slot(target(name).kv)
+    slot = KVSlot(target(name).kv)
     slot_logits(name, [(slot, prompt[:9], DraftTree())])
     slot.commit(9)
     logits = slot_logits(name, [(slot, prompt[9:], tree)])
@@ -61,17 +61,17 @@ def test_every_branch_of_a_tree_sees_what_a_text_of_its_own_would(name, num_node
 def test_sessions_side_by_side_do_not_see_each_other(name):
     rng = np.random.default_rng(3)
     texts = [random_tokens(rng, n) for n in (3, 30, 11)]
-    slots = [Slot(target(name).kv) for _ in texts]
+    slots = [KVSlot(target(name).kv) for _ in texts]
     tree = random_tree(rng, 6)
     flat = slot_logits(name, [(slot, text, tree) for slot, text in zip(slots, texts, strict=True)])
     first = 0
     for text in texts:
-        alone = slot_logits(name, [(Slot(target(name).kv), text, tree)])
+        alone = slot_logits(name, [(KVSlot(target(name).kv), text, tree)])
         torch.testing.assert_close(flat[first : first + len(alone)], alone, atol=TOLERANCE, rtol=0)
         torch.testing.assert_close(alone[: len(text)], own_logits(name, text), atol=TOLERANCE, rtol=0)
         first += len(alone)
 
 
 def test_nodes_beyond_the_context_get_a_position_that_exists():
-    piece = Piece(Slot(target().kv), 2, DraftTree.chain([5, 6, 7]), max_position=2)
-    assert piece.positions == [0, 1, 2, 2, 2]
+    segment = BatchSegment(KVSlot(target().kv), 2, DraftTree.chain([5, 6, 7]), max_position=2)
+    assert segment.positions == [0, 1, 2, 2, 2]

@@ -8,30 +8,32 @@ from tiny_targets import CONFIGS, build, random_tokens, random_tree, target, tre
 from outrider_drafters.contracts.tap import Activations, LastHiddenTap, StatelessTap
 from outrider_proto.frames import Finish, Sampling, TapInfo
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.engine import Engine, Work
+from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.sampler import Chooser
-from outrider_server.engine.sequence import Held
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 
-GREEDY = Chooser(Sampling())
+GREEDY = Sampler(Sampling())
 
 
-def cycle(engine: Engine, held: Held, chain: list[int], tree: DraftTree, chooser: Chooser = GREEDY):
+def cycle(engine: Engine, sequence: Sequence, chain: list[int], tree: DraftTree, sampler: Sampler = GREEDY):
     """One verdict, committed and tapped."""
-    (outcome,) = engine.verify([Work(held, chain, tree, chooser)])
-    engine.commit(outcome)
-    engine.tap([outcome])
-    return outcome.walk
+    (result,) = engine.verify([StepInput(sequence, chain, tree, sampler)])
+    engine.commit(result)
+    engine.tap([result])
+    return result.accepted
 
 
-def speculate(engine: Engine, held: Held, prompt: list[int], count: int, draft, chooser: Chooser = GREEDY) -> list[int]:
+def speculate(
+    engine: Engine, sequence: Sequence, prompt: list[int], count: int, draft, sampler: Sampler = GREEDY
+) -> list[int]:
     """At least `count` new tokens (fewer after an end of text) by cycles; `draft` maps the answer so far to a tree."""
     answer: list[int] = []
     chain = prompt
     while len(answer) < count:
         tree = draft(answer)
-        verdict = cycle(engine, held, chain, tree, chooser)
+        verdict = cycle(engine, sequence, chain, tree, sampler)
         answer += tree.path_tokens(verdict.path)
         if verdict.bonus is not None:
             answer.append(verdict.bonus)
@@ -54,11 +56,11 @@ def test_any_draft_gives_the_plain_loops_output(name):
         accepted.append(len(tree))
         return tree
 
-    held = Held(target(name).kv, None)
-    answer = speculate(Engine(target(name)), held, prompt, 60, draft)
+    sequence = Sequence(target(name).kv, None)
+    answer = speculate(Engine(target(name)), sequence, prompt, 60, draft)
     assert answer[:60] == truth
     assert len(accepted) < 40  # the trees did help
-    assert held.tokens == (prompt + answer)[: len(held.tokens)]
+    assert sequence.tokens == (prompt + answer)[: len(sequence.tokens)]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mistral-window"])
@@ -66,11 +68,13 @@ def test_kv_after_commits_is_that_of_a_fresh_prefill(name):
     rng = np.random.default_rng(6)
     engine, prompt = Engine(target(name)), random_tokens(rng, 12)
     truth = plain_greedy(target(name), prompt, 40)
-    held = Held(target(name).kv, None)
-    speculate(engine, held, prompt, 40, lambda a: tree_around(rng, truth[len(a) :], 4, 9))
-    fresh = Held(target(name).kv, None)
-    cycle(engine, fresh, held.tokens, DraftTree())
-    for ours, theirs in zip(held.slot.rows(0, held.slot.length), fresh.slot.rows(0, held.slot.length), strict=True):
+    sequence = Sequence(target(name).kv, None)
+    speculate(engine, sequence, prompt, 40, lambda a: tree_around(rng, truth[len(a) :], 4, 9))
+    fresh = Sequence(target(name).kv, None)
+    cycle(engine, fresh, sequence.tokens, DraftTree())
+    for ours, theirs in zip(
+        sequence.slot.rows(0, sequence.slot.length), fresh.slot.rows(0, sequence.slot.length), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
@@ -87,33 +91,33 @@ def test_several_sessions_in_one_pass_answer_as_they_would_alone():
     rng = np.random.default_rng(8)
     engine, choosers = (
         Engine(target()),
-        [GREEDY, Chooser(Sampling(1.0, seed=4)), GREEDY, Chooser(Sampling(0.8, top_k=9))],
+        [GREEDY, Sampler(Sampling(1.0, seed=4)), GREEDY, Sampler(Sampling(0.8, top_k=9))],
     )
     prompts, trees = [random_tokens(rng, n) for n in (4, 30, 1, 9)], [random_tree(rng, n) for n in (0, 8, 20, 3)]
-    alone = [cycle(engine, Held(target().kv, None), *work) for work in zip(prompts, trees, choosers, strict=True)]
-    works = [Work(Held(target().kv, None), *work) for work in zip(prompts, trees, choosers, strict=True)]
-    context = Work(Held(target().kv, None), random_tokens(rng, 50))
-    outcomes = engine.verify([works[0], context, *works[1:]])
-    assert outcomes.pop(1).walk is None
-    assert [outcome.walk for outcome in outcomes] == alone
+    alone = [cycle(engine, Sequence(target().kv, None), *work) for work in zip(prompts, trees, choosers, strict=True)]
+    inputs = [StepInput(Sequence(target().kv, None), *work) for work in zip(prompts, trees, choosers, strict=True)]
+    context = StepInput(Sequence(target().kv, None), random_tokens(rng, 50))
+    results = engine.verify([inputs[0], context, *inputs[1:]])
+    assert results.pop(1).accepted is None
+    assert [result.accepted for result in results] == alone
 
 
 def test_a_pass_that_is_not_committed_leaves_no_trace():
     rng = np.random.default_rng(9)
-    engine, prompt, held = Engine(target()), random_tokens(rng, 20), Held(target().kv, None)
-    first = cycle(engine, held, prompt, DraftTree())
-    engine.verify([Work(held, random_tokens(rng, 5), random_tree(rng, 9), GREEDY)])
-    assert held.tokens == prompt
-    held.truncate(0)
-    assert cycle(engine, held, prompt, DraftTree()) == first
+    engine, prompt, sequence = Engine(target()), random_tokens(rng, 20), Sequence(target().kv, None)
+    first = cycle(engine, sequence, prompt, DraftTree())
+    engine.verify([StepInput(sequence, random_tokens(rng, 5), random_tree(rng, 9), GREEDY)])
+    assert sequence.tokens == prompt
+    sequence.truncate(0)
+    assert cycle(engine, sequence, prompt, DraftTree()) == first
 
 
 def test_sampled_text_is_the_same_whatever_is_drafted():
     rng = np.random.default_rng(10)
-    engine, prompt, chooser = Engine(target()), random_tokens(rng, 8), Chooser(Sampling(0.9, top_p=0.95, seed=3))
+    engine, prompt, sampler = Engine(target()), random_tokens(rng, 8), Sampler(Sampling(0.9, top_p=0.95, seed=3))
 
     def say(draft) -> list[int]:
-        return speculate(engine, Held(target().kv, None), prompt, 30, draft, chooser)[:30]
+        return speculate(engine, Sequence(target().kv, None), prompt, 30, draft, sampler)[:30]
 
     truth = say(lambda _: DraftTree())
     assert truth != plain_greedy(target(), prompt, 30)
@@ -124,11 +128,11 @@ def test_the_context_ends_the_answer_and_no_position_beyond_it_is_used():
     small = Target.of(build("llama"), max_context=24)
     engine, prompt = Engine(small), random_tokens(np.random.default_rng(11), 10)
     truth = plain_greedy(small, prompt, 14)
-    held = Held(small.kv, None)
+    sequence = Sequence(small.kv, None)
     chain, answer, finish = prompt, [], Finish.NOT_YET
     while finish is Finish.NOT_YET:
         tree = DraftTree.chain(truth[len(answer) :][:6] or [3, 4, 5, 6])
-        verdict = cycle(engine, held, chain, tree)
+        verdict = cycle(engine, sequence, chain, tree)
         answer += [*tree.path_tokens(verdict.path), verdict.bonus]
         chain, finish = [verdict.bonus], verdict.finish
     assert finish is Finish.CONTEXT_FULL
@@ -145,17 +149,17 @@ def test_an_end_of_text_inside_the_path_ends_it():
     model.generation_config.eos_token_id = [truth[stop]]
     ending = Target.of(model)
     assert plain_greedy(ending, prompt, 12) == truth[: stop + 1]
-    held = Held(ending.kv, None)
-    verdict = cycle(Engine(ending), held, prompt, DraftTree.chain(truth))
+    sequence = Sequence(ending.kv, None)
+    verdict = cycle(Engine(ending), sequence, prompt, DraftTree.chain(truth))
     assert (len(verdict.path), verdict.bonus, verdict.finish) == (stop + 1, None, Finish.EOS)
-    assert held.tokens == prompt + truth[: stop + 1]
+    assert sequence.tokens == prompt + truth[: stop + 1]
 
 
 def test_a_text_of_one_token_and_a_draft_of_nothing():
-    held = Held(target().kv, None)
-    verdict = cycle(Engine(target()), held, [5], DraftTree())
+    sequence = Sequence(target().kv, None)
+    verdict = cycle(Engine(target()), sequence, [5], DraftTree())
     assert [verdict.bonus] == plain_greedy(target(), [5], 1)
-    assert held.tokens == [5]
+    assert sequence.tokens == [5]
 
 
 class KVTap(StatelessTap):
@@ -177,17 +181,17 @@ def test_features_are_those_of_a_fresh_prefill_at_every_position(tap):
     rng = np.random.default_rng(13)
     engine, prompt = Engine(target()), random_tokens(rng, 12)
     truth = plain_greedy(target(), prompt, 40)
-    held, other = Held(target().kv, tap), Held(target().kv, None)
-    speculate(engine, held, prompt, 40, lambda a: tree_around(rng, truth[len(a) :], 4, 9))
+    sequence, other = Sequence(target().kv, tap), Sequence(target().kv, None)
+    speculate(engine, sequence, prompt, 40, lambda a: tree_around(rng, truth[len(a) :], 4, 9))
     (first, _) = engine.verify(
-        [Work(held, [5, 6, 7], random_tree(rng, 4), GREEDY), Work(other, [3], DraftTree(), GREEDY)]
+        [StepInput(sequence, [5, 6, 7], random_tree(rng, 4), GREEDY), StepInput(other, [3], DraftTree(), GREEDY)]
     )
     engine.commit(first)
     engine.tap([first])
-    held.truncate(30)
-    cycle(engine, held, random_tokens(rng, 3), DraftTree())
-    fresh = Held(target().kv, tap)
-    cycle(engine, fresh, held.tokens, DraftTree())
-    np.testing.assert_allclose(held.features(0)[1], fresh.features(0)[1], atol=2e-5)
-    assert len(held.features(0)[1]) == len(held.tokens) == 33
-    assert len(held.features(31)[1]) == 2
+    sequence.truncate(30)
+    cycle(engine, sequence, random_tokens(rng, 3), DraftTree())
+    fresh = Sequence(target().kv, tap)
+    cycle(engine, fresh, sequence.tokens, DraftTree())
+    np.testing.assert_allclose(sequence.features(0)[1], fresh.features(0)[1], atol=2e-5)
+    assert len(sequence.features(0)[1]) == len(sequence.tokens) == 33
+    assert len(sequence.features(31)[1]) == 2

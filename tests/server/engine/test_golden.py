@@ -10,21 +10,21 @@ from outrider_drafters.contracts.tap import LastHiddenTap
 from outrider_drafters.load import load_tap
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.engine import Engine, Work
+from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.sampler import Chooser
-from outrider_server.engine.sequence import Held
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 
 
 def features(target: Target, tap, tokens: list[int]) -> torch.Tensor:
     """Rows for `tokens`, processed in two passes."""
-    engine, held = Engine(target), Held(target.kv, tap)
+    engine, sequence = Engine(target), Sequence(target.kv, tap)
     for part in (tokens[:7], tokens[7:]):
-        (outcome,) = engine.verify([Work(held, part, DraftTree(), Chooser(Sampling()))])
-        engine.commit(outcome)
-        engine.tap([outcome])
-    return torch.from_numpy(held.features(0)[1])
+        (result,) = engine.verify([StepInput(sequence, part, DraftTree(), Sampler(Sampling()))])
+        engine.commit(result)
+        engine.tap([result])
+    return torch.from_numpy(sequence.features(0)[1])
 
 
 def test_moa_features(golden):
@@ -57,19 +57,19 @@ def test_typical_acceptance_on_the_published_codes_own_trees(golden, case):
     parents = tuple(number[path[:-1]] for path in paths)
     leaves = [path for path in reversed(paths) if not any(other[: len(path)] == path != other for other in paths)]
     target = Target.load(str(golden / "target_vicuna_tiny"))
-    engine, held, answer = Engine(target), Held(target.kv, None), []
+    engine, sequence, answer = Engine(target), Sequence(target.kv, None), []
     chain, tree = run["prompt"], DraftTree()
     for cycle in [None, *run["cycles"]]:
         if cycle is not None:
             assert cycle["tree_candidates"][0] == chain[0]
             tree = DraftTree(tuple(cycle["tree_candidates"][1:]), parents)
-        (outcome,) = engine.verify([Work(held, chain, tree, Chooser(sampling))])
-        engine.commit(outcome)
+        (result,) = engine.verify([StepInput(sequence, chain, tree, Sampler(sampling))])
+        engine.commit(result)
         if cycle is not None:
             accepted = leaves[cycle["best_candidate"]][: cycle["accept_length"]]
-            assert outcome.walk.path == tuple(number[accepted[:depth]] for depth in range(1, len(accepted) + 1))
-        answer += [*tree.path_tokens(outcome.walk.path), outcome.walk.bonus]
-        chain = [outcome.walk.bonus]
+            assert result.accepted.path == tuple(number[accepted[:depth]] for depth in range(1, len(accepted) + 1))
+        answer += [*tree.path_tokens(result.accepted.path), result.accepted.bonus]
+        chain = [result.accepted.bonus]
     assert any(cycle["accept_length"] for cycle in run["cycles"])
     assert answer[:-1] == run["output"][len(run["prompt"]) :]
 

@@ -9,18 +9,18 @@ from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import FlatBatch
-from outrider_server.engine.batch_segment import Piece
+from outrider_server.engine.batch_segment import BatchSegment
 from outrider_server.engine.hf_model import eager_attention
 from outrider_server.engine.target import Target, TargetOutput
-from outrider_server.kv.slot import Slot
+from outrider_server.kv.slot import KVSlot
 
 TOKENS = [3, 41, 7, 7, 59, 12]
 
 
 @torch.inference_mode()
 def run(served: Target, wanted: frozenset[int]) -> TargetOutput:
-    piece = Piece(Slot(served.kv), len(TOKENS), DraftTree(), max_position=511)
-    return served.forward(TOKENS, list(piece.positions), FlatBatch([piece]), [len(TOKENS) - 1], wanted)
+    segment = BatchSegment(KVSlot(served.kv), len(TOKENS), DraftTree(), max_position=511)
+    return served.forward(TOKENS, list(segment.positions), FlatBatch([segment]), [len(TOKENS) - 1], wanted)
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))

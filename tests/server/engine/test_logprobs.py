@@ -13,11 +13,11 @@ from outrider_proto.errors import Reason, Violation
 from outrider_proto.frames import MIN_LOGPROB, Cancel, Draft, Finish, Sampling, Verdict
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.acceptance import Walk
-from outrider_server.engine.engine import Engine, Work
+from outrider_server.engine.acceptance import AcceptedPath
+from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.sampler import Chooser, token_logprobs
-from outrider_server.engine.sequence import Held
+from outrider_server.engine.sampler import Sampler, token_logprobs
+from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
 
@@ -161,18 +161,18 @@ def test_only_those_who_ask_pay(plain, monkeypatch):
     monkeypatch.setattr("outrider_server.engine.engine.token_logprobs", counting)
     prompts = [random_tokens(RNG, count) for count in (7, 3, 9, 5)]
     trees = [random_tree(RNG, count) for count in (4, 6, 0, 5)]
-    works = [
-        Work(Held(target().kv, None), prompt, tree, Chooser(Sampling()), 2 if i % 2 else None)
+    inputs = [
+        StepInput(Sequence(target().kv, None), prompt, tree, Sampler(Sampling()), 2 if i % 2 else None)
         for i, (prompt, tree) in enumerate(zip(prompts, trees, strict=True))
     ]
-    context = Work(Held(target().kv, None), random_tokens(RNG, 6))
-    outcomes = Engine(target()).verify([works[0], context, *works[1:]])
+    context = StepInput(Sequence(target().kv, None), random_tokens(RNG, 6))
+    results = Engine(target()).verify([inputs[0], context, *inputs[1:]])
     assert asked == [7, 6]
-    assert [len(outcome.logprobs) > 0 for outcome in outcomes] == [False, False, True, False, True]
-    for prompt, tree, outcome in zip(prompts, trees, outcomes[:1] + outcomes[2:], strict=True):
-        if outcome.logprobs:
-            words = [*tree.path_tokens(outcome.walk.path), outcome.walk.bonus]
-            check(outcome.logprobs, plain([*prompt, *words])[len(prompt) - 1 :], words, 2)
+    assert [len(result.logprobs) > 0 for result in results] == [False, False, True, False, True]
+    for prompt, tree, result in zip(prompts, trees, results[:1] + results[2:], strict=True):
+        if result.logprobs:
+            words = [*tree.path_tokens(result.accepted.path), result.accepted.bonus]
+            check(result.logprobs, plain([*prompt, *words])[len(prompt) - 1 :], words, 2)
 
 
 @pytest.mark.parametrize("wrong", [-1, 21])
@@ -193,9 +193,9 @@ async def test_numbers_out_of_range_are_refused(wrong):
 
 def test_of_impossible_tokens_and_small_vocabularies():
     logits = torch.tensor([[0.0, -torch.inf, 1.0]])
-    (one,) = token_logprobs(logits, DraftTree(), Walk((), 1, Finish.NOT_YET), 20)
+    (one,) = token_logprobs(logits, DraftTree(), AcceptedPath((), 1, Finish.NOT_YET), 20)
     assert one.logprob == MIN_LOGPROB
     assert [token for token, _ in one.top] == [2, 0, 1]
     assert one.top[2][1] == MIN_LOGPROB
     with pytest.raises(Violation, match="logprob=nan"):
-        token_logprobs(torch.full((1, VOCAB), torch.nan), DraftTree(), Walk((), 1, Finish.NOT_YET), 0)
+        token_logprobs(torch.full((1, VOCAB), torch.nan), DraftTree(), AcceptedPath((), 1, Finish.NOT_YET), 0)

@@ -11,10 +11,10 @@ from tiny_targets import random_tokens, random_tree, target, tree_around
 from outrider_drafters.contracts.tap import Activations, LastHiddenTap
 from outrider_proto.frames import Sampling, TapInfo
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.engine import Engine, Outcome, Work
+from outrider_server.engine.engine import Engine, StepInput, StepResult
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.sampler import Chooser
-from outrider_server.engine.sequence import Held
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
 
 
 class SumTap:
@@ -57,25 +57,25 @@ class Script:
     tap: str
     sampling: Sampling
     passes: list[tuple[list[int], DraftTree, int]]
-    held: Held = field(init=False)
+    sequence: Sequence = field(init=False)
     walks: list = field(default_factory=list)
     sent: list = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.held = Held(target().kv, TAPS[self.tap])
+        self.sequence = Sequence(target().kv, TAPS[self.tap])
 
-    def work(self, number: int) -> Work:
+    def work(self, number: int) -> StepInput:
         chain, tree, dropped = self.passes[number]
-        self.held.truncate(max(0, len(self.held.tokens) - dropped))
-        return Work(self.held, chain, tree, Chooser(self.sampling) if len(tree) else None)
+        self.sequence.truncate(max(0, len(self.sequence.tokens) - dropped))
+        return StepInput(self.sequence, chain, tree, Sampler(self.sampling) if len(tree) else None)
 
-    def take(self, engine: Engine, outcome: Outcome) -> None:
-        have = len(self.held.tokens)
-        engine.commit(outcome)
-        engine.tap([outcome])
-        self.walks.append(outcome.walk)
-        if self.held.tap is not None:
-            self.sent.append(self.held.features(max(0, have - 2)))
+    def take(self, engine: Engine, result: StepResult) -> None:
+        have = len(self.sequence.tokens)
+        engine.commit(result)
+        engine.tap([result])
+        self.walks.append(result.accepted)
+        if self.sequence.tap is not None:
+            self.sent.append(self.sequence.features(max(0, have - 2)))
 
 
 def scripts(seed: int) -> list[Script]:
@@ -93,8 +93,8 @@ def scripts(seed: int) -> list[Script]:
 
 def play(engine: Engine, together: list[Script]) -> None:
     for number in range(len(together[0].passes)):
-        for script, outcome in zip(together, engine.verify([s.work(number) for s in together]), strict=True):
-            script.take(engine, outcome)
+        for script, result in zip(together, engine.verify([s.work(number) for s in together]), strict=True):
+            script.take(engine, result)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -105,7 +105,7 @@ def test_each_answers_as_it_would_alone(seed):
     play(engine, together)
     for expected, got in zip(alone, together, strict=True):
         assert got.walks == expected.walks
-        assert got.held.tokens == expected.held.tokens
+        assert got.sequence.tokens == expected.sequence.tokens
         assert [(first, len(rows)) for first, rows in got.sent] == [(first, len(rows)) for first, rows in expected.sent]
         for (_, ours), (_, theirs) in zip(got.sent, expected.sent, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-4)
@@ -116,9 +116,9 @@ def test_each_answers_as_it_would_alone(seed):
 def test_features_after_many_turns_are_those_of_a_fresh_session(tap):
     script = next(script for script in scripts(7) if script.tap == tap)
     play(Engine(target()), [script])
-    fresh = Script(tap, Sampling(), [(list(script.held.tokens), DraftTree(), 0)])
+    fresh = Script(tap, Sampling(), [(list(script.sequence.tokens), DraftTree(), 0)])
     play(Engine(target()), [fresh])
-    (first, ours), (theirs_first, theirs) = script.held.features(0), fresh.held.features(0)
+    (first, ours), (theirs_first, theirs) = script.sequence.features(0), fresh.sequence.features(0)
     assert first == theirs_first
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
@@ -127,5 +127,5 @@ def test_of_a_tap_that_is_read_at_its_newest_only_that_row_is_sent():
     script = next(script for script in scripts(3) if script.tap == "keys")
     play(Engine(target()), [script])
     assert [len(rows) for _, rows in script.sent] == [1] * len(script.sent)
-    assert script.held.features(0)[0] == len(script.held.tokens) - 1
-    assert len(script.held.features(len(script.held.tokens))[1]) == 0
+    assert script.sequence.features(0)[0] == len(script.sequence.tokens) - 1
+    assert len(script.sequence.features(len(script.sequence.tokens))[1]) == 0

@@ -11,14 +11,14 @@ from transformers import GenerationConfig
 from outrider_proto.frames import Sampling
 from outrider_proto.sampling_noise import uniform
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.sampler import Chooser
+from outrider_server.engine.sampler import Sampler
 
 FALSE_ALARM = 1e-4  # a right implementation fails each chi-square test below once in 10 000 seeds; seeds are fixed
 
 
 def test_greedy_is_argmax():
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
-    assert Chooser(Sampling()).choose(logits, [5, 6]) == [1, 0]
+    assert Sampler(Sampling()).choose(logits, [5, 6]) == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -40,15 +40,15 @@ def test_the_distribution_is_that_of_generate(sampling):
     processors = model._get_logits_processor(config, input_ids_seq_length=1, encoder_input_ids=None)
     logits = torch.randn(4, 61, generator=torch.Generator().manual_seed(0)) * 2
     expected = processors(torch.zeros(4, 1, dtype=torch.long), logits).softmax(-1)
-    torch.testing.assert_close(Chooser(sampling).distribution(logits).float(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(Sampler(sampling).distribution(logits).float(), expected, atol=1e-6, rtol=0)
 
 
 def test_draws_follow_the_distribution():
     logits = torch.tensor([[1.0, 0.0, 2.0, -1.0, 0.5, 1.5]])
-    chooser = Chooser(Sampling(0.8, top_k=5, seed=11))
+    sampler = Sampler(Sampling(0.8, top_k=5, seed=11))
     count = 20_000
-    drawn = np.bincount(chooser.choose(logits.expand(count, -1), list(range(count))), minlength=6)
-    expected = chooser.distribution(logits)[0].numpy() * count
+    drawn = np.bincount(sampler.choose(logits.expand(count, -1), list(range(count))), minlength=6)
+    expected = sampler.distribution(logits)[0].numpy() * count
     assert drawn[3] == 0  # beyond top-k
     kept = expected > 0
     assert stats.chisquare(drawn[kept], expected[kept]).pvalue > FALSE_ALARM
@@ -65,21 +65,21 @@ def test_uniforms_are_uniform_and_uncorrelated_over_positions_and_seeds():
 def test_the_draw_depends_on_seed_and_position_and_on_no_other_row():
     logits = torch.randn(30, 50, generator=torch.Generator().manual_seed(1))
     positions = list(range(100, 130))
-    chooser = Chooser(Sampling(1.0, seed=5))
-    together = chooser.choose(logits, positions)
-    alone = [chooser.choose(logits[i : i + 1], positions[i : i + 1])[0] for i in reversed(range(30))]
+    sampler = Sampler(Sampling(1.0, seed=5))
+    together = sampler.choose(logits, positions)
+    alone = [sampler.choose(logits[i : i + 1], positions[i : i + 1])[0] for i in reversed(range(30))]
     assert together == alone[::-1]
-    assert together != Chooser(Sampling(1.0, seed=6)).choose(logits, positions)
+    assert together != Sampler(Sampling(1.0, seed=6)).choose(logits, positions)
 
 
 def test_a_token_of_probability_zero_is_never_drawn():
     logits = torch.full((2000, 4), float("-inf"))
     logits[:, 1] = 0.0
-    assert set(Chooser(Sampling(1.0)).choose(logits, list(range(2000)))) == {1}
+    assert set(Sampler(Sampling(1.0)).choose(logits, list(range(2000)))) == {1}
 
 
-def typical(**rule) -> Chooser:
-    return Chooser(Sampling(**({"temperature": 0.7, "acceptance": "typical"} | rule)))
+def typical(**rule) -> Sampler:
+    return Sampler(Sampling(**({"temperature": 0.7, "acceptance": "typical"} | rule)))
 
 
 @pytest.mark.parametrize("rule", [{}, {"epsilon": 0.5}, {"alpha": 0.05}, {"temperature": 2.5, "alpha": 0.9}])
@@ -88,22 +88,22 @@ def test_a_drafted_token_is_typical_by_the_formula(rule):
     generator = torch.Generator().manual_seed(2)
     tree = DraftTree((4, 1, 4, 0, 2, 3, 5), (-1, -1, 0, 0, 1, 4, 4))
     logits = torch.randn(8, 6, generator=generator) * 2
-    sampling, gains = typical(**rule).sampling, typical(**rule).gains(logits, tree)
+    sampling, log_probs = typical(**rule).sampling, typical(**rule).log_probs(logits, tree)
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         weights = [math.exp(value / sampling.temperature) for value in logits[parent + 1].tolist()]
         p = [weight / sum(weights) for weight in weights]
         entropy = -sum(each * math.log(each + 1e-5) for each in p)
         threshold = min(sampling.epsilon, sampling.alpha * math.exp(-entropy))
         expected = math.log(p[token]) if p[token] > threshold else -math.inf
-        assert gains[node] == pytest.approx(expected, abs=1e-5)
-    assert -math.inf in gains
-    assert any(gain > -math.inf for gain in gains)
+        assert log_probs[node] == pytest.approx(expected, abs=1e-5)
+    assert -math.inf in log_probs
+    assert any(gain > -math.inf for gain in log_probs)
 
 
 def test_the_threshold_has_to_be_exceeded():
     logits, tree = torch.zeros(2, 4), DraftTree((1,), (-1,))  # p is exactly 1/4
-    assert typical(epsilon=0.25, alpha=100.0).gains(logits, tree) == [-math.inf]
-    assert typical(epsilon=0.2499, alpha=100.0).gains(logits, tree) == [pytest.approx(math.log(0.25))]
+    assert typical(epsilon=0.25, alpha=100.0).log_probs(logits, tree) == [-math.inf]
+    assert typical(epsilon=0.2499, alpha=100.0).log_probs(logits, tree) == [pytest.approx(math.log(0.25))]
 
 
 def test_typical_chooses_argmaxes():
@@ -116,6 +116,6 @@ def test_typical_chooses_argmaxes():
 def test_the_coldest_temperatures_choose_tokens(temperature, acceptance):
     """Not what comes behind the vocabulary, which is where a quotient that is no number leads."""
     logits = torch.tensor([[0.0, 2.0, -1e4], [3e4, 2.9, 1.0]])
-    chooser = Chooser(Sampling(temperature, seed=3, acceptance=acceptance))
-    assert chooser.choose(logits, [5, 6]) == [1, 0]
-    assert chooser.distribution(logits).isfinite().all()
+    sampler = Sampler(Sampling(temperature, seed=3, acceptance=acceptance))
+    assert sampler.choose(logits, [5, 6]) == [1, 0]
+    assert sampler.distribution(logits).isfinite().all()

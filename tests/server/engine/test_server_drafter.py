@@ -20,10 +20,10 @@ from outrider_proto.errors import Reason
 from outrider_proto.frames import Cancel, Decode, Draft, Features, Finish, Sampling, ServerTree, Verdict
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
-from outrider_server.config.config import Limits
+from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.load import load_drafters
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.server_drafter import Known, SessionDrafter
+from outrider_server.engine.server_drafter import DraftContext, SessionDrafter
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
 
@@ -98,7 +98,7 @@ class Foresight:
 
 @asynccontextmanager
 async def serving(drafters: list[Drafter], on: Target | None = None, pace: Pace | None = None, **limits):
-    verifier = Verifier(on or target(), [TAP], Limits(**limits), pace=pace, drafters=drafters)
+    verifier = Verifier(on or target(), [TAP], LimitsConfig(**limits), pace=pace, drafters=drafters)
     await verifier.start()
     try:
         yield verifier
@@ -302,8 +302,8 @@ def test_a_session_drafter_keeps_in_step_with_any_text():
     rng = np.random.default_rng(4)
     features = torch.randn(40, TAP.info.width).numpy()
 
-    def known(tokens: list[int]) -> Known:
-        return Known(tokens, lambda first: (first, features[first : len(tokens) - 1]))
+    def known(tokens: list[int]) -> DraftContext:
+        return DraftContext(tokens, lambda first: (first, features[first : len(tokens) - 1]))
 
     prophet = Prophet(random_tokens(rng, 60))
     kept = SessionDrafter(prophet)

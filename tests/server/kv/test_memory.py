@@ -11,11 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from outrider_drafters.contracts.tap import Activations, StatelessTap
 from outrider_proto.errors import Reason, Refusal, Violation
 from outrider_proto.frames import TapInfo
-from outrider_server.engine.sequence import Held
-from outrider_server.kv.budget import KVShape, OutOfRoom
-from outrider_server.kv.memory import Memory, Sharing
+from outrider_server.engine.sequence import Sequence
+from outrider_server.kv.budget import KVShape, OutOfKVMemory
+from outrider_server.kv.buffers import rounded_capacity
+from outrider_server.kv.memory import KVMemory, Sharing
 from outrider_server.kv.prefix import BLOCK, Prefix
-from outrider_server.kv.store import size_class
 
 SHAPE = KVShape(layers=2, kv_heads=1, key_dim=2, value_dim=3, dtype=torch.float32, device=torch.device("cpu"))
 ROW = SHAPE.bytes_per_token
@@ -43,37 +43,37 @@ def stamps(tokens: list[int]) -> torch.Tensor:
     return torch.from_numpy((total % 65521).astype(np.float32))
 
 
-def run(held: Held, num_rows: int | None = None) -> None:
+def run(sequence: Sequence, num_rows: int | None = None) -> None:
     """What a pass would do over the tokens whose rows are missing."""
-    first = held.slot.length
-    chain = held.lost[:num_rows]
-    values = stamps(held.tokens[: first + len(chain)])[first:]
+    first = sequence.slot.length
+    chain = sequence.lost[:num_rows]
+    values = stamps(sequence.tokens[: first + len(chain)])[first:]
     for layer in range(SHAPE.layers):
         keys = (values + layer)[None, :, None]
-        held.slot.write(layer, keys.expand(1, -1, 2), -keys.expand(1, -1, 3))
-    held.commit(chain, (), (), None)
-    if held.tap is not None:
-        held.add_features(held.tap_state.rows(held.untapped({})).numpy())
+        sequence.slot.write(layer, keys.expand(1, -1, 2), -keys.expand(1, -1, 3))
+    sequence.commit(chain, (), (), None)
+    if sequence.tap is not None:
+        sequence.add_features(sequence.tap_state.rows(sequence.activations({})).numpy())
 
 
-def go_on(held: Held, base_len: int, context: list[int], job: object | None = None) -> None:
+def go_on(sequence: Sequence, base_len: int, context: list[int], job: object | None = None) -> None:
     """A job from its beginning to its end, or up to `job`'s."""
     job = job or Job()
-    held.begin(job, base_len, context, 3)
-    run(held)
+    sequence.begin(job, base_len, context, 3)
+    run(sequence)
 
 
-def check_rows(held: Held) -> None:
-    values, stands = stamps(held.tokens), held.slot.length
-    keys, negated = held.slot.rows(0, stands)
+def check_rows(sequence: Sequence) -> None:
+    values, stands = stamps(sequence.tokens), sequence.slot.length
+    keys, negated = sequence.slot.rows(0, stands)
     for layer in range(SHAPE.layers):
         assert torch.equal(keys[layer, 0, :, 1], values[:stands] + layer)
         assert torch.equal(negated[layer, 0, :, 2], -(values[:stands] + layer))
-    if held.tap is not None:
-        first, rows = held.features(0)
+    if sequence.tap is not None:
+        first, rows = sequence.features(0)
         assert first == 0
         assert np.array_equal(rows[:, 0], values[: len(rows)].numpy())
-        assert len(rows) == held.num_standing
+        assert len(rows) == sequence.num_computed
 
 
 class MemoryMachine(RuleBasedStateMachine):
@@ -81,9 +81,9 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sessions: list[Held] = []
-        self.working: dict[Held, Job] = {}
-        self.half_way: list[Held] = []
+        self.sessions: list[Sequence] = []
+        self.working: dict[Sequence, Job] = {}
+        self.half_way: list[Sequence] = []
 
     @initialize(
         small=st.sampled_from([0, BLOCK, 3 * BLOCK, 10**6]),
@@ -92,12 +92,12 @@ class MemoryMachine(RuleBasedStateMachine):
     )
     def begin(self, small: int, limit: int, sharing: Sharing) -> None:
         self.limit_bytes = limit * (ROW + 4 * 2)
-        self.memory = Memory(SHAPE, self.limit_bytes, sharing, small_bytes=small * (ROW + 4 * 2))
+        self.memory = KVMemory(SHAPE, self.limit_bytes, sharing, small_bytes=small * (ROW + 4 * 2))
 
     @rule(payer=st.sampled_from(["", "p"]))
     def open(self, payer: str) -> None:
         if len(self.sessions) < 8:
-            self.sessions.append(Held(self.memory, KeyTap(), None, payer))
+            self.sessions.append(Sequence(self.memory, KeyTap(), None, payer))
 
     @rule(
         which=st.integers(0, 7),
@@ -110,42 +110,42 @@ class MemoryMachine(RuleBasedStateMachine):
     def go_on(self, which: int, keeps: float, text: list[int], more: int, stays: bool, part: int) -> None:
         if not self.sessions:
             return
-        held = self.sessions[which % len(self.sessions)]
-        self.stop(held)
-        base_len = int(keeps * len(held.tokens))
-        expected = held.tokens[:base_len] + (text + [more] * more if base_len == 0 else [more] * (more % 50))
-        self.working[held] = job = Job()
+        sequence = self.sessions[which % len(self.sessions)]
+        self.stop(sequence)
+        base_len = int(keeps * len(sequence.tokens))
+        expected = sequence.tokens[:base_len] + (text + [more] * more if base_len == 0 else [more] * (more % 50))
+        self.working[sequence] = job = Job()
         try:
-            held.begin(job, base_len, expected[base_len:], 3)
-        except OutOfRoom:
-            self.stop(held)
-            assert held.tokens == expected
+            sequence.begin(job, base_len, expected[base_len:], 3)
+        except OutOfKVMemory:
+            self.stop(sequence)
+            assert sequence.tokens == expected
             return
-        assert held.tokens == expected
-        self.half_way.append(held)
+        assert sequence.tokens == expected
+        self.half_way.append(sequence)
         if part:  # else: others come before it has run anything
             self.run_on(-1, part)
         if not stays:
-            self.stop(held)
+            self.stop(sequence)
 
     @rule(which=st.integers(0, 7), part=st.integers(1, 90))
     def run_on(self, which: int, part: int) -> None:
         if not self.half_way:
             return
-        held = self.half_way[which % len(self.half_way)]
+        sequence = self.half_way[which % len(self.half_way)]
         try:
-            held.reserve(3)
-        except OutOfRoom:
+            sequence.reserve(3)
+        except OutOfKVMemory:
             return
-        run(held, part)
-        if not held.num_lost:
-            self.half_way.remove(held)
+        run(sequence, part)
+        if not sequence.num_uncomputed:
+            self.half_way.remove(sequence)
 
-    def stop(self, held: Held) -> None:
-        if held in self.working:
-            self.working.pop(held).over = True
-        if held in self.half_way:
-            self.half_way.remove(held)
+    def stop(self, sequence: Sequence) -> None:
+        if sequence in self.working:
+            self.working.pop(sequence).over = True
+        if sequence in self.half_way:
+            self.half_way.remove(sequence)
 
     @rule(which=st.integers(0, 7))
     def park(self, which: int) -> None:
@@ -155,41 +155,41 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 7))
     def end(self, which: int) -> None:
         if self.sessions:
-            held = self.sessions.pop(which % len(self.sessions))
-            self.stop(held)
-            held.release()
+            sequence = self.sessions.pop(which % len(self.sessions))
+            self.stop(sequence)
+            sequence.release()
 
     @rule(which=st.integers(0, 7))
     def fail(self, which: int) -> None:
         if self.sessions:
-            self.sessions[which % len(self.sessions)].distrust()
+            self.sessions[which % len(self.sessions)].invalidate()
 
     @rule()
     def run_out(self) -> None:
-        self.memory.relieve()
-        assert all(not held.slot.holds_any for held in self.sessions if held.standing != "working")
+        self.memory.free_all()
+        assert all(not sequence.slot.holds_any for sequence in self.sessions if sequence.status != "working")
 
     @invariant()
     def everybody_has_their_own_rows(self) -> None:
-        for held in self.sessions:
-            check_rows(held)
+        for sequence in self.sessions:
+            check_rows(sequence)
 
     @invariant()
     def every_byte_is_accounted(self) -> None:
         memory = self.memory
-        own = sum(held.slot.num_bytes for held in self.sessions)
-        shared = {link for held in self.sessions if held.slot.prefix for link in held.slot.prefix.chain()}
+        own = sum(sequence.slot.num_bytes for sequence in self.sessions)
+        shared = {link for sequence in self.sessions if sequence.slot.prefix for link in sequence.slot.prefix.chain()}
         assert shared <= set(memory.prefixes)
-        assert memory.prefix_bytes == sum(prefix.store.num_bytes for prefix in memory.prefixes)
+        assert memory.prefix_bytes == sum(prefix.buffer.num_bytes for prefix in memory.prefixes)
         assert memory.used_bytes == own + memory.prefix_bytes + memory.spare_bytes <= self.limit_bytes
 
     @invariant()
     def users_are_counted(self) -> None:
         for prefix in self.memory.prefixes:
-            ends = sum(held.slot.prefix is prefix for held in self.sessions)
+            ends = sum(sequence.slot.prefix is prefix for sequence in self.sessions)
             children = sum(other.parent is prefix for other in self.memory.prefixes)
             assert prefix.users == ends + children
-            chains = [held.slot.prefix.chain() for held in self.sessions if held.slot.prefix]
+            chains = [sequence.slot.prefix.chain() for sequence in self.sessions if sequence.slot.prefix]
             assert prefix.num_slots == sum(prefix in chain for chain in chains)
 
     @invariant()
@@ -198,13 +198,13 @@ class MemoryMachine(RuleBasedStateMachine):
         assert set(prefixes._copies) <= set(self.memory.prefixes)
         assert set(prefixes._copies.values()) <= set(self.sessions)
         for name, owner in prefixes._owners.items():
-            assert name in owner.names
-            assert isinstance(owner, Prefix) or BLOCK * (owner.names.index(name) + 1) <= owner.num_standing
+            assert name in owner.block_hashes
+            assert isinstance(owner, Prefix) or BLOCK * (owner.block_hashes.index(name) + 1) <= owner.num_computed
 
     def teardown(self) -> None:
-        for held in self.sessions:
-            held.release()
-        self.memory.relieve()
+        for sequence in self.sessions:
+            sequence.release()
+        self.memory.free_all()
         assert self.memory.used_bytes == 0
 
 
@@ -212,31 +212,40 @@ TestMemory = MemoryMachine.TestCase
 TestMemory.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
-def shared_memory(sharing: str = "payer") -> Memory:
+def shared_memory(sharing: str = "payer") -> KVMemory:
     """With room, and nothing too small to share."""
-    return Memory(SHAPE, 100_000 * ROW, sharing, small_bytes=0)
+    return KVMemory(SHAPE, 100_000 * ROW, sharing, small_bytes=0)
 
 
-def new(memory: Memory, length: int, seed: int = 0, payer: str = "", tap: KeyTap | None = None) -> Held:
-    held = Held(memory, tap, None, payer)
-    go_on(held, 0, [(seed + i) % 1000 for i in range(length)])
-    held._worker = None
-    return held
+def new(memory: KVMemory, length: int, seed: int = 0, payer: str = "", tap: KeyTap | None = None) -> Sequence:
+    sequence = Sequence(memory, tap, None, payer)
+    go_on(sequence, 0, [(seed + i) % 1000 for i in range(length)])
+    sequence._worker = None
+    return sequence
 
 
 def test_sizes_are_few():
-    assert [size_class(n) for n in (1, 128, 129, 193, 257, 385, 513, 769)] == [128, 128, 192, 256, 384, 512, 768, 1024]
+    assert [rounded_capacity(n) for n in (1, 128, 129, 193, 257, 385, 513, 769)] == [
+        128,
+        128,
+        192,
+        256,
+        384,
+        512,
+        768,
+        1024,
+    ]
 
 
 def test_what_one_session_gives_back_the_next_one_takes():
-    memory = Memory(SHAPE, 10_000 * ROW, "none")
+    memory = KVMemory(SHAPE, 10_000 * ROW, "none")
     for seed in range(5):
         new(memory, 300, seed).release()
     assert memory.pool.num_allocated == 1
 
 
 def test_the_parked_go_first_then_the_idle_and_of_each_the_longest_unused():
-    memory = Memory(SHAPE, 4 * 128 * ROW, "none")
+    memory = KVMemory(SHAPE, 4 * 128 * ROW, "none")
     first, second, parked, busy = (new(memory, 100, 200 * i) for i in range(4))
     parked.parked = True
     job = Job()
@@ -244,10 +253,10 @@ def test_the_parked_go_first_then_the_idle_and_of_each_the_longest_unused():
     gone = []
     for seed in range(3):
         new(memory, 100, 1000 + seed).begin(Job(), 100, [], 1)
-        gone.append([held.slot.length == 0 for held in (first, second, parked, busy)])
+        gone.append([sequence.slot.length == 0 for sequence in (first, second, parked, busy)])
     assert gone == [[False, False, True, False], [True, False, True, False], [True, True, True, False]]
     assert memory.evictions == 3
-    with pytest.raises(OutOfRoom):
+    with pytest.raises(OutOfKVMemory):
         new(memory, 100, 5000)
     job.over = True
     new(memory, 100, 5000)
@@ -256,58 +265,58 @@ def test_the_parked_go_first_then_the_idle_and_of_each_the_longest_unused():
 
 
 def test_where_room_cannot_be_made_nobody_loses_anything():
-    memory = Memory(SHAPE, 4 * 128 * ROW, "none")
+    memory = KVMemory(SHAPE, 4 * 128 * ROW, "none")
     idle, busy = new(memory, 100), new(memory, 250, 500)
     busy.begin(Job(), 250, [], 1)
-    with pytest.raises(OutOfRoom):
+    with pytest.raises(OutOfKVMemory):
         new(memory, 300, 1000)
     assert idle.slot.length == 100
 
 
 def test_an_evicted_session_runs_its_tokens_again():
-    memory = Memory(SHAPE, 200 * ROW, "none")
-    held = new(memory, 100)
+    memory = KVMemory(SHAPE, 200 * ROW, "none")
+    sequence = new(memory, 100)
     other = new(memory, 120, 500)
-    assert held.num_lost == 100
-    held.begin(Job(), 100, [7, 8], 2)
-    assert held.lost == held.tokens
-    run(held)
-    check_rows(held)
-    assert other.num_lost == 120
+    assert sequence.num_uncomputed == 100
+    sequence.begin(Job(), 100, [7, 8], 2)
+    assert sequence.lost == sequence.tokens
+    run(sequence)
+    check_rows(sequence)
+    assert other.num_uncomputed == 120
 
 
 def test_a_session_that_cannot_lie_beside_its_own_copy_grows_all_the_same():
-    memory = Memory(SHAPE, 300 * ROW, "none")
-    held = new(memory, 180)
-    go_on(held, 180, [9] * 60)
-    check_rows(held)
-    assert len(held.tokens) == 240
+    memory = KVMemory(SHAPE, 300 * ROW, "none")
+    sequence = new(memory, 180)
+    go_on(sequence, 180, [9] * 60)
+    check_rows(sequence)
+    assert len(sequence.tokens) == 240
 
 
 def test_what_can_never_fit_is_refused_at_once():
-    memory = Memory(SHAPE, 100 * ROW, "none")
+    memory = KVMemory(SHAPE, 100 * ROW, "none")
     with pytest.raises(Refusal, match="--kv-memory") as refused:
         new(memory, 120)
     assert refused.value.reason is Reason.CONTEXT_FULL
 
 
 def test_a_machine_without_memory_is_no_room_and_the_process_goes_on():
-    memory = Memory(SHAPE)  # as much as there is
-    held = new(memory, 100)
-    with pytest.raises(OutOfRoom):
-        held.reserve(2**50)
-    assert held.num_lost == 0
-    assert memory.used_bytes == held.slot.num_bytes + memory.spare_bytes
-    go_on(held, 100, [5])
-    check_rows(held)
+    memory = KVMemory(SHAPE)  # as much as there is
+    sequence = new(memory, 100)
+    with pytest.raises(OutOfKVMemory):
+        sequence.reserve(2**50)
+    assert sequence.num_uncomputed == 0
+    assert memory.used_bytes == sequence.slot.num_bytes + memory.spare_bytes
+    go_on(sequence, 100, [5])
+    check_rows(sequence)
 
 
 def test_a_session_that_has_ended_takes_nothing_any_more():
-    memory = Memory(SHAPE, 10_000 * ROW)
-    held = new(memory, 10)
-    held.release()
+    memory = KVMemory(SHAPE, 10_000 * ROW)
+    sequence = new(memory, 10)
+    sequence.release()
     with pytest.raises(Violation):
-        held.begin(Job(), 0, [1], 1)
+        sequence.begin(Job(), 0, [1], 1)
 
 
 def test_a_common_beginning_is_stored_once():
@@ -315,31 +324,31 @@ def test_a_common_beginning_is_stored_once():
     system = [i % 900 for i in range(40 * BLOCK)]
     sessions = []
     for i in range(10):
-        held = Held(memory, None)
-        go_on(held, 0, system + [1000 + i] * 5)
-        sessions.append(held)
+        sequence = Sequence(memory, None)
+        go_on(sequence, 0, system + [1000 + i] * 5)
+        sessions.append(sequence)
     assert memory.prefix_hits_tokens == 9 * len(system)
     assert memory.prefix_bytes == len(system) * ROW
-    own = sum(held.slot.num_bytes for held in sessions)
+    own = sum(sequence.slot.num_bytes for sequence in sessions)
     assert own <= 10 * 256 * ROW
-    assert [held.slot.start for held in sessions] == [len(system)] * 10
-    for held in sessions:
-        check_rows(held)
+    assert [sequence.slot.start for sequence in sessions] == [len(system)] * 10
+    for sequence in sessions:
+        check_rows(sequence)
 
 
 def test_those_who_came_at_once_come_to_share():
     memory = shared_memory()
     text = [3] * (10 * BLOCK)
-    sessions = [Held(memory, None) for _ in range(3)]
-    for held in sessions:
-        held.begin(Job(), 0, text, 1)
-    for held in sessions:
-        run(held)
-    assert [held.slot.start for held in sessions] == [0] * 3  # in the middle of a pass nobody's rows move
-    for held in sessions:
-        held.begin(Job(), 10 * BLOCK, [], 1)
-        check_rows(held)
-    assert [held.slot.start for held in sessions] == [10 * BLOCK] * 3
+    sessions = [Sequence(memory, None) for _ in range(3)]
+    for sequence in sessions:
+        sequence.begin(Job(), 0, text, 1)
+    for sequence in sessions:
+        run(sequence)
+    assert [sequence.slot.start for sequence in sessions] == [0] * 3  # in the middle of a pass nobody's rows move
+    for sequence in sessions:
+        sequence.begin(Job(), 10 * BLOCK, [], 1)
+        check_rows(sequence)
+    assert [sequence.slot.start for sequence in sessions] == [10 * BLOCK] * 3
     assert memory.prefix_bytes == 10 * BLOCK * ROW
     assert memory.prefix_hits_tokens == 0
 
@@ -368,24 +377,24 @@ def test_a_text_outlives_its_session_where_there_is_room():
     memory = shared_memory()
     new(memory, 100).release()
     assert memory.used_bytes - memory.spare_bytes == 96 * ROW
-    held = new(memory, 70)
+    sequence = new(memory, 70)
     assert memory.prefix_hits_tokens == 64
-    check_rows(held)
+    check_rows(sequence)
     assert sorted(len(prefix.tokens) for prefix in memory.prefixes) == [32, 64]
-    memory.relieve()
+    memory.free_all()
     assert [prefix.stop for prefix in memory.prefixes] == []
 
 
 def test_a_text_outlives_the_turn_to_another():
     memory = shared_memory()
-    held = new(memory, 100)
-    go_on(held, 0, [5] * 40)
+    sequence = new(memory, 100)
+    go_on(sequence, 0, [5] * 40)
     assert [prefix.stop for prefix in memory.prefixes] == [96]
-    go_on(held, 1, [i % 1000 for i in range(1, 100)])  # what it has of its text is less than what is known
+    go_on(sequence, 1, [i % 1000 for i in range(1, 100)])  # what it has of its text is less than what is known
     assert memory.prefix_hits_tokens == 0  # another text: it begins with 5
-    go_on(held, 0, [i % 1000 for i in range(100)])
+    go_on(sequence, 0, [i % 1000 for i in range(100)])
     assert memory.prefix_hits_tokens == 96
-    check_rows(held)
+    check_rows(sequence)
 
 
 def test_whoever_comes_alone_copies_and_the_second_to_come_makes_both_share():
@@ -395,7 +404,7 @@ def test_whoever_comes_alone_copies_and_the_second_to_come_makes_both_share():
     assert one.slot.start == 0
     assert [prefix.num_slots for prefix in memory.prefixes] == [0]
     two = new(memory, 100)
-    assert [held.slot.start for held in (one, two)] == [96] * 2
+    assert [sequence.slot.start for sequence in (one, two)] == [96] * 2
     two.release()
     go_on(one, 100, [7])
     assert one.slot.start == 0  # alone again
@@ -405,14 +414,14 @@ def test_whoever_comes_alone_copies_and_the_second_to_come_makes_both_share():
 
 
 def test_what_is_small_is_copied_by_all():
-    memory = Memory(SHAPE, 100_000 * ROW, small_bytes=96 * ROW)
+    memory = KVMemory(SHAPE, 100_000 * ROW, small_bytes=96 * ROW)
     sessions = [new(memory, 100) for _ in range(3)]
-    assert [held.slot.start for held in sessions] == [0] * 3
+    assert [sequence.slot.start for sequence in sessions] == [0] * 3
     assert memory.prefix_hits_tokens == 2 * 96
     larger = [new(memory, 200, 500) for _ in range(3)]
-    assert [held.slot.start for held in larger] == [192] * 3
-    for held in (*sessions, *larger):
-        check_rows(held)
+    assert [sequence.slot.start for sequence in larger] == [192] * 3
+    for sequence in (*sessions, *larger):
+        check_rows(sequence)
 
 
 def test_a_copy_is_known_when_what_it_was_copied_from_is_gone():
@@ -423,49 +432,49 @@ def test_a_copy_is_known_when_what_it_was_copied_from_is_gone():
     assert not memory.prefixes
     two = new(memory, 100)
     assert memory.prefix_hits_tokens == 2 * 96
-    assert [held.slot.start for held in (one, two)] == [96] * 2
+    assert [sequence.slot.start for sequence in (one, two)] == [96] * 2
     check_rows(two)
 
 
 def test_a_name_that_is_met_by_chance_is_not_believed():
     memory = shared_memory()
     one = new(memory, 64)
-    other = Held(memory, None)
+    other = Sequence(memory, None)
     other.tokens = list(range(500, 564))
-    for name in one.names:  # as if the hashes of the other text were the same
+    for name in one.block_hashes:  # as if the hashes of the other text were the same
         memory._prefixes._owners[name] = other
-    held = new(memory, 64)
-    assert held.slot.start == 0
-    check_rows(held)
+    sequence = new(memory, 64)
+    assert sequence.slot.start == 0
+    check_rows(sequence)
 
 
 def test_a_session_is_known_to_the_others_only_once_it_is_whole():
     """Another thread may look at all sessions at any moment of its making."""
-    memory, seen = Memory(SHAPE), []
+    memory, seen = KVMemory(SHAPE), []
 
     class Watched(dict):
-        def __setitem__(self, held, value) -> None:
-            seen.append(held.slot.holds_any)
-            super().__setitem__(held, value)
+        def __setitem__(self, sequence, value) -> None:
+            seen.append(sequence.slot.holds_any)
+            super().__setitem__(sequence, value)
 
-    memory._tenants = Watched()
-    Held(memory, KeyTap())
+    memory._sequences = Watched()
+    Sequence(memory, KeyTap())
     assert seen == [False]
 
 
 def test_what_a_failed_pass_may_have_spoilt_is_computed_again():
-    held = Held(Memory(SHAPE), KeyTap())
-    go_on(held, 0, TEXTS[0])
-    held.distrust()
-    held.begin(Job(), len(TEXTS[0]), [], 3)
-    assert held.lost == TEXTS[0]
-    run(held)
-    check_rows(held)
+    sequence = Sequence(KVMemory(SHAPE), KeyTap())
+    go_on(sequence, 0, TEXTS[0])
+    sequence.invalidate()
+    sequence.begin(Job(), len(TEXTS[0]), [], 3)
+    assert sequence.lost == TEXTS[0]
+    run(sequence)
+    check_rows(sequence)
 
 
 def test_many_prefixes_go_in_few_looks_at_them():
     """Whoever ends session after session leaves prefix after prefix."""
-    memory, looks = Memory(SHAPE), []
+    memory, looks = KVMemory(SHAPE), []
 
     class Watched(set):
         def __iter__(self):
@@ -474,12 +483,12 @@ def test_many_prefixes_go_in_few_looks_at_them():
 
     memory._prefixes.all = Watched()
     for first in range(50):
-        held = Held(memory, KeyTap())
-        go_on(held, 0, [first] * BLOCK)
-        held.release()
+        sequence = Sequence(memory, KeyTap())
+        go_on(sequence, 0, [first] * BLOCK)
+        sequence.release()
     assert len(memory.prefixes) == 50
     looks.clear()
-    memory.relieve()
+    memory.free_all()
     assert not memory.prefixes
     assert len(looks) <= 4
 
@@ -487,55 +496,55 @@ def test_many_prefixes_go_in_few_looks_at_them():
 def test_those_who_come_at_once_to_a_known_text_share_it():
     memory = shared_memory()
     new(memory, 10 * BLOCK).release()
-    sessions = [Held(memory, None) for _ in range(3)]
-    for held in sessions:
-        held.begin(Job(), 0, [i % 1000 for i in range(10 * BLOCK + 5)], 1)
-    assert [held.slot.start for held in sessions] == [10 * BLOCK] * 3
-    for held in sessions:
-        run(held)
-        check_rows(held)
+    sessions = [Sequence(memory, None) for _ in range(3)]
+    for sequence in sessions:
+        sequence.begin(Job(), 0, [i % 1000 for i in range(10 * BLOCK + 5)], 1)
+    assert [sequence.slot.start for sequence in sessions] == [10 * BLOCK] * 3
+    for sequence in sessions:
+        run(sequence)
+        check_rows(sequence)
 
 
 def test_what_goes_on_from_a_copy_is_not_stored_twice():
     memory = shared_memory()
     new(memory, 10 * BLOCK).release()
     sessions = [new(memory, 20 * BLOCK) for _ in range(2)]
-    assert [held.slot.start for held in sessions] == [20 * BLOCK] * 2
+    assert [sequence.slot.start for sequence in sessions] == [20 * BLOCK] * 2
     assert memory.prefix_bytes == 20 * BLOCK * ROW
-    for held in sessions:
-        check_rows(held)
+    for sequence in sessions:
+        check_rows(sequence)
 
 
 def test_behind_a_small_beginning_those_who_came_at_once_come_to_share():
-    memory = Memory(SHAPE, 100_000 * ROW, small_bytes=BLOCK * ROW)
+    memory = KVMemory(SHAPE, 100_000 * ROW, small_bytes=BLOCK * ROW)
     new(memory, BLOCK).release()
-    sessions = [Held(memory, None) for _ in range(3)]
-    for held in sessions:
-        held.begin(Job(), 0, [i % 1000 for i in range(10 * BLOCK)], 1)
-    for held in sessions:
-        run(held)
-    for held in sessions:
-        held.begin(Job(), 10 * BLOCK, [], 1)
-        check_rows(held)
-    assert [held.slot.start for held in sessions] == [10 * BLOCK] * 3
+    sessions = [Sequence(memory, None) for _ in range(3)]
+    for sequence in sessions:
+        sequence.begin(Job(), 0, [i % 1000 for i in range(10 * BLOCK)], 1)
+    for sequence in sessions:
+        run(sequence)
+    for sequence in sessions:
+        sequence.begin(Job(), 10 * BLOCK, [], 1)
+        check_rows(sequence)
+    assert [sequence.slot.start for sequence in sessions] == [10 * BLOCK] * 3
 
 
 def test_a_text_may_be_cut_into_any_number_of_prefixes():
     memory, num_blocks = shared_memory(), 600
     text = [i % 1000 for i in range(num_blocks * BLOCK)]
     for count in range(num_blocks, 0, -1):
-        held = Held(memory, None)
-        go_on(held, 0, text[: count * BLOCK])
-        held.release()
+        sequence = Sequence(memory, None)
+        go_on(sequence, 0, text[: count * BLOCK])
+        sequence.release()
     assert len(memory.prefixes) == num_blocks
-    held = Held(memory, None)
-    go_on(held, 0, [*text, 5])
+    sequence = Sequence(memory, None)
+    go_on(sequence, 0, [*text, 5])
     assert memory.prefix_hits_tokens == sum(range(1, num_blocks)) * BLOCK + len(text)
-    check_rows(held)
+    check_rows(sequence)
 
 
 def test_the_newest_text_outlives_its_session_rather_than_the_longest_unused():
-    memory = Memory(SHAPE, 3 * 128 * ROW, small_bytes=0)
+    memory = KVMemory(SHAPE, 3 * 128 * ROW, small_bytes=0)
     for seed in range(5):
         new(memory, 100, 100 * seed).release()
     assert memory.evictions == 0
@@ -544,44 +553,44 @@ def test_the_newest_text_outlives_its_session_rather_than_the_longest_unused():
 
 
 def test_a_store_made_within_a_pass_serves_others_after_it():
-    pool = Memory(SHAPE).pool
+    pool = KVMemory(SHAPE).pool
     with torch.inference_mode():
-        store = pool.take(10, 0)
-    pool.give(store)
-    assert pool.take(10, 0) is store
+        buffer = pool.take(10, 0)
+    pool.give(buffer)
+    assert pool.take(10, 0) is buffer
 
 
 def test_who_has_no_room_for_a_copy_disturbs_nobody_by_asking_for_it(monkeypatch):
-    memory = Memory(SHAPE, 1500 * ROW, small_bytes=0)
+    memory = KVMemory(SHAPE, 1500 * ROW, small_bytes=0)
     new(memory, 640).release()
     memory.pool.trim()
-    busy, held = Held(memory, None), Held(memory, None)
+    busy, sequence = Sequence(memory, None), Sequence(memory, None)
     busy.begin(Job(), 0, [5] * 700, 1)
-    held.begin(Job(), 0, [i % 1000 for i in range(640)], 30)
-    assert held.slot.start == 640
+    sequence.begin(Job(), 0, [i % 1000 for i in range(640)], 30)
+    assert sequence.slot.start == 640
     trims = []
     monkeypatch.setattr(memory.pool, "trim", lambda: trims.append(1))
     for _ in range(3):
-        go_on(held, len(held.tokens), [7])
+        go_on(sequence, len(sequence.tokens), [7])
     assert not trims
-    check_rows(held)
+    check_rows(sequence)
 
 
 @pytest.mark.parametrize("length", [3, 5, 33, 90])
 def test_rows_move_up_where_there_is_no_memory_to_move_them(length, monkeypatch):
     memory = shared_memory()
     new(memory, 96).release()
-    one = Held(memory, None)
+    one = Sequence(memory, None)
     go_on(one, 0, list(range(96 + length)))
     assert one.slot.start == 0
 
     def no_room(*_: object) -> None:
-        raise OutOfRoom(1)
+        raise OutOfKVMemory(1)
 
     monkeypatch.setattr(memory.pool, "take", no_room)
     monkeypatch.setattr(torch.Tensor, "clone", no_room)
-    two = Held(memory, None)
-    with pytest.raises(OutOfRoom):
+    two = Sequence(memory, None)
+    with pytest.raises(OutOfKVMemory):
         two.begin(Job(), 0, one.tokens[:96], 1)
     assert (one.slot.start, one.slot.length) == (96, 96 + length)
     check_rows(one)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_server.kv.budget import KVShape
-from outrider_server.kv.slot import Slot
+from outrider_server.kv.slot import KVSlot
 
 SHAPE = KVShape(layers=2, kv_heads=3, key_dim=4, value_dim=5, dtype=torch.float32, device=torch.device("cpu"))
 
@@ -17,7 +17,7 @@ def rows(stamps: list[int], layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values.expand(3, -1, 4), -values.expand(3, -1, 5)
 
 
-def check(slot: Slot, model: list[int]) -> None:
+def check(slot: KVSlot, model: list[int]) -> None:
     assert slot.length == len(model)
     keys, values = slot.rows(0, slot.length)
     for layer in range(SHAPE.layers):
@@ -37,7 +37,7 @@ def passes(draw):
 
 @given(st.lists(passes(), max_size=8))
 def test_passes_commits_and_truncations_behave_as_on_a_list(script):
-    slot, model, stamp = Slot(SHAPE), [], 0
+    slot, model, stamp = KVSlot(SHAPE), [], 0
     for chain, nodes, path, fails, kept in script:
         stamps = list(range(stamp, stamp := stamp + chain + nodes))
         slot.reserve(len(stamps))
@@ -56,7 +56,7 @@ def test_passes_commits_and_truncations_behave_as_on_a_list(script):
 
 def test_a_slot_cannot_be_truncated_to_more_than_it_holds():
     with pytest.raises(ValueError, match="holds 0 rows"):
-        Slot(SHAPE).truncate(1)
+        KVSlot(SHAPE).truncate(1)
 
 
 def test_the_price_of_a_token():

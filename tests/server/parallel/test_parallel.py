@@ -24,14 +24,14 @@ from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 from outrider_proto.frames import ServerTree
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
-from outrider_server.config.config import Limits, ServerConfig
-from outrider_server.engine.engine import Engine, Work
+from outrider_server.config.config import LimitsConfig, ServerConfig
+from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.load import load_drafters, load_taps
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.sequence import Held
+from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.parallel.load import load_target
-from outrider_server.parallel.pass_message import Order
+from outrider_server.parallel.pass_message import PassMessage
 from outrider_server.parallel.shard import leave
 from outrider_server.sessions.verifier import Verifier
 
@@ -74,9 +74,9 @@ def test_any_draft_gives_the_whole_targets_output(pair):
     whole, divided, _ = pair
     rng = np.random.default_rng(5)
     truth = plain_greedy(whole, PROMPT, 50)
-    held = Held(divided.kv, None)
+    sequence = Sequence(divided.kv, None)
     answer = speculate(
-        Engine(divided), held, PROMPT, 50, lambda a: tree_around(rng, truth[len(a) :], int(rng.integers(0, 6)), 7)
+        Engine(divided), sequence, PROMPT, 50, lambda a: tree_around(rng, truth[len(a) :], int(rng.integers(0, 6)), 7)
     )
     assert answer[:50] == truth
     assert divided.kv == whole.kv
@@ -89,13 +89,13 @@ def test_several_sessions_in_one_pass(pair):
     rng = np.random.default_rng(8)
     chains, trees = [random_tokens(rng, n) for n in (4, 30, 1, 9)], [random_tree(rng, n) for n in (0, 8, 20, 3)]
 
-    def outcomes(target: Target, attention):
-        works = [Work(Held(target.kv, None), *work, GREEDY) for work in zip(chains, trees, strict=True)]
-        context = Work(Held(target.kv, None), chains[1])
-        return Engine(target, attention=attention).verify([works[0], context, *works[1:]])
+    def results(target: Target, attention):
+        inputs = [StepInput(Sequence(target.kv, None), *work, GREEDY) for work in zip(chains, trees, strict=True)]
+        context = StepInput(Sequence(target.kv, None), chains[1])
+        return Engine(target, attention=attention).verify([inputs[0], context, *inputs[1:]])
 
-    for ours, theirs in zip(outcomes(divided, "bunched"), outcomes(whole, "plain"), strict=True):
-        assert ours.walk == theirs.walk
+    for ours, theirs in zip(results(divided, "bunched"), results(whole, "plain"), strict=True):
+        assert ours.accepted == theirs.accepted
 
 
 @pytest.mark.slow
@@ -105,10 +105,10 @@ def test_hidden_states_and_kv_are_the_whole_targets(pair):
     rows = []
     for target in (whole, divided):
         tap = load_taps(target, directory, drafters)[-1]
-        held = Held(target.kv, tap)
-        (outcome,) = Engine(target).verify([Work(held, PROMPT, chooser=GREEDY)])
-        Engine(target).commit(outcome)
-        rows.append((outcome.hidden, held.slot.rows(0, len(PROMPT))))
+        sequence = Sequence(target.kv, tap)
+        (result,) = Engine(target).verify([StepInput(sequence, PROMPT, sampler=GREEDY)])
+        Engine(target).commit(result)
+        rows.append((result.hidden, sequence.slot.rows(0, len(PROMPT))))
     torch.testing.assert_close(rows[1], rows[0], atol=1e-3, rtol=1e-3)
 
 
@@ -126,7 +126,7 @@ def test_attention_that_fails_fails_its_pass_alone(pair):
     whole, divided, _ = pair
     with torch.inference_mode(), pytest.raises(MemoryError, match="no room"):
         divided.forward(PROMPT, list(range(len(PROMPT))), Failing(), [0], frozenset())
-    answer = speculate(Engine(divided), Held(divided.kv, None), PROMPT, 5, lambda _: DraftTree())
+    answer = speculate(Engine(divided), Sequence(divided.kv, None), PROMPT, 5, lambda _: DraftTree())
     assert answer == plain_greedy(whole, PROMPT, 5)
 
 
@@ -135,12 +135,12 @@ async def test_sessions_features_and_drafting_on_the_server(pair):
     whole, divided, directory = pair
     sources = [drafter_dir("eagle2") if directory == target_dir() else "lookup"]
     taps, drafters = load_taps(divided, directory, sources), load_drafters(divided, directory, sources)
-    verifier = Verifier(divided, taps, Limits(kv_memory="8MiB"), drafters=drafters)
+    verifier = Verifier(divided, taps, LimitsConfig(kv_memory="8MiB"), drafters=drafters)
     truth = plain_greedy(whole, PROMPT, 30)
     await verifier.start()
     try:
 
-        async def said() -> list[int]:
+        async def reply() -> list[int]:
             async with talking(verifier) as talk:
                 opened = await talk.open(verifier.describe(), tap=drafters[0].tap.fingerprint)
                 assert opened.server_draft
@@ -148,7 +148,7 @@ async def test_sessions_features_and_drafting_on_the_server(pair):
                 verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 30, tree=tree)
                 return [token for v in verdicts for token in (*v.tokens, v.bonus) if token is not None]
 
-        assert await asyncio.gather(*(said() for _ in range(3))) == [truth] * 3
+        assert await asyncio.gather(*(reply() for _ in range(3))) == [truth] * 3
         assert verifier.alive
     finally:
         await verifier.stop()
@@ -163,8 +163,8 @@ def serving(target: Path, *options: str):
         try:
             while "ready on" not in (ready := process.stderr.readline()):  # libraries may have warned of this machine
                 assert ready, "it ended without a word"
-            (follower,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            with open(os.pidfd_open(int(follower)), "rb") as descriptor:
+            (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            with open(os.pidfd_open(int(worker)), "rb") as descriptor:
                 yield process, ready, descriptor
         finally:
             process.kill()
@@ -181,38 +181,38 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the other rank
 @pytest.mark.slow
 def test_the_command_serves_and_stops(tiny, tmp_path):
     ready = tmp_path / "ready.json"
-    with serving(tiny, "--ready-file", str(ready)) as (process, line, follower):
+    with serving(tiny, "--ready-file", str(ready)) as (process, line, worker):
         address = json.loads(ready.read_text())["address"]
         assert line == (
             f"outrider-server: ready on {address}, target {tiny.name}, features for last-hidden, edge bundles\n"
         )
         whole = Target.load(str(tiny))
 
-        async def said() -> list[int]:
+        async def reply() -> list[int]:
             about = Verifier(whole).describe()
             async with calling(address) as talk:
                 await talk.open(about)
                 verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 20)
             return [token for v in verdicts for token in (*v.tokens, v.bonus) if token is not None]
 
-        assert asyncio.run(said()) == plain_greedy(whole, PROMPT, 20)
-        signal.pidfd_send_signal(follower.fileno(), signal.SIGTERM)  # as systemd does it, to all at once
+        assert asyncio.run(reply()) == plain_greedy(whole, PROMPT, 20)
+        signal.pidfd_send_signal(worker.fileno(), signal.SIGTERM)  # as systemd does it, to all at once
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=PATIENCE_S)
         assert (rest, process.returncode) == ("", 0)
-        assert ended(follower)
+        assert ended(worker)
 
 
 @linux
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_the_server_and_its_clients_are_told_to_come_again(tiny):
-    with serving(tiny) as (process, line, follower):
+    with serving(tiny) as (process, line, worker):
         address = line.split("ready on ")[1].split(",")[0]
 
         async def cut() -> Refusal | LinkError:
             async with calling(address) as talk:
                 await talk.open(Verifier(Target.load(str(tiny))).describe())
-                signal.pidfd_send_signal(follower.fileno(), signal.SIGKILL)
+                signal.pidfd_send_signal(worker.fileno(), signal.SIGKILL)
                 try:
                     while True:
                         await talk.decode(0, PROMPT[:-1], PROMPT[-1], 20)
@@ -235,9 +235,9 @@ def test_a_rank_that_dies_ends_the_server_and_its_clients_are_told_to_come_again
 @linux
 @pytest.mark.slow
 def test_no_rank_outlives_the_server(tiny):
-    with serving(tiny) as (process, _, follower):
+    with serving(tiny) as (process, _, worker):
         process.kill()
-        assert ended(follower)
+        assert ended(worker)
 
 
 @pytest.mark.parametrize(
@@ -271,9 +271,9 @@ def test_a_model_without_a_plan(tmp_path, config):
 def test_orders_come_through():
     rows = torch.arange(10).view(2, 1, 5)
     for keep in (None, torch.tensor([3, 1])):
-        order = Order(*rows, keep, on_slots=True)
-        came = Order.unpacked(order.packed(), torch.device("cpu"))
-        assert torch.equal(came.tokens, order.tokens)
-        assert torch.equal(came.positions, order.positions)
+        message = PassMessage(*rows, keep, on_slots=True)
+        came = PassMessage.unpacked(message.packed(), torch.device("cpu"))
+        assert torch.equal(came.tokens, message.tokens)
+        assert torch.equal(came.positions, message.positions)
         assert came.on_slots
         assert (came.keep is None) if keep is None else torch.equal(came.keep, keep)

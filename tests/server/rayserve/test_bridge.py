@@ -8,7 +8,7 @@ import pytest
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.status import DETAILS_KEY
-from outrider_server.rayserve.bridge import Bridge
+from outrider_server.rayserve.bridge import ServicerBridge
 from outrider_server.rpc.service import abort
 
 
@@ -80,7 +80,7 @@ async def endless():
 
 @pytest.fixture
 def bridge():
-    return Bridge([Echo().handler()])
+    return ServicerBridge([Echo().handler()])
 
 
 async def received(bridge, requests, context):
@@ -119,7 +119,7 @@ async def test_streamed_and_refused(bridge):
 
 async def test_nobody_listens_any_more():
     echo = Echo()
-    async with aclosing(Bridge([echo.handler()]).streamed("/echo/Often", endless(), RayContext())) as messages:
+    async with aclosing(ServicerBridge([echo.handler()]).streamed("/echo/Often", endless(), RayContext())) as messages:
         assert (await anext(messages)).SerializeToString() == b"first"
     assert echo.cancelled.is_set()
 

@@ -23,7 +23,7 @@ from outrider_client.core.events import Committed, RolledBack, Unverified
 from outrider_drafters.contracts.tap import LastHiddenTap
 from outrider_proto.errors import LinkError, Reason, Refusal
 from outrider_proto.frames import Decode, Features, Verdict
-from outrider_server.config.config import Limits
+from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
@@ -52,7 +52,7 @@ async def held():
     """A server with a stream whose draft is under way: it has its verdict, not its features."""
     tap = HeldTap()
     try:
-        async with Server(Verifier(target(), [tap], Limits())) as server, calling(server.address) as talk:
+        async with Server(Verifier(target(), [tap], LimitsConfig())) as server, calling(server.address) as talk:
             await talk.open(server.verifier.describe(), tap=TAP.info.fingerprint)
             await talk.draft(0, PROMPT[:-1], PROMPT[-1], features_from=0)
             assert isinstance(await talk.receive(), Verdict)
@@ -97,7 +97,7 @@ class Process:
     """`outrider-server serve` on the golden pair, a process at a time."""
 
     def __init__(self) -> None:
-        self._keeper = subprocess.Popen(
+        self._allocator = subprocess.Popen(
             [sys.executable, Path(__file__).parents[1] / "served_process.py"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -119,21 +119,21 @@ class Process:
         assert await self._ask({"end": True}) == {"said": "", "code": 0}
 
     def close(self) -> None:
-        self._keeper.communicate()
+        self._allocator.communicate()
 
     async def _ask(self, what: dict):
         def ask():
-            self._keeper.stdin.write(json.dumps(what) + "\n")
-            return json.loads(self._keeper.stdout.readline())
+            self._allocator.stdin.write(json.dumps(what) + "\n")
+            return json.loads(self._allocator.stdout.readline())
 
         return await asyncio.to_thread(ask)
 
 
 @pytest.fixture(scope="module")
 def process():
-    keeper = Process()
-    yield keeper
-    keeper.close()
+    allocator = Process()
+    yield allocator
+    allocator.close()
 
 
 @pytest.fixture

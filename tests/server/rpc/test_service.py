@@ -21,11 +21,11 @@ from outrider_proto.frames import Codec, Decode, Draft, Features, Ping, Pong, Ve
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import MAX_FRAME_BYTES
-from outrider_server.config.config import Limits
+from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.rpc.server import Server
 from outrider_server.rpc.service import VerifierService
-from outrider_server.security.authenticator import Gatekeeper
+from outrider_server.security.authenticator import Authenticator
 from outrider_server.sessions.verifier import Verifier
 
 PROMPT = random_tokens(np.random.default_rng(1), 12)
@@ -38,7 +38,7 @@ def truth() -> list[int]:
 
 @asynccontextmanager
 async def serving(**limits):
-    async with Server(Verifier(target(), [TAP], Limits(**limits))) as server:
+    async with Server(Verifier(target(), [TAP], LimitsConfig(**limits))) as server:
         yield server
 
 
@@ -203,7 +203,7 @@ async def test_drain_answers_and_ends_streams_and_stop_is_safe_twice(truth):
 
 async def test_streams_that_nobody_reads_shut_out_their_own_address_alone():
     verifier = Verifier(target())
-    service, listening = VerifierService(verifier, Gatekeeper()), grpc.aio.server()
+    service, listening = VerifierService(verifier, Authenticator()), grpc.aio.server()
     listening.add_generic_rpc_handlers((service.handler(),))
     address = f"127.0.0.1:{listening.add_insecure_port('127.0.0.1:0')}"
     await verifier.start()

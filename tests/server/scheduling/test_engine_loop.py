@@ -8,25 +8,25 @@ from talk import KeysTap, talking
 from tiny_targets import random_tokens, target
 
 from outrider_proto.frames import Decode, Features, Finish, Sampling, Verdict
-from outrider_server.config.config import Limits
+from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.engine import Engine
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.sampler import Chooser
-from outrider_server.engine.sequence import Held
-from outrider_server.kv.memory import Memory
-from outrider_server.scheduling.engine_loop import Inquiry, ModelThread
-from outrider_server.scheduling.request import Answer, Done, Job
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
+from outrider_server.kv.memory import KVMemory
+from outrider_server.scheduling.engine_loop import EngineLoop, PrefixQuery
+from outrider_server.scheduling.request import Reply, Request, RequestDone
 from outrider_server.sessions.verifier import Verifier
-from outrider_server.telemetry.observer import Observer
+from outrider_server.telemetry.observer import ServerObserver
 
 PROMPT = random_tokens(np.random.default_rng(1), 12)
 
 
-class Ticks(Observer):
+class Ticks(ServerObserver):
     def __init__(self) -> None:
         self.reports = []
 
-    def ticked(self, report) -> None:
+    def stepped(self, report) -> None:
         self.reports.append(report)
 
 
@@ -41,7 +41,7 @@ async def test_an_inquiry_that_fails_stops_nobody():
         raise RuntimeError("nobody takes it")
 
     try:
-        verifier._thread.submit(Inquiry(Held(verifier.memory, None), 0, fail))
+        verifier._thread.submit(PrefixQuery(Sequence(verifier.memory, None), 0, fail))
         assert await asyncio.to_thread(failing.wait, 60)
         async with talking(verifier) as talk:
             await talk.open(verifier.describe())
@@ -55,11 +55,11 @@ async def test_a_job_whose_answers_are_not_read_rests_while_others_run():
     (*truth,) = plain_greedy(target(), PROMPT, 12)
     said, ended, reads, ticks = [], threading.Event(), threading.Event(), Ticks()
     verifier = Verifier(target(), observer=ticks)
-    held = Held(verifier.memory, None)
+    sequence = Sequence(verifier.memory, None)
 
     def post(answer) -> None:
         said.append(answer)
-        if isinstance(answer, Done):
+        if isinstance(answer, RequestDone):
             ended.set()
 
     def is_behind() -> bool:
@@ -68,15 +68,15 @@ async def test_a_job_whose_answers_are_not_read_rests_while_others_run():
     await verifier.start()
     try:
         frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 12)
-        verifier._thread.submit(Job(held, frame, Chooser(Sampling()), post, 0.0, 0, is_behind))
+        verifier._thread.submit(Request(sequence, frame, Sampler(Sampling()), post, 0.0, 0, is_behind))
         async with talking(verifier) as talk:
             await talk.open(verifier.describe())
             for _ in range(8):
                 assert [verdict.bonus for verdict in await talk.decode(0, PROMPT[:-1], PROMPT[-1], 4)] == truth[:4]
         assert len(said) == 3
         assert not any(report.waiting for report in ticks.reports)  # it is no load
-        assert held.standing == "idle"  # its room is anybody's
-        held.lose()  # nothing runs
+        assert sequence.standing == "idle"  # its room is anybody's
+        sequence.evict()  # nothing runs
         reads.set()
         assert await asyncio.to_thread(ended.wait, 60)
         assert [answer.bonus for answer in said if isinstance(answer, Verdict)] == truth
@@ -89,19 +89,19 @@ async def test_a_job_that_rests_ends_when_it_is_stopped():
 
     def post(answer) -> None:
         said.append(answer)
-        if isinstance(answer, Done):
+        if isinstance(answer, RequestDone):
             ended.set()
 
     frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 12)
-    job = Job(Held(verifier.memory, None), frame, Chooser(Sampling()), post, 0.0, 0, lambda: True)
+    request = Request(Sequence(verifier.memory, None), frame, Sampler(Sampling()), post, 0.0, 0, lambda: True)
     await verifier.start()
     try:
-        verifier._thread.submit(job)
+        verifier._thread.submit(request)
         async with talking(verifier) as talk:
             await talk.open(verifier.describe())
             await talk.prompt(PROMPT)
         assert said == []
-        job.cancelled = True
+        request.cancelled = True
         assert await asyncio.to_thread(ended.wait, 60)
         assert [answer.finish for answer in said[:-1]] == [Finish.CANCELLED]
     finally:
@@ -127,68 +127,70 @@ async def test_a_decode_waits_for_a_client_that_does_not_read_and_then_goes_on()
         await verifier.stop()
 
 
-def by_hand(limits: Limits | None = None) -> ModelThread:
+def by_hand(limits: LimitsConfig | None = None) -> EngineLoop:
     """Never started: the test calls for its ticks."""
-    return ModelThread(Engine(target()), limits or Limits())
+    return EngineLoop(Engine(target()), limits or LimitsConfig())
 
 
-def tick(thread: ModelThread, *jobs: Job) -> None:
-    for job in jobs:
-        thread.submit(job)
+def tick(thread: EngineLoop, *requests: Request) -> None:
+    for request in requests:
+        thread.submit(request)
     thread._gather()
-    thread._tick()
+    thread._step()
 
 
-def decoding(held: Held, said: list[Answer], is_behind=lambda: False, features_from: int | None = None) -> Job:
+def decoding(
+    sequence: Sequence, said: list[Reply], is_behind=lambda: False, features_from: int | None = None
+) -> Request:
     frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 12, features_from=features_from)
-    return Job(held, frame, Chooser(Sampling()), said.append, 0.0, 0, is_behind)
+    return Request(sequence, frame, Sampler(Sampling()), said.append, 0.0, 0, is_behind)
 
 
 def test_a_job_that_is_abandoned_while_another_takes_its_room_does_not_run():
-    memory = Memory(target().kv, 200 * target().kv.bytes_per_token, "none")  # room for one
+    memory = KVMemory(target().kv, 200 * target().kv.bytes_per_token, "none")  # room for one
     said, others = [], []
-    first = decoding(Held(memory, None), said)
+    first = decoding(Sequence(memory, None), said)
 
     def hang_up() -> bool:
         first.abandoned = True
         return False
 
-    bystander = decoding(Held(memory, None), others, hang_up)
+    bystander = decoding(Sequence(memory, None), others, hang_up)
     tick(by_hand(), first, bystander)
     assert said == []
-    assert not memory.is_relief_due  # the machine lacks nothing
+    assert not memory.must_free_all  # the machine lacks nothing
     assert [type(answer) for answer in others] == [Verdict]
 
 
 def test_a_decode_that_lost_its_rows_while_it_rested_ends_its_features_when_it_is_cancelled():
-    said, thread, rests = [], by_hand(), threading.Event()
-    job = decoding(Held(Memory(target().kv), KeysTap()), said, rests.is_set, features_from=0)
-    tick(thread, job)
+    said, thread, update_paused = [], by_hand(), threading.Event()
+    request = decoding(Sequence(KVMemory(target().kv), KeysTap()), said, update_paused.is_set, features_from=0)
+    tick(thread, request)
     sent = [answer for answer in said if isinstance(answer, Features)][-1]
-    rests.set()
+    update_paused.set()
     tick(thread)
-    job.held.lose()
-    job.cancelled = True
+    request.sequence.evict()
+    request.cancelled = True
     tick(thread)
     *_, verdict, features, done = said
-    assert (verdict.finish, done) == (Finish.CANCELLED, Done())
+    assert (verdict.finish, done) == (Finish.CANCELLED, RequestDone())
     assert (features.first, features.last) == (sent.first, True)
     assert np.array_equal(features.rows, sent.rows)
 
 
 def test_to_rest_is_no_waiting_for_room():
-    rests = threading.Event()
-    job = decoding(Held(Memory(target().kv), None), [], rests.is_set)
-    assert job.waits_for_room(10.0) == 0
-    assert job.waits_for_room(12.0) == 2
-    rests.set()
-    assert job.rests(90.0)
-    assert job.waits_for_room(95.0) == 0
+    update_paused = threading.Event()
+    request = decoding(Sequence(KVMemory(target().kv), None), [], update_paused.is_set)
+    assert request.memory_wait_s(10.0) == 0
+    assert request.memory_wait_s(12.0) == 2
+    update_paused.set()
+    assert request.update_paused(90.0)
+    assert request.memory_wait_s(95.0) == 0
 
 
 def test_a_thread_whose_jobs_all_rest_is_idle():
     thread = by_hand()
-    tick(thread, decoding(Held(Memory(target().kv), None), [], lambda: True))
+    tick(thread, decoding(Sequence(KVMemory(target().kv), None), [], lambda: True))
     before = thread._idle_s
     tick(thread)
     assert thread._idle_s > before

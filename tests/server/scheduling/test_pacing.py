@@ -10,9 +10,9 @@ from outrider_proto.feature_codec import typical_payload_bytes
 from outrider_proto.frames import Features, Sampling, Verdict
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import server_frame_to_proto
-from outrider_server.engine.engine import Engine, Work
-from outrider_server.engine.sampler import Chooser
-from outrider_server.engine.sequence import Held
+from outrider_server.engine.engine import Engine, StepInput
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
 from outrider_server.sessions.verifier import Verifier
 
 PROMPT = random_tokens(np.random.default_rng(1), 12)
@@ -37,19 +37,21 @@ class Watch:
 
 def run(engine: Engine, num_rows: int):
     """One pass."""
-    work = Work(Held(target().kv, None), random_tokens(np.random.default_rng(0), num_rows), DraftTree(), CHOOSER)
+    work = StepInput(
+        Sequence(target().kv, None), random_tokens(np.random.default_rng(0), num_rows), DraftTree(), CHOOSER
+    )
     return engine.verify([work])[0]
 
 
-CHOOSER = Chooser(Sampling())
+CHOOSER = Sampler(Sampling())
 
 
 @pytest.mark.parametrize(("num_rows", "left"), [(1, 0.030), (64, 0.030), (104, 0.050)])
 def test_a_pass_sleeps_for_what_is_left_of_its_time(num_rows, left):
     watch = Watch()
-    outcome = run(Engine(target(), PACE, watch, watch.sleep), num_rows)
+    result = run(Engine(target(), PACE, watch, watch.sleep), num_rows)
     assert watch.slept == pytest.approx([left])
-    assert outcome.timing.ended - outcome.timing.started == pytest.approx(left + 0.020)
+    assert result.timing.ended - result.timing.started == pytest.approx(left + 0.020)
 
 
 def test_a_pass_that_takes_longer_anyway_does_not_sleep():
@@ -66,7 +68,7 @@ def test_without_a_pace_nothing_sleeps():
 
 def test_what_is_verified_does_not_depend_on_the_pace():
     watch = Watch()
-    assert run(Engine(target(), PACE, watch, watch.sleep), 9).walk == run(Engine(target()), 9).walk
+    assert run(Engine(target(), PACE, watch, watch.sleep), 9).accepted == run(Engine(target()), 9).accepted
 
 
 async def test_verdicts_tell_the_paced_time_and_features_are_padded():
@@ -82,7 +84,7 @@ async def test_verdicts_tell_the_paced_time_and_features_are_padded():
         await verifier.stop()
     verdicts = [frame for frame in frames if isinstance(frame, Verdict)]
     assert all(verdict.verify_us >= 20_000 for verdict in verdicts)
-    pieces = [frame for frame in frames if isinstance(frame, Features)]
-    assert [len(piece.rows) for piece in pieces] == [8, 4, 1]
-    sizes = [sum(message.ByteSize() for message in server_frame_to_proto(piece, "int8")) for piece in pieces]
+    segments = [frame for frame in frames if isinstance(frame, Features)]
+    assert [len(segment.rows) for segment in segments] == [8, 4, 1]
+    sizes = [sum(message.ByteSize() for message in server_frame_to_proto(segment, "int8")) for segment in segments]
     assert sizes == pytest.approx([typical_payload_bytes("int8", n, 2048) for n in (8, 4, 1)], rel=0.02)

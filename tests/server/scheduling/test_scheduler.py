@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider_server.scheduling.scheduler import SHORT_CONTEXT, FairScheduler, PlainScheduler, Wish, new_scheduler
+from outrider_server.scheduling.scheduler import (
+    SHORT_CONTEXT,
+    FairScheduler,
+    PlainScheduler,
+    SchedulingRequest,
+    new_scheduler,
+)
 
 LARGEST = 256  # rows of a draft
 DRAFT = st.tuples(st.integers(0, SHORT_CONTEXT), st.integers(1, LARGEST - SHORT_CONTEXT))
@@ -17,72 +23,72 @@ BUDGETS = st.integers(20, 1200)
 CHUNKS = st.integers(20, 600)
 
 
-def crowd(members) -> list[Wish]:
-    return [Wish(payer, context, rest, since) for since, (payer, (context, rest)) in enumerate(members)]
+def crowd(members) -> list[SchedulingRequest]:
+    return [SchedulingRequest(payer, context, rest, since) for since, (payer, (context, rest)) in enumerate(members)]
 
 
-def left_over(wishes: list[Wish], planned: list[int], now: float) -> list[Wish]:
+def left_over(requests: list[SchedulingRequest], planned: list[int], now: float) -> list[SchedulingRequest]:
     """What waits after a pass: those that did not run, and what is left of a prefill."""
     return [
-        wish if not rows else Wish(wish.payer, wish.context - rows, wish.rest, now + i / 100)
-        for i, (wish, rows) in enumerate(zip(wishes, planned, strict=True))
-        if rows < wish.rows
+        request if not rows else SchedulingRequest(request.payer, request.context - rows, request.rest, now + i / 100)
+        for i, (request, rows) in enumerate(zip(requests, planned, strict=True))
+        if rows < request.rows
     ]
 
 
-def passes(scheduler, wishes: list[Wish]):
+def passes(scheduler, requests: list[SchedulingRequest]):
     """Pass after pass until nobody waits."""
     for now in count(1000):
-        if not wishes:
+        if not requests:
             return
-        planned = scheduler.plan(wishes)
-        yield wishes, planned
-        wishes = left_over(wishes, planned, now)
+        planned = scheduler.plan(requests)
+        yield requests, planned
+        requests = left_over(requests, planned, now)
 
 
 @given(CROWD, BUDGETS, CHUNKS)
 def test_passes_keep_to_budget_and_chunk(members, budget, chunk):
-    for wishes, planned in passes(FairScheduler(budget, chunk), crowd(members)):
+    for requests, planned in passes(FairScheduler(budget, chunk), crowd(members)):
         over = sum(planned) > budget
         assert not over or [rows for rows in planned if rows] == [max(planned)]  # alone
-        for wish, rows in zip(wishes, planned, strict=True):
-            assert rows in (0, wish.rows) or (not wish.is_draft and rows <= min(chunk, wish.context))
+        for request, rows in zip(requests, planned, strict=True):
+            assert rows in (0, request.rows) or (not request.is_draft and rows <= min(chunk, request.context))
 
 
 @given(CROWD, BUDGETS, CHUNKS)
 def test_no_room_is_left_while_somebody_could_use_it(members, budget, chunk):
-    for wishes, planned in passes(FairScheduler(budget, chunk), crowd(members)):
+    for requests, planned in passes(FairScheduler(budget, chunk), crowd(members)):
         room = budget - sum(planned)
         assert any(planned)
-        for payer in {wish.payer for wish in wishes}:
+        for payer in {request.payer for request in requests}:
             for is_draft in (True, False):
                 waiting = [
-                    wish
-                    for wish, rows in zip(wishes, planned, strict=True)
-                    if not rows and wish.payer == payer and wish.is_draft == is_draft
+                    request
+                    for request, rows in zip(requests, planned, strict=True)
+                    if not rows and request.payer == payer and request.is_draft == is_draft
                 ]
-                oldest = min(waiting, key=lambda wish: wish.since, default=None)
+                oldest = min(waiting, key=lambda request: request.since, default=None)
                 assert oldest is None or oldest.part(min(room, chunk) if not is_draft else room) == 0
 
 
 @given(CROWD, BUDGETS, CHUNKS)
 def test_everything_runs_in_the_end_and_no_row_twice(members, budget, chunk):
-    wishes = crowd(members)
-    total = sum(wish.rows for wish in wishes)
-    run = [sum(planned) for _, planned in passes(FairScheduler(budget, chunk), wishes)]
+    requests = crowd(members)
+    total = sum(request.rows for request in requests)
+    run = [sum(planned) for _, planned in passes(FairScheduler(budget, chunk), requests)]
     assert sum(run) == total
     assert len(run) <= total
 
 
 @given(CROWD, BUDGETS, CHUNKS)
 def test_a_payers_jobs_of_a_kind_begin_in_the_order_they_came(members, budget, chunk):
-    for wishes, planned in passes(FairScheduler(budget, chunk), crowd(members)):
-        for payer in {wish.payer for wish in wishes}:
+    for requests, planned in passes(FairScheduler(budget, chunk), crowd(members)):
+        for payer in {request.payer for request in requests}:
             for is_draft in (True, False):
                 line = sorted(
-                    (wish.since, rows > 0)
-                    for wish, rows in zip(wishes, planned, strict=True)
-                    if wish.payer == payer and wish.is_draft == is_draft
+                    (request.since, rows > 0)
+                    for request, rows in zip(requests, planned, strict=True)
+                    if request.payer == payer and request.is_draft == is_draft
                 )
                 ran = [has_run for _, has_run in line]
                 assert ran == sorted(ran, reverse=True)
@@ -92,8 +98,8 @@ class Clients:
     """Each has so many sessions, each of which sends its next draft as soon as it has a verdict."""
 
     def __init__(self, clients: list[tuple[int, int]]) -> None:
-        wishes = [[Wish(payer, 0, rows, 0)] * sessions for payer, (sessions, rows) in enumerate(clients)]
-        self.waiting = [wish for of_client in wishes for wish in of_client]
+        requests = [[SchedulingRequest(payer, 0, rows, 0)] * sessions for payer, (sessions, rows) in enumerate(clients)]
+        self.waiting = [request for of_client in requests for request in of_client]
         self.rows: Counter = Counter()
         self.longest_wait = 0
 
@@ -101,11 +107,11 @@ class Clients:
         for now in range(1, num_passes + 1):
             planned = scheduler.plan(self.waiting)
             for i, rows in enumerate(planned):
-                wish = self.waiting[i]
+                request = self.waiting[i]
                 if rows:
-                    self.longest_wait = max(self.longest_wait, now - int(wish.since))
-                    self.waiting[i] = Wish(wish.payer, 0, wish.rest, now)
-                    self.rows[wish.payer] += rows
+                    self.longest_wait = max(self.longest_wait, now - int(request.since))
+                    self.waiting[i] = SchedulingRequest(request.payer, 0, request.rest, now)
+                    self.rows[request.payer] += rows
 
 
 @settings(max_examples=25)
@@ -143,16 +149,16 @@ def test_no_draft_waits_for_ever(clients, budget):
     largest = max(rows for _, rows in clients)
     smallest = min(rows for _, rows in clients)
     sessions = sum(sessions for sessions, _ in clients)
-    waited = max(100 - int(wish.since) for wish in crowd.waiting)
+    waited = max(100 - int(request.since) for request in crowd.waiting)
     assert max(crowd.longest_wait, waited) <= 2 + sessions * (1 + largest // smallest)
 
 
 def test_newcomers_do_not_pass_by_those_who_wait():
     """Small drafts of ever new sessions, more than a pass takes: a large one runs all the same."""
     scheduler = FairScheduler(300, 512)
-    large, names, since = Wish("large", 0, LARGEST, 0), count(), count(1)
+    large, names, since = SchedulingRequest("large", 0, LARGEST, 0), count(), count(1)
     for number in range(100):
-        planned = scheduler.plan([large, *(Wish(next(names), 0, 5, next(since)) for _ in range(100))])
+        planned = scheduler.plan([large, *(SchedulingRequest(next(names), 0, 5, next(since)) for _ in range(100))])
         if planned[0]:
             assert number <= LARGEST * 101 / 300 + 1  # of each pass an equal share is its own
             return
@@ -164,17 +170,21 @@ def test_prefill_never_starves_behind_drafts(budget):
     """Nor is it passed over twice in a row, where drafts are as large as the budget."""
     scheduler, given_rows = FairScheduler(budget, 512), []
     for now in range(40):
-        drafts = [Wish(f"draft {i}", 0, min(budget, LARGEST), now) for i in range(20)]
-        *of_drafts, rows = scheduler.plan([*drafts, Wish("long", 5000, 1, 0)])
+        drafts = [SchedulingRequest(f"draft {i}", 0, min(budget, LARGEST), now) for i in range(20)]
+        *of_drafts, rows = scheduler.plan([*drafts, SchedulingRequest("long", 5000, 1, 0)])
         given_rows.append(rows)
         assert rows >= max(budget // 4, 1) or sum(of_drafts) == budget
     assert all(max(two) >= max(budget // 4, 1) for two in pairwise(given_rows))
 
 
 def test_a_draft_larger_than_the_budget_runs_alone():
-    wishes = [Wish("large", 0, 200, 0), Wish("small", 0, 10, 1), Wish("long", 90, 1, 2)]
+    requests = [
+        SchedulingRequest("large", 0, 200, 0),
+        SchedulingRequest("small", 0, 10, 1),
+        SchedulingRequest("long", 90, 1, 2),
+    ]
     scheduler, ran = FairScheduler(64, 512), deque()
-    for _, planned in passes(scheduler, wishes):
+    for _, planned in passes(scheduler, requests):
         ran.append(planned)
     assert any(sum(planned) == max(planned) == 200 for planned in ran)
     assert all(sum(planned) <= 64 or max(planned) == 200 for planned in ran)
@@ -182,15 +192,20 @@ def test_a_draft_larger_than_the_budget_runs_alone():
 
 def test_long_contexts_of_several_share_what_drafts_leave():
     scheduler = FairScheduler(1000, 300)
-    wishes = [Wish("a", 0, 100, 0), *(Wish(name, 2000, 1, 0) for name in "bcd")]
-    assert scheduler.plan(wishes) == [100, 300, 300, 300]
-    assert FairScheduler(500, 300).plan(wishes) == [100, 300, 100, 0]
+    requests = [SchedulingRequest("a", 0, 100, 0), *(SchedulingRequest(name, 2000, 1, 0) for name in "bcd")]
+    assert scheduler.plan(requests) == [100, 300, 300, 300]
+    assert FairScheduler(500, 300).plan(requests) == [100, 300, 100, 0]
 
 
 def test_plain_takes_every_short_job_whole():
-    wishes = [Wish("a", 0, 256, 0), Wish("b", 700, 1, 0), Wish("c", 255, 1, 0), Wish("d", 700, 1, 0)]
-    assert PlainScheduler(512).plan(wishes) == [256, 512, 256, 0]
-    assert new_scheduler("plain", 1, 512).plan(wishes) == [256, 512, 256, 0]
+    requests = [
+        SchedulingRequest("a", 0, 256, 0),
+        SchedulingRequest("b", 700, 1, 0),
+        SchedulingRequest("c", 255, 1, 0),
+        SchedulingRequest("d", 700, 1, 0),
+    ]
+    assert PlainScheduler(512).plan(requests) == [256, 512, 256, 0]
+    assert new_scheduler("plain", 1, 512).plan(requests) == [256, 512, 256, 0]
 
 
 def test_nobody_waits_and_nothing_is_planned():

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_server.scheduling.step_stats import TickReport
-from outrider_server.scheduling.tree_budget import NO_WISH, Load, PassTime, TreeBudget, best_nodes
+from outrider_server.scheduling.step_stats import StepStats
+from outrider_server.scheduling.tree_budget import NO_LIMIT, LoadEstimate, PassTime, TreeBudget, best_nodes
 
 FIXED_S, DRAFT_S, ROW_S = 0.003, 0.0007, 0.0002  # of a pass, a draft, a row
 
@@ -33,32 +33,32 @@ class Room:
             took_s = FIXED_S + DRAFT_S * drafts + self.row_s * rows
             self.now += took_s + idle_s
             trees = tuple([(size, min(size, 2))] * drafts)
-            report = TickReport(rows, drafts, 0, drafts, here - drafts, took_s, trees, idle_s=idle_s)
+            report = StepStats(rows, drafts, 0, drafts, here - drafts, took_s, trees, idle_s=idle_s)
             self.budget.take(report, self.now)
             wishes.append(self.budget.nodes)
         return wishes
 
 
 def test_nobody_is_asked_anything_who_is_alone():
-    assert set(Room().run(1, 200)) == {NO_WISH}
+    assert set(Room().run(1, 200)) == {NO_LIMIT}
 
 
 def test_the_more_there_are_the_smaller_the_trees():
     asked = [Room().run(clients, 200)[-1] for clients in (4, 16, 64)]
-    assert NO_WISH not in asked
+    assert NO_LIMIT not in asked
     assert asked == sorted(asked, reverse=True)
     assert asked[0] > asked[-1]
 
 
 def test_where_rows_cost_nothing_only_the_batch_is_the_limit():
     """As on a large GPU."""
-    assert Room(row_s=1e-7).run(16, 200, nodes=24)[-1] in (NO_WISH, 48)
+    assert Room(row_s=1e-7).run(16, 200, nodes=24)[-1] in (NO_LIMIT, 48)
     assert Room(256, row_s=1e-7).run(16, 200, nodes=24)[-1] in (8, 12)
 
 
 def test_a_server_with_time_to_spare_asks_for_nothing():
     """What takes its clients long is not the passes."""
-    assert set(Room().run(8, 200, idle_s=0.1)) == {NO_WISH}
+    assert set(Room().run(8, 200, idle_s=0.1)) == {NO_LIMIT}
 
 
 def test_it_does_not_flicker():
@@ -68,33 +68,33 @@ def test_it_does_not_flicker():
 
 def test_it_passes_when_the_others_have_gone():
     room = Room()
-    assert room.run(64, 100)[-1] != NO_WISH
-    assert room.run(1, 40)[-1] == NO_WISH
+    assert room.run(64, 100)[-1] != NO_LIMIT
+    assert room.run(1, 40)[-1] == NO_LIMIT
 
 
 def test_it_rises_slowly_when_there_is_less_to_do():
     room = Room()
     least = room.run(64, 100)[-1]
     wishes = [least, *room.run(8, 200, idle_s=0.05)]
-    assert wishes[8] in (least, NO_WISH) or wishes[8] < 16
+    assert wishes[8] in (least, NO_LIMIT) or wishes[8] < 16
     assert wishes == sorted(wishes, key=lambda wish: wish or 256)
-    assert wishes[-1] > least or wishes[-1] == NO_WISH
+    assert wishes[-1] > least or wishes[-1] == NO_LIMIT
 
 
 @given(st.floats(1, 1000), st.floats(0, 5000) | st.none(), st.floats(0, 3), st.integers(1, 4096))
 def test_any_load_has_an_answer(drafts, shared, gain, batch_tokens):
-    assert 1 <= best_nodes(Load(drafts, 1.0, shared, gain), batch_tokens) <= 128
+    assert 1 <= best_nodes(LoadEstimate(drafts, 1.0, shared, gain), batch_tokens) <= 128
 
 
 def test_dearer_rows_make_smaller_trees():
-    sizes = [best_nodes(Load(16, 1.0, shared), 10_000) for shared in (1, 10, 100, 1000)]
+    sizes = [best_nodes(LoadEstimate(16, 1.0, shared), 10_000) for shared in (1, 10, 100, 1000)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
 
 
 def test_what_a_pass_takes_beside_its_rows_is_found():
     seen = [
-        TickReport(rows, drafts, 0, drafts, 0, FIXED_S + DRAFT_S * drafts + ROW_S * rows)
+        StepStats(rows, drafts, 0, drafts, 0, FIXED_S + DRAFT_S * drafts + ROW_S * rows)
         for drafts in (2, 5, 9, 16)
         for rows in (drafts * 3, drafts * 7 + 1)
     ]

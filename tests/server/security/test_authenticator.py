@@ -3,11 +3,11 @@
 import pytest
 
 from outrider_proto.errors import Reason, Refusal, UsageError
-from outrider_server.config.security import Security
+from outrider_server.config.security import SecurityConfig
 from outrider_server.security.address import PeerAddress, check_exposure
-from outrider_server.security.authenticator import Caller, Gatekeeper
+from outrider_server.security.authenticator import Authenticator, Caller
 from outrider_server.security.keys import Key, digest_of, new_secret, write_keys
-from outrider_server.security.principal import ANYBODY, Quota, Scope
+from outrider_server.security.principal import ANONYMOUS, Quota, Scope
 
 HOME = PeerAddress.of("ipv4:127.0.0.1:5")
 AWAY = PeerAddress.of("ipv4:203.0.113.7:5")
@@ -37,17 +37,17 @@ def secret() -> str:
 
 
 @pytest.fixture
-def keeper(tmp_path, secret) -> Gatekeeper:
+def allocator(tmp_path, secret) -> Authenticator:
     file = tmp_path / "keys.toml"
     scopes = frozenset({Scope.SESSION, Scope.DESCRIBE})
     write_keys(file, [Key("a", digest_of(secret), scopes, Quota(sessions=3))])
-    return Gatekeeper(Security(keys=file, failures_per_minute=3), Clock())
+    return Authenticator(SecurityConfig(keys=file, failures_per_minute=3), Clock())
 
 
-def test_a_key_makes_a_principal(keeper, secret):
-    principal = keeper.admit(caller(secret), Scope.SESSION)
+def test_a_key_makes_a_principal(allocator, secret):
+    principal = allocator.admit(caller(secret), Scope.SESSION)
     assert (principal.payer, principal.quota.sessions) == ("a", 3)
-    assert keeper.still_admits(principal)
+    assert allocator.still_admits(principal)
     assert secret not in repr(principal)
     assert repr(digest_of(secret)) not in repr(principal)
 
@@ -63,77 +63,77 @@ def test_a_key_makes_a_principal(keeper, secret):
         [("authorization-bin", b"\x00")],
     ],
 )
-def test_whatever_else_a_call_comes_with_is_no_key(keeper, metadata):
-    assert reason_of(lambda: keeper.admit(Caller(metadata, AWAY), Scope.SESSION)) is Reason.NO_KEY
+def test_whatever_else_a_call_comes_with_is_no_key(allocator, metadata):
+    assert reason_of(lambda: allocator.admit(Caller(metadata, AWAY), Scope.SESSION)) is Reason.NO_KEY
 
 
-def test_a_key_is_good_for_its_scopes_alone(keeper, secret):
-    assert reason_of(lambda: keeper.admit(caller(secret), Scope.BUNDLE)) is Reason.OUT_OF_SCOPE
+def test_a_key_is_good_for_its_scopes_alone(allocator, secret):
+    assert reason_of(lambda: allocator.admit(caller(secret), Scope.BUNDLE)) is Reason.OUT_OF_SCOPE
 
 
-def test_who_tries_too_often_is_told_to_wait_and_whoever_has_a_key_is_not(keeper, secret):
-    wrong = [reason_of(lambda: keeper.admit(caller("x"), Scope.SESSION)) for _ in range(5)]
+def test_who_tries_too_often_is_told_to_wait_and_whoever_has_a_key_is_not(allocator, secret):
+    wrong = [reason_of(lambda: allocator.admit(caller("x"), Scope.SESSION)) for _ in range(5)]
     assert wrong == [Reason.NO_KEY] * 3 + [Reason.OVER_QUOTA] * 2
-    assert keeper.admit(caller(secret), Scope.SESSION).payer == "a"  # somebody else behind the same address
+    assert allocator.admit(caller(secret), Scope.SESSION).payer == "a"  # somebody else behind the same address
     other = caller("x", PeerAddress.of("ipv4:203.0.113.8:5"))
-    assert reason_of(lambda: keeper.admit(other, Scope.SESSION)) is Reason.NO_KEY
+    assert reason_of(lambda: allocator.admit(other, Scope.SESSION)) is Reason.NO_KEY
 
 
-def test_addresses_are_forgotten_rather_than_kept_without_end(keeper):
+def test_addresses_are_forgotten_rather_than_kept_without_end(allocator):
     for number in range(5000):
         address = PeerAddress.of(f"ipv4:10.0.{number >> 8}.{number & 255}:5")
-        assert reason_of(lambda at=address: keeper.admit(caller("x", at), Scope.SESSION)) is Reason.NO_KEY
-    assert len(keeper._failures._known) <= 4096
+        assert reason_of(lambda at=address: allocator.admit(caller("x", at), Scope.SESSION)) is Reason.NO_KEY
+    assert len(allocator._failures._known) <= 4096
 
 
 def test_without_keys_anybody_is_let_in_but_not_to_begin_too_many_streams():
     clock = Clock()
-    keeper = Gatekeeper(Security(streams_per_minute=5), clock)
-    assert [keeper.admit_stream(caller()) for _ in range(5)] == [ANYBODY] * 5
+    allocator = Authenticator(SecurityConfig(streams_per_minute=5), clock)
+    assert [allocator.admit_stream(caller()) for _ in range(5)] == [ANONYMOUS] * 5
     with pytest.raises(Refusal) as refused:
-        keeper.admit_stream(caller())
+        allocator.admit_stream(caller())
     assert refused.value.reason is Reason.OVER_QUOTA
     clock.now += refused.value.retry_after_s
-    assert keeper.admit_stream(caller()) is ANYBODY
-    assert all(keeper.admit_stream(caller(address=HOME)) is ANYBODY for _ in range(100))
+    assert allocator.admit_stream(caller()) is ANONYMOUS
+    assert all(allocator.admit_stream(caller(address=HOME)) is ANONYMOUS for _ in range(100))
 
 
 def test_a_certificate_pays_where_there_are_no_keys():
-    assert Gatekeeper().admit(caller(certificate="phone"), Scope.SESSION).payer == "cert:phone"
+    assert Authenticator().admit(caller(certificate="phone"), Scope.SESSION).payer == "cert:phone"
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "\x1b[2J", "x" * 65])
 def test_a_name_that_would_spoil_a_log_is_hashed(name):
-    payer = Gatekeeper().admit(caller(certificate=name), Scope.SESSION).payer
+    payer = Authenticator().admit(caller(certificate=name), Scope.SESSION).payer
     assert payer.removeprefix("cert:").isalnum()
-    assert payer != Gatekeeper().admit(caller(certificate=name + "x"), Scope.SESSION).payer
+    assert payer != Authenticator().admit(caller(certificate=name + "x"), Scope.SESSION).payer
 
 
 def test_streams_that_have_not_opened_are_counted_until_they_have():
-    keeper = Gatekeeper(Security(unopened_streams=2))
-    with keeper.waits_for_open(caller()) as opened, keeper.waits_for_open(caller()):
-        third = keeper.waits_for_open(caller())
+    allocator = Authenticator(SecurityConfig(unopened_streams=2))
+    with allocator.waits_for_open(caller()) as opened, allocator.waits_for_open(caller()):
+        third = allocator.waits_for_open(caller())
         assert reason_of(third.__enter__) is Reason.SERVER_FULL
         opened()
         opened()
-        with keeper.waits_for_open(caller()):
+        with allocator.waits_for_open(caller()):
             pass
-    with keeper.waits_for_open(caller()), keeper.waits_for_open(caller()):
+    with allocator.waits_for_open(caller()), allocator.waits_for_open(caller()):
         pass
 
 
-def test_a_revoked_or_replaced_key_is_admitted_no_longer(keeper, secret):
-    principal, file = keeper.admit(caller(secret), Scope.SESSION), keeper.security.keys
+def test_a_revoked_or_replaced_key_is_admitted_no_longer(allocator, secret):
+    principal, file = allocator.admit(caller(secret), Scope.SESSION), allocator.security.keys
     write_keys(file, [Key("a", digest_of(new_secret("a")))])
-    keeper._keyring.refresh()
-    assert not keeper.still_admits(principal)
+    allocator._keyring.refresh()
+    assert not allocator.still_admits(principal)
 
 
-def test_services_are_listed_to_this_machine_and_to_keys(keeper, secret):
-    assert keeper.admits_inspector(caller(address=HOME))
-    assert keeper.admits_inspector(caller(secret))
-    assert not keeper.admits_inspector(caller("x"))
-    assert not Gatekeeper().admits_inspector(caller())
+def test_services_are_listed_to_this_machine_and_to_keys(allocator, secret):
+    assert allocator.admits_reflection(caller(address=HOME))
+    assert allocator.admits_reflection(caller(secret))
+    assert not allocator.admits_reflection(caller("x"))
+    assert not Authenticator().admits_reflection(caller())
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_addresses(peer, name, is_loopback):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost", "LOCALHOST."])
 def test_loopback_needs_nothing(host):
-    check_exposure(host, Security())
+    check_exposure(host, SecurityConfig())
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "203.0.113.1", "server.example", "localhost.example", ""])
@@ -164,10 +164,10 @@ def test_anywhere_else_needs_tls_and_keys_or_so_many_words(host, tmp_path):
     cert, keys = {"tls_cert": tmp_path / "c", "tls_key": tmp_path / "k"}, {"keys": tmp_path / "keys"}
     for lacking, remedy in (({}, "--tls-cert"), (cert, "--keys"), (keys, "--tls-cert")):
         with pytest.raises(UsageError, match=f"host={host.replace('[', '.')}.*{remedy}.*--open-to-network"):
-            check_exposure(host, Security(**lacking))
-    check_exposure(host, Security(**cert, **keys))
-    check_exposure(host, Security(**cert, client_ca=tmp_path / "ca"))
-    check_exposure(host, Security(open_to_network=True))
+            check_exposure(host, SecurityConfig(**lacking))
+    check_exposure(host, SecurityConfig(**cert, **keys))
+    check_exposure(host, SecurityConfig(**cert, client_ca=tmp_path / "ca"))
+    check_exposure(host, SecurityConfig(open_to_network=True))
 
 
 @pytest.mark.parametrize(
@@ -183,4 +183,4 @@ def test_anywhere_else_needs_tls_and_keys_or_so_many_words(host, tmp_path):
 )
 def test_a_bad_configuration_says_what_is_wrong(fields, complaint):
     with pytest.raises(UsageError, match=complaint):
-        Security(**fields)
+        SecurityConfig(**fields)

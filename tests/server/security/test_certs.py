@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from outrider_proto.errors import UsageError
 from outrider_server.cli.app import app
-from outrider_server.config.security import Security
+from outrider_server.config.security import SecurityConfig
 from outrider_server.security import certs
 from outrider_server.security.tls import server_credentials
 
@@ -112,7 +112,7 @@ def test_a_broken_authority_is_said_to_be_one(made):
 )
 def test_files_that_make_no_sense_are_refused_at_the_start(made, cert, key, ca, complaint):
     (made / "junk").write_text("junk")
-    security = Security(made / cert, made / key, None if ca is None else made / ca)
+    security = SecurityConfig(made / cert, made / key, None if ca is None else made / ca)
     with pytest.raises(UsageError, match=complaint):
         server_credentials(security)
 
@@ -124,4 +124,4 @@ def test_a_key_with_a_password_is_refused_without_asking_for_it(made):
     locked = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.BestAvailableEncryption(b"x"))
     (made / "locked.key").write_bytes(locked)
     with pytest.raises(UsageError, match="needs a password"):
-        server_credentials(Security(made / "server.pem", made / "locked.key"))
+        server_credentials(SecurityConfig(made / "server.pem", made / "locked.key"))

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_server.security.gcra import Gcra
-from outrider_server.security.principal import ANYBODY, Principal, Quota
-from outrider_server.security.rate_limit import Allowance, Allowances
+from outrider_server.security.principal import ANONYMOUS, Principal, Quota
+from outrider_server.security.rate_limit import Quotas, QuotaUsage
 
 
 class Clock:
@@ -66,33 +66,33 @@ def test_a_clock_that_jumps_ahead_brings_one_burst_and_no_more():
 
 def test_what_would_wait_too_long_is_refused_says_for_how_long_and_is_not_charged():
     clock = Clock()
-    allowance = Allowance(600, longest_wait_s=30, clock=clock)  # 10 a second, 100 at once
-    assert allowance.pay(500) == 0
+    usage = QuotaUsage(600, longest_wait_s=30, clock=clock)  # 10 a second, 100 at once
+    assert usage.pay(500) == 0
     with pytest.raises(Refusal) as refused:
-        allowance.pay(1)
+        usage.pay(1)
     assert refused.value.reason is Reason.OVER_QUOTA
     assert refused.value.retry_after_s == pytest.approx(40)
     clock.now += 15
-    assert allowance.pay(10) == pytest.approx(25)
+    assert usage.pay(10) == pytest.approx(25)
     clock.now += refused.value.retry_after_s
-    assert allowance.pay(10) == 0
+    assert usage.pay(10) == 0
 
 
 def test_a_refund_is_as_if_it_had_never_been_paid():
     clock = Clock()
-    allowance = Allowance(600, longest_wait_s=60, clock=clock)
-    allowance.pay(400)
-    allowance.settle(-300)
-    assert allowance.pay(1) == 0
-    allowance.settle(400)
-    assert allowance.pay(1) == pytest.approx(40.1)
+    usage = QuotaUsage(600, longest_wait_s=60, clock=clock)
+    usage.pay(400)
+    usage.settle(-300)
+    assert usage.pay(1) == 0
+    usage.settle(400)
+    assert usage.pay(1) == pytest.approx(40.1)
 
 
 def test_sessions_of_one_payer_share_its_rate_and_others_have_their_own():
-    allowances = Allowances(30, Clock())
+    allowances = Quotas(30, Clock())
     alice, bob = (Principal(name, quota=Quota(tokens_per_minute=60)) for name in ("alice", "bob"))
     assert allowances.of(alice) is allowances.of(alice)
     assert allowances.of(alice) is not allowances.of(bob)
-    assert allowances.of(ANYBODY) is None
+    assert allowances.of(ANONYMOUS) is None
     richer = Principal("alice", quota=Quota(tokens_per_minute=120))
     assert allowances.of(richer).tokens_per_minute == 120

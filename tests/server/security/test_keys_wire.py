@@ -18,15 +18,15 @@ from outrider_proto import verifier_pb2_grpc as stubs
 from outrider_proto.errors import Reason
 from outrider_proto.frames import Cancel, Decode, Finish, Open, Ping, Pong, ServerTree, Verdict
 from outrider_proto.status import error_from_rpc
-from outrider_server.config.config import Limits
-from outrider_server.config.security import Security
+from outrider_server.config.config import LimitsConfig
+from outrider_server.config.security import SecurityConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.rpc.server import Server
 from outrider_server.security import authenticator as gatekeeping
-from outrider_server.security.authenticator import Gatekeeper
+from outrider_server.security.authenticator import Authenticator
 from outrider_server.security.keys import Key, digest_of, new_secret, read_keys, write_keys
 from outrider_server.security.principal import Principal, Quota, Scope
-from outrider_server.sessions.stream_reader import Conversation
+from outrider_server.sessions.stream_reader import StreamReader
 from outrider_server.sessions.verifier import Verifier
 
 PROMPT = random_tokens(np.random.default_rng(3), 12)
@@ -61,10 +61,10 @@ def give(file, name: str, *scopes: Scope, **quota: int) -> str:
 
 @asynccontextmanager
 async def serving(file, clock=None, longest_wait_s=30.0, **limits):
-    security = Security(keys=file, unopened_streams=limits.pop("unopened_streams", 128))
+    security = SecurityConfig(keys=file, unopened_streams=limits.pop("unopened_streams", 128))
     more = {} if clock is None else {"clock": clock}
-    verifier = Verifier(target(), [TAP], Limits(**limits), longest_wait_s=longest_wait_s, **more)
-    async with Server(verifier, gatekeeper=Gatekeeper(security)) as server:
+    verifier = Verifier(target(), [TAP], LimitsConfig(**limits), longest_wait_s=longest_wait_s, **more)
+    async with Server(verifier, authenticator=Authenticator(security)) as server:
         yield server
 
 
@@ -215,25 +215,25 @@ async def test_a_pass_whose_client_hangs_up_is_paid(keys_file, monkeypatch):
         engine, runs, may_end = server.verifier._thread._engine, threading.Event(), threading.Event()
         verify = engine.verify
 
-        def slowly(works):
+        def slowly(inputs):
             runs.set()
             assert may_end.wait(60)
-            return verify(works)
+            return verify(inputs)
 
         monkeypatch.setattr(engine, "verify", slowly)
-        allowance = server.verifier._allowances.of(Principal("a", quota=Quota(tokens_per_minute=60)))
+        usage = server.verifier._quotas.of(Principal("a", quota=Quota(tokens_per_minute=60)))
         async with calling(server.address, key) as talk:
             await talk.open(about(server))
             await talk.send(Decode(1, 0, PROMPT[:-1], PROMPT[-1], 400))
             assert await asyncio.to_thread(runs.wait, 60)
             await talk.hang_up()
         await server.verifier.drained()
-        before, settled, settle = allowance._gcra.wait_s(clock.now), asyncio.Event(), allowance.settle
+        before, settled, settle = usage._gcra.wait_s(clock.now), asyncio.Event(), usage.settle
         assert before == pytest.approx(len(PROMPT) - 10)  # what was paid ahead is back at once
-        allowance.settle = lambda num_rows: settle(num_rows) or settled.set()
+        usage.settle = lambda num_rows: settle(num_rows) or settled.set()
         may_end.set()
         await asyncio.wait_for(settled.wait(), 60)
-        assert allowance._gcra.wait_s(clock.now) == pytest.approx(before + 1)
+        assert usage._gcra.wait_s(clock.now) == pytest.approx(before + 1)
 
 
 async def test_a_decode_pays_for_what_it_came_to(keys_file):
@@ -241,9 +241,9 @@ async def test_a_decode_pays_for_what_it_came_to(keys_file):
     async with serving(keys_file, clock) as server, calling(server.address, key) as talk:
         await talk.open(about(server))
         principal, settled = Principal("a", quota=Quota(tokens_per_minute=60)), asyncio.Event()
-        allowance = server.verifier._allowances.of(principal)
-        settle = allowance.settle
-        allowance.settle = lambda num_rows: settle(num_rows) or settled.set()
+        usage = server.verifier._quotas.of(principal)
+        settle = usage.settle
+        usage.settle = lambda num_rows: settle(num_rows) or settled.set()
         await talk.send(Decode(1, 0, PROMPT[:-1], PROMPT[-1], 400))
         verdicts = [await talk.receive()]
         await talk.send(Cancel(1))
@@ -251,7 +251,7 @@ async def test_a_decode_pays_for_what_it_came_to(keys_file):
             verdicts.append(await talk.receive())
         await asyncio.wait_for(settled.wait(), 20)
         came_to = len(PROMPT) + sum(verdict.bonus is not None for verdict in verdicts)
-        assert allowance._gcra.wait_s(clock.now) == pytest.approx(came_to - 10)
+        assert usage._gcra.wait_s(clock.now) == pytest.approx(came_to - 10)
 
 
 async def test_a_revoked_key_ends_its_streams_and_nobody_elses(keys_file, truth, monkeypatch):
@@ -265,7 +265,7 @@ async def test_a_revoked_key_ends_its_streams_and_nobody_elses(keys_file, truth,
             assert (await revoked.refusal()).reason is Reason.NO_KEY
         assert (await talk.prompt(PROMPT)).bonus == truth[0]
         key = give(keys_file, "other")
-        server.gatekeeper._keyring.refresh()
+        server.authenticator._keyring.refresh()
         async with calling(server.address, key) as renamed:
             got = await renamed.open(about(server), session_id=opened.session_id)
             assert not got.resumed  # its sessions went with the old key
@@ -274,8 +274,8 @@ async def test_a_revoked_key_ends_its_streams_and_nobody_elses(keys_file, truth,
 async def test_streams_that_say_nothing_leave_room_for_others(keys_file):
     key, heard = give(keys_file, "a"), asyncio.Event()
     async with serving(keys_file, unopened_streams=1) as server:
-        count = server.gatekeeper.waits_for_open
-        server.gatekeeper.waits_for_open = lambda caller: heard.set() or count(caller)
+        count = server.authenticator.waits_for_open
+        server.authenticator.waits_for_open = lambda caller: heard.set() or count(caller)
         async with calling(server.address, key) as one:
             silent = asyncio.create_task(one.receive())
             await heard.wait()
@@ -316,12 +316,12 @@ async def test_a_key_is_in_no_log_and_no_status(keys_file, caplog, monkeypatch):
                     said.append(repr(error))
                 else:
                     said.append(repr(await talk.refusal()))
-        monkeypatch.setattr(Conversation, "_open", None)
+        monkeypatch.setattr(StreamReader, "_open", None)
         async with calling(server.address, good) as talk:
             await talk.send_message(pb.ClientFrame(open=pb.Open()))
             said.append(repr(await talk.refusal()))
     assert len(said) == 4
-    everything = caplog.text + "".join(said) + repr(server.gatekeeper.security) + repr(server.gatekeeper.__dict__)
+    everything = caplog.text + "".join(said) + repr(server.authenticator.security) + repr(server.authenticator.__dict__)
     for key in (good, narrow, wrong):
         assert key not in everything
         assert key.rpartition(".")[2] not in everything

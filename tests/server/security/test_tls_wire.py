@@ -10,10 +10,10 @@ from tiny_targets import target
 
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import verifier_pb2_grpc as stubs
-from outrider_server.config.security import Security
+from outrider_server.config.security import SecurityConfig
 from outrider_server.rpc.server import Server
 from outrider_server.security import certs
-from outrider_server.security.authenticator import Gatekeeper
+from outrider_server.security.authenticator import Authenticator
 from outrider_server.sessions.verifier import Verifier
 
 HOSTS = ["127.0.0.1", "server.example"]
@@ -21,14 +21,14 @@ HOSTS = ["127.0.0.1", "server.example"]
 
 @pytest.fixture
 def authority():
-    return certs.make_authority(9)
+    return certs.new_authority(9)
 
 
 @pytest.fixture
 def folder(tmp_path, authority):
     certs.write_issued(authority, tmp_path / "ca.pem", tmp_path / "ca.key")
-    issue(tmp_path, certs.make_server(authority, HOSTS, 9), "server")
-    issue(tmp_path, certs.make_client(authority, "phone", 9), "phone")
+    issue(tmp_path, certs.new_server_certificate(authority, HOSTS, 9), "server")
+    issue(tmp_path, certs.new_client_certificate(authority, "phone", 9), "phone")
     return tmp_path
 
 
@@ -37,8 +37,8 @@ def issue(folder, issued, name):
 
 
 def serving(folder, **more) -> Server:
-    security = Security(folder / "server.pem", folder / "server.key", **more)
-    return Server(Verifier(target(), [TAP]), gatekeeper=Gatekeeper(security))
+    security = SecurityConfig(folder / "server.pem", folder / "server.key", **more)
+    return Server(Verifier(target(), [TAP]), authenticator=Authenticator(security))
 
 
 def trusting(folder, client=None) -> grpc.ChannelCredentials:
@@ -65,8 +65,8 @@ async def test_a_session_over_tls(folder):
 async def test_a_renewed_certificate_is_used_for_the_next_connection(folder):
     async with serving(folder) as server, calling(server.address, credentials=trusting(folder)) as talk:
         await talk.open(server.verifier.describe())
-        other = certs.make_authority(9)
-        issue(folder, certs.make_server(other, HOSTS, 9), "server")
+        other = certs.new_authority(9)
+        issue(folder, certs.new_server_certificate(other, HOSTS, 9), "server")
         assert not await describes(server, trusting(folder))
         issue(folder, other, "ca")
         assert await describes(server, trusting(folder))
@@ -87,12 +87,12 @@ async def test_files_that_do_not_fit_are_looked_at_once_and_not_for_every_strang
 async def test_only_clients_with_a_certificate_connect_and_it_names_them(folder):
     seen = []
     server = serving(folder, client_ca=folder / "ca.pem")
-    admit = server.gatekeeper.admit
-    server.gatekeeper.admit = lambda *args: seen.append(admit(*args)) or seen[-1]
+    admit = server.authenticator.admit
+    server.authenticator.admit = lambda *args: seen.append(admit(*args)) or seen[-1]
     async with server:
         assert await describes(server, trusting(folder, "phone"))
         assert not await describes(server, trusting(folder))
-        issue(folder, certs.make_client(certs.make_authority(9), "phone", 9), "phone")
+        issue(folder, certs.new_client_certificate(certs.new_authority(9), "phone", 9), "phone")
         assert not await describes(server, trusting(folder, "phone"))
     assert [principal.payer for principal in seen] == ["cert:phone"]
 

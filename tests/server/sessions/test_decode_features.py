@@ -9,7 +9,7 @@ from talk import TAP, WAIT_S, KeysTap, talking
 from tiny_targets import random_tokens, target
 
 from outrider_proto.frames import Cancel, Decode, Features, Finish, Verdict
-from outrider_server.config.config import Limits
+from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.engine import Engine
 from outrider_server.sessions.verifier import Verifier
 
@@ -19,7 +19,7 @@ HAVE = len(PROMPT)
 
 @pytest.fixture
 async def verifier():
-    verifier = Verifier(target(), [TAP, KeysTap()], Limits(chunk_tokens=100))
+    verifier = Verifier(target(), [TAP, KeysTap()], LimitsConfig(chunk_tokens=100))
     await verifier.start()
     yield verifier
     await verifier.stop()
@@ -31,9 +31,9 @@ def passes(monkeypatch):
     let_go = threading.Semaphore(0)
     verify = Engine.verify
 
-    def waiting(engine, works):
+    def waiting(engine, inputs):
         assert let_go.acquire(timeout=WAIT_S)
-        return verify(engine, works)
+        return verify(engine, inputs)
 
     monkeypatch.setattr(Engine, "verify", waiting)
     return let_go

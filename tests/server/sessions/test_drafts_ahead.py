@@ -12,7 +12,7 @@ from outrider_proto.frames import Draft, Finish, Ping, Pong, Sampling, Verdict
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.sequence import Held
+from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
 
@@ -80,7 +80,7 @@ async def test_a_wrong_assumption_is_answered_stale_and_changes_nothing(verifier
     passes = []
     engine = verifier._thread._engine
     verify = engine.verify
-    monkeypatch.setattr(engine, "verify", lambda works: passes.append(len(works)) or verify(works))
+    monkeypatch.setattr(engine, "verify", lambda inputs: passes.append(len(inputs)) or verify(inputs))
     async with talking(verifier) as talk:
         await begun(talk, verifier, tap=TAP.info.fingerprint)
         await talk.send(draft(truth))
@@ -121,15 +121,15 @@ async def test_a_draft_that_truncates_leaves_nothing_to_assume(verifier, truth):
 
 
 def test_what_is_held_awaits_its_last_bonus_only():
-    held = Held(target().kv, None)
-    assert not held.awaits(0, 7, prefix_hash([7]))
-    held.slot.length = 2
-    held.tokens, held.bonus = [3, 4], 7
-    assert held.awaits(2, 7, prefix_hash([3, 4, 7]))
-    held.truncate(2)
-    assert held.awaits(2, 7, prefix_hash([3, 4, 7]))
-    held.truncate(1)
-    assert held.bonus is None
+    sequence = Sequence(target().kv, None)
+    assert not sequence.expects(0, 7, prefix_hash([7]))
+    sequence.slot.length = 2
+    sequence.tokens, sequence.bonus = [3, 4], 7
+    assert sequence.expects(2, 7, prefix_hash([3, 4, 7]))
+    sequence.truncate(2)
+    assert sequence.expects(2, 7, prefix_hash([3, 4, 7]))
+    sequence.truncate(1)
+    assert sequence.bonus is None
 
 
 async def test_nothing_follows_an_end_of_text(truth):

@@ -13,13 +13,13 @@ from outrider_proto.errors import Reason, UsageError
 from outrider_proto.frames import Features, Ping, Pong, Sampling
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
-from outrider_server.config.config import Limits
-from outrider_server.engine.engine import Engine, Work
+from outrider_server.config.config import LimitsConfig
+from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.sampler import Chooser
-from outrider_server.engine.sequence import Held
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
-from outrider_server.kv.memory import Memory
+from outrider_server.kv.memory import KVMemory
 from outrider_server.kv.prefix import BLOCK
 from outrider_server.kv.size import parse_bytes, show_bytes
 from outrider_server.sessions.verifier import Verifier
@@ -34,7 +34,7 @@ class Job:
 
 @asynccontextmanager
 async def serving(rows: int = 10**6, **limits):
-    verifier = Verifier(target(), [TAP], Limits(kv_memory=str(rows * ROW), **limits))
+    verifier = Verifier(target(), [TAP], LimitsConfig(kv_memory=str(rows * ROW), **limits))
     await verifier.start()
     try:
         yield verifier
@@ -65,12 +65,12 @@ async def test_an_evicted_session_goes_on_as_if_nothing_had_been(truths):
             assert bonus == truth[0]
         for turn in range(1, 4):
             for talk, prompt, truth, before in zip(talks, PROMPTS, truths, rows, strict=False):
-                held = len(prompt) + 2 * (turn - 1)
+                sequence = len(prompt) + 2 * (turn - 1)
                 tree = DraftTree.chain([truth[2 * turn - 1]])
-                bonus, features = await features_of(talk, held, (), truth[2 * turn - 2], tree)
+                bonus, features = await features_of(talk, sequence, (), truth[2 * turn - 2], tree)
                 assert bonus == truth[2 * turn]
                 np.testing.assert_allclose(features[: len(prompt)], before, atol=1e-5)
-                assert len(features) == held + 2
+                assert len(features) == sequence + 2
         assert verifier.memory.evictions == 7
         assert verifier.memory.used_bytes <= verifier.memory.budget_bytes
 
@@ -94,7 +94,7 @@ async def test_a_parked_session_is_evicted_and_resumes(truths):
 def occupy(verifier: Verifier, num_rows: int) -> Job:
     """By somebody who is at work until the job is over."""
     job = Job()
-    Held(verifier.memory, None).begin(job, 0, [3] * num_rows, 1)
+    Sequence(verifier.memory, None).begin(job, 0, [3] * num_rows, 1)
     return job
 
 
@@ -162,7 +162,7 @@ async def test_what_a_closed_session_held_is_given_back():
 
 async def forgotten(verifier: Verifier) -> None:
     """Until the model thread has done all it was given."""
-    verifier._sessions.forget_those(lambda _: True)
+    verifier._sessions.forget_where(lambda _: True)
     async with talking(verifier) as talk:
         await talk.open(verifier.describe())
 
@@ -188,16 +188,16 @@ async def test_sessions_share_what_their_texts_begin_with(truths):
 
 
 @torch.inference_mode()
-def run(engine: Engine, held: Held, prompt: list[int], count: int, chooser: Chooser) -> list[int]:
-    """An answer in cycles of random trees; `held` may begin with what others hold."""
-    held.begin(Job(), 0, prompt[:-1], 20)
+def run(engine: Engine, sequence: Sequence, prompt: list[int], count: int, sampler: Sampler) -> list[int]:
+    """An answer in cycles of random trees; `sequence` may begin with what others hold."""
+    sequence.begin(Job(), 0, prompt[:-1], 20)
     rng, answer = np.random.default_rng(len(prompt)), [prompt[-1]]
     while len(answer) <= count:
         tree = random_tree(rng, 6, engine.target.vocab_size)
-        outcome = engine.verify([Work(held, [*held.lost, answer[-1]], tree, chooser)])[0]
-        engine.commit(outcome)
-        assert outcome.walk is not None
-        answer += [*tree.path_tokens(outcome.walk.path), outcome.walk.bonus]
+        result = engine.verify([StepInput(sequence, [*sequence.lost, answer[-1]], tree, sampler)])[0]
+        engine.commit(result)
+        assert result.accepted is not None
+        answer += [*tree.path_tokens(result.accepted.path), result.accepted.bonus]
     return answer[1 : count + 1]
 
 
@@ -214,12 +214,13 @@ def test_answers_of_the_embedded_target_are_the_same_with_shared_prefixes_and_wi
     prompts = [system[: rng.integers(20, 100)] + random_tokens(rng, 12, big.vocab_size) for _ in range(8)]
     engine, answers, held_rows = Engine(big), {}, {}
     for sharing in ("payer", "none"):
-        memory = Memory(big.kv, sharing=sharing)
-        sessions = [Held(memory, None) for _ in prompts]
+        memory = KVMemory(big.kv, sharing=sharing)
+        sessions = [Sequence(memory, None) for _ in prompts]
         answers[sharing] = [
-            run(engine, held, prompt, 4, Chooser(sampling)) for held, prompt in zip(sessions, prompts, strict=True)
+            run(engine, sequence, prompt, 4, Sampler(sampling))
+            for sequence, prompt in zip(sessions, prompts, strict=True)
         ]
-        held_rows[sharing] = [held.slot.rows(0, len(prompts[i]) - 1) for i, held in enumerate(sessions)]
+        held_rows[sharing] = [sequence.slot.rows(0, len(prompts[i]) - 1) for i, sequence in enumerate(sessions)]
         assert (memory.prefix_hits_tokens > 5 * BLOCK) == (sharing == "payer")
     assert answers["payer"] == answers["none"]
     for shared, own in zip(held_rows["payer"], held_rows["none"], strict=True):
@@ -236,7 +237,7 @@ def test_sizes_as_people_write_them(text, size):
 @pytest.mark.parametrize("text", ["", "0", "-1", "many", "2 gibibytes", "1e9", "²GiB"])
 def test_what_is_no_size_is_named(text):
     with pytest.raises(UsageError, match="2GiB"):
-        Limits(kv_memory=text)
+        LimitsConfig(kv_memory=text)
 
 
 def test_sizes_as_they_are_shown():

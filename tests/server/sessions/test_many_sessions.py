@@ -13,9 +13,9 @@ from tiny_targets import VOCAB, random_tokens, target
 from outrider_proto.errors import Reason, UsageError
 from outrider_proto.frames import ServerTree, Verdict
 from outrider_proto.tree import DraftTree
-from outrider_server.config.config import Limits
+from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.kv.budget import OutOfRoom
+from outrider_server.kv.budget import OutOfKVMemory
 from outrider_server.scheduling import tree_budget
 from outrider_server.sessions.verifier import Verifier
 
@@ -65,7 +65,9 @@ async def test_passes_keep_to_the_budget(truths, monkeypatch):
         rows = []
         engine = verifier._thread._engine
         verify = engine.verify
-        monkeypatch.setattr(engine, "verify", lambda works: rows.append([w.num_rows for w in works]) or verify(works))
+        monkeypatch.setattr(
+            engine, "verify", lambda inputs: rows.append([w.num_rows for w in inputs]) or verify(inputs)
+        )
         assert await answers(verifier, truths) == truths
     assert max(sum(of_pass) for of_pass in rows) <= 40
     assert max(map(len, rows)) > 1
@@ -83,7 +85,7 @@ async def cramped(verifier: Verifier, refusals: int):
         def refusing(*args) -> None:
             left[0] -= 1
             if left[0] >= 0:
-                raise OutOfRoom(1)
+                raise OutOfKVMemory(1)
             begin(*args)
 
         held.begin = refusing
@@ -138,7 +140,9 @@ async def test_the_servers_own_drafts_obey_too(truths, monkeypatch):
         sizes = []
         engine = verifier._thread._engine
         verify = engine.verify
-        monkeypatch.setattr(engine, "verify", lambda works: sizes.extend(len(w.tree) for w in works) or verify(works))
+        monkeypatch.setattr(
+            engine, "verify", lambda inputs: sizes.extend(len(w.tree) for w in inputs) or verify(inputs)
+        )
         await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
         verdicts = await talk.decode(0, prompt[:-1], prompt[-1], 25, tree=ServerTree(3, 4, 12))
     assert text_of(verdicts) == truth[:25]
@@ -151,7 +155,7 @@ async def test_the_servers_own_drafts_obey_too(truths, monkeypatch):
 )
 def test_limits_out_of_range(limits, message):
     with pytest.raises(UsageError, match=message):
-        Limits(**limits)
+        LimitsConfig(**limits)
 
 
 async def test_a_verdict_without_a_wish_is_an_old_servers():

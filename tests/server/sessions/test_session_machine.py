@@ -15,7 +15,7 @@ from outrider_proto.errors import Reason
 from outrider_proto.frames import Cancel, Close, Decode, Draft, Features, Finish, Open, Opened, Ping, Pong, Verdict
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
-from outrider_server.config.config import Limits
+from outrider_server.config.config import LimitsConfig
 from outrider_server.sessions.verifier import Verifier
 
 TTL_S = 60.0
@@ -55,7 +55,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        limits = Limits(session_ttl_s=TTL_S, max_sessions=MAX_SESSIONS, max_nodes=MAX_NODES)
+        limits = LimitsConfig(session_ttl_s=TTL_S, max_sessions=MAX_SESSIONS, max_nodes=MAX_NODES)
         self.verifier = Verifier(small_target(), [TAP], limits, lambda: self.now)
         self.run(self.verifier.start())
 

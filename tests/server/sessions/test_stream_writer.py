@@ -7,7 +7,7 @@ from outrider_proto.feature_codec import LEAN, LEANER, MANY_ROWS
 from outrider_proto.frames import Features, Pong, Verdict
 from outrider_proto.quantize import dequantize_grouped, quantize_grouped
 from outrider_proto.wire import server_frame_from_proto, server_frame_to_proto
-from outrider_server.sessions.stream_writer import Stream
+from outrider_server.sessions.stream_writer import StreamWriter
 
 
 def waiting(num_rows: int, width: int, **more) -> Features:
@@ -16,7 +16,7 @@ def waiting(num_rows: int, width: int, **more) -> Features:
 
 
 async def test_long_features_leave_in_pieces_and_a_verdict_overtakes_them():
-    stream, features = Stream(), waiting(300, 256)
+    stream, features = StreamWriter(), waiting(300, 256)
     stream.send(features)
     stream.wind_down()
     sent = []
@@ -36,7 +36,7 @@ async def test_long_features_leave_in_pieces_and_a_verdict_overtakes_them():
 
 @pytest.mark.parametrize(("width", "padded", "rows"), [(96, 0, 170), (96, 2048, 8), (40_000, 0, 1), (96, 40_000, 1)])
 async def test_a_piece_is_of_what_the_wire_carries(width, padded, rows):
-    stream = Stream()
+    stream = StreamWriter()
     stream.send(waiting(200, width, padded_width=padded))
     stream.wind_down()
     pieces = [frame async for frame in stream.frames()]
@@ -46,7 +46,7 @@ async def test_a_piece_is_of_what_the_wire_carries(width, padded, rows):
 
 
 async def sent(features: Features) -> list[Features]:
-    stream = Stream()
+    stream = StreamWriter()
     stream.send(features)
     stream.wind_down()
     return [frame async for frame in stream.frames()]
@@ -73,7 +73,7 @@ async def test_what_is_a_piece_already_stays_one_of_the_whole():
 
 
 async def test_a_stream_that_nobody_reads_any_more_keeps_nothing():
-    stream = Stream()
+    stream = StreamWriter()
     for frame in (Pong(1), waiting(300, 256), Pong(2)):
         stream.send(frame)
     stream.close()

@@ -12,7 +12,7 @@ from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Cancel, Close, Decode, Draft, Features, Finish, Open, Ping, Pong, Sampling, Verdict
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
-from outrider_server.config.config import Limits
+from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
@@ -29,7 +29,7 @@ class Clock:
 
 @asynccontextmanager
 async def serving(on: Target | None = None, clock=None, **limits):
-    verifier = Verifier(on or target(), [TAP], Limits(**limits), **({"clock": clock} if clock else {}))
+    verifier = Verifier(on or target(), [TAP], LimitsConfig(**limits), **({"clock": clock} if clock else {}))
     await verifier.start()
     try:
         yield verifier
@@ -296,10 +296,10 @@ async def test_a_session_at_fault_is_forgotten_and_others_go_on(monkeypatch, tru
         engine = verifier._thread._engine
         verify = engine.verify
 
-        def failing(works):
-            if any(13 in work.chain for work in works):
+        def failing(inputs):
+            if any(13 in work.chain for work in inputs):
                 raise RuntimeError("broken")
-            return verify(works)
+            return verify(inputs)
 
         monkeypatch.setattr(engine, "verify", failing)
         prompt = [t for t in PROMPT if t != 13]
@@ -322,7 +322,9 @@ async def test_a_long_prompt_lets_others_through(monkeypatch):
         engine = verifier._thread._engine
         verify = engine.verify
         monkeypatch.setattr(
-            engine, "verify", lambda works: passes.append([len(w.chain) for w in works]) or verify(works)
+            engine,
+            "verify",
+            lambda inputs: passes.append([len(w.chain) for w in inputs]) or verify(inputs),
         )
         expected = plain_greedy(target(), long, 1)  # before the thread has work: both use the one model
         await slow.draft(0, long[:-1], long[-1])
@@ -423,7 +425,7 @@ async def test_a_stream_that_is_cancelled_twice_still_lets_go_of_its_session():
         await asyncio.wait_for(ended.wait(), 20)
         calling.cancel()
         await asyncio.wait([calling])
-        assert verifier.census().active == 0
+        assert verifier.stats().active == 0
         may_end.set()
 
 

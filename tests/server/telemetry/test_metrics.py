@@ -12,13 +12,13 @@ from watched import PROMPT, client_of, scraped, server_config
 
 from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_server.cli.app import app
-from outrider_server.config.security import Security
-from outrider_server.config.telemetry import Telemetry
+from outrider_server.config.security import SecurityConfig
+from outrider_server.config.telemetry import TelemetryConfig
 from outrider_server.rpc.server import Server
-from outrider_server.telemetry.metrics import Metrics
+from outrider_server.telemetry.metrics import ServerMetrics
 
 ROOT = Path(__file__).parents[3]
-METRICS = Telemetry(metrics_port=0)
+METRICS = TelemetryConfig(metrics_port=0)
 QUANTITIES = ("_total", "_sum", "_bucket", "_count", "_created")
 
 
@@ -72,7 +72,7 @@ async def test_sessions_are_counted_when_they_are_looked_at():
 
 
 async def test_refusals_are_counted_by_reason():
-    metrics = Metrics()
+    metrics = ServerMetrics()
     for reason in (Reason.NO_KEY, Reason.NO_KEY, Reason.SERVER_FULL):
         metrics.refused(reason)
     value = metrics.registry.get_sample_value
@@ -93,7 +93,7 @@ async def test_a_server_that_drains_counts_whom_it_refuses():
 async def test_calls_without_a_key_are_counted(tmp_path):
     keys = tmp_path / "keys.toml"
     assert CliRunner().invoke(app, ["keys", "add", "phone", "--keys", str(keys)]).exit_code == 0
-    async with Server.build(server_config(telemetry=METRICS, security=Security(keys=keys))) as server:
+    async with Server.build(server_config(telemetry=METRICS, security=SecurityConfig(keys=keys))) as server:
         with pytest.raises(Refusal, match="needs a key"):
             async with client_of(server) as client:
                 await client.complete(PROMPT)
@@ -107,9 +107,9 @@ def test_a_port_in_use_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        server = Server.build(server_config(telemetry=Telemetry(metrics_port=port)))
+        server = Server.build(server_config(telemetry=TelemetryConfig(metrics_port=port)))
         with pytest.raises(UsageError, match=f"metrics: cannot listen on 127.0.0.1:{port}: Address already in use"):
-            server.reporter.start(server.verifier.census)
+            server.reporter.start(server.verifier.stats)
 
 
 def test_nothing_is_served_unless_asked_for():

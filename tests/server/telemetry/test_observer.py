@@ -11,12 +11,12 @@ from outrider_proto.errors import Reason
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.sessions.verifier import Verifier
 from outrider_server.telemetry.access_log import AccessLog
-from outrider_server.telemetry.observer import Observer, Observers, StreamWatch
+from outrider_server.telemetry.observer import ObserverGroup, ServerObserver, StreamObserver
 
 PROMPT = random_tokens(np.random.default_rng(1), 12)
 
 
-class Broken(Observer, StreamWatch):
+class Broken(ServerObserver, StreamObserver):
     """Fails at whatever it is told from `after` calls on; streams are `watched` until then."""
 
     def __init__(self, after: int = 0) -> None:
@@ -31,10 +31,10 @@ class Broken(Observer, StreamWatch):
             raise OSError(28, "No space left on device")
         self.left -= 1
 
-    refused = received = sent = ticked = opened = asked = answered = ended = fail
+    refused = received = sent = stepped = opened = asked = answered = ended = fail
 
 
-class Counting(Observer, StreamWatch):
+class Counting(ServerObserver, StreamObserver):
     def __init__(self) -> None:
         self.calls: list[str] = []
 
@@ -52,7 +52,7 @@ class Counting(Observer, StreamWatch):
 async def test_whoever_fails_ends_no_stream_and_not_the_model_thread(after, caplog):
     truth = plain_greedy(target(), PROMPT, 3)
     others = Counting(), Counting()
-    verifier = Verifier(target(), observer=Observers([others[0], Broken(after), AccessLog(), others[1]]))
+    verifier = Verifier(target(), observer=ObserverGroup([others[0], Broken(after), AccessLog(), others[1]]))
     await verifier.start()
     try:
         for _ in range(2):
@@ -73,7 +73,7 @@ async def test_whoever_fails_ends_no_stream_and_not_the_model_thread(after, capl
 
 def test_calls_that_are_no_streams_are_guarded_too(caplog):
     watched = Counting()
-    observers = Observers([Broken(), watched])
+    observers = ObserverGroup([Broken(), watched])
     observers.refused(Reason.NO_KEY)
     observers.received(7)
     observers.sent(7)
@@ -82,9 +82,9 @@ def test_calls_that_are_no_streams_are_guarded_too(caplog):
 
 
 def test_what_is_no_failure_passes():
-    class Stopped(Observer):
+    class Stopped(ServerObserver):
         def received(self, num_bytes: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Observers([Stopped()]).received(7)
+        ObserverGroup([Stopped()]).received(7)

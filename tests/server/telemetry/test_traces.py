@@ -13,11 +13,11 @@ from watched import DRAFTER, PROMPT, TARGET, client_of, server_config
 
 from outrider_drafters.load import load_tap
 from outrider_proto.errors import UsageError
-from outrider_server.config.telemetry import Telemetry
+from outrider_server.config.telemetry import TelemetryConfig
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
-from outrider_server.telemetry.reporter import Reporter
+from outrider_server.telemetry.reporter import TelemetryReporter
 from outrider_server.telemetry.traces import Traces
 
 
@@ -65,7 +65,7 @@ async def test_a_collector_gets_them():
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, grpc_server)
     port = grpc_server.add_insecure_port("127.0.0.1:0")
     grpc_server.start()
-    telemetry = Telemetry(otlp_endpoint=f"http://127.0.0.1:{port}")
+    telemetry = TelemetryConfig(otlp_endpoint=f"http://127.0.0.1:{port}")
     async with Server.build(server_config(telemetry=telemetry)) as server:
         async with client_of(server) as client:
             calls = (await client.complete(PROMPT)).statistics.target_calls
@@ -79,4 +79,4 @@ async def test_a_collector_gets_them():
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(UsageError, match=r"pip install 'outrider\[otel\]'"):
-        Reporter(Telemetry(otlp_endpoint="http://127.0.0.1:4317"))
+        TelemetryReporter(TelemetryConfig(otlp_endpoint="http://127.0.0.1:4317"))

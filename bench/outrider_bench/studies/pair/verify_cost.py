@@ -17,9 +17,9 @@ from outrider_bench.core.tables import ResultTable, table
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.engine import Engine, Work
-from outrider_server.engine.sampler import Chooser
-from outrider_server.engine.sequence import Held
+from outrider_server.engine.engine import Engine, StepInput
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -47,12 +47,12 @@ def verify_costs(
     room = target.max_context - SIZES[-1] - 1
     if not 1 <= context <= room:
         raise UsageError(f"context={context}: need 1 to {room}, so that {SIZES[-1]} more tokens fit into the target's")
-    engine, held = Engine(target), Held(target.kv, None)
-    _prefill(engine, held, context)
+    engine, sequence = Engine(target), Sequence(target.kv, None)
+    _prefill(engine, sequence, context)
     times: dict[int, list[float]] = {size: [] for size in SIZES}
     for number in range(_WARM_UP + repeats):
         for size in SIZES:
-            seconds = _pass_s(engine, held, size)
+            seconds = _pass_s(engine, sequence, size)
             if number >= _WARM_UP:
                 times[size].append(seconds * 1e3)
         if number >= _WARM_UP:
@@ -67,15 +67,15 @@ def _cost(tokens: int, times_ms: list[float], decode_ms: float) -> VerifyCost:
     return VerifyCost(tokens, *rounded)
 
 
-def _prefill(engine: Engine, held: Held, count: int) -> None:
-    (outcome,) = engine.verify([Work(held, _tokens(engine, count))])
+def _prefill(engine: Engine, sequence: Sequence, count: int) -> None:
+    (outcome,) = engine.verify([StepInput(sequence, _tokens(engine, count))])
     engine.commit(outcome)
 
 
-def _pass_s(engine: Engine, held: Held, size: int) -> float:
+def _pass_s(engine: Engine, sequence: Sequence, size: int) -> float:
     """Seconds of one pass over a root and size - 1 drafted tokens."""
     root, *drafted = _tokens(engine, size)
-    (outcome,) = engine.verify([Work(held, (root,), DraftTree.chain(drafted), Chooser(Sampling()))])
+    (outcome,) = engine.verify([StepInput(sequence, (root,), DraftTree.chain(drafted), Sampler(Sampling()))])
     return outcome.timing.ended - outcome.timing.started
 
 

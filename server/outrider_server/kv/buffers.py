@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider_server.kv.budget import Budget, KVShape, OutOfRoom
+from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
 
 _SMALLEST = 128  # rows
 _SLAB_LANES = 16
@@ -19,7 +19,7 @@ _SLAB_BYTES = 64 * 2**20  # no more at once: for a large model a store is a slab
 _SLAB_SHARE = 8  # of the room that is left, one part in so many: where it is scarce too
 
 
-class Slab:
+class BufferSlab:
     """Memory of several stores of one size, side by side, so that one product can go over all of them:
     keys and values [layers, lanes, capacity, kv_heads, dim]."""
 
@@ -39,10 +39,10 @@ class Slab:
         return tensors + self.features.nbytes
 
 
-class Store:
+class KVBuffer:
     """One lane: room for `capacity` rows of K/V, and for as many rows of features on the CPU."""
 
-    def __init__(self, slab: Slab, lane: int) -> None:
+    def __init__(self, slab: BufferSlab, lane: int) -> None:
         self.slab = slab
         self.lane = lane
         self.capacity = slab.capacity
@@ -59,12 +59,12 @@ class Store:
 
     @torch.inference_mode()  # see copy_rows
     def wipe(self) -> None:
-        """See Slab: whoever had it may have left what is no number."""
+        """See BufferSlab: whoever had it may have left what is no number."""
         self.keys.zero_()
         self.values.zero_()
 
     @torch.inference_mode()  # a store made within a pass cannot be written outside of one otherwise
-    def copy_rows(self, first: int, source: Store, source_first: int, count: int) -> None:
+    def copy_rows(self, first: int, source: KVBuffer, source_first: int, count: int) -> None:
         """Rows of another store, or of this one where they do not overlap."""
         there, here = slice(source_first, source_first + count), slice(first, first + count)
         self.keys[:, :, here] = source.keys[:, :, there]
@@ -72,100 +72,100 @@ class Store:
         self.features[here] = source.features[there]
 
 
-class Pool:
+class BufferPool:
     """Stores of a few sizes, so that what one session gives back fits the next. Not for two threads at once."""
 
-    def __init__(self, shape: KVShape, budget: Budget) -> None:
+    def __init__(self, shape: KVShape, budget: MemoryBudget) -> None:
         self.shape = shape
         self.budget = budget
         self.num_allocated = 0  # slabs ever made
         self.spare_bytes = 0  # of stores that nobody uses; in the budget like all others
-        self._spare: dict[tuple[int, int], list[Store]] = defaultdict(list)
+        self._spare: dict[tuple[int, int], list[KVBuffer]] = defaultdict(list)
 
     def row_bytes(self, width: int) -> int:
         return self.shape.bytes_per_token + width * np.dtype(np.float32).itemsize
 
-    def take(self, num_rows: int, width: int) -> Store:
-        """Room for `num_rows` or somewhat more. Raises OutOfRoom."""
-        rounded = size_class(num_rows)
+    def take(self, num_rows: int, width: int) -> KVBuffer:
+        """Room for `num_rows` or somewhat more. Raises OutOfKVMemory."""
+        rounded = rounded_capacity(num_rows)
         if spare := self._spare.get((rounded, width)):
-            store = spare.pop()
-            self.spare_bytes -= store.num_bytes
-            store.slab.num_spare -= 1
-            if store.slab.num_lanes > 1:
-                store.wipe()
-            return store
+            buffer = spare.pop()
+            self.spare_bytes -= buffer.num_bytes
+            buffer.slab.num_spare -= 1
+            if buffer.slab.num_lanes > 1:
+                buffer.wipe()
+            return buffer
         lane_bytes = rounded * self.row_bytes(width)
         lanes = min(_SLAB_LANES, max(min(_SLAB_BYTES, self.budget.free_bytes // _SLAB_SHARE) // lane_bytes, 1))
         try:
             first, *others = self._allocate(lanes, rounded, width)
-        except OutOfRoom:
+        except OutOfKVMemory:
             return self.take_exactly(num_rows, width)
-        for store in reversed(others):  # the next one taken lies beside the first
-            self.give(store)
+        for buffer in reversed(others):  # the next one taken lies beside the first
+            self.give(buffer)
         return first
 
-    def take_exactly(self, num_rows: int, width: int) -> Store:
-        """Room for `num_rows`. Raises OutOfRoom."""
+    def take_exactly(self, num_rows: int, width: int) -> KVBuffer:
+        """Room for `num_rows`. Raises OutOfKVMemory."""
         return self._allocate(1, num_rows, width)[0]
 
-    def give(self, store: Store) -> None:
+    def give(self, buffer: KVBuffer) -> None:
         """Back, for whoever comes next; one of an odd size is of no use to anybody."""
-        if store.capacity == size_class(store.capacity):
-            self._spare[store.capacity, store.features.shape[1]].append(store)
-            self.spare_bytes += store.num_bytes
-            store.slab.num_spare += 1
+        if buffer.capacity == rounded_capacity(buffer.capacity):
+            self._spare[buffer.capacity, buffer.features.shape[1]].append(buffer)
+            self.spare_bytes += buffer.num_bytes
+            buffer.slab.num_spare += 1
         else:
-            self.budget.give(store.num_bytes)
+            self.budget.give(buffer.num_bytes)
 
     def has_room(self, num_rows: int, width: int) -> bool:
         """Whether take() would need nothing that lies ready for others."""
-        rounded = size_class(num_rows)
+        rounded = rounded_capacity(num_rows)
         return bool(self._spare.get((rounded, width))) or rounded * self.row_bytes(width) <= self.budget.free_bytes
 
-    def has_spare(self, num_rows: int, width: int, within: Collection[Slab]) -> bool:
+    def has_spare(self, num_rows: int, width: int, within: Collection[BufferSlab]) -> bool:
         """Whether there is a store for `num_rows` in those slabs that nobody uses."""
-        return any(store.slab in within for store in self._spare.get((size_class(num_rows), width), ()))
+        return any(buffer.slab in within for buffer in self._spare.get((rounded_capacity(num_rows), width), ()))
 
     def trim(self) -> None:
         """Let the system have the slabs that nobody uses."""
-        for key, stores in list(self._spare.items()):
-            kept = [store for store in stores if store.slab.num_spare < store.slab.num_lanes]
-            freed = sum(store.num_bytes for store in stores) - sum(store.num_bytes for store in kept)
+        for key, buffers in list(self._spare.items()):
+            kept = [buffer for buffer in buffers if buffer.slab.num_spare < buffer.slab.num_lanes]
+            freed = sum(buffer.num_bytes for buffer in buffers) - sum(buffer.num_bytes for buffer in kept)
             self._spare[key] = kept
             self.spare_bytes -= freed
             self.budget.give(freed)
         if self.shape.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _allocate(self, lanes: int, capacity: int, width: int) -> list[Store]:
+    def _allocate(self, lanes: int, capacity: int, width: int) -> list[KVBuffer]:
         num_bytes = lanes * capacity * self.row_bytes(width)
         if num_bytes > self.budget.free_bytes:
             self.trim()
         self.budget.take(num_bytes)
         try:
-            slab = Slab(self.shape, lanes, capacity, width)
+            slab = BufferSlab(self.shape, lanes, capacity, width)
         except (MemoryError, RuntimeError) as error:
             self.budget.give(num_bytes)
             if not is_out_of_memory(error):
                 raise
             self.trim()
-            raise OutOfRoom(num_bytes) from error
+            raise OutOfKVMemory(num_bytes) from error
         self.num_allocated += 1
-        return [Store(slab, lane) for lane in range(lanes)]
+        return [KVBuffer(slab, lane) for lane in range(lanes)]
 
 
-def empty_store(shape: KVShape, width: int) -> Store:
+def empty_buffer(shape: KVShape, width: int) -> KVBuffer:
     """Without rows."""
-    return Store(Slab(shape, 1, 0, width), 0)
+    return KVBuffer(BufferSlab(shape, 1, 0, width), 0)
 
 
-def unlimited(shape: KVShape) -> Pool:
+def unlimited_pool(shape: KVShape) -> BufferPool:
     """Of one slot alone, as long as the machine has memory."""
-    return Pool(shape, Budget(sys.maxsize))
+    return BufferPool(shape, MemoryBudget(sys.maxsize))
 
 
-def size_class(num_rows: int) -> int:
+def rounded_capacity(num_rows: int) -> int:
     """The next of 128, 192, 256, 384, 512, 768, ..."""
     size = _SMALLEST
     while size < num_rows:
@@ -175,6 +175,6 @@ def size_class(num_rows: int) -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether it says that the machine has no memory left; on a CPU torch's message is all that tells."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError, OutOfRoom)) or (
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError, OutOfKVMemory)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
