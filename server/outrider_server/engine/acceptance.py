@@ -1,9 +1,9 @@
 """The acceptance rules: which drafted tokens stand, and what follows them. Pure; they know no model and no tensors.
 
-Exact (`verify_path`). At every node the target's token is chosen without a look at the tree (sampler.py); the walk goes
-to the child that carries it, and where there is none the chosen token is the bonus. Greedy: the argmax path. Sampling:
-each step takes child x with probability p(x), or leaves the tree with a token of law p restricted to the tokens that were not
-drafted.
+Exact (`verify_path`). At every node the target's token is chosen without a look at the tree (sampler.py). The path goes
+on to the child that carries it; where there is none, the chosen token is the bonus. Greedy: the argmax path. Sampling:
+each step takes child x with probability p(x), or leaves the tree with a token of law p restricted to the tokens that
+were not drafted.
 That is exactly the sibling-by-sibling rule for deterministic proposals (accept x with p(x), else renormalise without
 it), so the output has the target's distribution whatever was drafted.
 

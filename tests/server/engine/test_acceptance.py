@@ -142,7 +142,7 @@ def typically(log_probs: list[float], eos: set[int] = frozenset(), max_depth: in
 
 
 @pytest.mark.parametrize(
-    ("gains", "path"),
+    ("log_probs", "path"),
     [
         ([REJECTED] * 5, ()),
         ([-9.0, -0.1, REJECTED, REJECTED, REJECTED], (1,)),  # equally long: the likelier
