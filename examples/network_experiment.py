@@ -17,8 +17,7 @@ import typer
 from outrider_client import AsyncClient, ClientConfig, Committed, Event, Finished, LocalModels, Mode, Statistics
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_netsim import Link, profile_named
-from outrider_server.config.config import ServerConfig
-from outrider_server.rpc.server import Server
+from outrider_server import Server, ServerConfig
 
 MODES: tuple[Mode, ...] = ("stream", "stop-and-wait", "proactive", "pipelined")
 QUESTION = "Mia has 4 boxes with 4 cards each. Mia makes 4 new ones. How many cards are there in the end?"

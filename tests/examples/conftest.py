@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider_models.core.embedded import drafter_dir, target_dir
-from outrider_server.config.config import ServerConfig
-from outrider_server.rpc.server import Server
+from outrider_server import Server, ServerConfig
 
 TESTS = Path(__file__).parents[1]
 EXAMPLES = TESTS.parent / "examples"

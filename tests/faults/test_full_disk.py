@@ -17,7 +17,7 @@ from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_proto.status import error_from_rpc
 from outrider_proto.verifier_pb2_grpc import BundlesStub
 from outrider_server.bundles.catalogue import EdgeBundles
-from outrider_server.cli.app import _announce
+from outrider_server.cli.serving import _announce
 from outrider_server.rpc.server import Server
 
 CRAMPED = """\

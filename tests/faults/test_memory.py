@@ -43,7 +43,7 @@ async def test_an_allocation_that_fails_ends_one_session(monkeypatch, error):
         verify = engine.verify
 
         def short_of_memory(inputs):
-            if any(MARK in (*work.chain, *work.held.tokens) for work in inputs):
+            if any(MARK in (*work.chain, *work.sequence.tokens) for work in inputs):
                 raise error
             return verify(inputs)
 

@@ -15,7 +15,6 @@ from typing import Annotated
 
 import typer
 
-from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_proto.addresses import free_port, join_host_port
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
@@ -71,7 +70,10 @@ def deploy(
 
 def _run_here(config: ServerConfig, scale: Scale, ready_file: Path | None) -> None:
     """A cluster of our own, which ends with us."""
-    resolve_dir(config.target)  # replicas would try again and again
+    from outrider_drafters.checkpoints.target_weights import resolve_dir  # torch: only where there is work for it
+
+    # Fail here and now: a replica that cannot find its target would be started again and again.
+    resolve_dir(config.target)
     most = (scale.max_replicas or scale.replicas) * (2 if scale.surge else 1)
     for host, port in ((config.host.strip("[]"), config.port), ("127.0.0.1", scale.http_port)):
         _check_free(host, port)

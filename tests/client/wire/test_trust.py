@@ -222,7 +222,7 @@ async def test_a_key_over_its_rate_gets_the_same_answer_only_later(loaded, model
         client(models, server.address, Access(key=secret), shape=TreeShape(2, 2, 4)) as remote,
         asyncio.timeout(WAIT_S),
     ):
-        server.verifier._allowances.of(Principal("a", quota=key.quota)).pay(101)
+        server.verifier._quotas.of(Principal("a", quota=key.quota)).charge(101)
         async for event in remote.generate(PROMPT):
             if isinstance(event, LinkChanged):
                 seen.append((event.state, event.detail))

@@ -32,7 +32,7 @@ def sessions(name: str, beginnings: list[list[int]], lengths: list[int]) -> list
         begins = beginnings[i % len(beginnings)]
         sequence.begin(Job(), 0, begins + random_tokens(rng, length), 30)
         if sequence.num_uncomputed:
-            engine.commit(engine.verify([StepInput(sequence, sequence.lost)])[0])
+            engine.commit(engine.verify([StepInput(sequence, sequence.uncomputed)])[0])
         made.append(sequence)
     return made
 
@@ -125,7 +125,7 @@ def test_memory_of_an_earlier_session_is_nothing_to_the_next():
     again = Sequence(memory, None)
     again.begin(Job(), 0, random_tokens(rng, 40), 30)
     engine = Engine(target("llama"))
-    engine.commit(engine.verify([StepInput(again, again.lost)])[0])
+    engine.commit(engine.verify([StepInput(again, again.uncomputed)])[0])
     parts = [(again, [5], DraftTree()), (sequence[1], [6], DraftTree())]
     assert again.slot.buffer.lane == 0
     assert group_segments(placed(parts))[0]

@@ -46,7 +46,7 @@ def stamps(tokens: list[int]) -> torch.Tensor:
 def run(sequence: Sequence, num_rows: int | None = None) -> None:
     """What a pass would do over the tokens whose rows are missing."""
     first = sequence.slot.length
-    chain = sequence.lost[:num_rows]
+    chain = sequence.uncomputed[:num_rows]
     values = stamps(sequence.tokens[: first + len(chain)])[first:]
     for layer in range(SHAPE.layers):
         keys = (values + layer)[None, :, None]
@@ -220,7 +220,7 @@ def shared_memory(sharing: str = "payer") -> KVMemory:
 def new(memory: KVMemory, length: int, seed: int = 0, payer: str = "", tap: KeyTap | None = None) -> Sequence:
     sequence = Sequence(memory, tap, None, payer)
     go_on(sequence, 0, [(seed + i) % 1000 for i in range(length)])
-    sequence._worker = None
+    sequence._request = None
     return sequence
 
 
@@ -279,7 +279,7 @@ def test_an_evicted_session_runs_its_tokens_again():
     other = new(memory, 120, 500)
     assert sequence.num_uncomputed == 100
     sequence.begin(Job(), 100, [7, 8], 2)
-    assert sequence.lost == sequence.tokens
+    assert sequence.uncomputed == sequence.tokens
     run(sequence)
     check_rows(sequence)
     assert other.num_uncomputed == 120
@@ -467,7 +467,7 @@ def test_what_a_failed_pass_may_have_spoilt_is_computed_again():
     go_on(sequence, 0, TEXTS[0])
     sequence.invalidate()
     sequence.begin(Job(), len(TEXTS[0]), [], 3)
-    assert sequence.lost == TEXTS[0]
+    assert sequence.uncomputed == TEXTS[0]
     run(sequence)
     check_rows(sequence)
 

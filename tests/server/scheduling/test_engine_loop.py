@@ -75,7 +75,7 @@ async def test_a_job_whose_answers_are_not_read_rests_while_others_run():
                 assert [verdict.bonus for verdict in await talk.decode(0, PROMPT[:-1], PROMPT[-1], 4)] == truth[:4]
         assert len(said) == 3
         assert not any(report.waiting for report in ticks.reports)  # it is no load
-        assert sequence.standing == "idle"  # its room is anybody's
+        assert sequence.status == "idle"  # its room is anybody's
         sequence.evict()  # nothing runs
         reads.set()
         assert await asyncio.to_thread(ended.wait, 60)

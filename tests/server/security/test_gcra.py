@@ -67,25 +67,25 @@ def test_a_clock_that_jumps_ahead_brings_one_burst_and_no_more():
 def test_what_would_wait_too_long_is_refused_says_for_how_long_and_is_not_charged():
     clock = Clock()
     usage = QuotaUsage(600, longest_wait_s=30, clock=clock)  # 10 a second, 100 at once
-    assert usage.pay(500) == 0
+    assert usage.charge(500) == 0
     with pytest.raises(Refusal) as refused:
-        usage.pay(1)
+        usage.charge(1)
     assert refused.value.reason is Reason.OVER_QUOTA
     assert refused.value.retry_after_s == pytest.approx(40)
     clock.now += 15
-    assert usage.pay(10) == pytest.approx(25)
+    assert usage.charge(10) == pytest.approx(25)
     clock.now += refused.value.retry_after_s
-    assert usage.pay(10) == 0
+    assert usage.charge(10) == 0
 
 
 def test_a_refund_is_as_if_it_had_never_been_paid():
     clock = Clock()
     usage = QuotaUsage(600, longest_wait_s=60, clock=clock)
-    usage.pay(400)
+    usage.charge(400)
     usage.settle(-300)
-    assert usage.pay(1) == 0
+    assert usage.charge(1) == 0
     usage.settle(400)
-    assert usage.pay(1) == pytest.approx(40.1)
+    assert usage.charge(1) == pytest.approx(40.1)
 
 
 def test_sessions_of_one_payer_share_its_rate_and_others_have_their_own():

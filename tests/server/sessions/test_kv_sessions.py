@@ -194,7 +194,7 @@ def run(engine: Engine, sequence: Sequence, prompt: list[int], count: int, sampl
     rng, answer = np.random.default_rng(len(prompt)), [prompt[-1]]
     while len(answer) <= count:
         tree = random_tree(rng, 6, engine.target.vocab_size)
-        result = engine.verify([StepInput(sequence, [*sequence.lost, answer[-1]], tree, sampler)])[0]
+        result = engine.verify([StepInput(sequence, [*sequence.uncomputed, answer[-1]], tree, sampler)])[0]
         engine.commit(result)
         assert result.accepted is not None
         answer += [*tree.path_tokens(result.accepted.path), result.accepted.bonus]

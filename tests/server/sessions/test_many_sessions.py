@@ -79,7 +79,7 @@ async def cramped(verifier: Verifier, refusals: int):
     async with talking(verifier) as talk:
         await talk.open(verifier.describe())
         (stream,) = verifier._streams
-        held, left = stream.session.held, [refusals]
+        held, left = stream.session.sequence, [refusals]
         begin = held.begin
 
         def refusing(*args) -> None:
