@@ -13,7 +13,8 @@ from tiny_targets import build
 from typer.testing import CliRunner
 
 from outrider_models.bundling import make_bundle
-from outrider_server.cli.serving import StopSignals, _announce, app
+from outrider_server.cli.app import app
+from outrider_server.cli.serving import StopSignals, _announce
 from outrider_server.config.config import ServerConfig
 from outrider_server.rpc.server import Server, build_verifier
 

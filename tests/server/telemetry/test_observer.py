@@ -43,7 +43,7 @@ class Counting(ServerObserver, StreamObserver):
         return self
 
     def __getattribute__(self, name: str):
-        if name in {"refused", "received", "sent", "ticked", "opened", "asked", "answered", "ended"}:
+        if name in {"refused", "received", "sent", "stepped", "opened", "asked", "answered", "ended"}:
             return lambda *told, **named: self.calls.append(name)
         return super().__getattribute__(name)
 
@@ -68,7 +68,7 @@ async def test_whoever_fails_ends_no_stream_and_not_the_model_thread(after, capl
     assert isinstance(failed.exc_info[1], OSError)
     assert sorted(others[0].calls) == sorted(others[1].calls)
     assert others[0].calls.count("ended") == 2
-    assert others[0].calls.count("ticked") == 6
+    assert others[0].calls.count("stepped") == 6
 
 
 def test_calls_that_are_no_streams_are_guarded_too(caplog):
