@@ -8,7 +8,8 @@ turns, so that whatever else the machine does falls on all of them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -84,7 +85,7 @@ def _tokens(engine: Engine, count: int) -> list[int]:
     return [(7919 * i + 13) % engine.target.vocab_size for i in range(count)]
 
 
-def verify_cost_table(name: str, context: int, costs: Sequence[VerifyCost]) -> ResultTable:
+def verify_cost_table(name: str, context: int, costs: abc.Sequence[VerifyCost]) -> ResultTable:
     rows = [
         [
             f"{cost.tokens}",
