@@ -12,13 +12,24 @@ EXTRAS_TRIED := .venv/.extras-tried
 STUBS := $(addprefix proto/outrider_proto/,verifier_pb2.py verifier_pb2.pyi verifier_pb2_grpc.py)
 protoc = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) proto/$(PROTO)
 
-.PHONY: demo test test-tools lint proto bench clean fuzz
+.PHONY: demo test test-quick test-tools lint proto bench clean fuzz
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
+# A worker for each processor; groups of tests that must not run at the same time are in tests/conftest.py.
+# `make test WORKERS=0` runs one test after another, as plain `pytest` does.
+WORKERS ?= logical
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 test: $(READY) test-tools
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+# The core: no network, no other processes, no training.
+QUICK := proto drafters netsim/impairments netsim/profiles netsim/virtual models/core \
+    server/config server/engine server/kv server/scheduling server/telemetry \
+    client/controller client/core client/display client/drafting client/models client/text
+test-quick: $(READY)
+	$(PYTEST) -m "not slow" tests/test_repository.py tests/test_structure.py $(addprefix tests/,$(QUICK))
 
 # Tests marked `kernel` boot a Debian kernel under qemu, those marked `browser` drive Chromium. Root on Debian gets the
 # tools for them, unless told `make test TEST_PACKAGES=`; for everybody else, and without a network, those tests skip and

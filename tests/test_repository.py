@@ -7,7 +7,9 @@ from importlib.metadata import metadata, version
 from pathlib import Path
 
 import pytest
+import yaml
 
+RUFF_HOOKS = "https://github.com/astral-sh/ruff-pre-commit"
 ROOT = Path(__file__).parent.parent
 ROOMS = ("proto", "netsim", "drafters", "models", "server", "client", "bench")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -65,6 +67,20 @@ def test_every_direct_dependency_is_pinned():
         if not requirement.startswith("outrider[")
     }
     assert needed <= pinned
+
+
+def test_hooks_run_the_pinned_ruff():
+    pinned = re.search(r"^ruff==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert {repo["repo"]: repo["rev"] for repo in hooks["repos"]}[RUFF_HOOKS] == f"v{pinned}"
+
+
+def test_continuous_integration_runs_what_contributors_run():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    commands = [step.get("run") for step in jobs["check"]["steps"]]
+    assert {"make lint", "make test"} <= set(commands)
+    oldest = PROJECT["project"]["requires-python"].removeprefix(">=")
+    assert oldest in jobs["check"]["strategy"]["matrix"]["python"]
 
 
 def test_the_readme_stays_short():
