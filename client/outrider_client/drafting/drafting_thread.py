@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from outrider_client.drafting.sampling import choose_token
 from outrider_client.drafting.worker_thread import WorkerThread
-from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.contracts.drafter import Drafter, sync_tokens
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
 from outrider_drafters.routing.routed_drafter import RoutedDraft, RoutedDrafter
@@ -29,7 +29,6 @@ from outrider_drafters.trees.grow import ScoredTree
 from outrider_drafters.trees.predraft import NO_OUTCOME, PreDraft, TreeOutcome, can_predraft, predraft
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.frames import Sampling, TapInfo
-from outrider_proto.packing import common_prefix_len
 from outrider_proto.tree import DraftTree
 
 T = TypeVar("T")
@@ -265,10 +264,7 @@ class DraftingThread:
 
     @torch.inference_mode()
     def _job(self, tokens: list[int], arrived: list[_Rows], job: Callable[[], T]) -> tuple[T, int]:
-        common = common_prefix_len(self._tokens, tokens)
-        if common < len(self._tokens):
-            self._state.rollback(common)
-        self._state.append(tokens[common:])
+        sync_tokens(self._state, self._tokens, tokens)
         self._tokens = tokens
         for first, rows in arrived:
             if len(rows) and (first <= self._state.num_features or self.tap.newest_only):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_proto.frames import TapInfo
+from outrider_proto.packing import common_prefix_len
 from outrider_proto.tree import DraftTree
 
 UNLIMITED = 2**31  # what `max_levels` answers where a drafter can go on from its own guesses
@@ -96,6 +97,14 @@ class Drafter(Protocol):
         ...
 
     def new_state(self) -> DraftState: ...
+
+
+def sync_tokens(state: DraftState, held: Sequence[int], tokens: Sequence[int]) -> None:
+    """Bring a state from the tokens `held` to `tokens`: roll back to their common prefix, then append the rest."""
+    common = common_prefix_len(held, tokens)
+    if common < len(held):
+        state.rollback(common)
+    state.append(tokens[common:])
 
 
 def level_by_level(

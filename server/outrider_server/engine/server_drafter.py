@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.contracts.drafter import Drafter, sync_tokens
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.trees.grow import grow_tree
-from outrider_proto.packing import common_prefix_len
 from outrider_proto.tree import DraftTree
 
 
@@ -36,10 +35,7 @@ class SessionDrafter:
     def grow(self, known: DraftContext, shape: TreeShape, cancelled: Callable[[], bool]) -> DraftTree:
         """A draft below the root; `cancelled` ends it between levels."""
         tokens = list(known.tokens)
-        common = common_prefix_len(self._tokens, tokens)
-        if common < len(self._tokens):
-            self._state.rollback(common)
-        self._state.append(tokens[common:])
+        sync_tokens(self._state, self._tokens, tokens)
         self._tokens = tokens
         if known.features is not None:
             first, rows = known.features(self._state.num_features)
