@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from outrider_bench.core.server_process import ServerProcess
+from outrider_bench.core.processes import ServerProcess
 from outrider_client import ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_models.core.embedded import drafter_dir, target_dir
