@@ -1,4 +1,4 @@
-"""A drafter of one's own: guess what follows a text, and the library does the rest. The answer is the target's anyway.
+"""A custom drafter: it guesses the next tokens of a text, and the library does the rest. The answer stays the target's.
 
 outrider-server serve
 python examples/custom_drafter.py
@@ -21,30 +21,30 @@ from outrider_drafters import TextDrafter
 QUESTION = "Summarize:\nName: Rene\nJob: potter\nHobby: running\nCity: Oxford\nAge: 41\nPet: deer"
 
 
-class Bigrams(TextDrafter):
-    """What followed the last token before, as often as it did."""
+class BigramDrafter(TextDrafter):
+    """Guesses the tokens that followed the last one earlier in the text, weighted by their counts."""
 
     def guesses(self, text: Sequence[int]) -> Counter[int]:
-        return Counter(after for token, after in pairwise(text) if token == text[-1])
+        return Counter(following for token, following in pairwise(text) if token == text[-1])
 
 
 async def answer(question: str, server: str) -> Completion:
     config = ClientConfig(server=server, drafter="none", mode="stop-and-wait")
     models = LocalModels.load(config)
-    models = replace(models, drafter=Bigrams(models.vocab_size))
+    models = replace(models, drafter=BigramDrafter(models.vocab_size))
     async with AsyncClient(config, models=models) as client:
         return await client.complete(question)
 
 
 def main(
-    question: Annotated[str, typer.Argument()] = QUESTION,
-    server: Annotated[str, typer.Option(help="The server's HOST:PORT.")] = ClientConfig().server,
+    question: Annotated[str, typer.Argument(help="The question to answer.")] = QUESTION,
+    server: Annotated[str, typer.Option(help="Address of the server, HOST:PORT.")] = ClientConfig().server,
 ) -> None:
-    """Answer with a drafter that counts pairs of tokens."""
+    """Answer a question with a drafter that counts pairs of tokens."""
     completion = asyncio.run(answer(question, server))
     statistics = completion.statistics
     print(completion.text)
-    print(f"{statistics.mean_acceptance_length:.2f} tokens a verdict, {statistics.target_calls} target calls")
+    print(f"{statistics.mean_acceptance_length:.2f} tokens per verdict, {statistics.target_calls} target calls")
 
 
 if __name__ == "__main__":

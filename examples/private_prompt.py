@@ -1,11 +1,11 @@
-"""A prompt of which a part stays on the device, and what has left it in either way of keeping it.
+"""A prompt with a private part that stays on the device, and the text that leaves it in each privacy mode.
 
     outrider-server serve
     python examples/private_prompt.py
 
-`local`: the target reads what comes before the private part, and the drafter answers alone. `placeholder`: the target
-answers about [PET_1], and the value is put in here. docs/privacy.md says what each of them promises; the embedded pair
-is too small to answer well in either.
+`local`: the target reads only what precedes the private part, and the drafter answers alone. `placeholder`: the target
+answers about [PET_1], and the client puts the value back in. docs/privacy.md says what each mode guarantees. The
+embedded models are too small to answer well in either.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from outrider_client import (
 PROMPT = "Summarize:\nName: Rene\nJob: potter\nHobby: running\nCity: Oxford\nPet: <<PET: deer>>"
 
 
-class WatchedTransport(GrpcTransport):
-    """Notes the tokens that leave."""
+class RecordingTransport(GrpcTransport):
+    """A transport that records the tokens it sends."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
@@ -42,12 +42,12 @@ class WatchedTransport(GrpcTransport):
         connection = await super().connect()
         send = connection.send
 
-        def noted(frame: ClientFrame) -> None:
+        def record_and_send(frame: ClientFrame) -> None:
             if isinstance(frame, Draft | Decode):
                 self.sent += [*frame.context, frame.root]
             send(frame)
 
-        connection.send = noted  # type: ignore[method-assign] # this is what watching means
+        connection.send = record_and_send  # type: ignore[method-assign] # to see every frame
         return connection
 
 
@@ -55,17 +55,17 @@ async def run(prompt: str, server: str) -> None:
     config = ClientConfig(server=server, mode="stream", max_new_tokens=60)
     models = LocalModels.load(config)
     for privacy in get_args(Privacy):
-        transport = WatchedTransport(server)
+        transport = RecordingTransport(server)
         async with AsyncClient(config, models=models, transport=transport) as client:
             answer = await client.complete(parse_fences(prompt), privacy=privacy)
         print(f"{privacy}\n  sent: {models.decode(transport.sent)!r}\n  answer: {answer.text!r}")
 
 
 def main(
-    prompt: Annotated[str, typer.Argument(help="<<...>> around what is private.")] = PROMPT,
-    server: Annotated[str, typer.Option(help="The server's HOST:PORT.")] = ClientConfig().server,
+    prompt: Annotated[str, typer.Argument(help="Prompt with <<...>> around its private parts.")] = PROMPT,
+    server: Annotated[str, typer.Option(help="Address of the server, HOST:PORT.")] = ClientConfig().server,
 ) -> None:
-    """Answer about something that the server never learns."""
+    """Answer a prompt whose private part never reaches the server."""
     asyncio.run(run(prompt, server))
 
 

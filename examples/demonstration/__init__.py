@@ -1,1 +1,1 @@
-"""The parts of demo.py: the stage, the record, the terminal and the picture."""
+"""The parts of demo.py: the run, its recording, the terminal display and the picture."""

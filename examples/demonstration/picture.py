@@ -73,7 +73,7 @@ def _draw_tokens(axes: Axes, recording: Recording) -> None:
 def _draw_acceptance(axes: Axes, recording: Recording) -> None:
     most = max((verdict.accepted for answer in recording.answers for verdict in answer.verdicts), default=1) + 1
     axes.set_ylim(0, most + 1.6)
-    axes.set_ylabel("tokens a verdict")
+    axes.set_ylabel("tokens per verdict")
     axes.set_xlabel("seconds")
     axes.set_title(
         "Acceptance: drafted tokens accepted + 1, verdict by verdict; line and number: mean", loc="left", fontsize=11

@@ -1,4 +1,4 @@
-"""What happened in a demo, as plain values: which token came when and from whom, and what the link did meanwhile."""
+"""The recording of a demo as plain values: the origin and time of every token, and the states of the link."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from itertools import groupby
 import outrider_client
 from outrider_client import Draft, Statistics
 
-# Kinds of tokens: the origins accepted, bonus, corrected and unverified; verified and rolled back are what unverified
-# ones became.
+# Kinds of tokens: accepted, bonus, corrected and unverified are origins; unverified ones turn verified or rolled back.
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class Mark:
 
 @dataclass(slots=True)
 class Span:
-    """A piece of the answer's text, as it stands now. What was rolled back stays, to be shown struck out."""
+    """A part of the answer's text and its current kind. Rolled-back text is kept, to be shown struck out."""
 
     position: int
     text: str
@@ -33,7 +32,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedDraft:
     """A verdict on `drafted` nodes, `accepted` of them on the path."""
 
     at_s: float
@@ -52,7 +51,7 @@ class Answer:
     finish: str = ""
     spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    verdicts: list[Judged] = field(default_factory=list)
+    verdicts: list[JudgedDraft] = field(default_factory=list)
     states: list[tuple[float, str]] = field(default_factory=list)
     statistics: Statistics = field(default_factory=Statistics)
     right: bool = False
@@ -63,7 +62,7 @@ class Answer:
         return "".join(span.text for span in self.spans if span.kind != "rolled back")
 
     def pieces(self) -> Iterator[tuple[str, str]]:
-        """Kind and text of the longest runs of one kind."""
+        """Yield kind and text of each longest run of one kind."""
         for kind, spans in groupby(self.spans, key=lambda span: span.kind):
             yield kind, "".join(span.text for span in spans)
 
@@ -72,7 +71,7 @@ class Answer:
         return sum(mark.count for mark in self.marks if mark.kind in ("accepted", "bonus", "corrected", "verified"))
 
     def note(self, event: outrider_client.Event, now: float) -> None:
-        """Enter one event of the client into the record."""
+        """Record one event of the client."""
         match event:
             case outrider_client.Committed(first, tokens, origin, text):
                 self._append(now, first, len(tokens), origin, text)
@@ -85,12 +84,12 @@ class Answer:
             case outrider_client.LinkChanged(state):
                 self.states.append((now, state.value))
             case outrider_client.Cycle(Draft(tree=tree), verdict) if len(tree) and not self._has_unverified:
-                self.verdicts.append(Judged(now, len(tree), len(verdict.path)))
+                self.verdicts.append(JudgedDraft(now, len(tree), len(verdict.path)))
             case outrider_client.Finished(reason, statistics, text):
                 self.finish, self.statistics, self.finished_s = reason, statistics, now
                 self.spans.append(Span(statistics.new_tokens, text, "bonus"))
             case _:
-                pass  # running statistics, empty drafts and checks of unverified tokens leave no trace
+                pass  # statistics, empty drafts and checks of unverified tokens are not recorded
 
     @property
     def _has_unverified(self) -> bool:
@@ -109,13 +108,13 @@ class Answer:
 
 @dataclass(slots=True)
 class Recording:
-    """A whole demo; `outages` are those of the emulated link itself, not what the client made of it."""
+    """A whole demo; `outages` are those of the emulated link itself, not as the client saw them."""
 
     answers: list[Answer] = field(default_factory=list)
     outages: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def cut_answer(self) -> Answer:
-        """The answer during which the link went."""
+        """The answer during which the link was cut."""
         start, _ = self.outages[0]
         return next(answer for answer in self.answers if answer.started_s <= start <= answer.finished_s)

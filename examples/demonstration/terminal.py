@@ -1,4 +1,4 @@
-"""The demo on the terminal: answers colored by the origin of their tokens, and the table of figures."""
+"""The demo on the terminal: answers colored by the origin of their tokens, and a table of statistics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def legend() -> Text:
 
 
 class AnswerView:
-    """Shows one answer while it is written; on a file or pipe, once it is done."""
+    """Shows an answer while it is written; in a file or pipe, once it is finished."""
 
     def __init__(self, console: Console, answer: Answer) -> None:
         self._answer = answer
@@ -55,12 +55,12 @@ class AnswerView:
         self._draw()
         self._live.stop()
 
-    def link_says(self, text: str) -> None:
+    def show_link(self, text: str) -> None:
         self._link = text
         self._draw()
 
     def refresh(self) -> None:
-        """Show what is new, not too often."""
+        """Redraw, unless the last time was too recent."""
         if time.monotonic() - self._drawn_at >= REFRESH_S:
             self._draw()
 
@@ -71,12 +71,12 @@ class AnswerView:
         self._drawn_at = time.monotonic()
 
     def _marked(self, kind: str, text: str) -> str:
-        """Where nothing can be struck out, brackets say what was taken back."""
+        """Put rolled-back text in brackets where the output cannot strike it out."""
         return f"[-{text}-]" if kind == "rolled back" and not self._live.console.is_terminal else text
 
 
 def table(recording: Recording) -> Table:
-    """A row of figures for each answer."""
+    """Build a table with a row of statistics for each answer."""
     shown = Table(title="The answers", caption=_CAPTION, caption_justify="left", box=box.SIMPLE)
     shown.add_column("family")
     for name in ("right", "tokens", "tau", "tokens/s", "first", "up", "down", "offline"):
@@ -87,8 +87,8 @@ def table(recording: Recording) -> Table:
 
 
 _CAPTION = (
-    "right: passes the corpus's check. tau: tokens a verdict on a draft, bonus included. first: time to the first "
-    "token. up, down: bytes a token."
+    "right: passes the corpus's check. tau: tokens per verdict on a draft, bonus included. first: time to the "
+    "first token. up, down: bytes per token."
 )
 
 

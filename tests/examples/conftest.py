@@ -1,4 +1,4 @@
-"""A real server with the embedded pair, in a thread of its own, for all examples."""
+"""A real server with the embedded models, in its own thread, for all examples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_models import drafter_dir, target_dir
 from outrider_server import Server, ServerConfig
 
 TESTS = Path(__file__).parents[1]
@@ -20,7 +20,7 @@ from in_thread import InThread  # noqa: E402 # found only now
 
 @pytest.fixture(scope="session")
 def server():
-    """Its address."""
+    """Run a server and yield its address."""
     config = ServerConfig(str(target_dir()), (str(drafter_dir("moa")),), port=0, edge_bundle=False)
     with InThread(lambda: Server.build(config)) as running:
         yield running.address

@@ -11,7 +11,7 @@ from outrider_client import ClientConfig
 from outrider_client.gateway.gateway import GatewayConfig
 from outrider_client.gateway.serving import ServingConfig, listening
 from outrider_client.models.local_models import LocalModels
-from outrider_models.core.embedded import target_dir
+from outrider_models import target_dir
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
@@ -28,7 +28,7 @@ def test_every_example_is_listed(path):
 
 @pytest.fixture(scope="module")
 def answer() -> tuple[int, ...]:
-    """What the target says to MELONS by itself."""
+    """Return the target's own greedy answer to MELONS."""
     models = LocalModels.load(ClientConfig())
     return models, tuple(plain_greedy(Target.load(str(target_dir())), models.encode(MELONS, raw=False), 100))
 
@@ -68,7 +68,7 @@ def test_network_experiment(example, capsys):
 
 @contextlib.asynccontextmanager
 async def gateway_to(server: str):
-    """Its address."""
+    """Run a gateway and yield its address."""
     config = ClientConfig(server)
     models = await asyncio.to_thread(LocalModels.load, config)
     async with listening(ServingConfig(config, GatewayConfig(), port=0), models) as (http, sockets):

@@ -1,4 +1,4 @@
-"""The code of docs/library.md runs as it stands, one block after the other, but for the server's address."""
+"""The code of docs/library.md runs as it is, block after block, apart from the server's address."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_every_block_runs(server, capsys, monkeypatch):
 
 
 def at(server: str):
-    """What makes a connection to there, in place of one to where the page says."""
+    """Return a transport factory that connects to `server` instead of the page's address."""
     from outrider_client.connection.access import Access
     from outrider_client.connection.grpc_transport import GrpcTransport
 

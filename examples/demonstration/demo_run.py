@@ -1,4 +1,4 @@
-"""What the demo does: prompts through an emulated link, and an outage in the midst of one answer."""
+"""The run of the demo: prompts over an emulated link, with an outage during one answer."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from rich.console import Console
 from demonstration.recording import Answer, Recording
 from demonstration.terminal import AnswerView
 from outrider_client import AsyncClient, Event, PromptMessage
-from outrider_models.corpus import FAMILIES, Sample, generate
-from outrider_models.corpus.check import score_all
+from outrider_models import FAMILIES, Sample, generate, score_all
 from outrider_netsim import Link, Profile
 
 WAIT_FOR_LINK_S = 60
-PAUSE_S = 0.6  # between answers, for those who watch
+PAUSE_S = 0.6  # between answers, for people who watch
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked, and when the link goes."""
+    """The prompts of the demo and the time of its outage."""
 
     seed: int
     per_family: int
     profile: Profile
-    cut_from: int  # the link goes in the first answer, counted from 0, with this number or a higher one
-    cut_after: int  # that has so many committed tokens, and then
+    cut_from: int  # the link is cut in the first answer from this one on, counted from 0,
+    cut_after: int  # that reaches so many committed tokens
     outage_s: float
 
     def samples(self) -> list[Sample]:
-        """Held-out prompts, the families in turn."""
+        """Draw held-out prompts, one of each family in turn."""
         drawn = [generate(family, "test", self.seed, self.per_family) for family in FAMILIES]
         return [sample for turn in zip(*drawn, strict=True) for sample in turn]
 
 
-class Stage:
-    """Link, client and record of one performance."""
+class DemoRun:
+    """One run: its link, client and recording."""
 
     def __init__(self, plan: Plan, link: Link, client: AsyncClient, console: Console) -> None:
         self._plan = plan
@@ -49,8 +48,8 @@ class Stage:
         self._recording = Recording()
         self._started_at = time.perf_counter()
 
-    async def perform(self) -> Recording:
-        """Every prompt in turn; then the one with the outage again without, to compare."""
+    async def run(self) -> Recording:
+        """Answer every prompt; then repeat the one with the outage without it, to compare."""
         samples = self._plan.samples()
         for number, sample in enumerate(samples):
             await self._ask(sample, may_cut=number >= self._plan.cut_from)
@@ -82,13 +81,13 @@ class Stage:
         self._link.cut()
         started = self._now()
         self._recording.outages.append((started, started + self._plan.outage_s))
-        view.link_says("link cut")
+        view.show_link("link cut")
         asyncio.get_running_loop().call_later(self._plan.outage_s, self._end_outage, view, started)
 
     def _end_outage(self, view: AnswerView, started: float) -> None:
         self._link.restore()
         self._recording.outages[:] = [(started, self._now())]
-        view.link_says("link restored")
+        view.show_link("link restored")
 
     async def _compare(self, sample: Sample) -> None:
         undisturbed = Answer(sample.family, "", self._now())
