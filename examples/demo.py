@@ -21,8 +21,7 @@ from demonstration.recording import Recording
 from demonstration.terminal import legend, table
 from rich.console import Console
 
-from outrider_bench.core.processes import ServerProcess
-from outrider_bench.core.report import provenance, write_report
+from outrider_bench import ServerProcess, provenance, write_report
 from outrider_client import AsyncClient, ClientConfig, LocalModels, OutriderError
 from outrider_models import drafter_dir, target_dir
 from outrider_netsim import EngineChoice, EngineError, Link, ProfileError, profile_named
