@@ -1,1 +1,1 @@
-"""Showing an answer while it is written."""
+"""Shows answers and pulls on a terminal, in pipes, and as JSON."""

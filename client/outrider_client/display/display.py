@@ -1,4 +1,4 @@
-"""Showing an answer as it comes, in whichever display fits where it goes."""
+"""Shows an answer while it is written, in the display that fits the output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Display(Protocol):
 
 
 def display_for(client: Client, *, as_json: bool, markdown: bool = False) -> Display:
-    """For standard output: JSON if asked for, colors or rendered Markdown on a terminal, else plain text."""
+    """Make a display for standard output: JSON if asked for, styled text on a terminal, else plain text."""
     if as_json:
         return JsonDisplay(sys.stdout)
     console = Console(highlight=False)
@@ -43,9 +43,9 @@ def show_answer(
     display: Display,
     **overrides: Any,  # as in ClientConfig.for_answer
 ) -> Finished:
-    """Returns how it ended. Raises as Client.generate."""
+    """Generate an answer and show it; return its last event. Raises what Client.generate does."""
     finished = None
-    warnings: list[str] = []  # for after the answer, whose place on a terminal they would take
+    warnings: list[str] = []  # printed after the answer: the display redraws the end of the terminal
     with contextlib.closing(display):
         for event in client.generate(prompt, **overrides):
             display.show(event)
@@ -61,7 +61,10 @@ def show_answer(
 
 
 class PlainDisplay:
-    """One answer."""
+    """Plain text for pipes and files.
+
+    Printed text cannot be taken back, so unverified text waits until it is verified or built on, or the answer ends.
+    """
 
     def __init__(self, out: TextIO) -> None:
         self.written = AnswerText()
@@ -75,7 +78,7 @@ class PlainDisplay:
         self._print(text[self._num_printed : end])
 
     def close(self) -> None:
-        """End the line, if there is one."""
+        """End the last line with a newline."""
         if self.written.text and not self.written.text.endswith("\n"):
             self._print("\n")
 

@@ -1,4 +1,4 @@
-"""An answer for machines: one JSON object a line for every event, and one for the whole answer at its end."""
+"""An answer as JSON lines: one object per event, and one for the whole answer at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider_client.core.events import Event, Finished
 
 
 class JsonDisplay:
-    """One answer."""
+    """The JSON lines of one answer."""
 
     def __init__(self, out: TextIO) -> None:
         self.written = AnswerText()
@@ -51,9 +51,9 @@ def _plain(value: object) -> object:
         return value.name.lower()
     if isinstance(value, bytes):
         return value.hex()
-    raise TypeError(f"{value!r} does not go into JSON")
+    raise TypeError(f"{value!r} cannot be written as JSON")
 
 
 def event_name(event: object) -> str:
-    """Its type's, in snake case."""
+    """The name of an event's type in snake case."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()

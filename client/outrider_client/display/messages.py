@@ -1,4 +1,4 @@
-"""Text from elsewhere for a terminal, which obeys what it may hold."""
+"""Messages on standard error, and text made safe to print."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ _SHOWN = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}") | {ord(kept): kep
 
 
 def printable(text: str) -> str:
-    """As long as before; control characters but newline and tab are replaced."""
+    """Replace control characters, except newline and tab. Keeps the length."""
+    # Text of a model or a server could otherwise send the terminal escape sequences, which move the cursor or worse.
     return text.translate(_SHOWN)
 
 
 def print_message(message: str) -> None:
-    """A line for the user, beside the answer."""
+    """Print a line for the user on standard error, beside the answer."""
     print(f"outrider: {printable(message)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The line under an answer: where the link stands, and what the answer cost so far."""
+"""The line under an answer: the state of the link, and statistics of the answer so far."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LINK_STYLES: dict[LinkState, str] = {
 
 
 class StatusLine:
-    """Of one answer. `state` is where the link stands at its start."""
+    """The status of one answer. `state` is the link's at its start."""
 
     def __init__(self, state: LinkState) -> None:
         self.state = state
-        self._is_hung_up = False  # on purpose
+        self._is_hung_up = False  # closed on purpose, for a private answer
         self._statistics = Statistics()
 
     def take(self, event: Event) -> None:
@@ -57,11 +57,11 @@ class StatusLine:
 
 
 def format_bytes(count: int) -> str:
-    """A size for people."""
+    """A size with its unit, such as 1.2 kB."""
     return f"{count} B" if count < 1000 else f"{count / 1000:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
 
 
 def _heads(use: HeadUse) -> str:
-    """Whose drafts were sent, and the trees it took."""
+    """Share of each head in the drafts, and draft trees per 1000 tokens."""
     shares = ", ".join(f"{name} {share:.0%}" for name, share in use.shares.items())
     return f"{shares} of drafts, {use.drafts_per_1000_tokens:.0f} trees/1000 tokens"

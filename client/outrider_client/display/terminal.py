@@ -1,6 +1,8 @@
-"""An answer on a terminal: text colored by origin as it grows and shrinks, with a status line under it.
+"""Answers on a terminal, with a status line: as text colored by origin, or as rendered Markdown.
 
-Lines that can no longer change scroll away above; only the rest is drawn again and again.
+Colors of origins, and the marks that stand for them where there are no colors:
+
+    accepted green, bonus cyan, unverified yellow {~ ~}, corrected magenta {= =}, private blue {# #}
 """
 
 from __future__ import annotations
@@ -22,11 +24,23 @@ from outrider_client.display.messages import printable
 from outrider_client.display.status_line import StatusLine
 from outrider_client.text.transcript import Origin
 
-_STATUS_LINES = 2
+STYLES: dict[Origin, str] = {
+    "prompt": "",
+    "accepted": "green",
+    "bonus": "cyan",
+    "corrected": "bold magenta",
+    "unverified": "yellow italic",
+    "private": "blue",
+}
+_MARKS: dict[Origin, str] = {"unverified": "~", "corrected": "=", "private": "#"}
+_STATUS_LINES = 2  # which the status may wrap to
 
 
 class LiveDisplay:
-    """One answer. `state` is where the link stands at its start."""
+    """An answer as text colored by origin. `state` is the link's at its start.
+
+    Lines that can no longer change scroll away above; only the rest is redrawn.
+    """
 
     def __init__(self, console: Console, state: LinkState = LinkState.CONNECTING) -> None:
         self.written = AnswerText()
@@ -45,7 +59,7 @@ class LiveDisplay:
         self._live.update(Group(self._visible(text[self._num_scrolled :]), self._status.text(self.written)))
 
     def close(self) -> None:
-        """Leave the text and a last line of figures on the terminal."""
+        """Leave the text and the last status on the terminal."""
         self._live.stop()
         text = self._styled(len(self.written.spans))
         if len(text) > self._num_scrolled:
@@ -56,24 +70,26 @@ class LiveDisplay:
         return styled(self.written.spans[:num_spans], self._console)
 
     def _scroll(self, text: Text, num_settled: int) -> None:
-        """Print the whole lines among the settled characters for good."""
+        """Print the complete lines among the settled characters for good."""
         end = text.plain.rfind("\n", self._num_scrolled, num_settled)
         if end >= 0:
             self._console.print(text[self._num_scrolled : end], soft_wrap=True)
             self._num_scrolled = end + 1
 
     def _visible(self, text: Text) -> Text:
-        """The last lines, as many as the terminal holds: what is longer cannot be drawn over."""
+        """The last lines, as many as the terminal holds."""
+        # Lines that have left the screen cannot be drawn over: Live would print them again at every refresh.
         lines = text.wrap(self._console, self._console.width)
         room = max(self._console.height - _STATUS_LINES - 1, 1)
         return Text("\n").join(lines[-room:])
 
 
-_STATUS_LINES = 2
-
-
 class MarkdownDisplay:
-    """One answer. `state` is where the link stands at its start."""
+    """An answer as rendered Markdown. `state` is the link's at its start.
+
+    Only verified text is rendered; the unverified end stands below it in its color. The end of the answer is redrawn as
+    far as the terminal holds it, and the whole answer is printed at its end.
+    """
 
     def __init__(self, console: Console, state: LinkState = LinkState.CONNECTING) -> None:
         self.written = AnswerText()
@@ -87,7 +103,7 @@ class MarkdownDisplay:
         self._status.take(event)
 
     def close(self) -> None:
-        """Leave the answer and a last line of figures on the terminal."""
+        """Leave the answer and the last status on the terminal."""
         self._live.stop()
         self._console.print(self._answer())
         self._console.print(self._status.text(self.written))
@@ -98,26 +114,15 @@ class MarkdownDisplay:
         return Group(approved, styled(spans[settled:], self._console)) if spans[settled:] else approved
 
     def _drawn(self) -> RenderableType:
-        """The last lines, as many as the terminal holds: what is longer cannot be drawn over."""
+        """The last lines, as many as the terminal holds, and the status."""
         lines = self._console.render_lines(self._answer(), pad=False)
         room = max(self._console.height - _STATUS_LINES - 1, 1)
         ended = [segment for line in lines[-room:] for segment in (*line, Segment.line())]
         return Group(Drawn(ended), self._status.text(self.written))
 
 
-STYLES: dict[Origin, str] = {
-    "prompt": "",
-    "accepted": "green",
-    "bonus": "cyan",
-    "corrected": "bold magenta",
-    "unverified": "yellow italic",
-    "private": "blue",
-}
-_MARKS: dict[Origin, str] = {"unverified": "~", "corrected": "=", "private": "#"}
-
-
 def styled(spans: Sequence[Span], console: Console) -> Text:
-    """The text of these spans as this console can show it."""
+    """Show origins by color, or by marks if the console has no colors."""
     return marked(spans) if console.no_color or console.color_system is None else colored(spans)
 
 
@@ -129,9 +134,9 @@ def colored(spans: Sequence[Span]) -> Text:
 
 
 def marked(spans: Sequence[Span]) -> Text:
-    """Without colors. What the target has merely approved bears no marks."""
+    """Show origins by marks. Accepted and bonus text has none."""
     text = Text()
     for mark, group in groupby(spans, lambda span: _MARKS.get(span.origin, "")):
-        said = printable("".join(span.text for span in group))
-        text.append(f"{{{mark}{said}{mark}}}" if mark and said else said)
+        content = printable("".join(span.text for span in group))
+        text.append(f"{{{mark}{content}{mark}}}" if mark and content else content)
     return text

@@ -1,4 +1,4 @@
-"""The HTTP endpoints. Everything they do is elsewhere."""
+"""The HTTP endpoints as an ASGI app, and the error handlers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from outrider_client.gateway.metrics import CONTENT_TYPE
 from outrider_client.gateway.middleware import AccessMiddleware, BodyLimitMiddleware
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest, LinkCommand
 from outrider_client.gateway.request_mapping import map_chat_request, map_completion_request
-from outrider_client.gateway.response_bodies import Body, ChatFormat, CompletionFormat
-from outrider_client.gateway.responses import DisconnectedError, answer
+from outrider_client.gateway.response_bodies import Body, ChatFormatter, CompletionFormatter
+from outrider_client.gateway.responses import DisconnectedError, respond
 from outrider_proto.errors import OutriderError
 
 if TYPE_CHECKING:
     from outrider_client.connection.emulated import EmulatedLink
 
 PAGE = Path(__file__).parent / "page"
-_CLIENT_CLOSED = 499
+_CLIENT_CLOSED_REQUEST = 499  # as nginx has it
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -43,7 +43,7 @@ _PAGE_HEADERS = {
 
 
 def create_app(gateway: Gateway, emulated: EmulatedLink | None = None, *, only_loopback: bool = True) -> FastAPI:
-    """The gateway as an ASGI app. `emulated` is the link that it talks through, if it is an emulated one."""
+    """Build the ASGI app. `emulated` is the emulated link to the server, if there is one."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -53,7 +53,7 @@ def create_app(gateway: Gateway, emulated: EmulatedLink | None = None, *, only_l
     app = FastAPI(title="Outrider gateway", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(AccessMiddleware, api_key=gateway.config.api_key, only_loopback=only_loopback)
-    _add_answers(app, gateway)
+    _add_completions(app, gateway)
     _add_models(app, gateway)
     _add_state(app, gateway)
     _add_link(app, gateway, emulated)
@@ -62,19 +62,19 @@ def create_app(gateway: Gateway, emulated: EmulatedLink | None = None, *, only_l
     return app
 
 
-def _add_answers(app: FastAPI, gateway: Gateway) -> None:
+def _add_completions(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
-        answering = GatewayCompletion(gateway, map_chat_request(body, request.headers, gateway.client.sampling))
-        usage = answering.asked.include_usage
-        form = ChatFormat(body.model, answering.models, stream=body.stream, include_usage=usage)
-        return await answer(request, answering, form)
+        completion = GatewayCompletion(gateway, map_chat_request(body, request.headers, gateway.client.sampling))
+        usage = completion.request.include_usage
+        formatter = ChatFormatter(body.model, completion.models, stream=body.stream, include_usage=usage)
+        return await respond(request, completion, formatter)
 
     @app.post("/v1/completions", response_model=None)
-    async def completion(body: CompletionRequest, request: Request) -> Response:
-        answering = GatewayCompletion(gateway, map_completion_request(body, request.headers, gateway.client.sampling))
-        form = CompletionFormat(body.model, answering.models, include_usage=answering.asked.include_usage)
-        return await answer(request, answering, form)
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        completion = GatewayCompletion(gateway, map_completion_request(body, request.headers, gateway.client.sampling))
+        formatter = CompletionFormatter(body.model, completion.models, include_usage=completion.request.include_usage)
+        return await respond(request, completion, formatter)
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
@@ -104,72 +104,73 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(gateway.metrics.page(), media_type=CONTENT_TYPE)
+        return Response(gateway.metrics.exposition(), media_type=CONTENT_TYPE)
 
 
 def _add_link(app: FastAPI, gateway: Gateway, emulated: EmulatedLink | None) -> None:
-    def shown(report: LinkReport) -> Body:
+    def as_json(report: LinkReport) -> Body:
         return _report(report) | {"emulated": None if emulated is None else emulated.shown}
 
     async def events() -> AsyncGenerator[dict[str, str], None]:
         async with contextlib.aclosing(gateway.watch.reports()) as reports:
             async for report in reports:
-                yield {"data": json.dumps(shown(report))}
+                yield {"data": json.dumps(as_json(report))}
 
     @app.get("/outrider/link", response_model=None)
     async def link() -> Response:
         return EventSourceResponse(events(), sep="\n")
 
     @app.post("/outrider/link")
-    async def order(body: LinkCommand) -> Body:
+    async def change(body: LinkCommand) -> Body:
         if emulated is None:
-            raise ApiError(409, "the link is a real one: start the gateway with --profile to have one to cut")
-        _obey(emulated, body)
-        gateway.watch.touch()
-        return shown(gateway.watch.report)
+            raise ApiError(409, "the link is a real one: start the gateway with --profile to have one to change")
+        _apply(emulated, body)
+        gateway.watch.notify()
+        return as_json(gateway.watch.report)
 
 
-def _obey(emulated: EmulatedLink, order: LinkCommand) -> None:
-    if order.profile is not None:
-        if order.profile not in emulated.profiles:  # the terminal may name files of its own, an app may not
+def _apply(emulated: EmulatedLink, command: LinkCommand) -> None:
+    if command.profile is not None:
+        # Checked here since `change` takes names of files, too, which apps must not open.
+        if command.profile not in emulated.profiles:
             raise ApiError(400, f"profile: choose one of {', '.join(emulated.profiles)}", param="profile")
-        emulated.change(order.profile)
-    if order.cut is not None:
-        (emulated.cut if order.cut else emulated.restore)()
+        emulated.change(command.profile)
+    if command.cut is not None:
+        (emulated.cut if command.cut else emulated.restore)()
 
 
 def _add_errors(app: FastAPI, gateway: Gateway) -> None:
-    def said(error: ApiError) -> Response:
-        gateway.metrics.refused(error.status)
+    def response(error: ApiError) -> Response:
+        gateway.metrics.count_error(error.status)
         return JSONResponse(error.body, error.status)
 
     @app.exception_handler(ApiError)
     async def refused(_: Request, error: ApiError) -> Response:
-        return said(error)
+        return response(error)
 
     @app.exception_handler(OutriderError)
     async def failed(_: Request, error: OutriderError) -> Response:
-        return said(api_error(error))
+        return response(api_error(error))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return said(invalid_request(error.errors()))
+        return response(invalid_request(error.errors()))
 
     @app.exception_handler(ValidationError)
     async def invalid_header(_: Request, error: ValidationError) -> Response:
-        return said(invalid_request([{**each, "loc": ("headers", *each["loc"])} for each in error.errors()]))
+        return response(invalid_request([{**each, "loc": ("headers", *each["loc"])} for each in error.errors()]))
 
     @app.exception_handler(DisconnectedError)
     async def gone(_: Request, error: DisconnectedError) -> Response:
-        return Response(status_code=_CLIENT_CLOSED)
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
     @app.exception_handler(HTTPException)
-    async def no_such(request: Request, error: HTTPException) -> Response:
-        return said(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        return response(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
 
 
 class _Page(StaticFiles):
-    """Runs what lies beside it, talks to the gateway alone, and shows up in no other page."""
+    """Lets the page load and call only this gateway, and no other site embed it."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:  # Any: as StaticFiles has them
         response = super().file_response(*args, **options)

@@ -1,4 +1,4 @@
-"""One answer on its way to an app."""
+"""One answer for an app: runs the client on a pooled session and yields the text that may be sent."""
 
 from __future__ import annotations
 
@@ -20,71 +20,72 @@ from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.text.transcript import FinishReason
 from outrider_proto.errors import LinkError, Reason, Refusal
 
-AppReason = Literal["stop", "length"]
-_WITH_STATS = (Committed, Verified, RolledBack)  # of a verdict, whose Stats follow at once
+OpenAIReason = Literal["stop", "length"]
+_STATS_FOLLOW = (Committed, Verified, RolledBack)  # events of a verdict, with a Stats right after them
 
 
 class GatewayCompletion:
-    """Raises ApiError or OutriderError; an answer without a word for want of a link is a LinkError."""
+    """One answer. Raises ApiError, or OutriderError: LinkError if no link came up before the first token."""
 
-    def __init__(self, gateway: Gateway, asked: GenerationRequest) -> None:
-        self.asked = asked
+    def __init__(self, gateway: Gateway, request: GenerationRequest) -> None:
+        self.request = request
         self.statistics = Statistics()
         self.warnings: list[str] = []
-        self.drafter, self.models = gateway.models_for(asked)
+        self.drafter, self.models = gateway.models_for(request)
         self._gateway = gateway
-        manner = self._manner(asked.choices.get("mode", gateway.client.mode))
-        self._outflow = TextStream(asked.stops, manner)
-        self._sent = () if self._stays_here else _sent(self.models, asked)
-        self.prompt_tokens = len(self._sent) or len(self.models.split(asked.prompt, raw=asked.raw).whole)
-        on_reconnect = "keep" if manner == "keep" else "verify"
-        self._choices = {**asked.choices, "max_new_tokens": self._limit(), "on_reconnect": on_reconnect}
+        policy = self._policy(request.overrides.get("mode", gateway.client.mode))
+        self._text_stream = TextStream(request.stops, policy)
+        self._sent = () if self._is_local else _prompt_tokens(self.models, request)
+        self.prompt_tokens = len(self._sent) or len(self.models.split(request.prompt, raw=request.raw).whole)
+        on_reconnect = "keep" if policy == "keep" else "verify"
+        self._overrides = {**request.overrides, "max_new_tokens": self._limit(), "on_reconnect": on_reconnect}
         self._ended_by: FinishReason | None = None
 
-    async def pieces(self) -> AsyncGenerator[TextChunk, None]:
-        """What may go out, as it comes. Whoever stops listening closes it: that ends the answer and keeps the
-        session."""
+    async def chunks(self) -> AsyncGenerator[TextChunk, None]:
+        """Yield text that may be sent, as it comes. Closing the generator ends the answer and keeps the session."""
         arrived: asyncio.Queue[TextChunk | None] = asyncio.Queue()
-        # A task of its own, which comes to its end in peace when the request is cancelled over and over.
-        writing = self._gateway.own(self._write(arrived.put_nowait))
+        # In a task of its own: the request of an app that goes away is cancelled repeatedly, which would cut short the
+        # clean-up that returns the session in order.
+        writing = self._gateway.start_task(self._write(arrived.put_nowait))
         writing.add_done_callback(lambda _: arrived.put_nowait(None))
         try:
-            while (piece := await arrived.get()) is not None:
-                yield piece
+            while (chunk := await arrived.get()) is not None:
+                yield chunk
             writing.result()
         finally:
             writing.cancel()
 
     async def _write(self, put: Callable[[TextChunk], None]) -> None:
         started = time.perf_counter()
-        async with self._gateway.pool.lend(self.drafter, self._sent, quiet=self._stays_here) as client:
-            client.begin_conversation()  # the last request may have been somebody else's
-            prompt = self.asked.prompt if self.asked.has_private else self._sent
-            async with contextlib.aclosing(client.generate(prompt, **self._choices)) as events:
+        async with self._gateway.pool.acquire(self.drafter, self._sent, is_private=self._is_local) as client:
+            client.begin_conversation()  # the session's last request may have been another app's
+            prompt = self.request.prompt if self.request.has_private else self._sent
+            async with contextlib.aclosing(client.generate(prompt, **self._overrides)) as events:
                 async for event in events:
-                    self._note(client, event)
-                    for piece in self._outflow.take(event):
-                        put(piece)
-                    if self._outflow.stopped and not isinstance(event, _WITH_STATS):
+                    self._observe(client, event)
+                    for chunk in self._text_stream.take(event):
+                        put(chunk)
+                    # Not before the verdict's Stats, which the metrics count.
+                    if self._text_stream.stopped and not isinstance(event, _STATS_FOLLOW):
                         break
-        if self._ended_by == "link" and self._outflow.last_token is None:
-            raise LinkError("the link is out, and the drafter cannot tell how this text goes on")
-        self._count(time.perf_counter() - started)
+        if self._ended_by == "link" and self._text_stream.last_token is None:
+            raise LinkError("the link is down, and the drafter cannot continue this text")
+        self._record(time.perf_counter() - started)
 
     @property
-    def finish_reason(self) -> AppReason:
-        """In OpenAI's words: `length` also for an answer that the link or a limit broke off."""
-        ended = self._outflow.last_token in self.models.eos_token_ids
-        return "stop" if self._outflow.has_stopped or ended or self._ended_by == "eos" else "length"
+    def finish_reason(self) -> OpenAIReason:
+        """The reason in OpenAI's terms, where `length` also stands for an answer that an outage cut short."""
+        ended = self._text_stream.last_token in self.models.eos_token_ids
+        return "stop" if self._text_stream.has_stopped or ended or self._ended_by == "eos" else "length"
 
     @property
     def reason(self) -> FinishReason | Literal["stop"]:
-        """In ours."""
-        return "stop" if self._outflow.has_stopped or self._ended_by is None else self._ended_by
+        """The reason in Outrider's terms."""
+        return "stop" if self._text_stream.has_stopped or self._ended_by is None else self._ended_by
 
     @property
     def completion_tokens(self) -> int:
-        return self._outflow.num_tokens(self.models.decode)
+        return self._text_stream.num_tokens(self.models.decode)
 
     @property
     def usage(self) -> dict[str, int]:
@@ -92,29 +93,29 @@ class GatewayCompletion:
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     @property
-    def _stays_here(self) -> bool:
-        """Whether the drafter writes it alone, on private text."""
-        privacy = self.asked.choices.get("privacy", self._gateway.client.privacy)
-        return self.asked.has_private and privacy == "local"
+    def _is_local(self) -> bool:
+        """True if the drafter answers private text alone, on this device."""
+        privacy = self.request.overrides.get("privacy", self._gateway.client.privacy)
+        return self.request.has_private and privacy == "local"
 
-    def _manner(self, mode: Mode) -> UnverifiedPolicy:
-        """Nothing waits for a verdict that will not come, and a whole answer takes nothing back."""
+    def _policy(self, mode: Mode) -> UnverifiedPolicy:
+        """The policy to use: offline no verdict comes to wait for, and only a stream can take text back."""
         if mode == "offline":
             return "keep"
-        return "hold" if self.asked.unverified == "stream" and not self.asked.stream else self.asked.unverified
+        return "hold" if self.request.unverified == "stream" and not self.request.stream else self.request.unverified
 
-    def _count(self, seconds: float) -> None:
-        """How long a private text is, or what was written on it, goes into no figure."""
+    def _record(self, seconds: float) -> None:
+        # Of a private answer nothing is counted that shows how long its text is, and of a private prompt neither.
         metrics = self._gateway.metrics
         if self._ended_by is None and self.statistics.new_tokens:
-            metrics.ended(self.statistics, is_private=self._stays_here)
-        metrics.answered("private" if self._stays_here else self.finish_reason)
-        if not self.asked.has_private:
-            metrics.measured(self.prompt_tokens, self.completion_tokens, seconds)
+            metrics.observe_statistics(self.statistics, is_private=self._is_local)
+        metrics.count_answer("private" if self._is_local else self.finish_reason)
+        if not self.request.has_private:
+            metrics.observe_request(self.prompt_tokens, self.completion_tokens, seconds)
 
-    def _note(self, client: AsyncClient, event: Event) -> None:
-        self._gateway.watch.took(client, event)
-        self._gateway.metrics.took(event)
+    def _observe(self, client: AsyncClient, event: Event) -> None:
+        self._gateway.watch.observe(client, event)
+        self._gateway.metrics.observe_event(event)
         match event:
             case Stats(statistics=statistics):
                 self.statistics = statistics
@@ -126,17 +127,19 @@ class GatewayCompletion:
                 pass
 
     def _limit(self) -> int:
-        """Tokens that the answer may have. The server is told, so it counts what is sent, placeholders and not values.
-        Raises Refusal for a prompt that leaves no room for any."""
+        """Largest number of tokens in the answer. Raises Refusal for a prompt that leaves no room for any.
+
+        The server gets this number, so it counts the prompt as sent, with placeholders, not the private values.
+        """
         room = self.models.max_context - self.prompt_tokens
         if room < 1:
             message = f"prompt has {self.prompt_tokens} tokens: the target's context is {self.models.max_context}"
             raise Refusal(Reason.CONTEXT_FULL, message)
-        wanted = self._gateway.config.max_tokens if self.asked.max_tokens is None else self.asked.max_tokens
+        wanted = self._gateway.config.max_tokens if self.request.max_tokens is None else self.request.max_tokens
         return room if wanted is None else min(wanted, room)
 
 
-def _sent(models: LocalModels, asked: GenerationRequest) -> tuple[int, ...]:
-    """The prompt as the server gets it."""
-    prompt = Placeholders().replace(asked.prompt) if asked.has_private else asked.prompt
-    return tuple(models.encode(prompt, raw=asked.raw))
+def _prompt_tokens(models: LocalModels, request: GenerationRequest) -> tuple[int, ...]:
+    """The prompt as the server gets it, with placeholders for private text."""
+    prompt = Placeholders().replace(request.prompt) if request.has_private else request.prompt
+    return tuple(models.encode(prompt, raw=request.raw))

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form with their HTTP status. Nothing here repeats what a request said, which may be private."""
+"""Errors in OpenAI's format, with their HTTP status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INVALID = "invalid_request_error"
 
 
 class ApiError(Exception):
-    """What the app is told. `param` names what of its request is at fault."""
+    """An error response. `param` names the parameter at fault."""
 
     def __init__(
         self, status: int, message: str, kind: str = _INVALID, *, param: str | None = None, code: str | None = None
@@ -30,12 +30,12 @@ class ApiError(Exception):
 
 
 def unknown_model(name: str, known: Sequence[str]) -> ApiError:
-    message = f"model {name!r} is not here: there is {', '.join(known)}"
+    message = f"model {name!r} does not exist: choose one of {', '.join(known)}"
     return ApiError(404, message, param="model", code="model_not_found")
 
 
 def api_error(error: OutriderError) -> ApiError:
-    """The app's mistake 400, the server's refusal 502 or 503, the link's fault 503."""
+    """Map the app's mistakes to 400, the server's refusals to 502 or 503, and link errors to 503."""
     match error:
         case TrustError():
             return ApiError(502, str(error), "server_error", code="no_trust")
@@ -46,7 +46,7 @@ def api_error(error: OutriderError) -> ApiError:
         case Refusal() if is_transient(error):
             return ApiError(503, str(error), "server_error", code=error.reason.name.lower())
         case Refusal():
-            return ApiError(502, f"the server refuses: {error}", "server_error", code=error.reason.name.lower())
+            return ApiError(502, f"the server refused: {error}", "server_error", code=error.reason.name.lower())
         case LinkError():
             return ApiError(503, str(error), "server_error", code="link_down")
         case _:
@@ -54,24 +54,25 @@ def api_error(error: OutriderError) -> ApiError:
 
 
 def invalid_request(errors: Sequence[Mapping[str, Any]]) -> ApiError:  # Any: pydantic's description of each
-    """The first of pydantic's errors that says most exactly where; never what was there."""
-    worst = max(errors, key=lambda error: len(error["loc"]))
-    where = ".".join(str(part) for part in worst["loc"][1:] if not _is_branch(part))
-    match worst["type"]:
+    """Report the first of pydantic's errors with the longest location."""
+    # Only the location and the message: the input itself may be private.
+    deepest = max(errors, key=lambda error: len(error["loc"]))
+    where = ".".join(str(part) for part in deepest["loc"][1:] if not _is_branch(part))
+    match deepest["type"]:
         case "json_invalid":
-            return ApiError(400, f"body is not JSON: {worst['ctx']['error']} at character {worst['loc'][-1]}")
+            return ApiError(400, f"body is not JSON: {deepest['ctx']['error']} at character {deepest['loc'][-1]}")
         case "extra_forbidden":
             return ApiError(400, f"{where}: no such parameter", param=where, code="unknown_parameter")
         case "unsupported_parameter":
-            name = worst["ctx"]["name"]
+            name = deepest["ctx"]["name"]
             where = f"{where}.{name}" if where else name
-            return ApiError(400, f"{where}: {worst['msg']}", param=where, code="unsupported_parameter")
+            return ApiError(400, f"{where}: {deepest['msg']}", param=where, code="unsupported_parameter")
         case _ if not where:
             return ApiError(400, "body: need a JSON object, and Content-Type: application/json")
         case _:
-            return ApiError(400, f"{where}: {worst['msg']}", param=where)
+            return ApiError(400, f"{where}: {deepest['msg']}", param=where)
 
 
 def _is_branch(part: str | int) -> bool:
-    """pydantic's name for one of several types, which no request has."""
+    """True for pydantic's name of a union member, which is no part of the request."""
     return isinstance(part, str) and ("[" in part or part in {"str", "int", "float", "constrained-str"})

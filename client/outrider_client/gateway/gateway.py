@@ -1,4 +1,4 @@
-"""What all requests of a gateway share, from the models to the link; knows nothing of HTTP."""
+"""What all requests share: models, session pool, link watch and metrics. Knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ _UNKNOWN = float("nan")
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """Raises UsageError. `names` are those of the model, the first its own; `max_tokens` None is what there is room
-    for, where a request does not say."""
+    """Settings of a gateway. Raises UsageError.
+
+    `names`: what apps may call the model. `max_tokens`: limit where a request sets none; None: the room in the context.
+    """
 
     names: tuple[str, ...] = ("outrider",)
     sessions: int = 4
@@ -42,39 +44,43 @@ class GatewayConfig:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError(f"max_tokens={self.max_tokens}: need at least 1")
         if not self.names or not all(self.names):
-            raise UsageError("names: need at least one name of the model")
+            raise UsageError("names: need at least one model name")
         if self.api_key is not None and not self.api_key.strip():
-            raise UsageError("api-key is empty: give some text")
+            raise UsageError("api-key is empty: need at least one character")
 
 
 class Gateway:
-    """`models` are shared by all sessions, by the name of their drafter, the usual one first. Start it in the event
-    loop that it serves."""
+    """Create it in the event loop that serves it.
+
+    `models`, keyed by drafter name with the default first, are shared by all sessions. `on_link_change` is called with
+    each new state of the link.
+    """
 
     def __init__(
         self,
         client: ClientConfig,
         models: Mapping[str, LocalModels],
         config: GatewayConfig,
-        say: Callable[[LinkState], None] = lambda state: None,
+        on_link_change: Callable[[LinkState], None] = lambda state: None,
     ) -> None:
         self.config = config
         self.client = replace(client, offline_start=True)
         self.metrics = GatewayMetrics()
         self._models = dict(models)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._usual = next(iter(models))
-        self._say = say
+        self._default_drafter = next(iter(models))
+        self._on_link_change = on_link_change
         transport = GrpcTransport(client.server, client.access)
         self.pool = SessionPool(self._new_client, config.sessions, config.queue)
-        self.watch = LinkWatch(self.pool, transport, self._tell)
-        self.metrics.link(self.watch.state)
-        self.metrics.watch("num_requests_running", lambda: self.pool.num_running)
-        self.metrics.watch("num_requests_waiting", lambda: self.pool.num_waiting)
-        self.metrics.watch("link_rtt_seconds", lambda: self.watch.report.rtt_s or _UNKNOWN)
+        self.watch = LinkWatch(self.pool, transport, self._link_changed)
+        self.metrics.set_link_state(self.watch.state)
+        self.metrics.set_gauge("num_requests_running", lambda: self.pool.num_running)
+        self.metrics.set_gauge("num_requests_waiting", lambda: self.pool.num_waiting)
+        self.metrics.set_gauge("link_rtt_seconds", lambda: self.watch.report.rtt_s or _UNKNOWN)
 
-    def own(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: what asyncio calls it
-        """A task that outlives its request if need be, and ends before the gateway does."""
+    def start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: as asyncio declares it
+        """Run work in a task that may outlive its request, and ends before the gateway does."""
+        # The event loop holds tasks only weakly: one that nobody else refers to can vanish in the middle.
         task = asyncio.create_task(work, name="outrider answer to an app")
         self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -82,7 +88,7 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Looks for the server, and ends all sessions in the end."""
+        """Watch the link; at the end stop all tasks and close all sessions."""
         watching = asyncio.create_task(self.watch.run(), name="outrider link watch")
         try:
             yield
@@ -92,30 +98,30 @@ class Gateway:
             await asyncio.gather(watching, *self._tasks, return_exceptions=True)
             await self.pool.close()
 
-    def models_for(self, asked: GenerationRequest) -> tuple[str, LocalModels]:
-        """The drafter's name, and the models with it. Raises ApiError for a model or a drafter that is not here."""
-        if asked.model not in self.config.names:
-            raise unknown_model(asked.model, self.config.names)
-        drafter = self._usual if asked.drafter is None else asked.drafter
+    def models_for(self, request: GenerationRequest) -> tuple[str, LocalModels]:
+        """The drafter's name and its models. Raises ApiError for an unknown model or drafter."""
+        if request.model not in self.config.names:
+            raise unknown_model(request.model, self.config.names)
+        drafter = self._default_drafter if request.drafter is None else request.drafter
         if drafter not in self._models:
-            message = f"outrider.drafter: {drafter!r} is not here: there is {', '.join(self._models)}"
+            message = f"outrider.drafter: {drafter!r} does not exist: choose one of {', '.join(self._models)}"
             raise ApiError(400, message, param="outrider.drafter")
         return drafter, self._models[drafter]
 
-    def _tell(self, state: LinkState) -> None:
-        self.metrics.link(state)
-        self._say(state)
+    def _link_changed(self, state: LinkState) -> None:
+        self.metrics.set_link_state(state)
+        self._on_link_change(state)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # told to the app, if it is still there
+            task.exception()  # retrieved, or asyncio logs it as never retrieved; the app has got it already
 
     def _new_client(self, drafter: str) -> AsyncClient:
         return AsyncClient(self.client, models=self._models[drafter])
 
 
-def drafters(models: LocalModels, names: Sequence[str]) -> dict[str, LocalModels]:
-    """What requests may name: the heads that were loaded, and none."""
+def models_by_drafter(models: LocalModels, names: Sequence[str]) -> dict[str, LocalModels]:
+    """The models for each drafter a request may name: the loaded heads together, and none."""
     bare = {NO_DRAFTER: replace(models, drafter=None, keywords=None)}
     return bare if models.drafter is None else {"+".join(names): models} | bare

@@ -1,4 +1,4 @@
-"""Where the link stands, for people: what answers under way say of it, and a look at the server while none are."""
+"""Watches the state of the link: from the answers in progress, and by probing the server while there are none."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from outrider_client.gateway.session_pool import SessionPool
 from outrider_client.privacy.safe_prefix import HUNG_UP
 from outrider_proto.errors import OutriderError
 
-WATCHED_S = 1.0  # between two looks while somebody watches or there is no link
-_IDLE_S = 5.0
-_PATIENCE_S = 2.0
-_SEEN = (LinkState.ONLINE, LinkState.RESUMING)
+WATCHED_S = 1.0  # between probes while a page watches, or the link is down
+_IDLE_S = 5.0  # between probes otherwise
+_PROBE_TIMEOUT_S = 2.0
+_REACHABLE = (LinkState.ONLINE, LinkState.RESUMING)
 
 
 class Probe(Protocol):
-    """Looks at the server; returns the round trip in seconds, or raises OutriderError."""
+    """Measures the round trip to the server."""
 
-    async def measure(self) -> float: ...
+    async def measure(self) -> float:
+        """Return the round trip in seconds. Raises OutriderError."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """What is known now. `tau`, tokens/s and mode are those of the answer under way, or of the last one."""
+    """The link's state, and statistics and mode of the answer in progress, or else of the last one."""
 
     state: LinkState
     rtt_s: float | None
@@ -40,36 +42,37 @@ class LinkReport:
 
 
 class LinkWatch:
-    """`say` is told when the link comes and goes."""
+    """Calls `on_change` with each new state of the link."""
 
-    def __init__(self, pool: SessionPool, probe: Probe, say: Callable[[LinkState], None]) -> None:
+    def __init__(self, pool: SessionPool, probe: Probe, on_change: Callable[[LinkState], None]) -> None:
         self.state = LinkState.CONNECTING
         self._pool = pool
         self._probe = probe
-        self._say = say
+        self._on_change = on_change
         self._rtt_s: float | None = None
         self._statistics = Statistics()
         self._mode: str | None = None
         self._changed = asyncio.Event()
         self._num_watchers = 0
 
-    def took(self, client: AsyncClient, event: Event) -> None:
-        """An answer goes on."""
+    def observe(self, client: AsyncClient, event: Event) -> None:
+        """Update from an event of an answer."""
         match event:
             case LinkChanged(detail=detail) if detail == HUNG_UP:
-                pass  # nothing is wrong with the link
+                pass  # closed on purpose for a private answer: nothing is wrong with the link
             case LinkChanged(state=state) if state not in (LinkState.CONNECTING, LinkState.CLOSED):
-                self._becomes(state)
+                self._set_state(state)
             case Stats(statistics=statistics):
                 self._statistics, self._mode = statistics, client.active_mode
                 self._rtt_s = client.rtt_s
                 if client.link_state is LinkState.ONLINE:
-                    self._becomes(LinkState.ONLINE)
+                    self._set_state(LinkState.ONLINE)
             case _:
                 pass
 
-    def touch(self) -> None:
-        """Something that watchers want to see has changed."""
+    def notify(self) -> None:
+        """Wake all that wait in `reports`."""
+        # A new event for the next change: clearing this one could beat a waiter to its wake-up.
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -80,7 +83,7 @@ class LinkWatch:
         return LinkReport(self.state, self._rtt_s, self._statistics, self._mode, num_bytes)
 
     async def reports(self) -> AsyncGenerator[LinkReport, None]:
-        """One at once, at every change, and every second."""
+        """Yield a report at once, at each change, and every WATCHED_S."""
         self._num_watchers += 1
         try:
             while True:
@@ -92,27 +95,27 @@ class LinkWatch:
             self._num_watchers -= 1
 
     async def run(self) -> None:
-        """Look at the server from time to time, for ever; also while a private answer is written, since a pause would
-        tell how long that takes."""
+        """Probe the server, until cancelled, while no answer uses the link."""
         while True:
-            if self._pool.num_telling == 0:
-                await self._look()
-            watched = self._num_watchers or self.state not in _SEEN
-            await asyncio.sleep(WATCHED_S if watched else _IDLE_S)
+            # Private answers do not count: a pause in the probes would show the server how long one takes.
+            if self._pool.num_using_link == 0:
+                await self._probe_server()
+            is_watched = self._num_watchers or self.state not in _REACHABLE
+            await asyncio.sleep(WATCHED_S if is_watched else _IDLE_S)
 
-    async def _look(self) -> None:
+    async def _probe_server(self) -> None:
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
                 self._rtt_s = await self._probe.measure()
         except (OutriderError, TimeoutError):
-            found = LinkState.OFFLINE
+            state = LinkState.OFFLINE
         else:
-            found = LinkState.ONLINE
-        if self._pool.num_telling == 0:  # else an answer has begun meanwhile, and knows better
-            self._becomes(found)
+            state = LinkState.ONLINE
+        if self._pool.num_using_link == 0:  # else an answer began meanwhile, which knows the state better
+            self._set_state(state)
 
-    def _becomes(self, state: LinkState) -> None:
+    def _set_state(self, state: LinkState) -> None:
         if state is not self.state:
             self.state = state
-            self._say(state)
-            self.touch()
+            self._on_change(state)
+            self.notify()

@@ -1,4 +1,4 @@
-"""Counters of the gateway for Prometheus, named as vLLM names its own. Numbers only: nothing of what was said."""
+"""The gateway's Prometheus metrics, named as vLLM names its own. Numbers only, no text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REQUEST_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class GatewayMetrics:
-    """One gateway's, in a registry of its own."""
+    """The metrics of one gateway, in a registry of its own."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
@@ -31,83 +31,84 @@ class GatewayMetrics:
         def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"outrider_{name}", what, buckets=buckets, registry=registry)
 
-        self._drafts = counter("spec_decode_num_drafts", "Draft trees that the target has judged.")
-        self._draft_tokens = counter("spec_decode_num_draft_tokens", "Nodes of these trees.")
-        self._accepted = counter("spec_decode_num_accepted_tokens", "Of these, accepted.")
-        self._at_position = counter("spec_decode_num_accepted_tokens_per_pos", "Accepted, by depth.", "position")
-        self._finished = counter("request_success", "Requests answered, by how it ended.", "finished_reason")
-        self._refused = counter("request_errors", "Requests not answered, by HTTP status.", "status")
-        self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
-        self._tokens = counter("generation_tokens", "Tokens of answers.")
-        self._unverified = counter("unverified_tokens", "Tokens of answers that the target has not judged.")
+        self._drafts = counter("spec_decode_num_drafts", "Draft trees verified by the target.")
+        self._draft_tokens = counter("spec_decode_num_draft_tokens", "Nodes of the verified draft trees.")
+        self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted by the target.")
+        self._at_position = counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens, by position.", "position"
+        )
+        self._finished = counter("request_success", "Requests answered, by finish reason.", "finished_reason")
+        self._refused = counter("request_errors", "Requests that failed, by HTTP status.", "status")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens processed.")
+        self._tokens = counter("generation_tokens", "Tokens generated.")
+        self._unverified = counter("unverified_tokens", "Generated tokens that the target has not verified.")
         self._rolled_back = counter("rolled_back_tokens", "Unverified tokens taken back.")
-        self._outages = counter("outages", "Times that an answer lost its link.")
-        self._bytes = counter("link_bytes", "Between gateway and server.", "direction")
-        self._first_token = histogram("time_to_first_token_seconds", "Of a request.", _FIRST_TOKEN_S)
-        self._between = histogram("inter_token_latency_seconds", "Mean of an answer.", _TOKEN_S)
-        self._request = histogram("e2e_request_latency_seconds", "Of a request.", _REQUEST_S)
+        self._outages = counter("outages", "Link outages during answers.")
+        self._bytes = counter("link_bytes", "Bytes between gateway and server, by direction.", "direction")
+        self._first_token = histogram("time_to_first_token_seconds", "Time to first token.", _FIRST_TOKEN_S)
+        self._between = histogram("inter_token_latency_seconds", "Mean time between tokens of an answer.", _TOKEN_S)
+        self._request = histogram("e2e_request_latency_seconds", "Time of a whole request.", _REQUEST_S)
         self._gauges = {
             name: Gauge(f"outrider_{name}", what, registry=registry)
             for name, what in (
-                ("num_requests_running", "Answers under way."),
-                ("num_requests_waiting", "Requests that wait for a session."),
-                ("link_rtt_seconds", "Measured round trip to the server."),
+                ("num_requests_running", "Requests being answered."),
+                ("num_requests_waiting", "Requests waiting for a session."),
+                ("link_rtt_seconds", "Measured round-trip time to the server."),
             )
         }
-        self._state = Gauge("outrider_link_state", "1 for the state of the link.", ("state",), registry=registry)
+        self._state = Gauge("outrider_link_state", "1 for the link's state, else 0.", ("state",), registry=registry)
 
-    def watch(self, name: str, value: Callable[[], float]) -> None:
-        """Have a gauge show a value."""
+    def set_gauge(self, name: str, value: Callable[[], float]) -> None:
+        """Read a gauge's value from a function, at each scrape."""
         self._gauges[name].set_function(value)
 
-    def link(self, state: LinkState) -> None:
+    def set_link_state(self, state: LinkState) -> None:
         for each in LinkState:
             self._state.labels(each.value).set(each is state)
 
-    def took(self, event: Event) -> None:
-        """An answer goes on."""
+    def observe_event(self, event: Event) -> None:
         match event:
             case Cycle(request=Draft(tree=tree), verdict=verdict) if len(tree) and not verdict.stale:
-                self._judged(len(tree), len(verdict.path))
+                self._count_verdict(len(tree), len(verdict.path))
             case Finished(reason=reason, statistics=statistics):
-                self.ended(statistics, is_private=reason == "private")
+                self.observe_statistics(statistics, is_private=reason == "private")
             case _:
                 pass
 
-    def ended(self, told: Statistics, *, is_private: bool) -> None:
-        """What a whole answer cost; `took` says so of one that came to its own end."""
-        self._bytes.labels("up").inc(told.bytes_up)
-        self._bytes.labels("down").inc(told.bytes_down)
+    def observe_statistics(self, statistics: Statistics, *, is_private: bool) -> None:
+        """Count a whole answer. `observe_event` does so for one that ends by itself."""
+        self._bytes.labels("up").inc(statistics.bytes_up)
+        self._bytes.labels("down").inc(statistics.bytes_down)
         if not is_private:
-            self._measured(told)
+            self._observe_answer(statistics)
 
-    def answered(self, reason: str) -> None:
+    def count_answer(self, reason: str) -> None:
         self._finished.labels(reason).inc()
 
-    def measured(self, prompt_tokens: int, tokens: int, seconds: float) -> None:
-        """An answer whose prompt may be known by its size."""
+    def observe_request(self, prompt_tokens: int, tokens: int, seconds: float) -> None:
+        """Count the tokens and time of a request that holds nothing private."""
         self._prompt_tokens.inc(prompt_tokens)
         self._tokens.inc(tokens)
         self._request.observe(seconds)
 
-    def refused(self, status: int) -> None:
+    def count_error(self, status: int) -> None:
         self._refused.labels(str(status)).inc()
 
-    def page(self) -> bytes:
-        """In Prometheus' text form."""
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _judged(self, num_nodes: int, num_accepted: int) -> None:
+    def _count_verdict(self, num_nodes: int, num_accepted: int) -> None:
         self._drafts.inc()
         self._draft_tokens.inc(num_nodes)
         self._accepted.inc(num_accepted)
         for position in range(num_accepted):
             self._at_position.labels(str(position)).inc()
 
-    def _measured(self, told: Statistics) -> None:
-        self._unverified.inc(told.unverified)
-        self._rolled_back.inc(told.rolled_back)
-        self._outages.inc(told.outages)
-        self._first_token.observe(told.time_to_first_token_ms / 1e3)
-        if told.new_tokens > 1:
-            self._between.observe(told.mean_itl_ms / 1e3)
+    def _observe_answer(self, statistics: Statistics) -> None:
+        self._unverified.inc(statistics.unverified)
+        self._rolled_back.inc(statistics.rolled_back)
+        self._outages.inc(statistics.outages)
+        self._first_token.observe(statistics.time_to_first_token_ms / 1e3)
+        if statistics.new_tokens > 1:
+            self._between.observe(statistics.mean_itl_ms / 1e3)

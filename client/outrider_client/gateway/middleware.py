@@ -1,9 +1,4 @@
-"""Who may ask: with a key those who know it, without one this device's own programs.
-
-A page of another site must not reach a gateway on loopback by a name that it lets point there, so the Host of a request
-is checked, and the Origin that browsers add. Bodies must be JSON (FastAPI sees to that): a page of another site would
-have to ask first, and nothing here answers that.
-"""
+"""ASGI middleware around the whole app: who may call it, and how large a request may be."""
 
 from __future__ import annotations
 
@@ -17,11 +12,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outrider_client.gateway.errors import ApiError
 from outrider_proto.addresses import is_loopback_host
 
-_CLOSED = ("/v1/", "/outrider/", "/metrics")  # to those who do not know the key; the page itself says nothing
+_PROTECTED = ("/v1/", "/outrider/", "/metrics")  # by the API key; the page itself holds no data
+MAX_BODY_BYTES = 8 * 2**20
 
 
 class AccessMiddleware:
-    """Around the whole app. `api_key` None: anybody on this device."""
+    """Lets requests with the API key pass; without a key, all that come from this device.
+
+    A page of another site must not reach a gateway on loopback.
+    """
 
     def __init__(self, app: ASGIApp, api_key: str | None, *, only_loopback: bool) -> None:
         self._app = app
@@ -29,19 +28,22 @@ class AccessMiddleware:
         self._only_loopback = only_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (error := self._objection(scope["path"], Headers(scope=scope))) is not None:
+        if scope["type"] == "http" and (error := self._refusal(scope["path"], Headers(scope=scope))) is not None:
             await JSONResponse(error.body, error.status)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _objection(self, path: str, headers: Headers) -> ApiError | None:
+    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
+        # DNS rebinding: a site can point its own name at 127.0.0.1, and its page then counts as of one origin with us.
+        # The Host header still holds that name. A page that posts across origins is stopped by its Origin header, or
+        # by the preflight request that JSON bodies need and nothing here answers.
         host = headers.get("host", "")
         if self._only_loopback and not is_loopback_host(_hostname(host)):
             return ApiError(403, "host: this gateway answers to localhost only", code="wrong_host")
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
             return ApiError(403, "origin: this gateway serves no pages of other sites", code="wrong_origin")
-        if self._api_key is None or not path.startswith(_CLOSED):
+        if self._api_key is None or not path.startswith(_PROTECTED):
             return None
         return None if self._knows_key(headers.get("authorization", "")) else _unauthorized()
 
@@ -52,7 +54,6 @@ class AccessMiddleware:
 
 
 def _hostname(host: str) -> str:
-    """Without the port."""
     return host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
 
 
@@ -61,11 +62,8 @@ def _unauthorized() -> ApiError:
     return ApiError(401, message, "authentication_error", code="invalid_api_key")
 
 
-MAX_BODY_BYTES = 8 * 2**20
-
-
 class BodyLimitMiddleware:
-    """Around the app, which gets the error where it reads the body."""
+    """Raises HTTPException 413 in the app where it reads a body that is too large."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -83,7 +81,7 @@ class _CountedReceive:
         self._receive = receive
 
     async def __call__(self) -> Message:
-        """Raises HTTPException."""
+        # Checked twice: a declared length before anything is read, and what really comes, for chunked bodies.
         self._check(self._declared)
         message = await self._receive()
         self._num_bytes += len(message.get("body", b""))

@@ -1,4 +1,4 @@
-"""The bodies of requests, in OpenAI's form, and Outrider's extension of them."""
+"""Request bodies in OpenAI's format, and the extensions to it under `outrider`."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ _MAX_STOP_CHARS = 256
 _Stop = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
 
 
-def _whole(text: str) -> str:
+def _without_lone_surrogates(text: str) -> str:
     try:
         text.encode()
-    except UnicodeEncodeError:  # which would repeat it
+    except UnicodeEncodeError:  # its message would repeat the text, which may be private
         raise PydanticCustomError("half_character", "holds half a character, which no UTF-8 has") from None
     return text
 
 
-_Text = Annotated[str, AfterValidator(_whole)]  # JSON may spell what no tokenizer takes
+_Text = Annotated[str, AfterValidator(_without_lone_surrogates)]  # JSON can spell them, tokenizers fail on them
 
 
-class _Body(BaseModel):
+class _RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
 
-class OutriderOptions(_Body):
-    """`outrider` in the body, or headers `x-outrider-...`."""
+class OutriderOptions(_RequestBody):
+    """The field `outrider` of a body, or headers `x-outrider-...`."""
 
     mode: Mode | None = None
     drafter: str | None = None
     privacy: Privacy | None = None
-    fences: bool = False  # <<private text>> in the messages
-    unverified: UnverifiedPolicy = "hold"  # what the drafter writes while the link is out
+    fences: bool = False  # treat <<...>> in the messages as private
+    unverified: UnverifiedPolicy = "hold"  # what to do with text of an outage: see UnverifiedPolicy
 
 
-class StreamOptions(_Body):
+class StreamOptions(_RequestBody):
     include_usage: bool = False
     include_obfuscation: Literal[False] | None = None
 
 
-class TextPart(_Body):
-    """`private` and `kind` are Outrider's."""
+class TextPart(_RequestBody):
+    """Part of a message. `private` and `kind` extend OpenAI's format."""
 
     type: Literal["text"]
     text: _Text
@@ -56,20 +56,20 @@ class TextPart(_Body):
     kind: str | None = None
 
 
-class ChatMessage(_Body):
-    """`developer` is another word for `system`."""
+class ChatMessage(_RequestBody):
+    """A message; the role `developer` means `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: _Text | list[TextPart]
 
     @model_validator(mode="before")
     @classmethod
-    def _neutral(cls, given: Any) -> Any:  # Any: whatever JSON holds
-        return message_without_neutral(given)
+    def _drop_no_ops(cls, given: Any) -> Any:  # Any: whatever JSON holds
+        return message_without_no_ops(given)
 
 
-class _Generation(_Body):
-    """What both endpoints take. `user` and the like name the app's user; nothing here depends on them."""
+class _Generation(_RequestBody):
+    """Fields of both endpoints. `user` and `safety_identifier` are accepted and ignored."""
 
     model: str
     stream: bool = False
@@ -77,7 +77,7 @@ class _Generation(_Body):
     stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)] | None = None
     temperature: Annotated[_Float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[_Float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # not OpenAI's; many servers have it
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # not in OpenAI's API, but many servers take it
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -85,8 +85,8 @@ class _Generation(_Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _neutral(cls, given: Any) -> Any:  # Any: whatever JSON holds
-        return without_neutral(given)
+    def _drop_no_ops(cls, given: Any) -> Any:  # Any: whatever JSON holds
+        return without_no_ops(given)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -104,28 +104,28 @@ class ChatRequest(_Generation):
 
 
 def _unwrapped(prompt: Any) -> Any:  # Any: whatever JSON holds
-    """A list of one prompt is that prompt."""
+    """Take the prompt out of a list of one."""
     is_wrapped = isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list)
     return prompt[0] if is_wrapped else prompt
 
 
 class CompletionRequest(_Generation):
-    """POST /v1/completions. One prompt: text, or token ids."""
+    """POST /v1/completions, with one prompt: text or token ids."""
 
     prompt: Annotated[_Text | Annotated[list[int], Field(min_length=1)], BeforeValidator(_unwrapped)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
 
-class LinkCommand(_Body):
+class LinkCommand(_RequestBody):
     """POST /outrider/link."""
 
     cut: bool | None = None
     profile: str | None = None
 
 
-# Any: whatever JSON holds
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+# OpenAI's parameters that do not exist here, with the values that mean the same as leaving them out.
+_NO_OPS: Mapping[str, tuple[Any, ...]] = {  # Any: whatever JSON holds
     "n": (1,),
     "best_of": (1,),
     "echo": (False,),
@@ -155,7 +155,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "prompt_cache_retention": (),
     "prompt_cache_options": (),
 }
-_NEUTRAL_OF_MESSAGE: Mapping[str, tuple[Any, ...]] = {
+_MESSAGE_NO_OPS: Mapping[str, tuple[Any, ...]] = {
     "name": (),
     "refusal": (),
     "audio": (),
@@ -165,28 +165,34 @@ _NEUTRAL_OF_MESSAGE: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def without_neutral(given: Any) -> Any:
-    """A request without the parameters that change nothing. Raises for one that would."""
-    return _without(given, _NEUTRAL)
+def without_no_ops(given: Any) -> Any:
+    """Drop a request's unsupported parameters that hold their no-op value; raise for any other value.
+
+    Clients send some of them in every request.
+    """
+    return _without(given, _NO_OPS)
 
 
-def message_without_neutral(given: Any) -> Any:
-    """As `without_neutral`, a message."""
-    return _without(given, _NEUTRAL_OF_MESSAGE)
+def message_without_no_ops(given: Any) -> Any:
+    """Do for a message what `without_no_ops` does for a request."""
+    return _without(given, _MESSAGE_NO_OPS)
 
 
-def _without(given: Any, neutral: Mapping[str, tuple[Any, ...]]) -> Any:
+def _without(given: Any, no_ops: Mapping[str, tuple[Any, ...]]) -> Any:
     if not isinstance(given, Mapping):
         return given
-    for name in given.keys() & neutral.keys():
-        if given[name] is not None and not any(_same(given[name], value) for value in neutral[name]):
-            raise PydanticCustomError("unsupported_parameter", "{what}", {"name": name, "what": _said(neutral[name])})
-    return {name: value for name, value in given.items() if name not in neutral}
+    for name in given.keys() & no_ops.keys():
+        if given[name] is not None and not any(_same(given[name], value) for value in no_ops[name]):
+            raise PydanticCustomError(
+                "unsupported_parameter", "{what}", {"name": name, "what": _supported(no_ops[name])}
+            )
+    return {name: value for name, value in given.items() if name not in no_ops}
 
 
 def _same(one: Any, other: Any) -> bool:
+    # Python holds True == 1: "n": true is not "n": 1.
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
-def _said(values: tuple[Any, ...]) -> str:
+def _supported(values: tuple[Any, ...]) -> str:
     return f"not supported here, but for {' or '.join(map(repr, values))}" if values else "not supported here"

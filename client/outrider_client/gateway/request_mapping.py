@@ -1,4 +1,4 @@
-"""From a request to what the client is asked for. Pure."""
+"""Maps requests to what the client is asked to generate. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _DEFAULT_COMPLETION = 16  # tokens, as OpenAI's
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GenerationRequest:
-    """One answer: `choices` are fields of ClientConfig; `max_tokens` None is as many as there is room for."""
+    """What an app asks for, whichever endpoint it called.
+
+    `overrides` are fields of ClientConfig. `max_tokens` None: as many as the context holds.
+    """
 
     model: str
     prompt: Prompt
@@ -37,50 +40,55 @@ class GenerationRequest:
     stops: StopStrings
     unverified: UnverifiedPolicy
     drafter: str | None
-    choices: Mapping[str, Any]  # Any: each field has its own type
+    overrides: Mapping[str, Any]  # Any: each field has its own type
     stream: bool
     include_usage: bool
 
 
-def map_chat_request(body: ChatRequest, headers: Mapping[str, str], usual: Sampling) -> GenerationRequest:
-    """Raises UsageError for private parts that are marked wrongly, ApiError for what lacks its other half."""
-    extension = _extension(body.outrider, headers)
-    messages = [_message(message, extension.fences) for message in body.messages]
+def map_chat_request(body: ChatRequest, headers: Mapping[str, str], defaults: Sampling) -> GenerationRequest:
+    """Raise UsageError for wrongly marked private parts, ApiError for a parameter without the one it needs.
+
+    `defaults` are the gateway's own.
+    """
+    options = _options(body.outrider, headers)
+    messages = [_message(message, options.fences) for message in body.messages]
     if body.top_logprobs is not None and not body.logprobs:
-        raise _lacks("top_logprobs", "logprobs")
+        raise _needs("top_logprobs", "logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return _asked(body, extension, messages, usual, limit=limit, logprobs=logprobs)
+    return _generation_request(body, options, messages, defaults, limit=limit, logprobs=logprobs)
 
 
-def map_completion_request(body: CompletionRequest, headers: Mapping[str, str], usual: Sampling) -> GenerationRequest:
-    """Raises as `map_chat_request`."""
-    extension = _extension(body.outrider, headers)
+def map_completion_request(
+    body: CompletionRequest, headers: Mapping[str, str], defaults: Sampling
+) -> GenerationRequest:
+    """Raise what `map_chat_request` raises."""
+    options = _options(body.outrider, headers)
     prompt: Prompt = body.prompt
-    if extension.fences and isinstance(body.prompt, str):
+    if options.fences and isinstance(body.prompt, str):
         prompt = parse_fences(body.prompt)
     limit = _DEFAULT_COMPLETION if body.max_tokens is None else body.max_tokens
-    return _asked(body, extension, prompt, usual, limit=limit, logprobs=body.logprobs)
+    return _generation_request(body, options, prompt, defaults, limit=limit, logprobs=body.logprobs)
 
 
-def _asked(
+def _generation_request(
     body: ChatRequest | CompletionRequest,
-    extension: OutriderOptions,
+    options: OutriderOptions,
     prompt: Prompt,
-    usual: Sampling,
+    defaults: Sampling,
     *,
     limit: int | None,
     logprobs: int | None,
 ) -> GenerationRequest:
-    choices = _sampling(body, usual) | {
-        "mode": extension.mode,
-        "privacy": extension.privacy,
+    overrides = _sampling(body, defaults) | {
+        "mode": options.mode,
+        "privacy": options.privacy,
         "logprobs": logprobs,
         "raw": isinstance(body, CompletionRequest),
     }
-    options = body.stream_options
-    if options is not None and not body.stream:
-        raise _lacks("stream_options", "stream")
+    stream_options = body.stream_options
+    if stream_options is not None and not body.stream:
+        raise _needs("stream_options", "stream")
     return GenerationRequest(
         model=body.model,
         prompt=prompt,
@@ -88,37 +96,38 @@ def _asked(
         has_private=is_private(prompt),
         max_tokens=limit,
         stops=StopStrings(body.stops),
-        unverified=extension.unverified,
-        drafter=extension.drafter,
-        choices={name: value for name, value in choices.items() if value is not None},
+        unverified=options.unverified,
+        drafter=options.drafter,
+        overrides={name: value for name, value in overrides.items() if value is not None},
         stream=body.stream,
-        include_usage=options is not None and options.include_usage,
+        include_usage=stream_options is not None and stream_options.include_usage,
     )
 
 
-def _sampling(body: ChatRequest | CompletionRequest, usual: Sampling) -> dict[str, Any]:
-    """Another way of sampling costs a new stream, so what has no effect is left out. Without a seed every answer is
-    drawn anew."""
-    temperature = usual.temperature if body.temperature is None else body.temperature
+def _sampling(body: ChatRequest | CompletionRequest, defaults: Sampling) -> dict[str, Any]:
+    # Any change of the sampling makes the session open a new stream. At temperature 0 the other parameters have no
+    # effect, so they are left out, and greedy requests share a session whatever else they say.
+    temperature = defaults.temperature if body.temperature is None else body.temperature
     if temperature == 0:
         return {"sampling": Sampling()}
+    # OpenAI's API draws another answer each time unless a seed is given.
     seed = random.getrandbits(63) if body.seed is None else body.seed % 2**63
     top_k = None if body.top_k is None else max(body.top_k, 0)
     return {"temperature": temperature, "top_p": body.top_p, "top_k": top_k, "seed": seed}
 
 
-def _lacks(name: str, other: str) -> ApiError:
-    return ApiError(400, f"{name}: need {other}=true with it", param=name)
+def _needs(name: str, other: str) -> ApiError:
+    return ApiError(400, f"{name}: needs {other}=true", param=name)
 
 
-def _extension(given: OutriderOptions | None, headers: Mapping[str, str]) -> OutriderOptions:
-    """The body's, and the headers' where it says nothing. Raises UsageError."""
-    said = {} if given is None else given.model_dump(exclude_unset=True)
+def _options(given: OutriderOptions | None, headers: Mapping[str, str]) -> OutriderOptions:
+    """The options in the body, completed by those in headers. Raises pydantic's ValidationError."""
+    named = {} if given is None else given.model_dump(exclude_unset=True)
     for name in OutriderOptions.model_fields:
         value = headers.get(f"x-outrider-{name}")
         if value is not None:
-            said.setdefault(name, value == "true" if name == "fences" and value in ("true", "false") else value)
-    return OutriderOptions.model_validate(said)
+            named.setdefault(name, value == "true" if name == "fences" and value in ("true", "false") else value)
+    return OutriderOptions.model_validate(named)
 
 
 def _message(message: ChatMessage, fences: bool) -> PromptMessage:

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's form. One class an endpoint; what they share of Outrider's own goes under `outrider`."""
+"""Response bodies in OpenAI's format, one class per endpoint, with Outrider's extensions under `outrider`."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from outrider_client.text.logprobs import TokenLogprobs
 Body = dict[str, Any]  # Any: whatever JSON holds
 
 
-class ResponseFormat(Protocol):
-    """How an endpoint puts an answer."""
+class ResponseFormatter(Protocol):
+    """An endpoint's response format, whole and in chunks."""
 
     def opening(self) -> Body | None:
-        """The first chunk, before any text."""
+        """The chunk before any text; None where the endpoint has none."""
 
-    def chunk(self, piece: TextChunk) -> Body: ...
+    def chunk(self, chunk: TextChunk) -> Body: ...
 
-    def closing(self, answering: GatewayCompletion) -> Body: ...
+    def closing(self, completion: GatewayCompletion) -> Body: ...
 
-    def usage(self, answering: GatewayCompletion) -> Body: ...
+    def usage(self, completion: GatewayCompletion) -> Body: ...
 
-    def whole(self, answering: GatewayCompletion, pieces: Sequence[TextChunk]) -> Body: ...
+    def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body: ...
 
 
-class _FormatBase:
+class _Formatter:
     def __init__(self, prefix: str, kind: str, model: str, models: LocalModels, *, include_usage: bool) -> None:
         self._models = models
         self._include_usage = include_usage
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
-    def usage(self, answering: GatewayCompletion) -> Body:
-        return {**self._head, "choices": [], "usage": answering.usage}
+    def usage(self, completion: GatewayCompletion) -> Body:
+        return {**self._head, "choices": [], "usage": completion.usage}
 
     def _chunk(self, choice: Body, outrider: Body) -> Body:
         chunk = {**self._head, "choices": [{"index": 0, **choice}], "outrider": outrider}
         return {**chunk, "usage": None} if self._include_usage else chunk
 
-    def _word(self, token: int) -> str:
-        """As within a text: alone, some tokenizers take its blank away."""
+    def _token_text(self, token: int) -> str:
+        # Decoded after another token: some tokenizers drop the blank before a word that stands alone.
         return self._models.decode((token, token))[len(self._models.decode((token,))) :]
 
-    def _without_end(self, told: Sequence[TokenLogprobs]) -> list[TokenLogprobs]:
-        return [one for one in told if one.token not in self._models.eos_token_ids]
+    def _without_eos(self, logprobs: Sequence[TokenLogprobs]) -> list[TokenLogprobs]:
+        return [one for one in logprobs if one.token not in self._models.eos_token_ids]
 
 
-class ChatFormat(_FormatBase):
+class ChatFormatter(_Formatter):
     """/v1/chat/completions."""
 
     def __init__(self, model: str, models: LocalModels, *, stream: bool, include_usage: bool) -> None:
@@ -63,34 +63,39 @@ class ChatFormat(_FormatBase):
     def opening(self) -> Body | None:
         return self._chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None}, {})
 
-    def chunk(self, piece: TextChunk) -> Body:
-        choice = {"delta": {"content": piece.text}, "logprobs": self._logprobs(piece.logprobs), "finish_reason": None}
-        return self._chunk(choice, shown(piece))
+    def chunk(self, chunk: TextChunk) -> Body:
+        choice = {"delta": {"content": chunk.text}, "logprobs": self._logprobs(chunk.logprobs), "finish_reason": None}
+        return self._chunk(choice, chunk_extension(chunk))
 
-    def closing(self, answering: GatewayCompletion) -> Body:
-        return self._chunk({"delta": {}, "finish_reason": answering.finish_reason}, summary(answering))
+    def closing(self, completion: GatewayCompletion) -> Body:
+        return self._chunk({"delta": {}, "finish_reason": completion.finish_reason}, answer_extension(completion))
 
-    def whole(self, answering: GatewayCompletion, pieces: Sequence[TextChunk]) -> Body:
-        message = {"role": "assistant", "content": text_of(pieces), "refusal": None}
-        told = self._logprobs([one for piece in pieces for one in piece.logprobs])
-        choice = {"index": 0, "message": message, "logprobs": told, "finish_reason": answering.finish_reason}
-        return {**self._head, "choices": [choice], "usage": answering.usage, "outrider": summary(answering, pieces)}
+    def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
+        message = {"role": "assistant", "content": text_of(chunks), "refusal": None}
+        told = self._logprobs([one for chunk in chunks for one in chunk.logprobs])
+        choice = {"index": 0, "message": message, "logprobs": told, "finish_reason": completion.finish_reason}
+        return {
+            **self._head,
+            "choices": [choice],
+            "usage": completion.usage,
+            "outrider": answer_extension(completion, chunks),
+        }
 
-    def _logprobs(self, told: Sequence[TokenLogprobs]) -> Body | None:
-        if not told:
+    def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> Body | None:
+        if not logprobs:
             return None
         content = [
-            self._told(one.token, one.logprob) | {"top_logprobs": [self._told(*other) for other in one.top]}
-            for one in self._without_end(told)
+            self._token(one.token, one.logprob) | {"top_logprobs": [self._token(*other) for other in one.top]}
+            for one in self._without_eos(logprobs)
         ]
         return {"content": content, "refusal": None}
 
-    def _told(self, token: int, logprob: float) -> Body:
-        text = self._word(token)
+    def _token(self, token: int, logprob: float) -> Body:
+        text = self._token_text(token)
         return {"token": text, "logprob": logprob, "bytes": None if REPLACEMENT in text else list(text.encode())}
 
 
-class CompletionFormat(_FormatBase):
+class CompletionFormatter(_Formatter):
     """/v1/completions."""
 
     def __init__(self, model: str, models: LocalModels, *, include_usage: bool) -> None:
@@ -99,51 +104,56 @@ class CompletionFormat(_FormatBase):
     def opening(self) -> Body | None:
         return None
 
-    def chunk(self, piece: TextChunk) -> Body:
-        told = self._logprobs(piece.logprobs, piece.offset)
-        return self._chunk({"text": piece.text, "logprobs": told, "finish_reason": None}, shown(piece))
+    def chunk(self, chunk: TextChunk) -> Body:
+        told = self._logprobs(chunk.logprobs, chunk.offset)
+        return self._chunk({"text": chunk.text, "logprobs": told, "finish_reason": None}, chunk_extension(chunk))
 
-    def closing(self, answering: GatewayCompletion) -> Body:
-        choice = {"text": "", "logprobs": None, "finish_reason": answering.finish_reason}
-        return self._chunk(choice, summary(answering))
+    def closing(self, completion: GatewayCompletion) -> Body:
+        choice = {"text": "", "logprobs": None, "finish_reason": completion.finish_reason}
+        return self._chunk(choice, answer_extension(completion))
 
-    def whole(self, answering: GatewayCompletion, pieces: Sequence[TextChunk]) -> Body:
-        told = self._logprobs([one for piece in pieces for one in piece.logprobs], 0)
-        text, reason = text_of(pieces), answering.finish_reason
+    def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
+        told = self._logprobs([one for chunk in chunks for one in chunk.logprobs], 0)
+        text, reason = text_of(chunks), completion.finish_reason
         choice = {"index": 0, "text": text, "logprobs": told, "finish_reason": reason}
-        return {**self._head, "choices": [choice], "usage": answering.usage, "outrider": summary(answering, pieces)}
+        return {
+            **self._head,
+            "choices": [choice],
+            "usage": completion.usage,
+            "outrider": answer_extension(completion, chunks),
+        }
 
-    def _logprobs(self, told: Sequence[TokenLogprobs], offset: int) -> Body | None:
-        kept = self._without_end(told)
+    def _logprobs(self, logprobs: Sequence[TokenLogprobs], offset: int) -> Body | None:
+        kept = self._without_eos(logprobs)
         if not kept:
             return None
-        words = [self._word(one.token) for one in kept]
+        texts = [self._token_text(one.token) for one in kept]
         return {
-            "tokens": words,
+            "tokens": texts,
             "token_logprobs": [one.logprob for one in kept],
-            "top_logprobs": [{self._word(token): logprob for token, logprob in one.top} for one in kept],
-            "text_offset": [offset + sum(map(len, words[:i])) for i in range(len(words))],
+            "top_logprobs": [{self._token_text(token): logprob for token, logprob in one.top} for one in kept],
+            "text_offset": [offset + sum(map(len, texts[:i])) for i in range(len(texts))],
         }
 
 
-def text_of(pieces: Sequence[TextChunk]) -> str:
-    return "".join(piece.text for piece in pieces)
+def text_of(chunks: Sequence[TextChunk]) -> str:
+    return "".join(chunk.text for chunk in chunks)
 
 
-def shown(piece: TextChunk) -> Body:
-    """Where a chunk's text comes from and where it belongs."""
-    said: Body = {"origin": piece.origin, "offset": piece.offset}
+def chunk_extension(chunk: TextChunk) -> Body:
+    """Extension of a chunk: where its text comes from and where it belongs."""
+    extension: Body = {"origin": chunk.origin, "offset": chunk.offset}
     for name in ("rollback_to", "verified_to"):
-        if (value := getattr(piece, name)) is not None:
-            said[name] = value
-    return said
+        if (value := getattr(chunk, name)) is not None:
+            extension[name] = value
+    return extension
 
 
-def summary(answering: GatewayCompletion, pieces: Sequence[TextChunk] = ()) -> Body:
-    """Of a whole answer."""
-    said: Body = {"reason": answering.reason, "statistics": asdict(answering.statistics)}
-    if answering.warnings:
-        said["warnings"] = answering.warnings
-    if pieces:
-        said["spans"] = [{"origin": piece.origin, "offset": piece.offset, "text": piece.text} for piece in pieces]
-    return said
+def answer_extension(completion: GatewayCompletion, chunks: Sequence[TextChunk] = ()) -> Body:
+    """Extension of a whole answer, or of the last chunk."""
+    extension: Body = {"reason": completion.reason, "statistics": asdict(completion.statistics)}
+    if completion.warnings:
+        extension["warnings"] = completion.warnings
+    if chunks:
+        extension["spans"] = [{"origin": chunk.origin, "offset": chunk.offset, "text": chunk.text} for chunk in chunks]
+    return extension

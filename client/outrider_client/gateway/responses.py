@@ -1,5 +1,7 @@
-"""An answer to an app: whole, or as server-sent events. Nothing is sent before the first text or the first error, so
-that an error has its HTTP status."""
+"""HTTP responses: an answer as one JSON body or as server-sent events.
+
+Nothing is sent before the first text or the first error, so that an error still gets its HTTP status.
+"""
 
 from __future__ import annotations
 
@@ -16,64 +18,67 @@ from starlette.responses import Response
 
 from outrider_client.gateway.completion import GatewayCompletion
 from outrider_client.gateway.errors import ApiError, api_error
-from outrider_client.gateway.response_bodies import Body, ResponseFormat
+from outrider_client.gateway.response_bodies import Body, ResponseFormatter
 from outrider_client.gateway.text_stream import TextChunk
 from outrider_proto.errors import OutriderError
 
 _KEEPALIVE_S = 10
 
 
-async def answer(request: Request, answering: GatewayCompletion, form: ResponseFormat) -> Response:
+async def respond(request: Request, completion: GatewayCompletion, formatter: ResponseFormatter) -> Response:
     """Raises ApiError, OutriderError or DisconnectedError."""
-    if answering.asked.stream:
-        return await _streamed(request, answering, form)
-    pieces = await while_connected(request, _all(answering))
-    return JSONResponse(form.whole(answering, pieces))
+    if completion.request.stream:
+        return await _streamed(request, completion, formatter)
+    chunks = await while_connected(request, _all(completion))
+    return JSONResponse(formatter.whole(completion, chunks))
 
 
-async def _all(answering: GatewayCompletion) -> list[TextChunk]:
-    async with contextlib.aclosing(answering.pieces()) as pieces:
-        return [piece async for piece in pieces]
+async def _all(completion: GatewayCompletion) -> list[TextChunk]:
+    async with contextlib.aclosing(completion.chunks()) as chunks:
+        return [chunk async for chunk in chunks]
 
 
-async def _streamed(request: Request, answering: GatewayCompletion, form: ResponseFormat) -> Response:
-    pieces = answering.pieces()
+async def _streamed(request: Request, completion: GatewayCompletion, formatter: ResponseFormatter) -> Response:
+    chunks = completion.chunks()
     try:
-        first = await while_connected(request, _first(pieces))
+        first = await while_connected(request, _first(chunks))
     except BaseException:
-        await pieces.aclose()
+        await chunks.aclose()
         raise
-    return EventSourceResponse(_events(first, pieces, answering, form), ping=_KEEPALIVE_S, sep="\n")
+    return EventSourceResponse(_events(first, chunks, completion, formatter), ping=_KEEPALIVE_S, sep="\n")
 
 
-async def _first(pieces: AsyncGenerator[TextChunk, None]) -> TextChunk | None:
-    return await anext(pieces, None)
+async def _first(chunks: AsyncGenerator[TextChunk, None]) -> TextChunk | None:
+    return await anext(chunks, None)
 
 
 async def _events(
-    first: TextChunk | None, pieces: AsyncGenerator[TextChunk, None], answering: GatewayCompletion, form: ResponseFormat
+    first: TextChunk | None,
+    chunks: AsyncGenerator[TextChunk, None],
+    completion: GatewayCompletion,
+    formatter: ResponseFormatter,
 ) -> AsyncGenerator[bytes, None]:
-    async with contextlib.aclosing(pieces):
-        if (opening := form.opening()) is not None:
+    async with contextlib.aclosing(chunks):
+        if (opening := formatter.opening()) is not None:
             yield _event(opening)
         if first is not None:
-            yield _event(form.chunk(first))
+            yield _event(formatter.chunk(first))
         try:
-            async for piece in pieces:
-                yield _event(form.chunk(piece))
+            async for chunk in chunks:
+                yield _event(formatter.chunk(chunk))
         except OutriderError as error:
             yield _event(api_error(error).body)
         except ApiError as error:
             yield _event(error.body)
         else:
-            yield _event(form.closing(answering))
-            if answering.asked.include_usage:
-                yield _event(form.usage(answering))
+            yield _event(formatter.closing(completion))
+            if completion.request.include_usage:
+                yield _event(formatter.usage(completion))
     yield b"data: [DONE]\n\n"
 
 
 def _event(body: Body) -> bytes:
-    """JSON has no line breaks of its own."""
+    # JSON text holds no line breaks, which would end the event.
     return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -81,24 +86,24 @@ T = TypeVar("T")
 
 
 class DisconnectedError(Exception):
-    """The app has hung up; nobody reads what is answered."""
+    """The app closed the connection, so no response can be delivered."""
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns or raises. Raises DisconnectedError, and cancels it, when the app goes away first."""
+    """Return or raise what `work` does. If the app goes away first, cancel it and raise DisconnectedError."""
     working = asyncio.create_task(work, name="outrider request")
-    leaving = asyncio.create_task(_left(request), name="outrider request's end")
+    disconnecting = asyncio.create_task(_disconnected(request), name="outrider request disconnect")
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise DisconnectedError
         return working.result()
     finally:
-        for task in (working, leaving):
+        for task in (working, disconnecting):
             task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await asyncio.gather(working, disconnecting, return_exceptions=True)
 
 
-async def _left(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

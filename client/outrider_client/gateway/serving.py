@@ -1,4 +1,4 @@
-"""A gateway's life: load, listen, serve, stop."""
+"""Runs a gateway: load the models, listen, serve, stop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import ClientConfig
 from outrider_client.display.messages import print_message
 from outrider_client.gateway.app import create_app
-from outrider_client.gateway.gateway import Gateway, GatewayConfig, drafters
+from outrider_client.gateway.gateway import Gateway, GatewayConfig, models_by_drafter
 from outrider_client.models.local_models import LocalModels, head_names
 from outrider_proto.addresses import is_loopback_host, join_host_port
 from outrider_proto.errors import UsageError
@@ -26,19 +26,22 @@ if TYPE_CHECKING:
     from outrider_netsim import EngineChoice
 
 _KEEP_ALIVE_S = 75  # between two requests of an app
-_STOP_S = 3  # for answers under way to end
+_STOP_S = 3  # for answers in progress to end
 
 
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
-    """Raises UsageError for an address that others can reach without a key."""
+    """Where a gateway listens, and how it reaches the server.
+
+    Raises UsageError for an address that others could reach without a key.
+    """
 
     client: ClientConfig
     gateway: GatewayConfig
     host: str = "127.0.0.1"
     port: int = 8000
-    profile: str | None = None  # of an emulated link to the server
-    engine: EngineChoice = "auto"  # that emulates it
+    profile: str | None = None  # of an emulated link to the server; None: no emulation
+    engine: EngineChoice = "auto"  # of the emulated link
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -48,7 +51,7 @@ class ServingConfig:
 
 
 def serve(serving: ServingConfig) -> None:
-    """Until the process is told to stop. Raises UsageError."""
+    """Serve until the process is told to stop. Raises UsageError."""
     models = LocalModels.load(serving.client)
     models.prepare()
     with contextlib.suppress(KeyboardInterrupt):
@@ -64,14 +67,16 @@ async def _serve(serving: ServingConfig, models: LocalModels) -> None:
 async def listening(
     serving: ServingConfig, models: LocalModels
 ) -> AsyncIterator[tuple[uvicorn.Server, list[socket.socket]]]:
-    """A server that has its address and only needs to serve. Raises UsageError."""
+    """Yield a server, and the sockets it listens on already, for `server.serve`. Raises UsageError."""
     with _socket(serving) as listener:
-        async with _link(serving) as emulated:
+        async with _emulated_link(serving) as emulated:
             address = serving.client.server if emulated is None else emulated.address
             access = serving.client.access if emulated is None else serving.client.access.through(serving.client.server)
             client = replace(serving.client, server=address, access=access)
-            known = drafters(models, head_names(client.drafters))
-            gateway = Gateway(client, known, serving.gateway, lambda state: _tell(state, serving.client.server))
+            known = models_by_drafter(models, head_names(client.drafters))
+            gateway = Gateway(
+                client, known, serving.gateway, lambda state: _print_link_state(state, serving.client.server)
+            )
             app = create_app(gateway, emulated, only_loopback=is_loopback_host(serving.host))
             logging.getLogger("uvicorn").setLevel(logging.WARNING)
             config = uvicorn.Config(
@@ -82,7 +87,7 @@ async def listening(
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_STOP_S,
             )
-            _announce(serving, listener)
+            _print_address(serving, listener)
             yield uvicorn.Server(config), [listener]
 
 
@@ -92,14 +97,14 @@ def _socket(serving: ServingConfig) -> socket.socket:
         listener = socket.create_server((serving.host, serving.port), family=family, backlog=128)
     except OSError as error:
         raise UsageError(f"cannot listen on {serving.host}:{serving.port}: {error.strerror}") from error
-    # Connections inherit it. asyncio sets it for listeners of its own making only, and without it every second small
-    # piece of an answer would wait for an acknowledgement.
+    # Connections inherit it. asyncio sets it only for listeners that it creates itself, and without it every second
+    # small chunk of an answer would wait for an acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 @contextlib.asynccontextmanager
-async def _link(serving: ServingConfig) -> AsyncIterator[EmulatedLink | None]:
+async def _emulated_link(serving: ServingConfig) -> AsyncIterator[EmulatedLink | None]:
     if serving.profile is None:
         yield None
         return
@@ -107,15 +112,15 @@ async def _link(serving: ServingConfig) -> AsyncIterator[EmulatedLink | None]:
         yield link
 
 
-def _announce(serving: ServingConfig, listener: socket.socket) -> None:
+def _print_address(serving: ServingConfig, listener: socket.socket) -> None:
     url = f"http://{join_host_port(serving.host, listener.getsockname()[1])}"
     print_message(f"gateway at {url}/v1, model {serving.gateway.names[0]}; page at {url}/")
 
 
-def _tell(state: LinkState, server: str) -> None:
+def _print_link_state(state: LinkState, server: str) -> None:
     match state:
         case LinkState.OFFLINE:
-            print_message(f"no link to {server}: the drafter writes alone until there is one")
+            print_message(f"no link to {server}: the drafter writes alone until it is back")
         case LinkState.ONLINE:
             print_message(f"linked to {server}")
         case _:

@@ -1,4 +1,4 @@
-"""Sessions with the server, lent to one answer each. A prompt goes to the session that knows most of it already."""
+"""A pool of sessions with the server. A prompt gets the session that shares the longest prefix with it."""
 
 from __future__ import annotations
 
@@ -17,88 +17,97 @@ class _PooledSession:
     client: AsyncClient
     drafter: str
     is_free: bool = False
-    is_quiet: bool = False
-    left_at: int = 0  # counts answers
+    is_private: bool = False
+    released_at: int = 0  # counts answers
 
 
 class SessionPool:
-    """At most `size` sessions, and `queue` answers that wait for one. `make` gives a client with the named drafter."""
+    """Keep at most `size` sessions, and let `queue` requests wait for one.
+
+    `make` opens a client with the named drafter.
+    """
 
     def __init__(self, make: Callable[[str], AsyncClient], size: int, queue: int) -> None:
         self.num_waiting = 0
         self._make = make
         self._size = size
         self._queue = queue
-        self._seats: list[_PooledSession] = []
-        self._room = asyncio.Semaphore(size)
+        self._sessions: list[_PooledSession] = []
+        self._free = asyncio.Semaphore(size)
         self._num_answers = 0
 
     @property
     def clients(self) -> list[AsyncClient]:
-        return [seat.client for seat in self._seats]
+        return [session.client for session in self._sessions]
 
     @property
     def num_running(self) -> int:
-        return sum(not seat.is_free for seat in self._seats)
+        return sum(not session.is_free for session in self._sessions)
 
     @property
-    def num_telling(self) -> int:
-        """Answers under way that show where the link stands."""
-        return sum(not seat.is_free and not seat.is_quiet for seat in self._seats)
+    def num_using_link(self) -> int:
+        """Answers in progress that use the link, and so show its state."""
+        return sum(not session.is_free and not session.is_private for session in self._sessions)
 
     @contextlib.asynccontextmanager
-    async def lend(self, drafter: str, prompt: Sequence[int], *, quiet: bool = False) -> AsyncIterator[AsyncClient]:
-        """A client for one answer, `quiet` where that is written without the link. Raises ApiError 429 when all are
-        busy and too many wait."""
+    async def acquire(
+        self, drafter: str, prompt: Sequence[int], *, is_private: bool = False
+    ) -> AsyncIterator[AsyncClient]:
+        """Lend a client for one answer, `is_private` if the drafter writes it without the link.
+
+        Raises ApiError 429 when all sessions are busy and too many requests wait.
+        """
         await self._wait()
         try:
-            seat = self._seat(drafter, prompt)
-            seat.is_quiet = quiet
+            session = self._take(drafter, prompt)
+            session.is_private = is_private
             try:
-                await self._give_up_surplus()
-                yield seat.client
+                await self._close_surplus()
+                yield session.client
             finally:
                 self._num_answers += 1
-                seat.is_free, seat.left_at = True, self._num_answers
+                session.is_free, session.released_at = True, self._num_answers
         finally:
-            self._room.release()
+            self._free.release()
 
     async def close(self) -> None:
-        seats, self._seats = self._seats, []
-        await asyncio.gather(*(seat.client.close() for seat in seats))
+        sessions, self._sessions = self._sessions, []
+        await asyncio.gather(*(session.client.close() for session in sessions))
 
     async def _wait(self) -> None:
-        if self._room.locked() and self.num_waiting >= self._queue:
+        if self._free.locked() and self.num_waiting >= self._queue:
             message = f"all {self._size} sessions are busy and {self.num_waiting} requests wait: try again later"
             raise ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded")
         self.num_waiting += 1
         try:
-            await self._room.acquire()
+            await self._free.acquire()
         finally:
             self.num_waiting -= 1
 
-    def _seat(self, drafter: str, prompt: Sequence[int]) -> _PooledSession:
-        fitting = [seat for seat in self._seats if seat.is_free and seat.drafter == drafter]
-        best = max(fitting, key=lambda seat: (_shared(seat, prompt), -seat.left_at), default=None)
-        if best is not None and (len(self._seats) == self._size or _goes_on(best, prompt)):
+    def _take(self, drafter: str, prompt: Sequence[int]) -> _PooledSession:
+        fitting = [session for session in self._sessions if session.is_free and session.drafter == drafter]
+        best = max(fitting, key=lambda session: (_shared(session, prompt), -session.released_at), default=None)
+        if best is not None and (len(self._sessions) == self._size or _continues(best, prompt)):
             best.is_free = False
             return best
-        seat = _PooledSession(self._make(drafter), drafter)
-        self._seats.append(seat)
-        return seat
+        session = _PooledSession(self._make(drafter), drafter)
+        self._sessions.append(session)
+        return session
 
-    async def _give_up_surplus(self) -> None:
-        """The session that has rested longest, where there is one too many."""
-        if len(self._seats) > self._size:
-            seat = min((seat for seat in self._seats if seat.is_free), key=lambda seat: seat.left_at)
-            self._seats.remove(seat)
-            await seat.client.close()
-
-
-def _shared(seat: _PooledSession, prompt: Sequence[int]) -> int:
-    return common_prefix_len(seat.client.tokens, prompt)
+    async def _close_surplus(self) -> None:
+        """Close the session that has been free longest, if there is one too many."""
+        if len(self._sessions) > self._size:
+            session = min(
+                (session for session in self._sessions if session.is_free), key=lambda session: session.released_at
+            )
+            self._sessions.remove(session)
+            await session.client.close()
 
 
-def _goes_on(seat: _PooledSession, prompt: Sequence[int]) -> bool:
-    """Whether the prompt goes on, or begins anew, what this session holds."""
-    return 2 * _shared(seat, prompt) >= min(len(seat.client.tokens), len(prompt))
+def _shared(session: _PooledSession, prompt: Sequence[int]) -> int:
+    return common_prefix_len(session.client.tokens, prompt)
+
+
+def _continues(session: _PooledSession, prompt: Sequence[int]) -> bool:
+    """True if the prompt continues or restarts most of what the session holds."""
+    return 2 * _shared(session, prompt) >= min(len(session.client.tokens), len(prompt))

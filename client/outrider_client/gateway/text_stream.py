@@ -1,10 +1,12 @@
-"""What of an answer may go out to an app, and when: text that no stop can still claim, and, for apps that cannot take
-text back, only such as stands. Pure: events in, pieces out.
+"""Decides which text of an answer may be sent to an app, and when. Pure: events in, text chunks out.
 
-    manner   text that the drafter writes while the link is out
-    hold     waits until the target has judged it, or the link stays away and the answer ends
-    keep     goes out at once and stands, whatever the target would have said (on_reconnect="keep")
-    stream   goes out at once, and is taken back where the target says something else
+Text that could be the beginning of a stop string is held back. What happens to text that the drafter writes during an
+outage is the app's choice:
+
+    policy   unverified text
+    hold     is sent once the target has verified it, or when the answer ends without a link
+    keep     is sent at once and final, whatever the target would have written (on_reconnect="keep")
+    stream   is sent at once, and taken back if the target writes something else
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ UnverifiedPolicy = Literal["hold", "keep", "stream"]
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """Text of one origin, from character `offset` of the answer on.
+    """Text of one origin that begins at character `offset` of the answer.
 
-    `rollback_to`: first cut the answer to so many characters. `verified_to`: what went out from `offset` to there has
-    been verified.
+    `rollback_to`: cut the answer to this many characters first. `verified_to`: the text sent from `offset` to there is
+    now verified.
     """
 
     text: str
@@ -39,23 +41,23 @@ class TextChunk:
 
 
 class TextStream:
-    """One answer's."""
+    """The text of one answer."""
 
-    def __init__(self, stops: StopStrings, manner: UnverifiedPolicy) -> None:
-        self.stopped = False  # by a stop in text that stands: no more is wanted
+    def __init__(self, stops: StopStrings, policy: UnverifiedPolicy) -> None:
+        self.stopped = False  # by a stop string in final text: the rest is not needed
         self._stops = stops
-        self._manner = manner
+        self._policy = policy
         self._written = AnswerText()
         self._text = ""
-        self._starts: list[int] = []  # where each span's text begins
+        self._starts: list[int] = []  # characters before each span
         self._sent = 0  # characters
-        self._searched = 0  # characters without a stop
-        self._told = 0  # spans whose log probabilities have gone out
-        self._end: int | None = None  # after the stop
+        self._searched = 0  # characters known to hold no stop string
+        self._num_spans_told = 0  # spans whose log probabilities were sent
+        self._end: int | None = None  # of the stop string, in characters
         self._is_over = False
 
     def take(self, event: Event) -> list[TextChunk]:
-        """What goes out now."""
+        """Apply an event; return what may be sent now."""
         if self.stopped:
             return []
         self._written.take(event)
@@ -63,15 +65,15 @@ class TextStream:
         match event:
             case RolledBack():
                 self._shrink()
-            case Verified() if self._manner == "stream":
-                return [*self._notices(event), *self._flow()]
+            case Verified() if self._policy == "stream":
+                return [*self._verified(event), *self._flow()]
             case _:
                 self._grow()
         return self._flow()
 
     @property
     def has_stopped(self) -> bool:
-        """Whether a stop ended the text, also one in its unverified end."""
+        """True if a stop string ended the text, even in its unverified end."""
         return self._end is not None
 
     @property
@@ -79,7 +81,7 @@ class TextStream:
         return next((span.tokens[-1] for span in reversed(self._spans) if span.tokens), None)
 
     def num_tokens(self, decode: Callable[[Sequence[int]], str]) -> int:
-        """Tokens up to the stop that ended the text, or all."""
+        """Number of tokens up to the stop string that ended the text, or of all."""
         if self._end is None:
             return sum(len(span.tokens) for span in self._spans)
         within = bisect_right(self._starts, self._end - 1) - 1
@@ -94,8 +96,8 @@ class TextStream:
 
     @property
     def _settled(self) -> int:
-        """So many characters can no longer be taken back."""
-        if self._manner == "keep" or self._is_over:
+        """Number of characters that can no longer be taken back."""
+        if self._policy == "keep" or self._is_over:
             return len(self._text)
         settled = self._written.num_settled
         return self._starts[settled] if settled < len(self._starts) else len(self._text)
@@ -111,19 +113,19 @@ class TextStream:
             self._text = self._text[: self._starts[kept]]
             del self._starts[kept:]
         self._searched = min(self._searched, len(self._text))
-        self._told = min(self._told, kept)
+        self._num_spans_told = min(self._num_spans_told, kept)
 
     def _flow(self) -> list[TextChunk]:
         limit = self._limit()
         if limit < self._sent:
             self._sent = limit
             return [TextChunk("", "corrected", limit, rollback_to=limit)]
-        return list(self._pieces(limit))
+        return list(self._chunks(limit))
 
     def _limit(self) -> int:
-        """Text before this character may go out; notes a stop."""
+        """The character up to which text may be sent. Remembers a stop string that is found."""
         settled = self._settled
-        ready = self._text if self._manner != "hold" else self._text[:settled]
+        ready = self._text if self._policy != "hold" else self._text[:settled]
         found = self._stops.find(ready, self._searched)
         self._end = None if found is None else found.end
         if found is not None:
@@ -132,7 +134,7 @@ class TextStream:
         self._searched = len(ready)
         return len(ready) if self._is_over else len(ready) - self._stops.num_held(ready)
 
-    def _pieces(self, limit: int) -> Iterator[TextChunk]:
+    def _chunks(self, limit: int) -> Iterator[TextChunk]:
         while self._sent < limit:
             at = bisect_right(self._starts, self._sent) - 1
             span, start = self._spans[at], self._starts[at]
@@ -142,13 +144,13 @@ class TextStream:
             self._sent = end
 
     def _logprobs(self, num_spans: int) -> tuple[TokenLogprobs, ...]:
-        """Those of the spans up to there that have not gone out."""
-        told = tuple(one for span in self._spans[self._told : num_spans] for one in span.logprobs)
-        self._told = num_spans
+        """The log probabilities of spans before `num_spans` that were not sent yet."""
+        told = tuple(one for span in self._spans[self._num_spans_told : num_spans] for one in span.logprobs)
+        self._num_spans_told = num_spans
         return told
 
-    def _notices(self, event: Verified) -> Iterator[TextChunk]:
-        """That text which has gone out is verified."""
+    def _verified(self, event: Verified) -> Iterator[TextChunk]:
+        """Tell the app which text it already has is now verified."""
         for span, start in zip(self._spans, self._starts, strict=True):
             end = min(start + len(span.text), self._sent)
             if event.first <= span.first < event.first + event.count and start < end:
@@ -158,7 +160,7 @@ class TextStream:
 def _num_tokens_for(
     num_chars: int, before: Sequence[int], tokens: Sequence[int], decode: Callable[[Sequence[int]], str]
 ) -> int:
-    """So many of `tokens` after `before` bring out the first `num_chars` of their text."""
+    """Number of `tokens`, after `before`, whose text reaches `num_chars` characters."""
     known = len(decode(before))
     enough = (n for n in range(1, len(tokens)) if len(decode([*before, *tokens[:n]])) - known >= num_chars)
     return next(enough, len(tokens))
@@ -166,7 +168,7 @@ def _num_tokens_for(
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """A stop text, from its first character to after its last."""
+    """A stop string found at text[start:end]."""
 
     start: int
     end: int
@@ -174,17 +176,20 @@ class StopMatch:
 
 @dataclass(frozen=True, slots=True)
 class StopStrings:
-    """None is empty."""
+    """Stop strings of a request, none of them empty."""
 
     texts: tuple[str, ...] = ()
 
     def find(self, text: str, first: int = 0) -> StopMatch | None:
-        """The stop that ends first after the first characters, which hold the end of none."""
+        """Find the stop string that ends first. None may end in the first `first` characters.
+
+        Counting ends makes the result independent of how the text was cut into chunks.
+        """
         ends = [StopMatch(at, at + len(stop)) for stop in self.texts if (at := self._find(text, stop, first)) >= 0]
         return min(ends, key=lambda found: (found.end, found.start), default=None)
 
     def num_held(self, text: str) -> int:
-        """So many characters at the end could still begin a stop."""
+        """Number of characters at the end that could be the beginning of a stop string."""
         return max((_overlap(text, stop) for stop in self.texts), default=0)
 
     @staticmethod

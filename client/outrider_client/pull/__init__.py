@@ -1,1 +1,1 @@
-"""Pulling edge bundles from a server."""
+"""Downloads edge bundles from a server."""

@@ -1,4 +1,4 @@
-"""What the server offers to pull, over gRPC: every wait ends, and every field and size is checked on receipt."""
+"""Bundles over gRPC. Every wait has a timeout, and every field and size is checked on receipt."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from outrider_proto.errors import LinkError, Reason, UsageError, Violation
 from outrider_proto.frames import ServerDescription
 from outrider_proto.verifier_pb2_grpc import BundlesStub, VerifierStub
 
-ANSWER_S = 15.0  # for Describe and Manifest; a server that makes a bundle says so after 5 s
-STALL_S = 15.0  # without a chunk; a chunk of 64 KiB then still comes through at 35 kbit/s
+ANSWER_S = 15.0  # for Describe and Manifest; a server that is building a bundle says so after 5 s
+STALL_S = 15.0  # without a chunk; enough for a chunk of 64 KiB at 35 kbit/s
 
 
 class BundleSource:
-    """Describe, Manifest and Fetch on one channel. Raises LinkError, Refusal, and UsageError for what is no server."""
+    """Calls Describe, Manifest and Fetch on one channel.
+
+    Raises LinkError, Refusal, and UsageError if the address is not an Outrider server.
+    """
 
     def __init__(self, transport: GrpcTransport, channel: grpc.aio.Channel) -> None:
         self._transport = transport
@@ -45,10 +48,10 @@ class BundleSource:
                     await self._stub.Manifest(request, timeout=ANSWER_S, metadata=self._metadata)
                 )
         except UsageError as error:
-            raise UsageError(f"{self._address}: a server too old to hand out edge bundles") from error
+            raise UsageError(f"{self._address}: this server is too old to offer edge bundles") from error
 
     async def fetch(self, bundle_id: str, file: BundleFile, offset: int) -> AsyncGenerator[bytes, None]:
-        """The file's bytes from `offset` on, never more than it has."""
+        """Yield a file's bytes from `offset` on, never more than its declared size."""
         request = pb.FetchRequest(bundle_id=bundle_id, name=file.name, offset=offset)
         call = self._stub.Fetch(request, metadata=self._metadata)
         try:
@@ -61,7 +64,7 @@ class BundleSource:
             call.cancel()
 
     async def _next(self, call: grpc.aio.UnaryStreamCall[pb.FetchRequest, pb.Chunk]) -> bytes | None:
-        """None at the end."""
+        """Read a chunk; None at the end of the file."""
         try:
             async with asyncio.timeout(STALL_S):
                 with translated(self._address):
@@ -73,6 +76,6 @@ class BundleSource:
 
 @asynccontextmanager
 async def bundle_source(transport: GrpcTransport) -> AsyncIterator[BundleSource]:
-    """On a connection of its own."""
+    """Open a BundleSource on a connection of its own."""
     async with transport.channel() as channel:
         yield BundleSource(transport, channel)

@@ -1,9 +1,9 @@
-"""Files of a bundle on their way in: gathered beside their destination, checked one by one, put in place as a whole.
+"""A bundle while it is downloaded: collected beside its destination, checked file by file, put in place as a whole.
 
-OUT           the bundle, once it is whole
-OUT.part/     what is there of the next one: finished files by their names, and NAME.part
-OUT.part.old/ the bundle before, between the two renames that replace it
-OUT.lock      held by whoever fills OUT.part
+OUT           the complete bundle
+OUT.part/     the next one so far: finished files under their names, and NAME.part
+OUT.part.old/ the previous bundle, between the two renames that replace it
+OUT.lock      held by the process that fills OUT.part
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ _PART = ".part"
 
 
 class CorruptFileError(Violation):
-    """A file whose bytes are not those that its digest promised. What had come of it is gone."""
+    """A file does not match its digest. Its bytes were deleted."""
 
 
 class PartialBundle:
-    """Where the bundle for `out` grows. Raises UsageError for an `out` that holds something else."""
+    """The bundle for `out`. Raises UsageError for an `out` that holds something else."""
 
     def __init__(self, out: Path) -> None:
         self.out = out.expanduser().resolve()
         self.directory = self.out.with_name(self.out.name + _PART)
         self._old = self.out.with_name(self.directory.name + ".old")
-        self._whole: set[BundleFile] = set()  # looked at already
+        self._whole: set[BundleFile] = set()  # checked already
         if self.out.exists() and not self.out.is_dir():
-            raise UsageError(f"{out}: a file; name a directory")
+            raise UsageError(f"{out}: is a file; name a directory")
         if self.out.is_dir() and any(self.out.iterdir()) and not (self.out / MANIFEST).is_file():
-            raise UsageError(f"{out}: holds something else than an edge bundle; name another directory")
+            raise UsageError(f"{out}: holds other files than an edge bundle; name another directory")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone with it. Raises UsageError while somebody else is."""
+        """Hold the lock. Raises UsageError while another process does."""
         path = self.out.with_name(self.out.name + ".lock")
-        with self.explained():
+        with self.disk_errors_explained():
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 lock = FileLock(path).acquire(blocking=False)
             except Timeout:
-                raise UsageError(f"{self.out}: another pull into it is under way; let it end") from None
+                raise UsageError(f"{self.out}: another pull into it is in progress; wait for it to end") from None
         with lock:
             try:
                 yield
@@ -62,32 +62,35 @@ class PartialBundle:
                 path.unlink(missing_ok=True)
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
-        """A fault of the disk as UsageError, which says what is kept."""
+    def disk_errors_explained(self) -> Iterator[None]:
+        """Turn disk errors into UsageErrors that say what is kept."""
         try:
             yield
         except OSError as error:
             raise UsageError(
                 f"{error.filename or self.directory}: {error.strerror}; {self.num_bytes:,} bytes are kept in"
-                f" {self.directory}: pull again when there is room for the rest"
+                f" {self.directory}: make room and pull again"
             ) from error
 
     @property
     def num_bytes(self) -> int:
-        """All that is there."""
+        """Size of everything downloaded so far."""
         return sum(path.stat().st_size for path in self.directory.rglob("*") if path.is_file())
 
     def is_in_place(self, manifest: BundleManifest) -> bool:
-        """Whether `out` is that bundle already."""
-        if self._old.exists() and not self.out.exists():  # a pull that was killed between the renames
+        """True if `out` is that bundle already."""
+        # A pull that was killed between the two renames in `place` left no `out`: undo the first one.
+        if self._old.exists() and not self.out.exists():
             self._old.rename(self.out)
         return all(_is_whole(self.out / file.name, file) for file in manifest.files)
 
     def prepare(self, manifest: BundleManifest) -> int:
-        """Drop what is of another bundle, take over what `out` has already; how many bytes are there then. Raises
-        UsageError where the disk has no room for the rest."""
+        """Drop files of other bundles, copy those that `out` has already; return the bytes that are here then.
+
+        Raises UsageError if the disk has no room for the rest.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._drop_strangers({file.name for file in manifest.files})
+        self._drop_other_files({file.name for file in manifest.files})
         for file in manifest.files:
             path, before = self.directory / file.name, self.out / file.name
             path.parent.mkdir(exist_ok=True)
@@ -103,7 +106,7 @@ class PartialBundle:
         return kept
 
     def has(self, file: BundleFile) -> bool:
-        """Whether a file is whole; one that is not is removed."""
+        """True if a file is complete and correct; delete one that is not."""
         path = self.directory / file.name
         if file in self._whole and path.exists():
             return True
@@ -114,15 +117,17 @@ class PartialBundle:
         return False
 
     def part(self, file: BundleFile) -> PartialFile:
-        """What there is of a file, open to take the rest."""
+        """Open a file's part to append the rest."""
         return PartialFile(self.directory / file.name, file)
 
     def place(self, manifest: BundleManifest) -> None:
-        """Check the whole, then let it be `out`. Raises Violation for a bundle that is not what it was said to be."""
+        """Check the bundle as a whole, then rename it to `out`. Raises Violation if it differs from the manifest."""
         check_bundle(self.directory, manifest)
         if not self.out.exists():
             self.directory.rename(self.out)
             return
+        # A directory cannot be renamed onto one that holds files, so the old bundle goes aside first. A crash between
+        # the two renames is undone by `is_in_place`.
         shutil.rmtree(self._old, ignore_errors=True)
         self.out.rename(self._old)
         try:
@@ -132,7 +137,7 @@ class PartialBundle:
             raise
         shutil.rmtree(self._old, ignore_errors=True)
 
-    def _drop_strangers(self, names: set[str]) -> None:
+    def _drop_other_files(self, names: set[str]) -> None:
         for path in list(self.directory.rglob("*")):
             if path.is_file() and path.relative_to(self.directory).as_posix().removesuffix(_PART) not in names:
                 path.unlink()
@@ -146,19 +151,20 @@ class PartialBundle:
 
 
 class PartialFile:
-    """One file on its way in; use as a context manager. What is on disk already counts."""
+    """A file while it is downloaded, as a context manager. Bytes that are on disk already count."""
 
     def __init__(self, path: Path, file: BundleFile) -> None:
         self._path = path
         self._file = file
         self._digest = hashlib.sha256()
         self.num_bytes = 0
-        self._out = _part_of(path).open("a+b", buffering=0)  # what is written is the system's, not in a buffer of ours
+        self._out = _part_of(path).open("a+b", buffering=0)  # unbuffered: bytes outlive this process
         self._out.seek(0)
+        # The digest has to begin with the bytes of earlier pulls.
         while data := self._out.read(1 << 20):
             self._add(data)
         if self.num_bytes > file.size_bytes:
-            self._start_anew()
+            self._restart()
 
     def __enter__(self) -> Self:
         return self
@@ -167,18 +173,18 @@ class PartialFile:
         self._out.close()
 
     def write(self, data: bytes) -> None:
-        """All of it, or OSError with as much of it as there was room for."""
+        """Write all of it. On a full disk raise OSError, keeping as much as there was room for."""
         rest = memoryview(data)
-        while rest:
+        while rest:  # an unbuffered write may take only a part
             count = self._out.write(rest)
             self._add(rest[:count])
             rest = rest[count:]
 
     def finish(self) -> None:
-        """Give the file its name. Raises CorruptFileError, and drops what came, unless it is what was promised."""
+        """Check the file and give it its name. If its digest differs, delete its bytes and raise CorruptFileError."""
         if self.num_bytes != self._file.size_bytes or self._digest.digest() != self._file.sha256:
-            self._start_anew()
-            raise CorruptFileError(Reason.MALFORMED_FRAME, f"{self._file.name}: not the bytes its checksum promised")
+            self._restart()
+            raise CorruptFileError(Reason.MALFORMED_FRAME, f"{self._file.name}: its bytes do not match its checksum")
         os.fsync(self._out.fileno())
         self._out.close()
         _part_of(self._path).replace(self._path)
@@ -187,27 +193,29 @@ class PartialFile:
         self._digest.update(data)
         self.num_bytes += len(data)
 
-    def _start_anew(self) -> None:
+    def _restart(self) -> None:
         self._out.truncate(0)
         self._digest = hashlib.sha256()
         self.num_bytes = 0
 
 
 def check_bundle(directory: Path, manifest: BundleManifest) -> None:
-    """Raises Violation unless the files make the bundle that the manifest told of, whose drafter is in it."""
+    """Raise Violation unless the files are the manifest's bundle, with its drafter inside."""
     try:
         bundle = find_bundle(directory)
         assert bundle is not None
         bundle.source(directory, DrafterOptions())
-        told = (bundle.target_fingerprint, bundle.tokenizer_fingerprint, bundle.tap["fingerprint"])
+        found = (bundle.target_fingerprint, bundle.tokenizer_fingerprint, bundle.tap["fingerprint"])
         listed = {MANIFEST, *bundle.files} == {file.name for file in manifest.files}
         elsewhere = bundle.drafter not in {DRAFTER, *(family.name for family in FAMILIES if not family.needs_files)}
     except (UsageError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Violation(Reason.MALFORMED_FRAME, f"the server's bundle cannot be used: {error}") from error
-    if told != (manifest.target_fingerprint, manifest.tokenizer_fingerprint, manifest.tap) or not listed:
-        raise Violation(Reason.MALFORMED_FRAME, "the server's bundle is another one than its manifest told of")
+    if found != (manifest.target_fingerprint, manifest.tokenizer_fingerprint, manifest.tap) or not listed:
+        raise Violation(Reason.MALFORMED_FRAME, "the server's bundle is not the one in its manifest")
     if elsewhere:
-        raise Violation(Reason.MALFORMED_FRAME, f"the server's bundle has its drafter elsewhere: {bundle.drafter!r}")
+        raise Violation(
+            Reason.MALFORMED_FRAME, f"the server's bundle refers to a drafter outside of it: {bundle.drafter!r}"
+        )
 
 
 def _is_whole(path: Path, file: BundleFile) -> bool:

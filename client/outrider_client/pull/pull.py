@@ -1,5 +1,7 @@
-"""Pulling an edge bundle: all that a device needs of target and drafter, from the server that verifies for it. What has
-come stays, over broken links, full disks and ends of the process, until it is whole."""
+"""Pulls an edge bundle: all that a device needs of target and drafter, from the server that verifies for it.
+
+What was downloaded is kept over broken links, full disks and killed processes until the bundle is complete.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from outrider_proto.bundles import BundleFile, BundleManifest
 from outrider_proto.errors import TRANSIENT_REASONS, LinkError, OutriderError, Reason, Refusal, UsageError, Violation
 from outrider_proto.frames import ServerDescription
 
-_MAKING_S = 1800.0  # for a server to make a bundle of a large target
-# Unlike a session, a pull ends at once over quota or stalled; it waits for a bundle in the making instead.
+_BUILD_S = 1800.0  # for a server to build the bundle of a large target
+# Unlike a session, a pull ends at once over quota or stalled; it waits for a bundle in the is_building instead.
 _TRANSIENT = (TRANSIENT_REASONS - {Reason.STALLED, Reason.OVER_QUOTA}) | {
     Reason.BUNDLE_NOT_READY,
     Reason.BUNDLE_CHANGED,
@@ -31,10 +33,11 @@ _TRANSIENT = (TRANSIENT_REASONS - {Reason.STALLED, Reason.OVER_QUOTA}) | {
 
 @dataclass(frozen=True, slots=True)
 class PullConfig:
-    """What to pull, and where to. Raises UsageError.
+    """What to pull, and where to put it. Raises UsageError.
 
-    `drafter` and `weights` as the server names them, empty for its first. `out` None: the user's data directory, where
-    `outrider generate --server` looks. `retry_s`: how long to try without a byte once the server was reached.
+    `drafter` and `weights` are the server's names for them, empty for its first. `out` None: the user's data directory,
+    where `outrider generate --server` finds it. `retry_s`: time without a new byte after which to give up, once the
+    server was reached.
     """
 
     server: str
@@ -52,7 +55,7 @@ class PullConfig:
 
 @dataclass(frozen=True, slots=True)
 class PullStarted:
-    """What will come, and how much of it is there already. Said again where a broken link was taken up."""
+    """A download starts, or resumes after a broken link, with `kept_bytes` of it here already."""
 
     bundle_id: str
     target: str
@@ -69,14 +72,14 @@ class BytesPulled:
 
 @dataclass(frozen=True, slots=True)
 class FilePulled:
-    """A file is there, and is what was promised."""
+    """A file is complete and matches its checksum."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class PullWaiting:
-    """Before it is tried again."""
+    """The pull failed for now, and is tried again after a delay."""
 
     reason: str
     delay_s: float
@@ -84,7 +87,7 @@ class PullWaiting:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The bundle is in place. `changed`: it was not there before."""
+    """The bundle is in place. `changed`: it was not in place before."""
 
     directory: Path
     bundle_id: str
@@ -99,32 +102,32 @@ class Pulled:
 PullEvent = PullStarted | BytesPulled | FilePulled | PullWaiting | Pulled
 
 
-async def pull(order: PullConfig, watch: Callable[[PullEvent], None] = lambda event: None) -> Pulled:
-    """Fetch what is missing and put it in place; what has come is kept, whatever happens.
+async def pull(config: PullConfig, watch: Callable[[PullEvent], None] = lambda event: None) -> Pulled:
+    """Download what is missing and put the bundle in place; on failure keep what was downloaded.
 
-    Raises UsageError (full disks included), Refusal, or LinkError when the server cannot be reached at first or stays
-    away for too long.
+    Raises UsageError (a full disk is one), Refusal, or LinkError when the server cannot be reached at first or is away
+    for too long.
     """
-    transport = GrpcTransport(order.server, order.access)
-    staging = PartialBundle(order.out if order.out is not None else pulled_dir(order.server))
-    with staging.locked():
-        return await _Pull(order, transport, staging, watch).run()
+    transport = GrpcTransport(config.server, config.access)
+    partial = PartialBundle(config.out if config.out is not None else pulled_dir(config.server))
+    with partial.locked():
+        return await _Pull(config, transport, partial, watch).run()
 
 
 class _Pull:
-    """One pull over however many connections."""
+    """One pull, over as many connections as it takes."""
 
     def __init__(
-        self, order: PullConfig, transport: GrpcTransport, staging: PartialBundle, watch: Callable[[PullEvent], None]
+        self, config: PullConfig, transport: GrpcTransport, partial: PartialBundle, watch: Callable[[PullEvent], None]
     ) -> None:
-        self._order = order
+        self._config = config
         self._transport = transport
-        self._staging = staging
+        self._partial = partial
         self._watch = watch
         self._corrupt: set[str] = set()
         self._reached = False
         self._num_attempts = 0  # since the last byte
-        self._heard_at = self._began_at = time.monotonic()
+        self._progress_at = self._started_at = time.monotonic()
         self._generator = random.Random()
 
     async def run(self) -> Pulled:
@@ -133,7 +136,7 @@ class _Pull:
                 async with bundle_source(self._transport) as source:
                     return await self._attempt(source)
             except CorruptFileError:
-                continue  # once a file: _fetch lets the second time pass
+                continue  # once per file: the second time `_finish` raises Violation instead
             except (LinkError, Refusal) as error:
                 if isinstance(error, Refusal) and error.reason not in _TRANSIENT:
                     raise
@@ -141,33 +144,33 @@ class _Pull:
 
     async def _attempt(self, source: BundleSource) -> Pulled:
         manifest = await self._manifest(source)
-        with self._staging.explained():
-            if await asyncio.to_thread(self._staging.is_in_place, manifest):
+        with self._partial.disk_errors_explained():
+            if await asyncio.to_thread(self._partial.is_in_place, manifest):
                 return self._done(manifest, changed=False)
-            kept = await asyncio.to_thread(self._staging.prepare, manifest)
+            kept = await asyncio.to_thread(self._partial.prepare, manifest)
             self._watch(_started(manifest, kept))
             for file in manifest.files:
-                if not await asyncio.to_thread(self._staging.has, file):
+                if not await asyncio.to_thread(self._partial.has, file):
                     await self._fetch(source, manifest.bundle_id, file)
-            await asyncio.to_thread(self._staging.place, manifest)
+            await asyncio.to_thread(self._partial.place, manifest)
         return self._done(manifest, changed=True)
 
     async def _manifest(self, source: BundleSource) -> BundleManifest:
         description = await source.describe()
         self._reached = True
-        manifest = await source.manifest(self._order.drafter, self._order.weights)
+        manifest = await source.manifest(self._config.drafter, self._config.weights)
         check_manifest(manifest, description)
         return manifest
 
     async def _fetch(self, source: BundleSource, bundle_id: str, file: BundleFile) -> None:
-        with await asyncio.to_thread(self._staging.part, file) as part:
+        with await asyncio.to_thread(self._partial.part, file) as part:
             if part.num_bytes < file.size_bytes:
                 async with aclosing(source.fetch(bundle_id, file, part.num_bytes)) as chunks:
                     async for data in chunks:
                         await asyncio.to_thread(part.write, data)
-                        self._heard(len(data))
+                        self._count_bytes(len(data))
             if part.num_bytes < file.size_bytes:
-                raise LinkError(f"{self._order.server}: the server ended {file.name} too early")
+                raise LinkError(f"{self._config.server}: the server ended {file.name} too early")
             await asyncio.to_thread(self._finish, part, file)
         self._watch(FilePulled(file.name))
 
@@ -180,29 +183,30 @@ class _Pull:
             self._corrupt.add(file.name)
             raise
 
-    def _heard(self, count: int) -> None:
+    def _count_bytes(self, count: int) -> None:
         self._num_attempts = 0
-        self._heard_at = time.monotonic()
+        self._progress_at = time.monotonic()
         self._watch(BytesPulled(count))
 
     async def _wait(self, error: OutriderError) -> None:
-        """Until the next attempt is due. Raises the error where there is to be none."""
-        making = isinstance(error, Refusal) and error.reason is Reason.BUNDLE_NOT_READY
-        waited_s = time.monotonic() - (self._began_at if making else self._heard_at)
+        """Sleep until the next attempt. Raises the error if there is to be none."""
+        is_building = isinstance(error, Refusal) and error.reason is Reason.BUNDLE_NOT_READY
+        # While the server builds the bundle no byte can come: its own limit counts then, not the one for broken links.
+        waited_s = time.monotonic() - (self._started_at if is_building else self._progress_at)
         if not self._reached:
             raise error
-        if waited_s >= (_MAKING_S if making else self._order.retry_s):
-            raise _given_up(error, self._staging)
+        if waited_s >= (_BUILD_S if is_building else self._config.retry_s):
+            raise _give_up_error(error, self._partial)
         self._num_attempts += 1
-        delay_s = self._order.backoff.delay_s(self._num_attempts, self._generator)
+        delay_s = self._config.backoff.delay_s(self._num_attempts, self._generator)
         self._watch(PullWaiting(str(error), delay_s))
         await asyncio.sleep(delay_s)
-        if making:
-            self._heard_at = time.monotonic()
+        if is_building:
+            self._progress_at = time.monotonic()
 
     def _done(self, manifest: BundleManifest, *, changed: bool) -> Pulled:
         pulled = Pulled(
-            directory=self._staging.out,
+            directory=self._partial.out,
             bundle_id=manifest.bundle_id,
             target=manifest.target_name,
             target_fingerprint=manifest.target_fingerprint,
@@ -216,13 +220,16 @@ class _Pull:
 
 
 def check_manifest(manifest: BundleManifest, server: ServerDescription) -> None:
-    """Raises Violation for a bundle that would not fit the very server that offers it."""
+    """Raise Violation for a bundle that does not fit the server that offers it."""
     for name in ("target_fingerprint", "tokenizer_fingerprint"):
         ours, theirs = getattr(manifest, name), getattr(server, name)
         if ours != theirs:
             raise Violation(Reason.MALFORMED_FRAME, f"the bundle has {name} {ours}, the server itself {theirs}")
     if manifest.tap and manifest.tap not in {tap.fingerprint for tap in server.taps}:
-        raise Violation(Reason.MALFORMED_FRAME, f"the bundle's drafter wants features {manifest.tap}: not on offer")
+        raise Violation(
+            Reason.MALFORMED_FRAME,
+            f"the bundle's drafter needs features {manifest.tap}, which the server does not offer",
+        )
 
 
 def _started(manifest: BundleManifest, kept: int) -> PullStarted:
@@ -231,6 +238,6 @@ def _started(manifest: BundleManifest, kept: int) -> PullStarted:
     )
 
 
-def _given_up(error: OutriderError, staging: PartialBundle) -> OutriderError:
-    kept = f"{error}; {staging.num_bytes:,} bytes are kept in {staging.directory}: pull again to go on"
+def _give_up_error(error: OutriderError, partial: PartialBundle) -> OutriderError:
+    kept = f"{error}; {partial.num_bytes:,} bytes are kept in {partial.directory}: pull again to go on"
     return Refusal(error.reason, kept) if isinstance(error, Refusal) else LinkError(kept)

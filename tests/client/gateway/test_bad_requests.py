@@ -178,10 +178,10 @@ def test_the_page_runs_and_shows_nothing_of_others(gateway):
 
 def test_a_key_of_any_letters_and_no_trace_of_it():
     config = GatewayConfig(api_key=" schlüssel\n")
-    guard = AccessMiddleware(None, config.api_key, only_loopback=False)
+    middleware = AccessMiddleware(None, config.api_key, only_loopback=False)
     headers = Headers(raw=[(b"authorization", "Bearer schlüssel".encode())])
-    assert guard._objection("/v1/models", headers) is None
-    assert guard._objection("/v1/models", Headers({"authorization": "Bearer schl"})).status == 401
+    assert middleware._refusal("/v1/models", headers) is None
+    assert middleware._refusal("/v1/models", Headers({"authorization": "Bearer schl"})).status == 401
     assert "schl" not in repr(config)
 
 

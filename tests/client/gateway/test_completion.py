@@ -13,7 +13,7 @@ from outrider_proto.frames import Sampling
 
 
 @pytest.fixture
-def answering(models):
+def completion(models):
     gateway = Gateway(ClientConfig(), {"moa": models}, GatewayConfig())
 
     def prepare(asked) -> GatewayCompletion:
@@ -23,7 +23,7 @@ def answering(models):
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completion"])
-def test_the_limit_does_not_tell_how_long_a_value_is(answering, endpoint):
+def test_the_limit_does_not_tell_how_long_a_value_is(completion, endpoint):
     """An answer may have as many tokens as there is room for, and the server is told how many those are."""
 
     def limit(value: str) -> tuple[int, int]:
@@ -35,7 +35,7 @@ def test_the_limit_does_not_tell_how_long_a_value_is(answering, endpoint):
         else:
             fields = {"model": "outrider", "prompt": text, "max_tokens": 10**6, "outrider": extension}
             asked = map_completion_request(CompletionRequest.model_validate(fields), {}, Sampling())
-        prepared = answering(asked)
-        return prepared._choices["max_new_tokens"], prepared.prompt_tokens
+        prepared = completion(asked)
+        return prepared._overrides["max_new_tokens"], prepared.prompt_tokens
 
     assert limit("Zoe") == limit("Bartholomew Featherstonehaugh of Kingston upon Hull")

@@ -37,7 +37,7 @@ def pool(made):
 
 
 async def answer(pool: SessionPool, prompt: tuple[int, ...], drafter: str = "d") -> Held:
-    async with pool.lend(drafter, prompt) as client:
+    async with pool.acquire(drafter, prompt) as client:
         client.tokens = (*prompt, 9, 9)
         return client
 
@@ -64,7 +64,7 @@ async def test_who_waits_comes_in_turn_and_one_too_many_is_told(pool):
     leave = asyncio.Event()
 
     async def hold() -> None:
-        async with pool.lend("d", (1,)):
+        async with pool.acquire("d", (1,)):
             await leave.wait()
 
     holding = [asyncio.create_task(hold()) for _ in range(2)]
@@ -80,7 +80,7 @@ async def test_who_waits_comes_in_turn_and_one_too_many_is_told(pool):
     assert (pool.num_running, pool.num_waiting) == (0, 0)
 
 
-async def test_who_leaves_while_another_session_closes_keeps_no_seat(pool, made):
+async def test_who_leaves_while_another_session_closes_keeps_no_session(pool, made):
     one = await answer(pool, (1, 2))
     await answer(pool, (5, 6))
     closing = asyncio.Event()
@@ -95,7 +95,7 @@ async def test_who_leaves_while_another_session_closes_keeps_no_seat(pool, made)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     assert (pool.num_running, len(pool.clients)) == (0, 2)
-    async with pool.lend("e", (1,)), pool.lend("f", (2,)):
+    async with pool.acquire("e", (1,)), pool.acquire("f", (2,)):
         assert (pool.num_running, len(pool.clients)) == (2, 2)
 
 
@@ -111,9 +111,9 @@ async def test_a_private_answer_does_not_keep_anybody_from_looking_at_the_server
             return 0.1
 
     watching = asyncio.create_task(link_watch.LinkWatch(pool, Probe(), lambda state: None).run())
-    async with pool.lend("d", (), quiet=True):
+    async with pool.acquire("d", (), is_private=True):
         await asyncio.wait_for(looked.wait(), 10)
-        async with pool.lend("d", (1,)):
+        async with pool.acquire("d", (1,)):
             looked.clear()
             for _ in range(20):
                 await asyncio.sleep(0)
@@ -122,7 +122,7 @@ async def test_a_private_answer_does_not_keep_anybody_from_looking_at_the_server
 
 
 async def test_who_gives_up_waiting_leaves_no_trace(pool):
-    async with pool.lend("d", (1,)), pool.lend("d", (2,)):
+    async with pool.acquire("d", (1,)), pool.acquire("d", (2,)):
         waiting = asyncio.create_task(answer(pool, (3,)))
         await asyncio.sleep(0)
         waiting.cancel()

@@ -253,7 +253,7 @@ async def test_pulls_side_by_side(serve, made, tmp_path):
 
         await asyncio.gather(*(into_one() for _ in range(3)))
         assert len(refused) == 2
-        assert all("another pull into it is under way" in message for message in refused)
+        assert all("another pull into it is in progress" in message for message in refused)
         assert contents(tmp_path / "one") == contents(made["moa"])
 
 
@@ -317,7 +317,7 @@ async def test_corrupted_twice_is_refused_and_the_old_bundle_stays(liar, made, t
     server, address = liar
     shutil.copytree(made["eagle2"], tmp_path / "device")
     server.spoil = lambda name, data: data[:-1] + b"x" if name.startswith("drafter/m") else data
-    with pytest.raises(Violation, match=r"drafter/model\.safetensors: not the bytes its checksum promised, twice"):
+    with pytest.raises(Violation, match=r"drafter/model\.safetensors: its bytes do not match its checksum, twice"):
         await pull(order(address, tmp_path / "device"))
     assert contents(tmp_path / "device") == contents(made["eagle2"])
 
@@ -341,9 +341,9 @@ async def test_a_file_that_ends_early(liar, tmp_path):
     [
         ("manifest", {"target_fingerprint": "0"}, "has target_fingerprint 0, the server itself"),
         ("manifest", {"tokenizer_fingerprint": "none"}, "has tokenizer_fingerprint none"),
-        ("manifest", {"tap": "moa:0"}, "wants features moa:0: not on offer"),
+        ("manifest", {"tap": "moa:0"}, "needs features moa:0, which the server does not offer"),
         ("manifest", {"bundle_id": "0" * 64}, "says that it is"),
-        ("manifest", {"tap": ""}, "another one than its manifest told of"),
+        ("manifest", {"tap": ""}, "not the one in its manifest"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -359,14 +359,14 @@ async def test_a_manifest_that_does_not_fit(liar, tmp_path, of, change, message)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"drafter": "/etc"}, "its drafter elsewhere: '/etc'"),
-        ({"drafter": "owner/model"}, "its drafter elsewhere"),
+        ({"drafter": "/etc"}, "a drafter outside of it: '/etc'"),
+        ({"drafter": "owner/model"}, "a drafter outside of it"),
         ({"options": {"unknown": 1}}, "cannot be used"),
-        ({"target_fingerprint": "0"}, "another one"),
+        ({"target_fingerprint": "0"}, "not the one in its manifest"),
         ({"tap": {}}, "cannot be used"),
         ({"drafter": ["drafter"]}, "cannot be used"),
         ({"version": 9}, "not an edge bundle of version 1"),
-        ({"files": {}}, "another one"),
+        ({"files": {}}, "not the one in its manifest"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -417,7 +417,7 @@ async def test_a_file_size_limit_stands_for_a_full_disk(serve, made, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (700_000, hard))
         try:
             with pytest.raises(
-                UsageError, match=r"File too large; [\d,]+ bytes are kept in .*: pull again when there is room"
+                UsageError, match=r"File too large; [\d,]+ bytes are kept in .*: make room and pull again"
             ):
                 await pull(order(server.address, out))
         finally:
