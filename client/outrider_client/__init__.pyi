@@ -55,6 +55,8 @@ from .core.statistics import TimeSplit as TimeSplit
 from .models.local_models import LocalModels as LocalModels
 from .privacy.detector import Detector as Detector
 from .privacy.fences import parse_fences as parse_fences
+from .pull.pull import PullConfig as PullConfig
+from .pull.pull import pull_bundle as pull_bundle
 from .text.logprobs import TokenLogprobs as TokenLogprobs
 from .text.transcript import FinishReason as FinishReason
 from .text.transcript import Origin as Origin
@@ -98,6 +100,7 @@ __all__ = [
     "Private",
     "Prompt",
     "PromptMessage",
+    "PullConfig",
     "Reason",
     "Refusal",
     "RolledBack",
@@ -120,4 +123,5 @@ __all__ = [
     "Violation",
     "Warned",
     "parse_fences",
+    "pull_bundle",
 ]

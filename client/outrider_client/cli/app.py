@@ -179,8 +179,7 @@ def pull(
     from rich.console import Console
 
     from outrider_client.display.pull_display import JsonPullDisplay, TextPullDisplay
-    from outrider_client.pull.pull import PullConfig
-    from outrider_client.pull.pull import pull as pull_bundle
+    from outrider_client.pull.pull import PullConfig, pull_bundle
 
     server = with_port(server)
     config = PullConfig(server, out, drafter, weights, retry, access=access_from(options))

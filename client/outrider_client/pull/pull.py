@@ -102,7 +102,7 @@ class Pulled:
 PullEvent = PullStarted | BytesPulled | FilePulled | PullWaiting | Pulled
 
 
-async def pull(config: PullConfig, watch: Callable[[PullEvent], None] = lambda event: None) -> Pulled:
+async def pull_bundle(config: PullConfig, watch: Callable[[PullEvent], None] = lambda event: None) -> Pulled:
     """Download what is missing and put the bundle in place; on failure keep what was downloaded.
 
     Raises UsageError (a full disk is one), Refusal, or LinkError when the server cannot be reached at first or is away

@@ -25,7 +25,7 @@ from outrider_client.cli import app as cli
 from outrider_client.cli.options import client_config
 from outrider_client.connection.policy import Backoff
 from outrider_client.models.pulled import pulled_dir
-from outrider_client.pull.pull import BytesPulled, FilePulled, PullConfig, PullStarted, PullWaiting, pull
+from outrider_client.pull.pull import BytesPulled, FilePulled, PullConfig, PullStarted, PullWaiting, pull_bundle
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.load import load_tap
 from outrider_models.bundling import make_bundle
@@ -133,7 +133,7 @@ async def test_a_device_with_nothing_but_what_was_pulled(serve, made, models, tm
     """Its directory is the bundle, byte for byte, and its answers are the target's."""
     events = []
     async with serve() as server:
-        pulled = await pull(order(server.address, tmp_path / "device"), events.append)
+        pulled = await pull_bundle(order(server.address, tmp_path / "device"), events.append)
         assert contents(tmp_path / "device") == contents(made["moa"])
         assert [path.name for path in tmp_path.iterdir()] == ["device"]
         started = next(e for e in events if isinstance(e, PullStarted))
@@ -154,10 +154,10 @@ async def test_a_device_with_nothing_but_what_was_pulled(serve, made, models, tm
 async def test_again_there_is_nothing_to_do(serve, tmp_path):
     out = tmp_path / "new/device"
     async with serve() as server:
-        await pull(order(server.address, out))
+        await pull_bundle(order(server.address, out))
         before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
         events = []
-        again = await pull(order(server.address, out), events.append)
+        again = await pull_bundle(order(server.address, out), events.append)
     assert not again.changed
     assert events == [again]
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
@@ -166,9 +166,9 @@ async def test_again_there_is_nothing_to_do(serve, tmp_path):
 async def test_what_has_changed_is_replaced_and_the_rest_is_not_fetched(serve, made, tmp_path):
     events = []
     async with serve() as server:
-        await pull(order(server.address, tmp_path / "device"))
+        await pull_bundle(order(server.address, tmp_path / "device"))
         (tmp_path / "device/tokenizer.json").write_text("spoilt")
-        pulled = await pull(order(server.address, tmp_path / "device", drafter="eagle2"), events.append)
+        pulled = await pull_bundle(order(server.address, tmp_path / "device", drafter="eagle2"), events.append)
     assert pulled.changed
     assert contents(tmp_path / "device") == contents(made["eagle2"])
     assert [path.name for path in tmp_path.iterdir()] == ["device"]
@@ -184,7 +184,7 @@ async def test_interrupted_anywhere_it_goes_on(serve, made, tmp_path, seed):
     limits = (generator.choice([0, generator.randrange(3000), generator.randrange(400_000)]) for _ in itertools.count())
     events = []
     async with serve() as server, Relay(server.address, itertools.chain([150_000], limits)) as relay:
-        await pull(order(relay.address, tmp_path / "device"), events.append)
+        await pull_bundle(order(relay.address, tmp_path / "device"), events.append)
         assert relay.num_connections > 5
     assert contents(tmp_path / "device") == contents(made["moa"])
     total = sum(map(len, contents(made["moa"]).values()))
@@ -200,11 +200,11 @@ async def test_ended_and_begun_again(serve, made, tmp_path):
     async with serve() as server:
         async with Relay(server.address, [400_000]) as relay:
             with pytest.raises(LinkError, match=r"bytes are kept in .*device\.part: pull again to go on"):
-                await pull(order(relay.address, out, retry_s=0.0))
+                await pull_bundle(order(relay.address, out, retry_s=0.0))
         assert not out.exists()
         kept = sum(map(len, contents(tmp_path / "device.part").values()))
         assert 0 < kept < 400_000
-        await pull(order(server.address, out), events.append)
+        await pull_bundle(order(server.address, out), events.append)
     assert next(event for event in events if isinstance(event, PullStarted)).kept_bytes == kept
     assert contents(out) == contents(made["moa"])
 
@@ -215,8 +215,8 @@ async def test_a_changed_bundle_takes_over_what_is_the_same(serve, made, tmp_pat
     async with serve() as server:
         async with Relay(server.address, [2_500_000]) as relay:
             with pytest.raises(LinkError):
-                await pull(order(relay.address, out, retry_s=0.0))
-        await pull(order(server.address, out, drafter="eagle2"))
+                await pull_bundle(order(relay.address, out, retry_s=0.0))
+        await pull_bundle(order(server.address, out, drafter="eagle2"))
     assert contents(out) == contents(made["eagle2"])
 
 
@@ -230,7 +230,7 @@ async def test_a_server_that_restarts(serve, made, tmp_path):
         if isinstance(event, BytesPulled):
             starts.set()
 
-    pulling = asyncio.create_task(pull(order(first.address, tmp_path / "device"), watch))
+    pulling = asyncio.create_task(pull_bundle(order(first.address, tmp_path / "device"), watch))
     await starts.wait()
     await first.stop()
     async with second:
@@ -240,14 +240,14 @@ async def test_a_server_that_restarts(serve, made, tmp_path):
 
 async def test_pulls_side_by_side(serve, made, tmp_path):
     async with serve() as server:
-        await asyncio.gather(*(pull(order(server.address, tmp_path / f"device{n}")) for n in range(12)))
+        await asyncio.gather(*(pull_bundle(order(server.address, tmp_path / f"device{n}")) for n in range(12)))
         for n in range(12):
             assert contents(tmp_path / f"device{n}") == contents(made["moa"])
         refused = []
 
         async def into_one() -> None:
             try:
-                await pull(order(server.address, tmp_path / "one"))
+                await pull_bundle(order(server.address, tmp_path / "one"))
             except UsageError as error:
                 refused.append(str(error))
 
@@ -308,7 +308,7 @@ async def test_a_corrupted_chunk_is_fetched_again(liar, made, tmp_path):
         return bytes([data[0] ^ 1]) + data[1:]
 
     server.spoil = spoil
-    await pull(order(address, tmp_path / "device"))
+    await pull_bundle(order(address, tmp_path / "device"))
     assert contents(tmp_path / "device") == contents(made["moa"])
     assert server.num_fetches == len(server.manifest.files) + 1
 
@@ -318,7 +318,7 @@ async def test_corrupted_twice_is_refused_and_the_old_bundle_stays(liar, made, t
     shutil.copytree(made["eagle2"], tmp_path / "device")
     server.spoil = lambda name, data: data[:-1] + b"x" if name.startswith("drafter/m") else data
     with pytest.raises(Violation, match=r"drafter/model\.safetensors: its bytes do not match its checksum, twice"):
-        await pull(order(address, tmp_path / "device"))
+        await pull_bundle(order(address, tmp_path / "device"))
     assert contents(tmp_path / "device") == contents(made["eagle2"])
 
 
@@ -326,14 +326,14 @@ async def test_corrupted_twice_is_refused_and_the_old_bundle_stays(liar, made, t
 async def test_chunks_of_a_wrong_size(liar, tmp_path, times):
     liar[0].spoil = lambda name, data: (data * 5)[: int(len(data) * times)]
     with pytest.raises(Violation, match="more than it declared"):
-        await pull(order(liar[1], tmp_path / "device"))
+        await pull_bundle(order(liar[1], tmp_path / "device"))
     assert not (tmp_path / "device").exists()
 
 
 async def test_a_file_that_ends_early(liar, tmp_path):
     liar[0].spoil = lambda name, data: data[:100]
     with pytest.raises(LinkError, match=r"ended .* too early"):
-        await pull(order(liar[1], tmp_path / "device", retry_s=0.0))
+        await pull_bundle(order(liar[1], tmp_path / "device", retry_s=0.0))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ async def test_a_manifest_that_does_not_fit(liar, tmp_path, of, change, message)
     for name, value in change.items():
         setattr(getattr(server, of), name, value)
     with pytest.raises(Violation, match=message):
-        await pull(order(address, tmp_path / "device"))
+        await pull_bundle(order(address, tmp_path / "device"))
     assert not (tmp_path / "device").exists()
 
 
@@ -381,7 +381,7 @@ async def test_a_bundle_that_lies_of_itself(liar, made, tmp_path, change, messag
     files = tuple(marked if file.name == "bundle.json" else file for file in told.files)
     server.manifest, server.directory = manifest_to_proto(dataclasses.replace(told, files=files)), tmp_path / "served"
     with pytest.raises(Violation, match=message):
-        await pull(order(address, tmp_path / "device"))
+        await pull_bundle(order(address, tmp_path / "device"))
     assert not (tmp_path / "device").exists()
 
 
@@ -402,7 +402,7 @@ async def test_hostile_manifests_write_nothing(liar, tmp_path, name, size, data)
     honest, server.manifest = server.manifest, message
     try:
         with pytest.raises(Refusal):
-            await pull(order(address, tmp_path / "deep/device", retry_s=0.0))
+            await pull_bundle(order(address, tmp_path / "deep/device", retry_s=0.0))
     finally:
         server.manifest = honest
     assert server.num_fetches == 0
@@ -419,11 +419,11 @@ async def test_a_file_size_limit_stands_for_a_full_disk(serve, made, tmp_path):
             with pytest.raises(
                 UsageError, match=r"File too large; [\d,]+ bytes are kept in .*: make room and pull again"
             ):
-                await pull(order(server.address, out))
+                await pull_bundle(order(server.address, out))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert len(contents(tmp_path / "device.part")["drafter/model.safetensors.part"]) == 700_000
-        await pull(order(server.address, out))
+        await pull_bundle(order(server.address, out))
     assert contents(out) == contents(made["moa"])
 
 
@@ -443,7 +443,7 @@ def small_disk(tmp_path):
 async def test_a_small_disk_is_noticed_beforehand(serve, small_disk):
     async with serve() as server:
         with pytest.raises(UsageError, match=r"more bytes are needed and [\d,]+ are free; make room, or name another"):
-            await pull(order(server.address, small_disk / "device"))
+            await pull_bundle(order(server.address, small_disk / "device"))
     assert contents(small_disk) == {}
 
 
@@ -454,11 +454,11 @@ async def test_a_disk_that_fills_up_meanwhile(serve, made, small_disk, monkeypat
     monkeypatch.setattr(shutil, "disk_usage", lambda path: plenty)
     async with serve() as server:
         with pytest.raises(UsageError, match="No space left on device; "):
-            await pull(order(server.address, small_disk / "device"))
+            await pull_bundle(order(server.address, small_disk / "device"))
         assert 300_000 < sum(map(len, contents(small_disk).values())) < 2**19
         mounting = ["mount", "-o", "remount,size=32m", str(small_disk)]
         await asyncio.to_thread(subprocess.run, mounting, check=True)
-        await pull(order(server.address, small_disk / "device"))
+        await pull_bundle(order(server.address, small_disk / "device"))
     assert contents(small_disk / "device") == contents(made["moa"])
 
 
@@ -471,14 +471,14 @@ async def test_what_is_no_bundle_is_never_replaced(tmp_path, there):
         out.mkdir()
         (out / "letter").write_text("mine")
     with pytest.raises(UsageError, match="mine: "):
-        await pull(order("127.0.0.1:1", out))
+        await pull_bundle(order("127.0.0.1:1", out))
     assert list(contents(tmp_path).values()) == [b"mine"]
 
 
 async def test_killed_between_the_renames(serve, made, tmp_path):
     shutil.copytree(made["moa"], tmp_path / "device.part.old")
     async with serve() as server:
-        assert not (await pull(order(server.address, tmp_path / "device"))).changed
+        assert not (await pull_bundle(order(server.address, tmp_path / "device"))).changed
     assert [path.name for path in tmp_path.iterdir()] == ["device"]
 
 
@@ -486,7 +486,7 @@ async def test_a_copy_that_somebody_put_beside_it_is_left_alone(serve, made, tmp
     (tmp_path / "device.old").mkdir()
     (tmp_path / "device.old/letter").write_text("mine")
     async with serve() as server:
-        await pull(order(server.address, tmp_path / "device"))
+        await pull_bundle(order(server.address, tmp_path / "device"))
     assert contents(tmp_path / "device.old") == {"letter": b"mine"}
     assert contents(tmp_path / "device") == contents(made["moa"])
 
@@ -581,6 +581,6 @@ async def test_a_server_of_another_target_names_the_remedy(models, golden):
 async def test_a_server_without_bundles(models, tmp_path):
     async with Server(Verifier(*models)) as server:
         with pytest.raises(Refusal, match="hands out no edge bundles") as refused:
-            await pull(order(server.address, tmp_path / "device"))
+            await pull_bundle(order(server.address, tmp_path / "device"))
     assert refused.value.reason is Reason.NO_BUNDLE
     assert list(tmp_path.iterdir()) == []
