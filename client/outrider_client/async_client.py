@@ -1,4 +1,4 @@
-"""The client as others use it: one session with one server, any number of answers one after the other."""
+"""The asynchronous client: one session with one server, any number of answers one after the other."""
 
 from __future__ import annotations
 
@@ -39,13 +39,16 @@ from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_proto.errors import LinkError, UsageError
 from outrider_proto.frames import ServerDescription
 
-FALLBACK_MIN_MATCH = 2  # tokens: after a single one that occurred before, anything may follow
+FALLBACK_MIN_MATCH = 2  # tokens; after a single repeated token almost anything may follow
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer: `origins` says of each token where it comes from, `logprobs` how likely the target finds it;
-    None where the target was not asked, for want of ClientConfig.logprobs or of a link."""
+    """A whole answer with its statistics.
+
+    `origins[i]` says where token i comes from, and `logprobs[i]` how likely the target finds it: None where the target
+    was not asked, because ClientConfig.logprobs is unset or there was no link.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -56,15 +59,15 @@ class Completion:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The answer as a turn of the next prompt: private where it was written on private text."""
+        """Return the answer as content of the next prompt, private if it was written on private text."""
         return (Segment(self.text, private=self.reason == "private"),)
 
 
 class AsyncClient:
-    """Drafts here, has it verified there. Use as `async with AsyncClient(config) as client`.
+    """Drafts on this device and has a server verify its drafts. Use as `async with AsyncClient(config) as client`.
 
-    `models` and `transport` are made from the configuration unless given; given ones may be shared. `drafting` stands
-    in for a thread with the models' drafter. `clock` counts seconds.
+    `models` and `transport` are made from the configuration unless given; given ones may be shared between clients.
+    `drafting` replaces the thread that runs the models' drafter. `clock` returns seconds.
     """
 
     def __init__(
@@ -95,35 +98,34 @@ class AsyncClient:
 
     @property
     def link_state(self) -> LinkState:
-        """Where the link stands."""
         return LinkState.CONNECTING if self._context is None else self._context.session.state
 
     def begin_conversation(self) -> None:
-        """Forget the private values of the last one, which placeholders of the next would bring back."""
+        """Forget the private values of the conversation so far, so that no placeholder restores them later."""
         self._placeholders = Placeholders()
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Of the session so far; empty before the first answer."""
+        """Tokens of the session so far; empty before the first answer."""
         return () if self._context is None else self._context.transcript.tokens
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """Up and down, over all answers."""
+        """Bytes sent and received over all answers."""
         return (0, 0) if self._context is None else self._context.session.num_bytes
 
     @property
     def rtt_s(self) -> float | None:
-        """The measured round trip; None before there is one."""
+        """Mean round trip in seconds; None before the first measurement."""
         return None if self._context is None else self._context.session.rtt.mean_s
 
     @property
     def active_mode(self) -> OnlineMode | None:
-        """The mode that was mode_run last with a link; of `auto`, what it chose."""
+        """The mode last used with a link; under `auto` the one it chose."""
         return None if self._context is None else self._context.controller.active_mode
 
     async def describe(self) -> ServerDescription:
-        """What the server hosts. Raises LinkError or Refusal."""
+        """Ask the server what it hosts. Raises LinkError or Refusal."""
         timeout_s = self.config.timeouts.describe_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -132,17 +134,19 @@ class AsyncClient:
             raise LinkError(f"{self._transport.address}: no answer within {timeout_s:g} s") from error
 
     async def generate(self, prompt: Prompt, **overrides: Any) -> AsyncGenerator[Event, None]:  # Any: see for_answer
-        """The answer as events, the last of which is Finished.
+        """Yield the answer as events, the last of which is Finished.
 
-        Whoever stops listening closes the generator (`contextlib.aclosing`): that ends the request and keeps the
-        session. A prompt that begins as the session's tokens do is sent from where they part; of one with private
-        segments goes what `config.privacy` lets go. Raises UsageError, Refusal, or LinkError when there is no server to
-        begin with.
+        Close the generator (`contextlib.aclosing`) to stop early: that cancels the request and keeps the session. Only
+        the part of the prompt that differs from the session's tokens is sent; of private segments, only what
+        `config.privacy` allows. `overrides` change fields of the configuration for this answer.
+
+        Raises UsageError, Refusal, or LinkError when no server can be reached at the start.
         """
         config = self.config.for_answer(**overrides)
         if self._busy:
             raise UsageError("this client is writing an answer already: use one client for each session")
         self._busy = True
+        # A queue between writing and reading: a slow reader must not delay verdicts, drafts or heartbeats.
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         writing = asyncio.create_task(self._write(prompt, config, events.put_nowait), name="outrider answer")
         writing.add_done_callback(lambda _: events.put_nowait(None))
@@ -156,7 +160,7 @@ class AsyncClient:
             self._busy = False
 
     async def complete(self, prompt: Prompt, **overrides: Any) -> Completion:  # Any: see for_answer
-        """The whole answer. Raises as `generate`."""
+        """Return the whole answer. Takes and raises what `generate` does."""
         written, finished = AnswerText(), None
         async with contextlib.aclosing(self.generate(prompt, **overrides)) as events:
             async for event in events:
@@ -173,7 +177,7 @@ class AsyncClient:
         )
 
     async def close(self) -> None:
-        """End the session. Safe to call twice."""
+        """Close the session and stop the drafter. Safe to call twice."""
         context, self._context = self._context, None
         if context is not None:
             await context.session.close()
@@ -188,23 +192,24 @@ class AsyncClient:
             if config.privacy == "local" and is_private(prompt):
                 await generate_privately(context, prompt, config, emit)
             else:
-                await self._ride(context, prompt, config, emit)
+                await self._generate(context, prompt, config, emit)
         finally:
             context.session.watcher = lambda state, detail: None
 
-    async def _ride(
+    async def _generate(
         self, context: GenerationContext, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]
     ) -> None:
         shown = self._placeholders.replace(prompt) if config.privacy == "placeholder" else prompt
-        answer = Generation(context, config, emit, self._placeholders.values)
+        generation = Generation(context, config, emit, self._placeholders.values)
         try:
-            answer.begin(context.models.encode(shown, raw=config.raw))
+            generation.begin(context.models.encode(shown, raw=config.raw))
             await context.session.set_sampling(config.sampling)
-            await run_generation(answer)
+            await run_generation(generation)
         except asyncio.CancelledError:
-            answer.abandon()
+            generation.abandon()
             raise
         except Exception:
+            # What the server holds is unknown now, so the next answer opens a session of its own.
             await context.session.forget()
             raise
 

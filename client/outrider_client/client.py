@@ -1,4 +1,4 @@
-"""The client without async: the same calls, run on an event loop in a thread of its own."""
+"""The client without async: runs an AsyncClient on an event loop in a background thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """As AsyncClient. Use as `with Client(config) as client`."""
+    """The blocking counterpart of AsyncClient. Use as `with Client(config) as client`."""
 
     def __init__(
         self,
@@ -52,14 +52,18 @@ class Client:
         return self._run(self._client.describe())
 
     def begin_conversation(self) -> None:
-        """As AsyncClient's; not while an answer is being written."""
+        """Start a new conversation; see AsyncClient. Not allowed while an answer is being written."""
         self._client.begin_conversation()
 
     def complete(self, prompt: Prompt, **overrides: Any) -> Completion:  # Any: see ClientConfig.for_answer
+        """Return the whole answer; see AsyncClient.complete."""
         return self._run(self._client.complete(prompt, **overrides))
 
     def generate(self, prompt: Prompt, **overrides: Any) -> Iterator[Event]:  # Any: see ClientConfig.for_answer
-        """Closing the iterator, or Ctrl-C while it waits, ends the request and keeps the session."""
+        """Yield the answer as events; see AsyncClient.generate.
+
+        Closing the iterator, or Ctrl-C while it waits, cancels the request and keeps the session.
+        """
         events: SimpleQueue[Event | None] = SimpleQueue()
         pumping = self._run(self._start(prompt, overrides, events))
         try:
@@ -67,13 +71,14 @@ class Client:
                 yield event
         except BaseException:
             self._loop.call_soon_threadsafe(pumping.cancel)
+            # Drain until the sentinel: only then has the task ended and the client is free for the next request.
             while events.get() is not None:
                 pass
             raise
         pumping.result()
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close the session and stop the background thread. Safe to call twice."""
         if self._loop.is_closed():
             return
         self._run(self._client.close())
@@ -85,6 +90,7 @@ class Client:
         self, prompt: Prompt, overrides: dict[str, Any], events: SimpleQueue[Event | None]
     ) -> asyncio.Task[None]:
         pumping = asyncio.create_task(self._pump(prompt, overrides, events))
+        # The sentinel comes from the callback, not from _pump: it must arrive when _pump fails or is cancelled, too.
         pumping.add_done_callback(lambda _: events.put(None))
         return pumping
 
@@ -98,5 +104,6 @@ class Client:
         try:
             return future.result()
         except BaseException:
+            # Ctrl-C interrupts only this thread; without the cancel the coroutine would run on in the other one.
             future.cancel()
             raise

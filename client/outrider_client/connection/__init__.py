@@ -1,1 +1,1 @@
-"""The session with one server and the link it runs over."""
+"""The session with one server and the link it runs over. Knows nothing of prompts, drafts or modes."""

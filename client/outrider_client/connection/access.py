@@ -1,4 +1,4 @@
-"""How a server is reached: over TLS or not, and the key it asks for, which never goes where others could read it."""
+"""Access to a server: TLS, and the key the server asks for, which is never sent where others could read it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """PEM files and what names the server. Raises UsageError.
+    """PEM files, the server's name and the access key. Raises UsageError.
 
-    `ca` and the other files imply `tls`; without `ca` the system's authorities count. `server_name`: the name in the
-    server's certificate, where it is not the one it is called by. `key_file` is read for every connection.
-    `key_unencrypted`: the key may go over a network as it is, where whoever carries it can read it.
+    `ca` and the other files imply `tls`; without `ca` the system's authorities are trusted. `server_name` is the name
+    in the server's certificate, if that differs from the address. `key_file` is read for every connection.
+    `key_unencrypted` allows sending the key over an unencrypted network, where others can read it.
     """
 
     tls: bool = False
@@ -52,34 +52,35 @@ class Access:
         return self.key is not None or self.key_file is not None
 
     def check_for(self, server: str) -> None:
-        """Raises UsageError where the key would go to `server` for all to read."""
+        """Raise UsageError if the key would go to `server` unencrypted."""
         is_private = self.is_encrypted or is_loopback_host(host_of(server))
         if self.has_key and not is_private and not self.key_unencrypted:
-            remedy = "give --tls or --ca FILE, or --send-key-unencrypted to have it so"
-            raise UsageError(f"server={server}: the key would go there unencrypted; {remedy}")
+            remedy = "give --tls or --ca FILE, or --send-key-unencrypted to allow it"
+            raise UsageError(f"server={server}: the key would be sent unencrypted; {remedy}")
 
     def through(self, server: str) -> Self:
-        """For a way to `server` that begins at another address: the certificate is still that server's."""
+        """Return the access for reaching `server` through another address: the certificate is still `server`'s."""
         return replace(self, server_name=host_of(server)) if self.is_encrypted and self.server_name is None else self
 
     def metadata(self) -> Metadata:
-        """What every call goes with. Raises UsageError."""
+        """Return the metadata of every call. Raises UsageError."""
         key = self.key if self.key_file is None else _read_key(self.key_file)
         return () if key is None else (("authorization", f"Bearer {key}"),)
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """None without TLS. Raises UsageError: of files that make no sense gRPC would say so for every connection."""
+        """Return gRPC's credentials, or None without TLS. Raises UsageError."""
         if not self.is_encrypted:
             return None
         import grpc  # here, since every command line imports this module
 
+        # Only to check the files: gRPC would report bad ones at every connection, as a link that fails.
         self.ssl_context()
         return grpc.ssl_channel_credentials(
             _read(self.ca or _system_authorities()), _read(self.client_key), _read(self.client_cert)
         )
 
     def ssl_context(self) -> ssl.SSLContext:
-        """As Python's own TLS has it. Raises UsageError."""
+        """Return the same settings for Python's own TLS. Raises UsageError."""
         context = ssl.create_default_context()
         try:
             if self.ca is not None:
@@ -111,25 +112,27 @@ def _read_key(file: Path) -> str:
     except OSError as error:
         raise UsageError(f"key-file={file}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise UsageError(f"key-file={file}: holds no key") from None  # without the text that could be one
+        # `from None`: the decoder's error quotes the file's bytes, which may be a key.
+        raise UsageError(f"key-file={file}: holds no key") from None
     return _checked(key, f"key-file={file}")
 
 
 def _checked(key: str, where: str) -> str:
-    """Never says what the key is."""
+    """Return `key` if it is well formed. The error never quotes it. Raises UsageError."""
     if not key or len(key) > MAX_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
-        raise UsageError(f"{where}: holds no key: need 1 to {MAX_KEY_LENGTH} letters, digits and signs in one line")
+        raise UsageError(f"{where}: holds no key: need 1 to {MAX_KEY_LENGTH} printable ASCII characters without spaces")
     return key
 
 
 def _system_authorities() -> Path | None:
-    """None where the system keeps none: gRPC then has a list of its own."""
+    """Return the system's file of authorities; None if there is none, and gRPC uses its own list."""
     file = ssl.get_default_verify_paths().cafile
     return None if file is None else Path(file)
 
 
+# Without this callback OpenSSL would ask for the password on the terminal and hang the program.
 def _no_password() -> str:
-    raise ValueError("it needs a password: give a key without one")
+    raise ValueError("it needs a password: give a key without a password")
 
 
 def _plain(error: OSError | ValueError, otherwise: str) -> str:

@@ -1,4 +1,4 @@
-"""An emulated link between this client and its server. The one file here that needs outrider_netsim."""
+"""An emulated link between this client and its server. The only module of the client that needs outrider_netsim."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class EmulatedLink:
-    """One that is up: connect to `address` instead of the server."""
+    """A running link: connect to `address` instead of to the server."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -29,33 +29,33 @@ class EmulatedLink:
         self._link.restore()
 
     def change(self, profile: str) -> None:
-        """Raises UsageError for a name that nobody knows."""
+        """Switch to another profile. Raises UsageError for an unknown name."""
         self._link.set(_profile(profile))
 
     @property
     def profiles(self) -> Sequence[str]:
-        """Those that are known by name."""
+        """Names of all known profiles."""
         from outrider_netsim import PROFILES
 
         return tuple(PROFILES)
 
     @property
     def shown(self) -> dict[str, object]:
-        """For the page."""
+        """State of the link as JSON, for the web page."""
         profile = self._link.profile.name
         names = [*self.profiles] if profile in self.profiles else [profile, *self.profiles]
         return {"profile": profile, "profiles": names, "engine": self._link.engine, "cut": self._link.is_cut}
 
     @property
     def said(self) -> str:
-        """For a terminal."""
+        """State of the link in a few words, for a terminal."""
         cut = ", cut" if self._link.is_cut else ""
         return f"emulated: {self._link.profile.name} ({self._link.engine}){cut}"
 
 
 @contextlib.asynccontextmanager
 async def emulated_link(profile: str, server: str, engine: EngineChoice = "auto") -> AsyncIterator[EmulatedLink]:
-    """Raises UsageError for what cannot be emulated here."""
+    """Run an emulated link to `server` while the context is open. Raises UsageError if that is impossible here."""
     try:
         from outrider_netsim import EngineError, Link
     except ModuleNotFoundError as error:

@@ -1,8 +1,4 @@
-"""The real transport: one bidirectional gRPC stream a session, a fresh channel a connection.
-
-gRPC's own reconnecting waits for up to two minutes and shares that wait between channels, so nothing here relies on it:
-each connection has its own subchannel, fails at the first refusal, and is thrown away.
-"""
+"""The gRPC transport: one bidirectional stream for each session, a fresh channel for each connection."""
 
 from __future__ import annotations
 
@@ -30,6 +26,8 @@ from outrider_proto.verifier_pb2_grpc import VerifierStub
 if TYPE_CHECKING:
     ServerStream = grpc.aio.StreamStreamCall[pb.ClientFrame, pb.ServerFrame]
 
+# gRPC's own reconnecting waits for up to two minutes and shares that wait between channels. So each connection gets a
+# subchannel of its own, fails at the first refusal and is thrown away.
 # Defaults kept after measuring (docs/operations.md): TCP_NODELAY, bdp_probe, windows. No keepalive: it stops after two
 # pings without data, and heartbeat.py is quicker.
 CHANNEL_OPTIONS = (
@@ -39,12 +37,13 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 2 * wire.MAX_FRAME_BYTES),
 )
 
-# Of http_proxy and the like. What is sent to this machine itself may hold a key in the open: no proxy is to see it.
+# Ignores http_proxy and the like: what is sent to this machine itself may hold an unencrypted key, which no proxy may
+# see.
 _NO_PROXY = ("grpc.enable_http_proxy", 0)
 
 
 class GrpcConnection:
-    """One stream on a channel of its own."""
+    """One stream on its own channel."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel, metadata: Metadata = ()) -> None:
         self.bytes_up = 0
@@ -55,7 +54,7 @@ class GrpcConnection:
         self._call: ServerStream | None = _stub(channel).Session(self._messages(), metadata=metadata)
 
     async def wait_until_connected(self) -> None:
-        """Raises LinkError when the server cannot be reached."""
+        """Wait until the server is reached. Raises LinkError."""
         with translated(f"cannot reach {self._address}"):
             await self._stream.wait_for_connection()
 
@@ -67,9 +66,10 @@ class GrpcConnection:
             try:
                 message = await self._stream.read()
             except asyncio.CancelledError as cancelled:
-                raise cancelled.with_traceback(None) from None  # it would hold the call: see close
+                # The traceback's frames hold the call, and gRPC keeps the connection open while anything does.
+                raise cancelled.with_traceback(None) from None
         if not isinstance(message, pb.ServerFrame):
-            raise LinkError(f"{self._address}: the server has ended the stream")
+            raise LinkError(f"{self._address}: the server ended the stream")
         self.bytes_down += message.ByteSize()
         return wire.server_frame_from_proto(message)
 
@@ -79,7 +79,8 @@ class GrpcConnection:
         if self._call is not None:
             self._call.cancel()
             await self._channel.close()
-        self._call = None  # gRPC holds the line open for as long as anybody holds the call
+        # gRPC keeps the TCP connection open for as long as anything references the call.
+        self._call = None
 
     @property
     def _stream(self) -> ServerStream:
@@ -95,7 +96,7 @@ class GrpcConnection:
 
 
 class GrpcTransport:
-    """Connections to the server at `address` (host:port), all of one session. Raises UsageError."""
+    """Opens the connections of one session to the server at `address` (HOST:PORT). Raises UsageError."""
 
     def __init__(self, address: str, access: Access = PLAIN) -> None:
         host, _, port = address.rpartition(":")
@@ -125,20 +126,21 @@ class GrpcTransport:
         return description_from_proto(message)
 
     async def measure(self) -> float:
-        """Seconds of a call's way there and back on a fresh connection that stands. Raises as `describe`."""
+        """Measure the round trip of a call, in seconds, on a fresh connection. Raises what `describe` does."""
         metadata = self.metadata()
         async with self.channel() as channel, self.reaching():
             with translated(f"cannot reach {self.address}"):
+                # The first call also pays for TCP, TLS and HTTP/2; only the second one is timed.
                 await _stub(channel).Describe(pb.DescribeRequest(), metadata=metadata)
                 started = time.perf_counter()
                 await _stub(channel).Describe(pb.DescribeRequest(), metadata=metadata)
         return time.perf_counter() - started
 
     async def close(self) -> None:
-        """Nothing outlives its connection."""
+        """Do nothing: no resource outlives its connection."""
 
     def channel(self) -> grpc.aio.Channel:
-        """A fresh one; the caller closes it. Raises UsageError."""
+        """Open a fresh channel, which the caller closes. Raises UsageError."""
         credentials = self._access.credentials()
         options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS]
         if is_loopback_host(host_of(self.address)):
@@ -150,13 +152,15 @@ class GrpcTransport:
         return grpc.aio.secure_channel(self.address, credentials, options=options)
 
     def metadata(self) -> Metadata:
-        """What every call has to go with. Raises UsageError."""
+        """Return the metadata of every call. Raises UsageError."""
         return self._access.metadata()
 
     @contextlib.asynccontextmanager
     async def reaching(self) -> AsyncIterator[None]:
-        """Around the first call on a connection. A server that was never reached and cannot be trusted, or does not
-        trust us, is a TrustError: it will be no other the next time. One that was may be behind a stranger now."""
+        """Explain TLS failures of the first call on a connection.
+
+        Raises TrustError for a server that was never reached before, since retrying would not help.
+        """
         try:
             yield
         except LinkError as error:
@@ -164,6 +168,7 @@ class GrpcTransport:
             if meaning is None:
                 raise
             message = f"cannot reach {self.address}: {meaning}"
+            # A server that was reached before stays a LinkError: a captive portal may answer in its place for now.
             raise (LinkError(message) if self._was_reached else TrustError(message)) from error
         self._was_reached = True
 
@@ -174,7 +179,7 @@ def _stub(channel: grpc.aio.Channel) -> VerifierStub:
 
 @contextlib.contextmanager
 def translated(where: str) -> Iterator[None]:
-    """gRPC's errors as ours; a link's fault says where."""
+    """Translate gRPC's errors into ours; a LinkError names `where`."""
     try:
         yield
     except grpc.aio.AioRpcError as error:

@@ -25,7 +25,7 @@ _UNPROVED_FACTOR = 2.0
 
 
 class RttEstimator:
-    """Smoothed round trip and mean deviation, in seconds. Pure: it is told what others measured."""
+    """Smoothed round trip and mean deviation in seconds, estimated as TCP does (RFC 6298)."""
 
     def __init__(self) -> None:
         self._mean_s: float | None = None
@@ -34,7 +34,7 @@ class RttEstimator:
 
     @property
     def mean_s(self) -> float | None:
-        """None before anything is known."""
+        """Smoothed round trip; None before anything is known."""
         return self._mean_s
 
     @property
@@ -42,16 +42,17 @@ class RttEstimator:
         return self._spread_s
 
     def guess(self, seconds: float) -> None:
-        """An upper bound, such as the time a connection took to open; the first sample replaces it."""
+        """Start from an upper bound, such as the time to open a connection; the first sample replaces it."""
         if not self._measured:
             self._mean_s, self._spread_s = seconds, seconds / 2
 
     def add(self, sample_s: float) -> None:
-        """One measured round trip."""
+        """Add one measured round trip."""
         sample_s = max(sample_s, 0.0)
         if self._mean_s is None or not self._measured:
             self._mean_s, self._spread_s, self._measured = sample_s, sample_s / 2, True
             return
+        # RFC 6298: the spread is updated with the old mean, so it comes first.
         self._spread_s += _SPREAD_WEIGHT * (abs(sample_s - self._mean_s) - self._spread_s)
         self._mean_s += _MEAN_WEIGHT * (sample_s - self._mean_s)
 
@@ -71,13 +72,13 @@ class Heartbeat:
         self._heard_at = 0.0
 
     def begin(self, now: float, num_bytes: int) -> None:
-        """Something was sent and its answer is awaited from now on; both together are about `num_bytes` long."""
+        """Note that a reply is awaited from now on; request and reply together have about `num_bytes`."""
         self._heard_at = now
         self._allowance_s = num_bytes * 8 / self._patience.assumed_rate_bps
         self._next_ping_at = now + self.interval_s
 
     def ping(self, now: float) -> int:
-        """The nonce of a Ping that goes out now."""
+        """Return the nonce of a Ping that is sent now."""
         nonce, self._next_nonce = self._next_nonce, self._next_nonce + 1
         self._unanswered[nonce] = now
         self._next_ping_at = now + self.interval_s
@@ -90,15 +91,15 @@ class Heartbeat:
             self._forget_before(nonce)
 
     def proved(self) -> None:
-        """A verdict came."""
+        """Note that a verdict arrived."""
         self._unproved_factor = 1.0
 
     def heard(self, now: float) -> None:
-        """Any frame came: the link lives."""
+        """Note that any frame arrived: the link is alive."""
         self._heard_at = now
 
     def discount_pause(self, seconds: float) -> None:
-        """Our own loop stood still for so long: that silence was not the link's."""
+        """Do not count the `seconds` in which our own event loop stood still as silence of the link."""
         self._heard_at += seconds
 
     def should_ping(self, now: float) -> bool:
@@ -109,7 +110,7 @@ class Heartbeat:
 
     @property
     def due_at(self) -> float:
-        """When to look again: the next ping, or the end of patience."""
+        """Time of the next check: the next ping, or the deadline of the oldest one."""
         return min(self._next_ping_at, self._lost_at) if self._unanswered else self._next_ping_at
 
     @property
@@ -118,7 +119,7 @@ class Heartbeat:
 
     @property
     def deadline_s(self) -> float:
-        """How long a Pong may stay away."""
+        """How long a Pong may take, in seconds."""
         measured = 1.5 * self._mean_s + 4 * self._rtt.spread_s
         factor = self._factor * self._unproved_factor
         return max(measured, self._patience.floor_s) * factor + self._allowance_s
@@ -130,9 +131,10 @@ class Heartbeat:
     @property
     def _lost_at(self) -> float:
         oldest = next(iter(self._unanswered.values()))
+        # Any frame counts, not only the Pong: on a slow link it waits behind the features of a long prompt.
         return max(oldest, self._heard_at) + self.deadline_s
 
     def _forget_before(self, nonce: int) -> None:
-        """Frames keep their order, so what an older Ping asked is answered too."""
+        """Drop older Pings: frames keep their order, so this Pong answers them too."""
         for older in [n for n in self._unanswered if n < nonce]:
             del self._unanswered[older]

@@ -1,5 +1,7 @@
-"""One open connection: frames both ways, the measured round trip, and the watch over silence. The asynchronous shell
-around heartbeat.py."""
+"""One open connection: frames both ways, round-trip measurement and the watch for silence.
+
+This is the asynchronous shell around heartbeat.py.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from outrider_client.connection.transport import Connection
 from outrider_proto.errors import LinkError, OutriderError, Reason, Violation
 from outrider_proto.frames import ClientFrame, Close, Features, Open, Opened, Ping, Pong, Verdict
 
-_LATE_S = 0.05  # a timer that fires so late means that this process stood still
+_LATE_S = 0.05  # a timer this late means that our own process stood still
 _MAX_UNREAD_BYTES = 512 * 1024 * 1024  # more than a long prompt's features
-_FRAME_BYTES = 1024  # what a frame takes beside its rows, about
+_FRAME_BYTES = 1024  # approximate size of a frame without its rows
 Reply = Verdict | Features
 
 
 class ServerLink:
-    """Owns a connection from Open to close. One task receives from it; pings go out while that task waits."""
+    """A connection from Open to close. One task receives from it; pings go out while that task waits."""
 
     def __init__(
         self, connection: Connection, rtt: RttEstimator, heartbeat: Heartbeat, clock: Callable[[], float]
@@ -36,11 +38,11 @@ class ServerLink:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the stream has ended, with whatever came before still to be read."""
+        """Whether the stream has ended; frames that arrived before may still be unread."""
         return bool(self._arrived) and isinstance(self._arrived[-1], OutriderError)
 
     async def open(self, frame: Open) -> Opened:
-        """The server's answer to Open; the caller sets the deadline."""
+        """Send Open and return the server's answer; the caller sets the deadline."""
         started = self._clock()
         self.connection.send(frame)
         await self._arrival.wait()
@@ -48,17 +50,21 @@ class ServerLink:
         if not isinstance(opened, Opened):
             raise Violation(Reason.MALFORMED_FRAME, "the server's first frame is not Opened")
         now = self._clock()
+        # Opening includes the server's own work, so it is only an upper bound; the first Ping measures the round trip.
         self._rtt.guess(now - started)
         self._ping(now)
         return opened
 
     def send(self, frame: ClientFrame, num_bytes: int = 0) -> None:
-        """Queue a frame whose answer will be awaited; frame and answer are about `num_bytes` long."""
+        """Queue a frame whose reply will be awaited; both together have about `num_bytes`."""
         self._heartbeat.begin(self._clock(), num_bytes)
         self.connection.send(frame)
 
     async def receive(self, timeout_s: float) -> Reply | None:
-        """The next verdict or features, None after `timeout_s`. Raises LinkError when the link is lost, or Refusal."""
+        """Return the next verdict or features, or None after `timeout_s`.
+
+        Raises LinkError when the link is lost, or Refusal.
+        """
         give_up_at = self._clock() + timeout_s
         while not self._arrived:
             if self._clock() >= give_up_at:
@@ -68,7 +74,7 @@ class ServerLink:
         return self.receive_nowait()
 
     def receive_nowait(self) -> Reply | None:
-        """What has arrived already, else None. Raises as `receive`."""
+        """Return what has arrived already, else None. Raises what `receive` does."""
         if not self._arrived:
             return None
         reply = self._take()
@@ -91,6 +97,8 @@ class ServerLink:
         try:
             while True:
                 frame = await self.connection.receive()
+                # Pongs are handled here, not by whoever awaits a verdict: nobody may be waiting, and the time of
+                # arrival is the measurement.
                 self._heartbeat.heard(self._clock())
                 if isinstance(frame, Pong):
                     self._heartbeat.pong(frame.nonce, self._clock())
@@ -99,25 +107,28 @@ class ServerLink:
                     self._heartbeat.proved()
                 self._unread_bytes += _size(frame)
                 if self._unread_bytes > _MAX_UNREAD_BYTES:
-                    raise Violation(Reason.FRAME_TOO_LARGE, "the server sends more than anybody asked for")
+                    raise Violation(Reason.FRAME_TOO_LARGE, "the server sends more than was requested")
                 self._put(frame)
         except OutriderError as error:
             self._put(error)
-        except Exception as error:  # whatever it is, whoever waits for a frame must learn of it
+        except Exception as error:
+            # Whatever it is, the task that waits for a frame must learn of it, or it would wait for ever.
             self._put(OutriderError(f"cannot receive: {error!r}"))
             raise
 
     async def _wait_until(self, due: float) -> None:
-        """Until something has arrived, at most until `due`."""
+        """Wait until something has arrived, at most until `due`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(due - self._clock(), 0.0)):
                 await self._arrival.wait()
+        # A stalled event loop (a busy machine, a laptop that slept) looks like silence but says nothing about the link.
         late = self._clock() - due
         if late > _LATE_S:
             self._heartbeat.discount_pause(late)
 
     def _watch(self) -> None:
         now = self._clock()
+        # Frames first: after a stall the Pong may lie in the queue while its deadline has passed.
         if self._arrived:
             return
         if self._heartbeat.is_lost(now):
@@ -133,7 +144,7 @@ class ServerLink:
         self._arrival.set()
 
     def _take(self) -> Opened | Reply:
-        """The oldest arrival. A failure is raised, and stays for whoever asks next."""
+        """Remove and return the oldest arrival. A failure is raised and stays for the next caller."""
         arrived = self._arrived[0]
         if isinstance(arrived, OutriderError):
             raise arrived

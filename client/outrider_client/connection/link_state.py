@@ -1,11 +1,11 @@
-"""The state of the link as a table: which state follows which when something happens to it.
+"""The link's state machine as a table.
 
     start -> CONNECTING --opened--> ONLINE --lost--> OFFLINE --connected--> RESUMING --caught up--> ONLINE
                   |                                    ^  ^                    |
                   +------- failed (offline start) -----+  +------- lost -------+
 
-Rules: nothing is verified but in ONLINE and RESUMING; the drafter writes alone only in OFFLINE; RESUMING lasts until
-the server holds the session's tokens again and has judged the unverified ones; CLOSED is final.
+Rules: tokens are verified only in ONLINE and RESUMING; the drafter writes offline only in OFFLINE; RESUMING lasts until
+the server holds the session's tokens again and has verified the unverified ones; CLOSED is final.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum
 
 
 class LinkState(Enum):
-    """Where the link to the server stands."""
+    """State of the link to the server."""
 
     CONNECTING = "connecting"
     ONLINE = "online"
@@ -24,7 +24,7 @@ class LinkState(Enum):
 
 
 class LinkStateEvent(Enum):
-    """What can happen to a link."""
+    """Event that may change the link's state."""
 
     OPENED = "opened"
     LOST = "lost"
@@ -44,14 +44,14 @@ _TABLE: dict[tuple[LinkState, LinkStateEvent], LinkState] = {
 
 
 class IllegalTransition(RuntimeError):
-    """A bug of ours: something happened that cannot happen in this state."""
+    """Raised for an event that cannot occur in the current state: a bug of ours."""
 
 
-def next_state(state: LinkState, happening: LinkStateEvent) -> LinkState:
-    """Raises IllegalTransition for what the table does not list."""
-    if happening is LinkStateEvent.CLOSED and state is not LinkState.CLOSED:
+def next_state(state: LinkState, event: LinkStateEvent) -> LinkState:
+    """Return the state after an event. Raises IllegalTransition for what the table does not list."""
+    if event is LinkStateEvent.CLOSED and state is not LinkState.CLOSED:
         return LinkState.CLOSED
-    following = _TABLE.get((state, happening))
+    following = _TABLE.get((state, event))
     if following is None:
-        raise IllegalTransition(f"link {state.value}: cannot be {happening.value}")
+        raise IllegalTransition(f"link {state.value}: cannot be {event.value}")
     return following

@@ -1,5 +1,4 @@
-"""How patiently a session treats its link: timeouts, silence, waits between attempts. Settings, and what follows from
-them alone."""
+"""Settings of a link: timeouts, how long silence is tolerated, waits between attempts to reconnect."""
 
 from __future__ import annotations
 
@@ -11,22 +10,23 @@ from outrider_proto.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long each remote wait may take, in seconds. Silence of the link is noticed far sooner (see heartbeat.py)."""
+    """Limits on remote waits, in seconds. A silent link is noticed far sooner (see heartbeat.py)."""
 
-    connect_s: float = 5.0  # to reach the server for the first time
-    reconnect_s: float = 0.5  # to reach it again, each attempt; six round trips where that is longer
-    open_s: float = 30.0  # for the answer to Open; attempts to resume start with reconnect_s and double
+    connect_s: float = 5.0  # first connection to the server
+    reconnect_s: float = 0.5  # each attempt to reconnect; six round trips if that is longer
+    open_s: float = 30.0  # answer to Open; attempts to resume start with reconnect_s and double
     describe_s: float = 5.0
-    verdict_s: float = 120.0  # while the link lives
-    features_s: float = 10.0  # then the drafter goes on without them
-    goodbye_s: float = 1.0  # for Close to reach the server
+    verdict_s: float = 120.0  # while the link is alive
+    features_s: float = 10.0  # then the drafter continues without them
+    goodbye_s: float = 1.0  # time for Close to reach the server
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How soon silence counts. `floor_s` is the least; `assumed_rate_bps` the rate that a link is trusted to have.
+    """How long a silent link is tolerated. Raises UsageError.
 
-    Raises UsageError.
+    `floor_s`: lower bound of the deadline for a Pong, in seconds. `assumed_rate_bps`: lowest rate, in bit/s, that a
+    link is assumed to have; bytes under way extend the deadline accordingly.
     """
 
     floor_s: float = 0.2
@@ -41,10 +41,10 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The first attempt comes at once; the n-th waits a random time up to min(cap, first * factor ** (n - 1)).
+    """Waits between attempts to reconnect: exponential, capped, jittered.
 
-    After silence a lower cap applies: such an attempt has taken its time already, no server asked for patience, and
-    the link may return at any moment.
+    The first attempt is immediate; the n-th waits up to min(cap, first * factor ** (n - 1)) seconds. After silence a
+    lower cap applies: the attempt itself took time, no server asked to wait, and the link may return at any moment.
     """
 
     first_s: float = 0.1
@@ -58,13 +58,14 @@ class Backoff:
             return 0.0
         cap_s = min(self.cap_s, self.silence_cap_s) if after_silence else self.cap_s
         longest = min(cap_s, self.first_s * self.factor ** min(attempt - 1, 32))
-        # Half certain, half drawn: clients that lost one server do not all return at once, and none in a tight loop.
+        # Half fixed, half random: clients that lost the same server do not return all at once, and none in a tight
+        # loop.
         return longest * (0.5 + 0.5 * generator.random())
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionPolicy:
-    """Everything that a session allows its link."""
+    """All settings of a session's link."""
 
     timeouts: Timeouts
     patience: Patience

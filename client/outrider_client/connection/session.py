@@ -1,4 +1,4 @@
-"""The session with one server, over however many connections: it connects, notices losses, comes back and resumes."""
+"""The session with one server over any number of connections: it connects, notices losses, reconnects and resumes."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from outrider_client.text.transcript import Transcript
 from outrider_proto.errors import LinkError, Refusal, is_transient
 from outrider_proto.frames import Open, Opened, Sampling
 
-_MAX_FRUITLESS = 8  # connections in a row that opened and brought no verdict
+_MAX_FRUITLESS = 8  # connections in a row that opened but brought no verdict
 T = TypeVar("T")
 Watcher = Callable[[LinkState, str], None]
 
 
 def retry_after_s(error: Exception) -> float:
-    """How long a refusal asks us to stay away."""
+    """Return how long a refusal asks us to wait, in seconds."""
     return error.retry_after_s or 0.0 if isinstance(error, Refusal) else 0.0
 
 
 class SilenceError(LinkError):
-    """Nothing came within the time allowed: neither an answer nor a refusal."""
+    """The server neither answered nor refused in time."""
 
 
 class ClientSession:
-    """State, link and limits; the tokens are the transcript's."""
+    """State of the link, the current connection and the server's limits; the tokens are in the transcript."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ClientSession:
         generator: random.Random,
     ) -> None:
         self.state = LinkState.CONNECTING
-        self.tree_budget = 0  # nodes that the server would have in a draft at most, busy as it is; 0: no wish
+        self.tree_budget = 0  # nodes in a draft that the busy server asks for at most; 0: no limit
         self.rtt = RttEstimator()
         self.watcher: Watcher = lambda state, detail: None
         self._transport = transport
@@ -64,31 +64,31 @@ class ClientSession:
 
     @property
     def link(self) -> ServerLink:
-        """Raises LinkError when there is none."""
+        """The current connection. Raises LinkError if there is none."""
         if self._link is None:
             raise LinkError(f"{self._transport.address}: not connected")
         return self._link
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection, for all that is known."""
+        """Whether there is a connection, as far as is known."""
         return self._link is not None
 
     @property
     def limits(self) -> Opened | None:
-        """What the server said of itself; None before the first connection."""
+        """The server's answer to Open; None before the first connection."""
         return self._limits
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """Up and down, over all connections."""
+        """Bytes sent and received over all connections."""
         up, down = self._bytes_before
         if self._link is not None:
             up, down = up + self._link.connection.bytes_up, down + self._link.connection.bytes_down
         return up, down
 
     async def connect(self) -> None:
-        """Have a link: the one there is, or a new one. Raises LinkError or Refusal."""
+        """Keep the current connection or open one. Raises LinkError or Refusal."""
         if self._link is not None and self._link.has_failed:
             await self.lose("the connection broke while idle")
         if self._link is None:
@@ -96,32 +96,33 @@ class ClientSession:
             await self._open(timeouts.connect_s, timeouts.open_s)
 
     async def set_sampling(self, sampling: Sampling) -> None:
-        """A stream's sampling is fixed, so another one needs another stream."""
+        """Use `sampling` from now on; a change closes the connection, since a stream's sampling is fixed."""
         if sampling != self._open_frame.sampling:
             self._open_frame = replace(self._open_frame, sampling=sampling)
             await self._disconnect()
 
     async def lose(self, detail: str) -> None:
-        """The link is gone, or to be given up."""
+        """Give up the connection."""
         await self._disconnect()
         if self.state is not LinkState.OFFLINE:
-            self._happens(LinkStateEvent.LOST, detail)
+            self._change_state(LinkStateEvent.LOST, detail)
 
     @property
     def first_attempt_s(self) -> float:
-        """How long the first attempt since the loss may still take; 0 once one has failed."""
+        """How long the first attempt to reconnect may still take; 0 once one has failed."""
         return 0.0 if self._num_failures else self._attempt_s
 
     async def reconnect(self, after_s: float = 0.0) -> None:
-        """Try until there is a link, not before the server said so. Raises Refusal when it will not have us back."""
+        """Retry until connected, not before `after_s`. Raises Refusal when the server rejects the session."""
         self._num_failures = 0
         failure: LinkError | Refusal | None = None
         for attempt in itertools.count():
             silent = isinstance(failure, SilenceError)
-            tried = attempt + max(self._num_fruitless - 1, 0)  # one that opens and ends at once is spared as well
+            # Connections that open and break at once count as failed attempts: else such a server would be hammered.
+            tried = attempt + max(self._num_fruitless - 1, 0)
             delay_s = self._policy.backoff.delay_s(tried, self._generator, after_silence=silent)
             await asyncio.sleep(max(delay_s, after_s if failure is None else retry_after_s(failure)))
-            # A link that is there at once was given up too soon; one that is not, was not.
+            # A link that is back at the first attempt was given up too soon: tolerate twice the silence from now on.
             self._patience_factor = self._patience_factor * 2 if attempt == 0 else 1.0
             failure = await self._attempt(attempt)
             if failure is None:
@@ -129,36 +130,36 @@ class ClientSession:
             self._num_failures += 1
 
     def caught_up(self) -> None:
-        """The server holds the session's tokens again."""
+        """Note that the server holds the session's tokens again."""
         if self.state is LinkState.RESUMING:
-            self._happens(LinkStateEvent.CAUGHT_UP)
+            self._change_state(LinkStateEvent.CAUGHT_UP)
 
     def proved(self) -> None:
-        """A verdict came through: the link is what it seems."""
+        """Note that a verdict arrived: the link works."""
         self._patience_factor = 1.0
         self._num_fruitless = 0
 
     def makes_no_progress(self, seconds: float) -> bool:
-        """Whether connection after connection has opened for so long, and none has brought a verdict."""
+        """Return whether connections have opened for this long without one bringing a verdict."""
         return self._num_fruitless >= _MAX_FRUITLESS and self._clock() - self._fruitless_since >= seconds
 
     async def close(self) -> None:
-        """Tell the server, if that can be done soon. Safe to call twice."""
+        """Tell the server, if that is quick, and close. Safe to call twice."""
         if self._link is not None:
             await self._link.send_close(self._policy.timeouts.goodbye_s)
             await self._link.close()
             self._link = None
         if self.state is not LinkState.CLOSED:
-            self._happens(LinkStateEvent.CLOSED)
+            self._change_state(LinkStateEvent.CLOSED)
 
     async def forget(self) -> None:
-        """After a refusal: the next answer starts a session of its own."""
+        """Start a new session with the next answer, such as after a refusal."""
         if self._link is not None:
             await self.lose("refused")
         self._open_frame = replace(self._open_frame, session_id="")
 
     async def _disconnect(self) -> None:
-        """Without this connection; the next one goes on from there."""
+        """Close the connection; the next one resumes from there."""
         link, self._link = self._link, None
         if link is not None:
             up, down = self._bytes_before
@@ -166,7 +167,7 @@ class ClientSession:
             await link.close()
 
     async def _attempt(self, number: int) -> LinkError | Refusal | None:
-        """What it failed by, if it did."""
+        """Try once to reconnect; return the error if that failed. Raises a Refusal that retrying will not change."""
         open_s = min(self._attempt_s * 2.0 ** min(number, 16), self._policy.timeouts.open_s)
         try:
             await self._open(self._attempt_s, open_s)
@@ -177,17 +178,18 @@ class ClientSession:
         return None
 
     async def _open(self, connect_s: float, open_s: float) -> None:
+        # The heartbeat is new with each connection, the RTT estimate is not: it belongs to the path.
         connection = await self._in_time(connect_s, self._transport.connect())
         heartbeat = Heartbeat(self.rtt, self._policy.patience, self._patience_factor)
         link = ServerLink(connection, self.rtt, heartbeat, self._clock)
         if self.state is LinkState.OFFLINE:
-            self._happens(LinkStateEvent.CONNECTED)
+            self._change_state(LinkStateEvent.CONNECTED)
         try:
             opened = await self._in_time(open_s, link.open(self._opening()))
-        except BaseException as error:
+        except BaseException as error:  # cancellation too: a half-open connection would leak its reader task
             await link.close()
             if self.state is LinkState.RESUMING:
-                self._happens(LinkStateEvent.LOST, str(error))
+                self._change_state(LinkStateEvent.LOST, str(error))
             raise
         self._adopt(link, opened)
 
@@ -205,19 +207,19 @@ class ClientSession:
     def _adopt(self, link: ServerLink, opened: Opened) -> None:
         self._link = link
         self._limits = opened
-        self.tree_budget = 0
+        self.tree_budget = 0  # the wish of a server that may have restarted says nothing any more
         if not self._num_fruitless:
             self._fruitless_since = self._clock()
         self._num_fruitless += 1
         self._open_frame = replace(self._open_frame, session_id=opened.session_id)
         self._transcript.resume(opened)
         if self.state is LinkState.CONNECTING:
-            self._happens(LinkStateEvent.OPENED)
+            self._change_state(LinkStateEvent.OPENED)
 
     @property
     def _attempt_s(self) -> float:
         return max(self._policy.timeouts.reconnect_s, 6 * (self.rtt.mean_s or 0.0))
 
-    def _happens(self, happening: LinkStateEvent, detail: str = "") -> None:
-        self.state = next_state(self.state, happening)
+    def _change_state(self, event: LinkStateEvent, detail: str = "") -> None:
+        self.state = next_state(self.state, event)
         self.watcher(self.state, detail)

@@ -1,5 +1,7 @@
-"""Why client and server cannot begin to speak: TLS on one side only, or certificates that are not accepted. gRPC says
-it in words of its own, or only that the socket was closed; then a look at the server with Python's TLS tells."""
+"""Diagnosis of failed TLS connections: TLS on one side only, or certificates that are not accepted.
+
+gRPC reports these in its own words or only says that the socket was closed; a connection with Python's TLS tells more.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,20 @@ _LOOK_S = 2.0
 _SAID = (
     ("certificate has expired", "its certificate has expired"),
     ("certificate is not yet valid", "its certificate is not valid yet: is this device's clock right?"),
-    ("Hostname Verification", "its certificate is for another name: call it by that, or give --server-name"),
+    ("Hostname Verification", "its certificate is for another name: use that name, or give --server-name"),
     ("WRONG_VERSION_NUMBER", "it does not speak TLS: leave out --tls, --ca and --client-cert"),
-    ("CERTIFICATE_VERIFY_FAILED", "its certificate is signed by nobody who is trusted here: give --ca FILE"),
-    ("handshake failed", "no TLS with it"),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is signed by an authority that is not trusted here: give --ca FILE"),
+    ("handshake failed", "the TLS handshake failed"),
 )
 _UNCLEAR = ("Socket closed", "Connection reset", "recvmsg")
 
 
 class TrustError(UsageError):
-    """The link is there and carries bytes, but the two sides are not set up for each other: trying again is no use."""
+    """The link works, but the two sides' TLS settings do not match: retrying does not help."""
 
 
 async def explain_tls_failure(server: str, access: Access, said: str) -> str | None:
-    """What is wrong, where gRPC said `said`; None when it is not about trust."""
+    """Explain gRPC's message `said`; None if the failure is not about TLS."""
     for sign, meaning in _SAID:
         if sign in said:
             return meaning
@@ -41,7 +43,7 @@ async def explain_tls_failure(server: str, access: Access, said: str) -> str | N
 
 
 async def _looked(server: str, access: Access) -> str | None:
-    """Raises OSError where nobody is there."""
+    """Connect and describe what goes wrong. Raises OSError if the server cannot be reached."""
     if not access.is_encrypted:
         is_tls = await _hangs_up(server, _unchecked()) is not None
         return "it speaks TLS: give --tls, or --ca FILE with its authority" if is_tls else None
@@ -49,12 +51,12 @@ async def _looked(server: str, access: Access) -> str | None:
     if not hangs_up:
         return None
     if access.client_cert is None:
-        return "it hangs up after TLS has begun: it may want --client-cert and --client-key"
-    return "it hangs up after TLS has begun: it may not accept this client's certificate"
+        return "it closes the connection after the TLS handshake: it may want --client-cert and --client-key"
+    return "it closes the connection after the TLS handshake: it may not accept this client's certificate"
 
 
 async def _hangs_up(server: str, context: ssl.SSLContext, name: str | None = None) -> bool | None:
-    """Whether the server ends the connection once TLS stands; None where it has no TLS for us."""
+    """Return whether the server closes the connection after the handshake; None if the handshake fails."""
     context.set_alpn_protocols(["h2"])
     host, port = host_of(server), port_of(server)
     try:
@@ -70,7 +72,8 @@ async def _hangs_up(server: str, context: ssl.SSLContext, name: str | None = Non
 
 
 def _unchecked() -> ssl.SSLContext:
-    """To see whether there is TLS at all; nothing is sent over it."""
+    """Return a context that accepts any certificate, to see whether the server speaks TLS at all."""
+    # No certificate is checked, so no data may be sent over such a connection: it only shows whether TLS is there.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

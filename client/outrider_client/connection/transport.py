@@ -11,44 +11,44 @@ from outrider_proto.frames import ClientFrame, ServerDescription, ServerFrame
 
 
 class Connection(Protocol):
-    """One stream of frames each way."""
+    """A stream of frames in each direction."""
 
     @property
     def bytes_up(self) -> int:
-        """Payload bytes sent so far; 0 where nothing is serialised."""
+        """Payload bytes sent so far; 0 if nothing is serialized."""
 
     @property
     def bytes_down(self) -> int: ...
 
     def send(self, frame: ClientFrame) -> None:
-        """Queue a frame; never waits. A broken link shows in `receive`."""
+        """Queue a frame without waiting. A broken link shows up in `receive`."""
 
     async def receive(self) -> ServerFrame:
-        """The next frame. Raises Refusal, or LinkError once the stream has ended."""
+        """Return the next frame. Raises Refusal, or LinkError once the stream has ended."""
 
     async def close(self) -> None:
         """Safe to call twice."""
 
 
 class Transport(Protocol):
-    """Makes connections to one server."""
+    """Opens connections to one server."""
 
     @property
     def address(self) -> str:
-        """For messages."""
+        """HOST:PORT, for messages."""
 
     async def connect(self) -> Connection:
-        """A fresh connection that shares nothing with earlier ones. Raises LinkError; the caller sets the deadline."""
+        """Open a connection that shares nothing with earlier ones. Raises LinkError; the caller sets the deadline."""
 
     async def describe(self) -> ServerDescription:
-        """What the server hosts. Raises LinkError or Refusal; the caller sets the deadline."""
+        """Ask the server what it hosts. Raises LinkError or Refusal; the caller sets the deadline."""
 
     async def close(self) -> None:
         """Safe to call twice."""
 
 
 class SendQueue:
-    """One writer, one reader."""
+    """Frames waiting to be sent: filled without waiting, read as an asynchronous iterator. One reader only."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[ClientFrame | None] = asyncio.Queue()
@@ -57,7 +57,7 @@ class SendQueue:
         self._queue.put_nowait(frame)
 
     def close(self) -> None:
-        """The reader's iterator ends after what was put before."""
+        """End the reader's iterator after the frames queued so far."""
         self._queue.put_nowait(None)
 
     async def frames(self) -> AsyncIterator[ClientFrame]:
@@ -69,7 +69,7 @@ SessionFunction = Callable[[AsyncIterator[ClientFrame]], AsyncGenerator[ServerFr
 
 
 class LocalConnection:
-    """One call of the session function."""
+    """One call of a session function in this process; nothing is serialized."""
 
     bytes_up = 0
     bytes_down = 0
@@ -93,7 +93,7 @@ class LocalConnection:
 
 
 class LocalTransport:
-    """Connections to a verifier in this process, given as its two functions."""
+    """Transport within one process, to a verifier given as its two functions: for tests and embedding."""
 
     address = "in process"
 

@@ -1,4 +1,4 @@
-"""What an answer's events add up to. Pure: a fold."""
+"""The text, tokens and origins that an answer's events add up to. Pure: a fold over events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider_client.text.transcript import Origin
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of one origin, and the text they brought out."""
+    """Tokens of one origin and their text."""
 
     first: int
     tokens: tuple[int, ...]
@@ -21,7 +21,7 @@ class Span:
 
 
 class AnswerText:
-    """The answer so far, as spans in order."""
+    """The answer so far as spans in order: pass every event to `take`."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -55,13 +55,15 @@ class AnswerText:
 
     @property
     def logprobs(self) -> tuple[TokenLogprobs | None, ...]:
-        """Of every token; None for one that the target has not judged, or was not asked about."""
+        """Log probabilities by token; None where the target has not verified it or was not asked."""
         return tuple(one for span in self.spans for one in span.logprobs or (None,) * len(span.tokens))
 
     @property
     def num_settled(self) -> int:
-        """So many spans can no longer be taken back: all up to the last token that the target approved, for what it has
-        built on stands."""
+        """Number of spans that can no longer be rolled back: all up to the last one that the target approved.
+
+        Unverified tokens before such a span are settled too, since the target has built on them.
+        """
         return next((i + 1 for i in reversed(range(len(self.spans))) if self.spans[i].origin != "unverified"), 0)
 
     @property
@@ -74,6 +76,7 @@ def _end_origin(finished: Finished) -> Origin:
 
 
 def _verified(span: Span, event: Verified) -> Span:
-    """Unverified spans hold one token each, so a span is either verified or not."""
+    """Return the span as `event` leaves it."""
+    # Unverified spans hold one token each, so a span is verified as a whole or not at all.
     at = span.first - event.first
     return replace(span, origin="accepted", logprobs=event.logprobs[at : at + 1]) if 0 <= at < event.count else span

@@ -1,4 +1,4 @@
-"""All that a caller can choose, validated once."""
+"""The client's configuration, validated once."""
 
 from __future__ import annotations
 
@@ -43,38 +43,41 @@ _OF_ANSWER = {
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Raises UsageError. `target` and `drafter` are directories or hub names; None takes the embedded pair, and
-    drafter "none" none at all. The fields from `mode` on can be given anew for each answer."""
+    """All settings of a client. Raises UsageError.
+
+    `target` and `drafter` are directories or hub names; None takes the embedded pair, and the drafter "none" means no
+    drafter at all. The fields from `mode` on can be overridden for each answer.
+    """
 
     server: str = "127.0.0.1:50051"
     target: str | Path | None = None
-    drafter: str | Path | DrafterSource | None = None  # text may hold options: see drafters/source.py
-    other_heads: tuple[str | Path | DrafterSource, ...] = ()  # further drafters: several heads in step
-    routing: Routing = field(default_factory=Routing)  # between the heads
-    keywords: Keywords | None = None  # for the route of that name: words by head name (see local_models.head_names)
+    drafter: str | Path | DrafterSource | None = None  # may carry options: see DrafterSource
+    other_heads: tuple[str | Path | DrafterSource, ...] = ()  # further drafters that run as heads next to the first
+    routing: Routing = field(default_factory=Routing)  # how to route between the heads
+    keywords: Keywords | None = None  # for route=keywords: words by head name
     threads: int | None = None  # CPU threads of the drafter; None: one for a small drafter, else torch's choice
-    pace: str | Path | None = None  # stretch the drafter's passes to named hardware's (drafters/pace.py)
+    pace: str | Path | None = None  # slow the drafter down to the speed of named hardware
     codec: Codec = "lean"
-    offline_start: bool = False  # let the drafter write alone when the server cannot be reached at the start
-    access: Access = PLAIN  # TLS, and the key the server asks for
+    offline_start: bool = False  # write offline if the server cannot be reached at the start
+    access: Access = PLAIN  # TLS and the server's access key
     timeouts: Timeouts = field(default_factory=Timeouts)
     patience: Patience = field(default_factory=Patience)
     backoff: Backoff = field(default_factory=Backoff)
     mode: Mode = "auto"
-    shape: TreePlan | None = None  # of the draft trees; None: what the drafter was made for, else TreeShape()
+    shape: TreePlan | None = None  # of draft trees; None: what the drafter was made for, else TreeShape()
     sampling: Sampling = field(default_factory=Sampling)
     max_new_tokens: int = 256
     on_reconnect: OnReconnect = "verify"
-    offline_limit: int | None = None  # tokens an outage; None: as many as the answer may have
-    last_resort: LastResort = "lookup"  # what writes offline where no drafter can: copying from the text, or nothing
-    wait_for_link_s: float = 0.0  # once the drafter has nothing left to write
-    wait_for_features: bool | None = None  # before the next draft; None: where the drafter loses by drafting without
-    opening: bool = True  # while a long prompt's features are on their way, let the server write alone
-    in_flight: int = 2  # drafts under way at once (pipelined)
-    outcomes: int | None = None  # of a draft under way that are drafted for; None: as many as cost little together
-    raw: bool = False  # a text prompt goes in as it is, without the chat template
-    privacy: Privacy = "local"  # of private segments: the drafter answers alone, or placeholders stand in for them
-    logprobs: int | None = None  # how likely the target finds its tokens, and so many likeliest in the place of each
+    offline_limit: int | None = None  # tokens written in one outage; None: up to max_new_tokens
+    last_resort: LastResort = "lookup"  # fallback offline where no drafter can write: copy from the text, or stop
+    wait_for_link_s: float = 0.0  # how long to wait for the link once the drafter is exhausted
+    wait_for_features: bool | None = None  # before the next draft; None: if the drafter needs the newest ones
+    opening: bool = True  # let the server decode alone while a long prompt's features are on their way
+    in_flight: int = 2  # drafts in flight at once (pipelined)
+    outcomes: int | None = None  # outcomes to draft for ahead of a verdict; None: as many as cost little together
+    raw: bool = False  # use a text prompt as it is, without the chat template
+    privacy: Privacy = "local"  # of private segments: answered by the drafter alone, or replaced by placeholders
+    logprobs: int | None = None  # log probabilities of the tokens, and of so many likeliest ones at each position
 
     def __post_init__(self) -> None:
         closed = (
@@ -108,7 +111,7 @@ class ClientConfig:
 
     @property
     def drafters(self) -> tuple[str | Path | DrafterSource | None, ...]:
-        """All heads as they were named, the first first; empty for none at all."""
+        """All heads in order; empty without a drafter."""
         return () if self.drafter == NO_DRAFTER else (self.drafter, *self.other_heads)
 
     def _check_heads(self) -> None:
@@ -120,9 +123,9 @@ class ClientConfig:
             raise UsageError("route=keywords and the words themselves go together: give both or neither")
 
     def for_answer(self, **overrides: Any) -> Self:  # Any: each field has its own type, checked above
-        """This configuration with other choices for one answer; fields of Sampling may be named directly.
+        """Return this configuration with other values for one answer; fields of Sampling may be named directly.
 
-        Raises UsageError for a name that is fixed for the client's life or unknown.
+        Raises UsageError for an unknown field, or one that is fixed for the client's lifetime.
         """
         sampling = {name: overrides.pop(name) for name in _OF_SAMPLING & overrides.keys()}
         for name in overrides.keys() - _OF_ANSWER:

@@ -1,7 +1,7 @@
-"""What an answer tells its caller, in order. Positions (`first`) count from the answer's first token.
+"""Events of an answer, in order. Positions (`first`) count from the answer's first token.
 
-The text of an answer is what Committed and Unverified append and RolledBack takes off its end; Verified changes only
-what is known of it. `logprobs` are those of an event's tokens, empty where they were not asked for.
+Committed and Unverified append to the answer's text, RolledBack removes from its end, and Verified changes only its
+status. `logprobs` belong to an event's tokens and are empty unless they were requested.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Unverified:
-    """Tokens that the drafter wrote alone."""
+    """Tokens that the drafter wrote offline."""
 
     first: int
     tokens: tuple[int, ...]
@@ -37,7 +37,7 @@ class Unverified:
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """Tokens that the drafter wrote alone on private text; the target will never see them."""
+    """Tokens that the drafter wrote alone on private text; the target never sees them."""
 
     first: int
     tokens: tuple[int, ...]
@@ -46,7 +46,7 @@ class Private:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Unverified tokens that the target would have written too; they are committed now."""
+    """Unverified tokens that the target confirmed; they are committed now."""
 
     first: int
     count: int
@@ -55,7 +55,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """Unverified tokens from `first` to the end are taken back, and `text` with them."""
+    """Unverified tokens from `first` to the end were wrong: they and `text` are removed."""
 
     first: int
     count: int
@@ -64,6 +64,8 @@ class RolledBack:
 
 @dataclass(frozen=True, slots=True)
 class LinkChanged:
+    """The link changed its state; `detail` says why, if that is known."""
+
     state: LinkState
     detail: str = ""
 
@@ -78,24 +80,24 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Something that spoils the answer's speed, not its text; said once."""
+    """A warning about the answer's speed, not its text; emitted once."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Where the answer stands."""
+    """Statistics of the answer so far."""
 
     statistics: Statistics
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event. `unverified`: the last tokens are the drafter's alone; `link`: it broke off for want of a link;
-    `private`: the drafter wrote all of it alone, on private text.
+    """The last event, with the reason for the end.
 
-    `text` is what was held back as an incomplete character.
+    `unverified`: the last tokens are the drafter's own; `link`: the answer broke off without a link; `private`: the
+    drafter wrote all of it alone, on private text. `text` was held back as an incomplete character.
     """
 
     reason: FinishReason

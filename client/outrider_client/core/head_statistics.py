@@ -1,4 +1,4 @@
-"""How the heads were used in one answer: who drafted, who was sent, what it cost, how sure they were. Pure."""
+"""Use of the heads in one answer: which one drafted, at what cost, with what confidence. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedMeans:
-    """A mean over drafted tokens that were accepted, and over those that were not; 0 without any."""
+    """Mean over accepted drafted tokens and mean over rejected ones; 0 without any."""
 
     accepted: float = 0.0
     rejected: float = 0.0
@@ -23,11 +23,12 @@ class AcceptedMeans:
 
 @dataclass(frozen=True, slots=True)
 class HeadUse:
-    """`drafts`: trees that heads drafted, the routing report's head calls; `passes`: forward passes that took, one for
-    all heads in a batch. `extra_drafts`: trees beyond one a cycle, as a share (1.0 is the report's +100 %).
+    """Statistics of the heads over one answer.
 
-    `cycles`: drafts sent, by head. `confidence`: probability of a drafted token's path, by its head; `entropy`: nats of
-    the distribution it was drawn from, measured where there are several heads.
+    `drafts`: trees that heads drafted, the routing report's head calls; `passes`: forward passes, one for all heads of
+    a batch. `extra_drafts`: trees beyond one per cycle, as a share (1.0 is the report's +100 %). `cycles`: drafts sent,
+    by head. `confidence`: probability of a drafted token's path according to its head; `entropy`: of the distribution
+    it was drawn from, in nats, measured with several heads only.
     """
 
     drafts: int = 0
@@ -45,7 +46,7 @@ class HeadUse:
 
 
 class HeadMeter:
-    """Adds up drafts as they are made and judged."""
+    """Adds up drafts as they are made and verified."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._names = names
@@ -54,7 +55,7 @@ class HeadMeter:
         self._confidence, self._entropy = _Sums(), _Sums()
 
     def drafted(self, routed: RoutedDraft) -> None:
-        """A cycle's draft was made."""
+        """Count the draft of a cycle."""
         if routed.num_drafts:
             self._cycles[routed.head] += 1
         self._drafts += routed.num_drafts
@@ -62,7 +63,7 @@ class HeadMeter:
         self._skips += routed.skipped
 
     def judged(self, drafted: ScoredTree, path: Sequence[int]) -> None:
-        """The target accepted the nodes on `path` of a draft, and no others."""
+        """Count a verdict that accepted exactly the nodes on `path`."""
         accepted = set(path)
         for node, probability in enumerate(probabilities_of(drafted)):
             self._confidence.add(probability, node in accepted)
@@ -70,7 +71,7 @@ class HeadMeter:
             self._entropy.add(entropy, node in accepted)
 
     def snapshot(self, num_tokens: int) -> HeadUse:
-        """Over an answer of `num_tokens` tokens with the target's word."""
+        """Return the statistics over an answer with `num_tokens` verified tokens."""
         per_1000 = 1000 / max(num_tokens, 1)
         cycles = sum(self._cycles)
         return HeadUse(

@@ -1,4 +1,4 @@
-"""What callers may ask with, and how its private parts become something that a tokenizer takes."""
+"""The forms of a prompt, and how its private parts are replaced by text that a tokenizer may see."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ASSISTANT_ROLE = "assistant"
 
 
 class PlainMessage(TypedDict):
-    """One turn of a chat as plain_prompt text."""
+    """One turn of a chat as plain text."""
 
     role: str
     content: str
 
 
 class PromptMessage(TypedDict):
-    """One turn of a chat."""
+    """One message of a chat; its content may have private segments."""
 
     role: str
     content: Content
@@ -32,8 +32,10 @@ PlainPrompt = str | list[PlainMessage] | list[int]
 def plain_prompt(
     prompt: Prompt | PlainPrompt, write: Callable[[Content], str], recall: Callable[[Content], str] | None = None
 ) -> PlainPrompt:
-    """The prompt with every content as `write` makes it, or `recall` where it is an earlier answer. Raises UsageError
-    for a mixture."""
+    """Return the prompt with each content replaced by `write`, or by `recall` for earlier answers.
+
+    Raises UsageError for a prompt that mixes its forms.
+    """
     if isinstance(prompt, str):
         return write(prompt)
     tokens = [item for item in prompt if isinstance(item, int)]
@@ -51,7 +53,7 @@ def plain_prompt(
 
 
 def segments_of(prompt: Prompt) -> Iterator[Segment]:
-    """All of a prompt's segments in order; token ids have none."""
+    """Yield all segments of a prompt in order; token ids have none."""
     if isinstance(prompt, str):
         yield Segment(prompt)
         return
@@ -59,16 +61,17 @@ def segments_of(prompt: Prompt) -> Iterator[Segment]:
         if isinstance(item, Segment):
             yield item
         elif not isinstance(item, int):
-            yield from as_segments(item.get("content", ""))  # what lacks it is refused elsewhere
+            yield from as_segments(item.get("content", ""))  # a message without content is refused elsewhere
 
 
 def is_private(prompt: Prompt) -> bool:
-    """Whether any of it is to stay here."""
+    """Return whether any part of the prompt is private."""
     return any(segment.private for segment in segments_of(prompt))
 
 
 def safe_text(content: Content) -> str:
-    """All of a content that holds nothing private."""
+    """Return the text of a content without private segments."""
     if any(segment.private for segment in as_segments(content)):
+        # Cannot happen if our code is right, and must not go unnoticed if it is not: private text would be sent.
         raise AssertionError("private text on its way to the server")
     return "".join(segment.text for segment in as_segments(content))

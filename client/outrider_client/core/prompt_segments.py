@@ -1,4 +1,4 @@
-"""A prompt in parts: what the server may see, and what stays on the device. Says nothing of how."""
+"""Segments of a prompt: text that the server may see, and private text that stays on the device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _KIND = re.compile(r"[A-Z][A-Z0-9_]*")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Segment:
-    """A stretch of text. `kind` names what a private one is, for its placeholder: EMAIL gives [EMAIL_1]; None PRIVATE.
+    """A piece of a prompt's text, private or not. Raises UsageError.
 
-    Raises UsageError. Its repr does not tell a private text, so that no log and no traceback does.
+    `kind` names a private piece for its placeholder: EMAIL gives [EMAIL_1]; None means PRIVATE. The repr never shows
+    private text, so that no log and no traceback does.
     """
 
     text: str
@@ -36,7 +37,7 @@ Content = str | Sequence[Segment]
 
 
 def as_segments(content: Content) -> tuple[Segment, ...]:
-    """A plain text is safe."""
+    """Return a content's segments; plain text is one that is not private."""
     return (Segment(content),) if isinstance(content, str) else tuple(content)
 
 

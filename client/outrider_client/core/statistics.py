@@ -1,4 +1,4 @@
-"""What an answer cost and gained. Pure: times are arguments, in seconds of one clock."""
+"""Statistics of an answer. Pure: times are arguments, in seconds of one clock."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """Where the time of verified tokens went, in ms a token: the drafter, the way there and back, the server's queue,
-    the target's pass, waiting for features; and the tap's pass, which goes on while verdict and waiting do."""
+    """Time per verified token by cause, in ms.
+
+    `draft`: the drafter; `wire`: transmission both ways; `queue`: the server's queue; `verify`: the target's pass;
+    `wait`: waiting for features. `tap` is the tap's pass, which overlaps with the verdict's transmission and `wait`.
+    """
 
     draft: float = 0.0
     wire: float = 0.0
@@ -29,7 +32,7 @@ class TimeSplit:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Measures of one answer, under the names of DESIGN ('Names of measures')."""
+    """Measures of one answer."""
 
     new_tokens: int = 0
     mean_acceptance_length: float = 0.0
@@ -42,28 +45,28 @@ class Statistics:
     bytes_up: int = 0
     bytes_down: int = 0
     target_calls: int = 0
-    tree_budget: int = 0  # nodes: the smallest drafts that the server asked for while it was busy; 0: it did not
-    verify_ms: float = 0.0  # a target call, on the average
+    tree_budget: int = 0  # nodes: smallest limit that a busy server asked for; 0: it asked for none
+    verify_ms: float = 0.0  # mean time of a target call
     forecasts: int = 0  # verdicts before which drafts had been made for some of their outcomes
-    hit_rate: float = 0.0  # of those, the share whose outcome was among them
-    wasted_nodes: int = 0  # drafted ahead, and then not sent or sent in vain
-    stale_drafts: int = 0  # sent ahead in vain
-    stale_tokens: float = 0.0  # tokens whose features were still missing when a draft was begun, on the average
-    level_ms: float = 0.0  # a level of a draft that was waited for, on the average
-    ahead_level_ms: float = 0.0  # and one of drafts ahead, all outcomes side by side
-    exchange_ms: float = 0.0  # a draft's way there and back, on the average
+    hit_rate: float = 0.0  # share of these whose outcome was among them
+    wasted_nodes: int = 0  # drafted ahead and then not sent, or sent for nothing
+    stale_drafts: int = 0  # sent ahead for nothing
+    stale_tokens: float = 0.0  # mean number of tokens whose features were missing when a draft began
+    level_ms: float = 0.0  # mean time of a level of a draft that was waited for
+    ahead_level_ms: float = 0.0  # and of a level of drafts ahead, all outcomes together
+    exchange_ms: float = 0.0  # mean transmission time of a draft and its verdict
     rtt_ms: float = 0.0
     outages: int = 0
     offline_ms: float = 0.0
     unverified: int = 0
     rolled_back: int = 0
-    copied: int = 0  # of the unverified tokens, those of the last resort
+    copied: int = 0  # unverified tokens that the fallback drafter wrote
     heads: HeadUse = field(default_factory=HeadUse)
 
 
 @dataclass(slots=True)
 class _Mean:
-    """Of times, in seconds."""
+    """Mean of times in seconds."""
 
     total_s: float = 0.0
     count: int = 0
@@ -78,7 +81,7 @@ class _Mean:
 
 
 class Meter:
-    """Counts what happens to one answer from `started` on."""
+    """Measures one answer from `started` on."""
 
     def __init__(self, started: float, heads: Sequence[str] = ()) -> None:
         self._started = started
@@ -109,11 +112,11 @@ class Meter:
         self._draft_s += seconds
 
     def levels_drafted(self, seconds: float, num_levels: int, *, ahead: bool = False) -> None:
-        """Of a draft that was waited for, or of drafts ahead for several outcomes."""
+        """Count levels of a draft that was waited for, or of drafts ahead for several outcomes."""
         (self._ahead_level if ahead else self._level).take(seconds, num_levels)
 
     def routed(self, routed: RoutedDraft) -> None:
-        """Heads have drafted."""
+        """Count a draft of the heads."""
         self._heads.drafted(routed)
 
     def waited(self, seconds: float) -> None:
@@ -123,7 +126,7 @@ class Meter:
         self._tap_s += seconds
 
     def verdict(self, verdict: Verdict, round_trip_s: float, *, on_draft: bool = False) -> None:
-        """Any answer of the target, `round_trip_s` after it was asked for; `on_draft`: on a tree of the drafter's."""
+        """Count a verdict that arrived `round_trip_s` after its request; `on_draft`: on a tree of the drafter."""
         queue_s, verify_s = verdict.queue_us / 1e6, verdict.verify_us / 1e6
         wire_s = max(round_trip_s - queue_s - verify_s - verdict.draft_us / 1e6, 0.0)
         self._target_calls += 1
@@ -136,38 +139,37 @@ class Meter:
             self._requests.take(wire_s)
 
     def judged(self, num_nodes: int, num_accepted: int) -> None:
-        """The verdict on a draft tree that is not empty. Checks of unverified tokens do not count: no one drafted them
-        for this target's sake."""
+        """Count the verdict on a non-empty draft tree. Checks of unverified tokens do not count as drafts."""
         self._num_drafts += 1
         self._num_draft_tokens += num_nodes
         self._histogram += [0] * (num_accepted + 1 - len(self._histogram))
         self._histogram[num_accepted] += 1
 
     def draft_judged(self, drafted: ScoredTree, path: Sequence[int]) -> None:
-        """As above, where it is known how sure the head was."""
+        """Count the verdict on a draft whose confidence is known."""
         self.judged(len(drafted.tree), len(path))
         self._heads.judged(drafted, path)
 
     def foreseen(self, hit: bool) -> None:
-        """A verdict came whose outcomes had been drafted for."""
+        """Count a verdict for whose outcomes drafts had been made ahead."""
         self._forecasts += 1
         self._hits += hit
 
     def wasted(self, num_nodes: int) -> None:
-        """Nodes were drafted ahead for nothing."""
+        """Count nodes that were drafted ahead for nothing."""
         self._wasted_nodes += num_nodes
 
     def stale(self) -> None:
-        """The server has passed over a draft that was sent ahead."""
+        """Count a draft sent ahead that the server skipped."""
         self._stale_drafts += 1
 
     def drafted_stale(self, num_tokens: int) -> None:
-        """A draft is begun without the features of so many tokens before its root."""
+        """Count a draft that begins without the features of so many tokens before its root."""
         self._drafts_begun += 1
         self._stale_tokens += max(num_tokens, 0)
 
     def copied(self) -> None:
-        """The last resort wrote a token."""
+        """Count a token of the fallback drafter."""
         self._copied += 1
 
     def rolled_back(self, count: int) -> None:

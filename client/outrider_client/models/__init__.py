@@ -1,1 +1,1 @@
-"""The drafter, the tokenizer and the borrowed target parts on the device."""
+"""The models on the device: drafter, tokenizer and the parts borrowed from the target. Never the target itself."""

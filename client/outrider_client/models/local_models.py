@@ -1,4 +1,4 @@
-"""What the client has of the models: the drafter, the target's tokenizer and its fingerprints. Never the target."""
+"""The models on the device: the drafter, the target's tokenizer and its fingerprints. Never the target."""
 
 from __future__ import annotations
 
@@ -26,13 +26,17 @@ from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec, Open, Sampling
 
-_SMALL = 4_000_000  # values of lm_head, a drafter's largest matrix; below, threads cost more than they bring
+# Values of lm_head, a drafter's largest matrix. Below this, CPU threads cost more in synchronization than they save.
+_SMALL = 4_000_000
 EMBEDDED_DRAFTER = "moa"
 
 
 @dataclass(frozen=True)
 class LocalModels:
-    """Shared by any number of clients. `load_text` runs at the first text; None where a target has no tokenizer."""
+    """Drafter and tokenizer, which any number of clients may share.
+
+    `load_text` loads the tokenizer at the first text; None if the target has none.
+    """
 
     drafter: Drafter | None
     vocab_size: int
@@ -41,12 +45,12 @@ class LocalModels:
     target_fingerprint: str
     tokenizer_fingerprint: str
     load_text: Callable[[], TextTokenizer] | None = field(default=None, repr=False)
-    drafter_threads: int | None = None  # None: torch's choice
-    keywords: KeywordRule | None = None  # that chooses among several heads
+    drafter_threads: int | None = None  # None: torch decides
+    keywords: KeywordRule | None = None  # chooses among several heads
 
     @classmethod
     def load(cls, config: ClientConfig) -> LocalModels:
-        """Raises UsageError for what cannot be read."""
+        """Load the drafter and the parts of the target that it borrows. Raises UsageError."""
         target = resolve_dir(config.target) if config.target is not None else _embedded_target()
         frozen = TargetWeights.load(target)
         has_text = (target / "tokenizer.json").is_file()
@@ -65,7 +69,7 @@ class LocalModels:
         )
 
     def open_frame(self, codec: Codec = "int8", sampling: Sampling | None = None) -> Open:
-        """The first frame of a new session with these models."""
+        """Return the Open frame of a new session with these models."""
         return Open(
             protocol_version=PROTOCOL_VERSION,
             target_fingerprint=self.target_fingerprint,
@@ -77,23 +81,25 @@ class LocalModels:
 
     @cached_property
     def text(self) -> TextTokenizer:
-        """Raises UsageError when the target has no tokenizer."""
+        """The target's tokenizer. Raises UsageError if it has none."""
         if self.load_text is None:
             raise UsageError("this target has no tokenizer: give the prompt as token ids")
         return self.load_text()
 
     def prepare(self) -> None:
-        """Do now what would otherwise hold up the first text: importing and reading a tokenizer takes seconds."""
+        """Load the tokenizer now: importing and reading it takes seconds that would delay the first text."""
         if self.load_text is not None:
             _ = self.text
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text, or nothing where there is no tokenizer."""
+        """Return the tokens' text, or an empty one without a tokenizer."""
         return "" if self.load_text is None else self.text.decode(tokens)
 
     def encode(self, prompt: Prompt | PlainPrompt, *, raw: bool) -> list[int]:
-        """Token ids of a text (one user's message unless `raw`), of messages, or as given; of nothing private. Raises
-        UsageError."""
+        """Return the token ids of a prompt without private segments; text is one user's message unless `raw`.
+
+        Raises UsageError.
+        """
         tokens = self._encode(prompt, raw)
         if not tokens:
             raise UsageError("prompt is empty: give at least one token")
@@ -103,8 +109,8 @@ class LocalModels:
         return tokens
 
     def split(self, prompt: Prompt, *, raw: bool) -> PrivateSplit:
-        """The tokens of a prompt with private segments, before the first of these and from there on. Raises UsageError,
-        which does not tell them."""
+        """Return the tokens before the first private segment and those from there on. Raises UsageError."""
+        # No error of this path may quote the text or its tokens: errors reach logs and terminals.
         parts = split(prompt, self.text, raw=raw)
         if not all(0 <= token < self.vocab_size for token in parts.whole):
             raise UsageError(f"prompt has tokens beyond the vocabulary of {self.vocab_size}")
@@ -137,8 +143,10 @@ def _embedded_source(source: str | Path | DrafterSource) -> str | Path | Drafter
 
 
 def head_names(sources: Sequence[str | Path | DrafterSource | None]) -> tuple[str, ...]:
-    """What each drafter is called: the last part of its name, or all of it where two would be called the same. One that
-    is there twice is numbered."""
+    """Return the drafters' names: the last part of each path, or all of it where two would be the same.
+
+    A drafter that is listed twice gets a number.
+    """
     full = [EMBEDDED_DRAFTER if source is None else DrafterSource.parse(source).name for source in sources]
     last = [Path(name).name for name in full]
     names = [short if last.count(short) == 1 else name for short, name in zip(last, full, strict=True)]
@@ -147,7 +155,7 @@ def head_names(sources: Sequence[str | Path | DrafterSource | None]) -> tuple[st
 
 
 def _load_drafters(config: ClientConfig, frozen: TargetWeights) -> Drafter | None:
-    """None without any; several as one that routes between them."""
+    """Return the drafter: None without one; several become heads that are routed between."""
     drafters = [_paced(_load_drafter(source, config, frozen), config.pace) for source in config.drafters]
     if len(drafters) < 2:
         return drafters[0] if drafters else None

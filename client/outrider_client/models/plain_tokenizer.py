@@ -1,5 +1,8 @@
-"""A tokenizer without transformers, whose import alone takes a second: for directories that say all there is to know in
-tokenizer.json and a simple chat template. Elsewhere there is none, and tokenizer.py asks transformers."""
+"""A tokenizer without transformers, whose import alone takes a second.
+
+It serves directories that are described completely by tokenizer.json and a simple chat template; for all others
+tokenizer.py asks transformers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 _CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")  # of transformers: tokenizer.json as it is
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _MORE_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
-_KNOWN = {  # keys of tokenizer_config.json that change nothing here, or are heeded
+_KNOWN = {  # keys of tokenizer_config.json that are supported or have no effect
     *_SPECIAL,
     *_MORE_SPECIAL,
     "backend",
@@ -32,7 +35,7 @@ Config = Mapping[str, Any]  # Any: whatever JSON holds
 
 
 class PlainTokenizer:
-    """A TextCodec. `names` are the special tokens that the template may call by name."""
+    """A TextTokenizer on the tokenizers library. `names`: special tokens that templates may refer to by name."""
 
     def __init__(self, tokenizer: Tokenizer, template: Template | None, names: Mapping[str, str]) -> None:
         self._tokenizer = tokenizer
@@ -43,11 +46,11 @@ class PlainTokenizer:
         return list(self._tokenizer.encode(text).ids)
 
     def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
-        """Raises UsageError without a chat template, or for messages that it does not take."""
+        """Return the tokens of a chat. Raises UsageError without a chat template or for messages it rejects."""
         return self.encode_part(self.render(messages))
 
     def render(self, messages: Sequence[PlainMessage]) -> str:
-        """Raises as `encode_chat`."""
+        """Return the chat template's text. Raises what `encode_chat` does."""
         if self._template is None:
             raise UsageError("this target has no chat template: give the prompt raw (--raw)")
         turns = [dict(turn) for turn in messages]
@@ -64,7 +67,7 @@ class PlainTokenizer:
 
 
 def plain_tokenizer(directory: Path) -> PlainTokenizer | None:
-    """None where transformers might make something else of the directory."""
+    """Return a tokenizer for `directory`, or None where transformers might behave differently."""
     try:
         config = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -92,7 +95,7 @@ def _is_simple(config: Config) -> bool:
 
 
 def _specials(config: Config) -> list[Any]:
-    """All tokens that the configuration calls special."""
+    """Return all tokens that the configuration calls special."""
     lists = (config.get(name) or () for name in _MORE_SPECIAL)
     return [config[name] for name in _SPECIAL if config.get(name)] + [token for tokens in lists for token in tokens]
 
@@ -103,12 +106,13 @@ def _other_templates(directory: Path) -> bool:
 
 
 def _read(file: Path, config: Config) -> Tokenizer | None:
-    """None unless all special tokens are special in the file, too: else transformers adds them."""
+    """Read tokenizer.json; None unless every special token is special in the file too."""
+    # transformers adds special tokens that the file lacks, so such a file gives other ids there than here.
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception:  # whatever tokenizers finds wrong with it; transformers will say it better
+    except Exception:  # tokenizers raises plain Exception; transformers will give the better message
         return None
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     if not special.issuperset(_specials(config)):
@@ -119,10 +123,11 @@ def _read(file: Path, config: Config) -> Tokenizer | None:
 
 
 def _compiled(source: str) -> Template | None:
-    """As transformers compiles it; None for a template that asks for more than is here."""
+    """Compile a chat template as transformers does; None if it needs more than is supported here."""
     from jinja2 import meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    # Sandboxed: a template is a program that comes with the model's files.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals.clear()
     try:
@@ -131,7 +136,7 @@ def _compiled(source: str) -> Template | None:
             return None
         environment.globals["raise_exception"] = _raise
         return environment.from_string(source)
-    except Exception:  # a stranger's program: jinja's parser and Python's compiler fail in many ways
+    except Exception:  # foreign code: jinja's parser and Python's compiler fail in many ways
         return None
 
 

@@ -1,11 +1,10 @@
-"""A private prompt as tokens: what stands before its first private part, and all the rest.
+"""Splits a private prompt's tokens at the first private part.
 
     rendered   <chat template> safe text |# first private text, whatever follows, the template's end
     tokens     safe ---------------------|rest ------------------------------------------------------
 
-The template and the tokenizer see marks in place of private texts until the cut is made, so that the safe tokens are
-what they would be whatever is private, how much and in how many parts. Blanks before the cut go with the rest: models
-write a word together with the blank before it.
+The template and the tokenizer see marks in place of private texts until the cut is made. So the safe tokens do not
+depend on what is private, how much or in how many parts.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from outrider_client.core.prompt import PlainMessage, Prompt, plain_prompt, segm
 from outrider_client.core.prompt_segments import Content, as_segments
 from outrider_proto.errors import UsageError
 
-_FIRST_MARK, _LAST_MARK = 0xE000, 0xF8FF  # of Unicode's private use: no template and no case rule touches them
+_FIRST_MARK, _LAST_MARK = 0xE000, 0xF8FF  # Unicode's private use area: no template or case rule changes these
 
 
 class PartTokenizer(Protocol):
-    """What is asked of a tokenizer here; see tokenizer.TextCodec."""
+    """The part of tokenizer.TextTokenizer that is used here."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -34,7 +33,7 @@ class PartTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PrivateSplit:
-    """Tokens that may leave, maybe none, and those that may not. Its repr tells neither."""
+    """Tokens that may be sent, possibly none, and those that may not. The repr shows neither."""
 
     safe: tuple[int, ...]
     rest: tuple[int, ...]
@@ -45,7 +44,7 @@ class PrivateSplit:
 
 
 def split(prompt: Prompt, codec: PartTokenizer, *, raw: bool) -> PrivateSplit:
-    """At the first private segment. Raises UsageError where the chat template loses one."""
+    """Split at the first private segment. Raises UsageError if the chat template drops a segment."""
     marks = _Marks(segment.text for segment in segments_of(prompt))
     marked = plain_prompt(prompt, marks.write)
     if isinstance(marked, str) and raw:
@@ -59,7 +58,7 @@ def split(prompt: Prompt, codec: PartTokenizer, *, raw: bool) -> PrivateSplit:
 
 
 class _Marks:
-    """Stand-ins for private texts, of a character that no text holds."""
+    """Marks that replace private texts, made of a character that occurs in no text."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         held = set().union(*texts)
@@ -71,9 +70,10 @@ class _Marks:
                        for segment in as_segments(content))  # fmt: skip
 
     def cut(self, rendered: str) -> tuple[str, str]:
-        """Before the first mark, and all the rest with the private texts in their places. Raises UsageError."""
+        """Return the text before the first mark, and the rest with the private texts restored. Raises UsageError."""
         if set(self._found(rendered)) != set(range(len(self._private))):
             raise UsageError("the chat template leaves out a private segment: give the prompt raw, or mark other text")
+        # Spaces before the cut belong to the rest: models write a word together with the space before it.
         safe = rendered[: rendered.index(self._mark)].rstrip(" ")
         return safe, self._pattern.sub(lambda mark: self._private[int(mark[1])], rendered[len(safe) :])
 

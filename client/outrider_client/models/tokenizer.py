@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the target's own tokenizer. The one file here that may need transformers."""
+"""The target's own tokenizer: text to token ids and back. The only module here that may need transformers."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from outrider_proto.errors import UsageError
 
 
 class TextTokenizer(Protocol):
-    """What the client asks of a tokenizer."""
+    """The interface of a tokenizer."""
 
     def encode(self, text: str) -> list[int]: ...
 
     def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
-        """The chat template over the messages, up to where the answer begins."""
+        """Return the tokens of the chat template over the messages, up to where the answer begins."""
         ...
 
     def render(self, messages: Sequence[PlainMessage]) -> str:
-        """As `encode_chat`, before it becomes tokens."""
+        """Return the same as text."""
         ...
 
     def encode_part(self, text: str) -> list[int]:
-        """Nothing but this text: no mark of a beginning or an end."""
+        """Return the tokens of this text alone, without special tokens at its beginning or end."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 
 
 class TargetTokenizer:
-    """The tokenizer in a target's directory. Raises UsageError when there is none."""
+    """The tokenizer in a target's directory, by transformers. Raises UsageError if there is none."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -43,20 +43,20 @@ class TargetTokenizer:
         try:
             # Any: transformers' tokenizers share no annotated base class
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
-        except Exception as error:  # files of a stranger, which it trusts
+        except Exception as error:  # transformers trusts the files and fails on bad ones in many ways
             raise UsageError(f"{directory}: no tokenizer that transformers can read ({error})") from error
-        # Decoding runs for every verdict: without the wrapper it takes half the time.
+        # Decoding runs for every verdict; without transformers' wrapper it takes half the time.
         self._fast: Any = getattr(self._tokenizer, "backend_tokenizer", None)  # Any: as above
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])
 
     def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
-        """Raises UsageError without a chat template, or for messages that it does not take."""
+        """Return the tokens of a chat. Raises UsageError without a chat template or for messages it rejects."""
         return self.encode_part(self.render(messages))
 
     def render(self, messages: Sequence[PlainMessage]) -> str:
-        """Raises as `encode_chat`."""
+        """Return the chat template's text. Raises what `encode_chat` does."""
         if not self._tokenizer.chat_template:
             raise UsageError("this target has no chat template: give the prompt raw (--raw)")
         try:
@@ -66,7 +66,7 @@ class TargetTokenizer:
         return text
 
     def encode_part(self, text: str) -> list[int]:
-        """In silence: transformers would log how long a long text is."""
+        # verbose=False: transformers would log a warning about every long text.
         return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -79,5 +79,5 @@ class TargetTokenizer:
 
 
 def load_tokenizer(directory: Path) -> TextTokenizer:
-    """The quicker of the two ways that gives the same tokens. Raises UsageError when there is no tokenizer."""
+    """Load the faster of the two tokenizers that give the same tokens. Raises UsageError if there is none."""
     return plain_tokenizer(directory) or TargetTokenizer(directory)

@@ -1,5 +1,7 @@
-"""Private parts proposed by patterns: the recognisers of Microsoft Presidio, called one by one. No language model, and
-nothing is downloaded. What has no fixed form, such as a name, they do not see."""
+"""Finds private text by patterns: Microsoft Presidio's recognizers, called one by one.
+
+No language model is used and nothing is downloaded. Text without a fixed form, such as a name, is not found.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 from outrider_client.core.prompt_segments import Segment
 from outrider_proto.errors import UsageError
 
-MIN_SCORE = 0.4  # what Presidio gives a phone number; less are guesses without their context
+MIN_SCORE = 0.4  # Presidio's score of a phone number; lower ones are guesses without context
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Detector:
         self._recognizers = _recognizers()
 
     def mark(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
-        """The same text with what was found in its safe segments private."""
+        """Return the same text with everything found in its safe segments marked private."""
         return tuple(part for segment in segments for part in self._parts(segment))
 
     def _parts(self, segment: Segment) -> Iterator[Segment]:
@@ -46,7 +48,7 @@ class Detector:
             yield Segment(text[end:])
 
     def _find(self, text: str) -> list[_Found]:
-        """In order, and none within another: the surest first, then the longest."""
+        """Return non-overlapping findings in order; higher scores win, then longer texts."""
         found = [
             _Found(result.start, result.end, kind, result.score)
             for kind, recognizer in self._recognizers.items()
@@ -61,14 +63,16 @@ class Detector:
 
 
 def _recognizers() -> dict[str, Any]:  # Any: presidio-analyzer ships no annotations that mypy reads
-    """By kind."""
+    """Return Presidio's recognizers by kind."""
     try:
         from presidio_analyzer import predefined_recognizers as presidio
         from tldextract import TLDExtract
     except ImportError as error:
         raise UsageError("finding private text needs Presidio: pip install 'outrider[pii]'") from error
-    logging.getLogger("presidio-analyzer").disabled = True  # it would log texts that it cannot validate
-    suffixes = TLDExtract(cache_dir=None, suffix_list_urls=())  # the list it ships; Presidio's own would download one
+    # Presidio logs texts that it cannot validate, and these are private.
+    logging.getLogger("presidio-analyzer").disabled = True
+    # The list of suffixes that tldextract ships: Presidio's own recognizer would download one.
+    suffixes = TLDExtract(cache_dir=None, suffix_list_urls=())
 
     class OfflineEmail(presidio.EmailRecognizer):
         def validate_result(self, pattern_text: str) -> bool:

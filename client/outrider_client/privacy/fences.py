@@ -19,9 +19,9 @@ _WITH_KIND = re.compile(r"([A-Z][A-Z0-9_]*):\s*(.*\S)\s*", re.DOTALL)
 
 
 def parse_fences(text: str) -> tuple[Segment, ...]:
-    r"""Safe and private segments in order; `\<<` stands for `<<`, and `>>` without a fence for itself.
+    r"""Return safe and private segments in order; `\<<` stands for `<<`, and `>>` outside a fence for itself.
 
-    Raises UsageError for a fence that does not close, holds another one, or nothing; the message says where.
+    Raises UsageError for a fence that is not closed, is empty or contains another one; the message says where.
     """
     segments: list[Segment] = []
     safe, end = "", 0
@@ -66,7 +66,7 @@ _BETWEEN = Segment("\n\n")
 def parse_prompt(
     text: str, files: Sequence[Path] = (), *, fences: bool = True, detect: bool = False
 ) -> str | tuple[Segment, ...]:
-    """A plain text where nothing is private. Raises UsageError."""
+    """Return a command's prompt as segments, or as plain text if nothing is private. Raises UsageError."""
     segments = parse_fences(text) if fences else (Segment(text),)
     if detect:
         from outrider_client.privacy.detector import Detector
@@ -80,15 +80,16 @@ def parse_prompt(
 
 
 def private_kinds(prompt: str | Sequence[Segment]) -> list[str]:
-    """Of its private segments, in order."""
+    """Return the kinds of the private segments in order."""
     return [segment.kind or DEFAULT_KIND for segment in as_segments(prompt) if segment.private]
 
 
 def read_private_file(file: Path) -> str:
-    """A file's text. Raises UsageError, which tells nothing of it."""
+    """Return a private file's text. Raises UsageError, which never quotes the text."""
     try:
         return file.read_text("utf-8")
     except OSError as error:
         raise UsageError(f"private={file}: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise UsageError(f"private={file}: not UTF-8 text") from None  # the decoder's error holds the bytes
+        # `from None`: the decoder's error holds the private bytes.
+        raise UsageError(f"private={file}: not UTF-8 text") from None

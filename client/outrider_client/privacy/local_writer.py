@@ -1,4 +1,7 @@
-"""The drafter's answer to a private text. Nothing in here could send: neither session nor transcript is in reach."""
+"""Writes the drafter's answer to a private prompt.
+
+Nothing here can send: neither session nor transcript is in reach. Keep that so, and this a module of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from outrider_proto.errors import UsageError
 
 
 class LocalWriter:
-    """One answer."""
+    """Writes one answer with the drafter alone."""
 
     def __init__(
         self,
@@ -36,20 +39,22 @@ class LocalWriter:
         self._text = Detokenizer(models.decode)
 
     async def write(self, prompt: PrivateSplit) -> str:
-        """From the first token to the last; returns text that an incomplete character held back. Raises UsageError
-        where the drafter has nothing to say."""
+        """Write the whole answer and return the text held back as an incomplete character.
+
+        Raises UsageError if the drafter cannot continue the prompt at all.
+        """
         tokens = list(prompt.whole)
         while self._has_room(tokens):
             token = await self._drafting.write(tokens, self._config.sampling)
             if token is None:
                 break
             tokens.append(token)
-            self._say(token)
+            self._emit_token(token)
             if token in self._models.eos_token_ids:
                 break
         if not self.num_new_tokens:
             raise UsageError(
-                "the drafter cannot tell how private text goes on: name another one (moa, eagle, independent), or"
+                "the drafter cannot continue private text: name another one (moa, eagle, independent), or"
                 " choose privacy=placeholder"
             )
         return self._text.finish()
@@ -57,7 +62,7 @@ class LocalWriter:
     def _has_room(self, tokens: list[int]) -> bool:
         return self.num_new_tokens < self._config.max_new_tokens and len(tokens) < self._models.max_context
 
-    def _say(self, token: int) -> None:
+    def _emit_token(self, token: int) -> None:
         self._meter.tokens_arrived(self._clock())
         self._emit(Private(self.num_new_tokens, (token,), self._text.push((token,))))
         self.num_new_tokens += 1

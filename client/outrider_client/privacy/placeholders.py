@@ -1,7 +1,7 @@
-"""Typed placeholders in place of private values: [EMAIL_1] for the first that is called EMAIL, and so on.
+"""Replaces private values by typed placeholders: [EMAIL_1] for the first value of kind EMAIL, and so on.
 
-One table serves a conversation: the same value keeps its number, and once it was private it is so wherever it stands as
-words of its own, and anywhere in an earlier answer, which the target wrote around the placeholder.
+One table serves a conversation: a value keeps its number. A value that was private once is replaced wherever it occurs
+as whole words, and anywhere in an earlier answer, where the target wrote text around its placeholder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outrider_client.core.prompt_segments import DEFAULT_KIND, Content, Segment,
 
 
 class Placeholders:
-    """Values stay here; nothing of this is written anywhere."""
+    """The table of values and placeholders, kept in memory only."""
 
     def __init__(self) -> None:
         self._of_value: dict[str, str] = {}
@@ -23,11 +23,11 @@ class Placeholders:
 
     @property
     def values(self) -> Mapping[str, str]:
-        """By placeholder."""
+        """Private values by placeholder."""
         return {placeholder: value for value, placeholder in self._of_value.items()}
 
     def replace(self, prompt: Prompt) -> PlainPrompt:
-        """The prompt without its private values."""
+        """Return the prompt with placeholders in place of its private values."""
         segments = tuple(segments_of(prompt))
         safe = "\n".join(segment.text for segment in segments if not segment.private)
         self._give_up_what_stands_in(safe)
@@ -35,7 +35,7 @@ class Placeholders:
         return plain_prompt(prompt, self._write, self._recall)
 
     def _give_up_what_stands_in(self, safe: str) -> None:
-        """A placeholder that the caller's own text holds means something else there."""
+        """Drop placeholders that occur in the caller's own text, where they mean something else."""
         self._of_value = {value: name for value, name in self._of_value.items() if name not in safe}
 
     def _assign(self, private: Iterable[Segment], safe: str) -> None:
@@ -54,7 +54,7 @@ class Placeholders:
         return self._placed(content, r"(?<!\w){}(?!\w)")
 
     def _recall(self, content: Content) -> str:
-        """As `_write`, an earlier answer: values stand there with whatever the target wrote around a placeholder."""
+        """Replace values in an earlier answer, where they may be part of a word the target wrote."""
         return self._placed(content, "{}")
 
     def _placed(self, content: Content, where: str) -> str:
@@ -64,7 +64,8 @@ class Placeholders:
         )
 
     def _hidden(self, safe: str, where: str) -> str:
-        """Also what is private elsewhere."""
+        """Replace values in safe text that are private elsewhere in the conversation."""
+        # Longest first: a value may be part of another one.
         known = sorted((value for value in self._of_value if value.strip()), key=len, reverse=True)
         if not known:
             return safe

@@ -1,5 +1,8 @@
-"""An answer to a private prompt: the target tells what it makes of the safe prefix, the link is hung up, and only then
-does the drafter read the rest and write alone."""
+"""Generates the answer to a private prompt.
+
+The target reads the safe prefix and sends its features, the connection is closed, and only then does the drafter read
+the private rest and write the answer alone.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,19 @@ from outrider_proto.errors import Reason, Refusal, UsageError
 if TYPE_CHECKING:
     from outrider_client.generation.context import GenerationContext
 
-NO_FEATURES = "the target could not be asked about the safe part: the drafter writes without its features"
+NO_FEATURES = "the target could not be reached for the safe part: the drafter writes without its features"
 
 
 async def generate_privately(
     context: GenerationContext, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]
 ) -> None:
-    """Raises UsageError, Refusal, or LinkError when there is no server to begin with."""
+    """Write the answer. Raises UsageError, Refusal, or LinkError when no server can be reached at the start."""
     if context.models.drafter is None:
-        raise UsageError("private text needs a drafter to answer it here: name one, or choose privacy=placeholder")
+        raise UsageError("private text needs a drafter on this device: name one, or choose privacy=placeholder")
     parts = _split(context, prompt, config)
     _watch(context, config, emit)
-    # A state of its own, which ends with the answer: what the client's own one has computed stays as if there had been
-    # nothing private, to the last bit.
+    # A drafting thread of its own, which ends with the answer: the state of the client's own drafter stays exactly as
+    # if there had been no private text.
     drafting = DraftingThread(context.models.drafter, context.models.drafter_threads)
     try:
         await _answer(context, drafting, parts, config, emit)
@@ -49,7 +52,7 @@ async def _answer(
 ) -> None:
     if drafting.tap.fingerprint and not drafting.can_draft_ahead:
         raise UsageError(
-            "this drafter knows private text only through the target: name one that reads it itself (moa, eagle,"
+            "this drafter reads text only through the target: name one that reads it itself (moa, eagle,"
             " independent), or choose privacy=placeholder"
         )
     before, meter = context.session.num_bytes, Meter(context.clock(), drafting.names)

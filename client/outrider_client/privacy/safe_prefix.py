@@ -1,4 +1,4 @@
-"""What the target is asked about a private prompt: its view of the safe prefix. Knows nothing of what follows that."""
+"""Fetches the target's features of a private prompt's safe prefix. Knows nothing of the text after it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from outrider_proto.tree import DraftTree
 if TYPE_CHECKING:
     from outrider_client.generation.context import GenerationContext
 
-# Unlike a generation, private text fails over quota; and unlike a session, at a full server.
+# Unlike an open prompt, a private one fails when the quota is used up; and unlike a session, at a full server.
 _TRANSIENT = TRANSIENT_REASONS - {Reason.SERVER_FULL, Reason.OVER_QUOTA}
-_MAX_TRIES = 16  # connections that open, and bring the features of none
+_MAX_TRIES = 16  # connections that open but bring no features
 HUNG_UP = "hung up: a private answer is being written here"
 
 
 class SafePrefix:
-    """The features of one prefix, for the drafter that will write on it."""
+    """The features of one prefix, for the drafter that will continue it."""
 
     def __init__(
         self,
@@ -45,12 +45,15 @@ class SafePrefix:
         self._safe = safe
 
     async def fetch(self) -> bool:
-        """Whether the drafter has what the target can give it; the link is hung up in any case. Raises Refusal, or
-        LinkError when there is no server to begin with."""
+        """Fetch the features, close the connection, and return whether the drafter has all it can use.
+
+        Raises Refusal, or LinkError when no server can be reached at the start.
+        """
         try:
             return not self._wants_features or (self._config.mode != "offline" and await self._ask_until_known())
         except Exception:
-            await self._session.forget()  # only here: what private text goes wrong by must not show in the next Open
+            # Only here, not for later failures: what goes wrong with the private text must not show in the next Open.
+            await self._session.forget()
             raise
         finally:
             await self._disconnect()
@@ -82,7 +85,7 @@ class SafePrefix:
                 raise
 
     async def _ask(self) -> None:
-        """A draft of nothing: the prefix goes up, its features come down. The target's next token is of no use."""
+        """Send an empty draft on the prefix and receive its features; the target's next token is not used."""
         timeouts = self._config.timeouts
         common = self._transcript.begin(self._safe, max_new_tokens=1)
         if self._clients_own is not None:
@@ -107,6 +110,7 @@ class SafePrefix:
         return True
 
     async def _disconnect(self) -> None:
-        """So that nothing on the wire, not even a heartbeat or its end, tells of what is written."""
+        # While the private answer is written nothing may be on the wire: even heartbeats and their end would tell how
+        # long it is.
         if self._session.is_connected:
             await self._session.lose(HUNG_UP)

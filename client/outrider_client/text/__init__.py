@@ -1,1 +1,1 @@
-"""Tokens and text: transcript, detokenizer, log probabilities."""
+"""Tokens and their text: transcript, detokenizer, log probabilities. No I/O and no clock."""

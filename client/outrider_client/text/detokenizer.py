@@ -1,8 +1,7 @@
-"""Tokens to text as they come. A byte-level token may end within a character: such text is held back until it is whole.
+"""Incremental detokenization. Text that ends within a character is held back until the character is complete.
 
-New text is decoded with the tokens of the last two boundaries before it, since decoders look at neighbors (spaces,
-merged bytes). Tokens that come together are decoded together. A frame remembers where that stood: a rollback pops
-frames and decodes anew what is left of the last one.
+Tokens that arrive together are decoded together. A frame records the state after each step: a rollback pops frames and
+decodes again what is left of the last one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """After `num_tokens`: text of tokens before `shown` is out, and `context` is where its decoding begins."""
+    """State after `num_tokens`: tokens before `shown` are decoded; decoding starts at `context`."""
 
     num_tokens: int
     context: int
@@ -25,7 +24,7 @@ class _Frame:
 
 
 class Detokenizer:
-    """The text of one answer."""
+    """Turns the tokens of one answer into text as they arrive."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
@@ -35,11 +34,11 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """All that is out."""
+        """The text so far, without what is held back."""
         return self._text
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Append tokens; returns the text that this brings out."""
+        """Append tokens and return the new text."""
         before = len(self._text)
         if tokens and not self._push(tokens):
             for token in tokens:
@@ -48,7 +47,7 @@ class Detokenizer:
         return self._text[before:]
 
     def roll_back(self, num_tokens: int) -> str:
-        """Keep the first tokens; returns the text that is taken back."""
+        """Keep the first `num_tokens` and return the text that is removed."""
         before = self._text
         while self._frames[-1].num_tokens > num_tokens:
             self._frames.pop()
@@ -60,7 +59,7 @@ class Detokenizer:
         return before[len(self._text) :]
 
     def finish(self) -> str:
-        """What is still held back, with the replacement character where bytes are missing."""
+        """Return the text still held back, with the replacement character where bytes are missing."""
         frame = self._frames[-1]
         held = self._new_text(frame)
         self._text += held
@@ -69,7 +68,7 @@ class Detokenizer:
         return held
 
     def _push(self, tokens: Sequence[int]) -> bool:
-        """Append tokens that end where a character ends; False, and nothing happens, if they do not."""
+        """Append tokens that end at a character's end; return False and change nothing if they do not."""
         frame = self._frames[-1]
         new = self._new_text(frame, tokens)
         if not new or new.endswith(REPLACEMENT):
@@ -84,5 +83,7 @@ class Detokenizer:
         self._frames.append(replace(self._frames[-1], num_tokens=len(self._tokens)))
 
     def _new_text(self, frame: _Frame, tokens: Sequence[int] = ()) -> str:
+        # Decoders look at neighbors (spaces, merged bytes), so new tokens are decoded with those of the last two
+        # boundaries before them, and the known text is cut off again. Decoding them alone gives other text.
         known = self._decode(self._tokens[frame.context : frame.shown])
         return self._decode([*self._tokens[frame.context :], *tokens])[len(known) :]

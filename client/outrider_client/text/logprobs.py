@@ -1,4 +1,4 @@
-"""How likely the target finds a token: what a verdict says, joined with the token that it says it of."""
+"""Log probabilities of tokens under the target: a verdict's values joined with their tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from outrider_proto.frames import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """ln p of a token under the target's softmax as it is: before temperature, top-k and top-p, whatever was drafted.
-    `top`: the likeliest tokens in its place with theirs, the likeliest first. Nothing is below -9999."""
+    """ln p of a token under the target's plain softmax: before temperature, top-k and top-p, whatever was drafted.
+
+    `top`: the likeliest tokens at its position with their ln p, the likeliest first. No value is below -9999.
+    """
 
     token: int
     logprob: float
@@ -22,7 +24,7 @@ class TokenLogprobs:
 def token_logprobs(
     words: Sequence[int], logprobs: Sequence[TokenLogprob], num_top: int | None, vocab_size: int
 ) -> tuple[TokenLogprobs, ...]:
-    """Of a verdict's tokens; `num_top` is what was asked for. Raises Violation when that is not what came."""
+    """Return a verdict's log probabilities; `num_top` was requested. Raises Violation if something else arrived."""
     expected = 0 if num_top is None else len(words)
     if len(logprobs) != expected:
         raise _misfit(f"log probabilities of {len(logprobs)} tokens in a verdict that should have {expected}")
@@ -33,7 +35,7 @@ def token_logprobs(
 
 def _check(entry: TokenLogprob, num_top: int, vocab_size: int) -> None:
     if len(entry.top) != num_top:
-        raise _misfit(f"{len(entry.top)} likeliest tokens where {num_top} were asked for")
+        raise _misfit(f"{len(entry.top)} likeliest tokens where {num_top} were requested")
     for token, _ in entry.top:
         if not 0 <= token < vocab_size:
             raise _misfit(f"token {token} among the likeliest: the vocabulary has {vocab_size}")

@@ -1,7 +1,7 @@
-"""Private values put back into an answer over placeholders, as its text comes and goes.
+"""Restores private values in place of their placeholders while an answer's text grows and shrinks.
 
-What is shown is a function of the text so far: every whole placeholder in it becomes its value, and an end of it that
-may be the beginning of one is held back.
+The shown text is a function of the text so far: every complete placeholder becomes its value, and an end that may be
+the beginning of one is held back.
 
     text so far     Write to [EMAIL_1] or [EMA      (the next token may be IL_2])
     shown           Write to a@b.c or
@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class TokenText(Protocol):
-    """An answer's tokens as text; see detokenizer.Detokenizer."""
+    """Turns an answer's tokens into text; see detokenizer.Detokenizer."""
 
     @property
     def text(self) -> str: ...
@@ -28,7 +28,7 @@ class TokenText(Protocol):
 
 
 class PlaceholderRestorer:
-    """The same, with values in place of placeholders."""
+    """Wraps a TokenText and puts values in place of placeholders."""
 
     def __init__(self, text: TokenText, values: Mapping[str, str]) -> None:
         self._inner = text
@@ -40,7 +40,7 @@ class PlaceholderRestorer:
 
     @property
     def text(self) -> str:
-        """All that is out."""
+        """The shown text so far."""
         return self._shown
 
     def push(self, tokens: Sequence[int]) -> str:
@@ -48,7 +48,8 @@ class PlaceholderRestorer:
         return self._show(self._whole())
 
     def roll_back(self, num_tokens: int) -> str:
-        """What is shown may shrink by more than those tokens brought: a value goes with its placeholder's last one."""
+        """Keep the first `num_tokens` and return the text that is removed."""
+        # The shown text may shrink by more than these tokens brought: a value goes with its placeholder's last token.
         self._inner.roll_back(num_tokens)
         before, self._shown = self._shown, self._restore(self._whole())
         return before[len(self._shown) :]
@@ -65,7 +66,7 @@ class PlaceholderRestorer:
         return self._pattern.sub(lambda found: self._values[found[0]], text)
 
     def _whole(self) -> str:
-        """The text without an end that may begin a placeholder."""
+        """Return the text without an end that may begin a placeholder."""
         text = self._inner.text
         held = next(
             (size for size in range(min(self._longest, len(text)), 0, -1) if text[-size:] in self._beginnings), 0

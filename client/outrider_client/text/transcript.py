@@ -1,14 +1,14 @@
-"""The session's tokens and what the server knows of them. The client's list is the truth; a dead server loses nothing.
+"""The session's tokens and what the server knows of them. The client's list is the truth: no crash loses a token.
 
       prompt      committed or kept        unverified tail
     |----------|----------------------R|------------------------|
     |---- held by the server ----|     ^ root: the last token that needs no check
 
-No I/O, no clock. A request (Draft or Decode) is made here, and its Verdict is applied here by one rule: path and bonus
-are what stands after the root. Where the tail says the same it is confirmed; from the first difference on it goes.
+Requests (Draft or Decode) are made here, and their Verdicts are applied here by one rule: the target's path and bonus
+follow the root. Where the tail agrees it is confirmed; from the first difference on it is dropped.
 
-Several drafts may be under way: each but the oldest was sent ahead of the verdict before it and assumes what that will
-say. Once that verdict says something else, they answer nothing that anybody still asks.
+Several drafts may be in flight: each but the oldest was sent before the verdict on the one before and assumes its
+outcome. If that verdict turns out differently, the later drafts are void.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FinishReason = Literal["eos", "limit", "context", "unverified", "link", "private
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a verdict changed, in this order: tail tokens confirmed, tail tokens dropped, tokens added.
+    """Effect of a verdict, in this order: tail tokens confirmed, tail tokens dropped, tokens added.
 
-    `first` is the position of the first token that the verdict speaks of; `logprobs` are those of the tokens confirmed
-    and added, if they were asked for.
+    `first` is the position of the first token that the verdict is about; `logprobs` belong to the tokens confirmed and
+    added, if they were requested.
     """
 
     first: int
@@ -46,12 +46,12 @@ class Change:
 
     @property
     def bonus_origin(self) -> Origin:
-        """A bonus that stands where the tail said something else is a correction."""
+        """Origin of the bonus: a correction if the tail had another token there."""
         return "corrected" if self.dropped else "bonus"
 
 
 class Transcript:
-    """Tokens of one session over all its answers."""
+    """The tokens of one session over all its answers."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -59,11 +59,11 @@ class Transcript:
         self._prompt_len = 0
         self._tail_start = 0
         self._limit_len = 0
-        self._num_top: int | None = None  # asked for with every token, where logprobs are
+        self._num_top: int | None = None  # likeliest tokens requested with each token; None without logprobs
         self._server_len = 0
         self._next_seq = 1
         self._first_seq = 1  # of this answer
-        self._stable_len = 0  # of earlier answers' tokens, so many still stand
+        self._stable_len = 0  # number of earlier answers' tokens that are still valid
         self._in_flight: deque[Draft | Decode] = deque()  # the oldest first
         self._asked_len = 0
 
@@ -77,7 +77,7 @@ class Transcript:
 
     @property
     def num_new_tokens(self) -> int:
-        """Tokens of this answer."""
+        """Number of tokens of this answer."""
         return len(self._tokens) - self._prompt_len
 
     @property
@@ -94,26 +94,26 @@ class Transcript:
 
     @property
     def tail_len(self) -> int:
-        """Unverified tokens that are still to be judged."""
+        """Number of unverified tokens that still await a verdict."""
         return len(self._tokens) - self._tail_start
 
     @property
     def committed_len(self) -> int:
-        """Tokens that need no check: prompt, committed and kept ones."""
+        """Number of tokens that need no verdict: prompt, committed and kept ones."""
         return self._tail_start
 
     @property
     def room(self) -> int:
-        """Tokens that may still be added."""
+        """Number of tokens that may still be added."""
         return self._limit_len - len(self._tokens)
 
     @property
     def limit_len(self) -> int:
-        """Tokens there may be at most."""
+        """Largest allowed number of tokens."""
         return self._limit_len
 
     def begin(self, prompt: Sequence[int], max_new_tokens: int, logprobs: int | None = None) -> int:
-        """Start an answer, with `logprobs` as in Draft; returns how many of the tokens held so far it shares."""
+        """Start an answer, with `logprobs` as in Draft; return how many of the present tokens it shares."""
         common = common_prefix_len(self._tokens, prompt)
         self._stable_len = common
         self._tokens = list(prompt)
@@ -128,13 +128,14 @@ class Transcript:
         return common
 
     def next_draft(self, tree: DraftTree, num_features: int, codec: Codec | None = None) -> Draft:
-        """Root and tree, after whatever the server lacks before them. With a tail, `tree` is a chain from it.
+        """Make a request to verify `tree` below the root, with the tokens that the server lacks before it.
 
-        Of features, those after the first `num_features` are asked for, and always the root's: a Draft that could do
-        with none at all would get no Features frame. `codec` as in Draft.
+        With a tail, `tree` is a chain from it. Features are requested from position `num_features` on. `codec` as in
+        Draft.
         """
         base_len, context = self._missing()
         root_at = self._tail_start - 1
+        # The root's features are always requested: a Draft that asks for none would get no Features frame to wait for.
         features_from = min(num_features, root_at)
         root = self._tokens[root_at]
         draft = Draft(self._take_seq(), base_len, context, root, tree, features_from, b"", self._num_top, codec)
@@ -142,7 +143,7 @@ class Transcript:
         return draft
 
     def next_ahead(self, text: Sequence[int], tree: DraftTree, codec: Codec | None = None) -> Draft:
-        """A draft for when `text`, whose last token is the root, is what the newest one under way makes of it."""
+        """Make a draft that assumes the newest one in flight leads to `text`, whose last token is the root."""
         root_at = len(text) - 1
         assumes = prefix_hash(text)
         draft = Draft(self._take_seq(), root_at, (), text[root_at], tree, root_at, assumes, self._num_top, codec)
@@ -152,7 +153,7 @@ class Transcript:
     def next_decode(
         self, num_features: int | None = None, tree: ServerTree | None = None, codec: Codec | None = None
     ) -> Decode:
-        """Ask for all the tokens there is room for; for features after the first `num_features`, unless it is None."""
+        """Request as many tokens as there is room for, and features from `num_features` on unless that is None."""
         base_len, context = self._missing()
         features_from = None if num_features is None else min(num_features, self._tail_start - 1)
         root, room = self._tokens[-1], self.room
@@ -161,24 +162,24 @@ class Transcript:
         return decode
 
     def tail_chain(self, max_nodes: int) -> DraftTree:
-        """The first unverified tokens as a tree without branches."""
+        """Return the first unverified tokens as a tree without branches."""
         return DraftTree.chain(self._tokens[self._tail_start : self._tail_start + max_nodes])
 
     @property
     def asked_len(self) -> int:
-        """Features before this position have been asked for on this connection."""
+        """Features before this position were requested on this connection."""
         return self._asked_len
 
     @property
     def awaited(self) -> Draft | Decode | None:
-        """The oldest request under way, which the next verdict answers."""
+        """The oldest request in flight, which the next verdict answers."""
         return self._in_flight[0] if self._in_flight else None
 
     def awaits(self, seq: int) -> bool:
         return self.awaited is not None and self.awaited.seq == seq
 
     def apply(self, verdict: Verdict, vocab_size: int) -> Change:
-        """The answer to the request in flight. Raises Violation for a verdict that does not fit it."""
+        """Apply the verdict on the oldest request. Raises Violation if it does not fit that request."""
         words, path_len = self._words(verdict, vocab_size)
         logprobs = token_logprobs(words, verdict.logprobs, self._num_top, vocab_size)
         first = self._tail_start
@@ -194,7 +195,8 @@ class Transcript:
         self._origins += [outcome.bonus_origin] * len(outcome.bonus)
         self._tokens += added
         self._tail_start = first + confirmed + len(added)
-        if verdict.finish is not Finish.CANCELLED:  # what was cancelled before it began has processed nothing
+        # A Decode cancelled before it began has processed nothing, so the server holds no more than before.
+        if verdict.finish is not Finish.CANCELLED:
             self._server_len = min(first + path_len, len(self._tokens))
         self._settle_flights(verdict)
         num_words = confirmed + len(added)
@@ -202,16 +204,16 @@ class Transcript:
         return replace(outcome, finish=finish, logprobs=logprobs[:num_words])
 
     def write_unverified(self, token: int) -> None:
-        """One token that the drafter wrote alone."""
+        """Append a token that the drafter wrote offline."""
         self._tokens.append(token)
         self._origins.append("unverified")
 
     def keep_tail(self) -> None:
-        """Let the unverified tokens stand; they go to the server as context and stay marked."""
+        """Keep the unverified tokens; they go to the server as context and stay marked."""
         self._tail_start = len(self._tokens)
 
     def resume(self, opened: Opened) -> None:
-        """Learn what the server still holds: what hashes as ours does, or nothing."""
+        """Take over how many of our tokens the server still holds: none unless their hash matches."""
         self._in_flight.clear()
         self._asked_len = 0
         kept = opened.kept_len
@@ -219,12 +221,13 @@ class Transcript:
         self._server_len = kept if same else 0
 
     def num_usable_rows(self, features: Features) -> int:
-        """How many of the rows describe tokens that still stand."""
+        """Return how many of the rows describe tokens that are still valid."""
+        # Rows of an earlier answer may arrive late: they count only as far as this answer shares its tokens.
         stands = self._server_len if features.seq >= self._first_seq else self._stable_len
         return max(min(len(features.rows), stands - features.first), 0)
 
     def _drop_from(self, position: int) -> int:
-        """Drop the tail from `position` on; returns how many tokens went."""
+        """Drop the tail from `position` on and return how many tokens that were."""
         dropped = len(self._tokens) - position
         del self._tokens[position:], self._origins[position:]
         return dropped
@@ -239,7 +242,7 @@ class Transcript:
         return seq
 
     def _settle_flights(self, verdict: Verdict) -> None:
-        """The oldest has been answered; those ahead of it go unless what they assume has come true."""
+        """Remove the answered request, and those behind it unless their assumption came true."""
         answered = self._in_flight[0]
         if isinstance(answered, Draft) or answered.features_from is not None:
             self._asked_len = self._server_len
@@ -255,17 +258,17 @@ class Transcript:
     def _send(self, request: Draft | Decode) -> None:
         self._in_flight.clear()
         self._in_flight.append(request)
-        self._server_len = request.base_len  # all that is sure until the verdict
+        self._server_len = request.base_len  # until the verdict, the server surely holds no more than this
 
     def _words(self, verdict: Verdict, vocab_size: int) -> tuple[tuple[int, ...], int]:
-        """Path and bonus as tokens, and the path's length."""
+        """Return path and bonus as tokens, and the path's length."""
         asked = self.awaited
         if asked is None or verdict.seq != asked.seq:
-            raise _misfit(f"verdict {verdict.seq} answers nothing that was asked")
+            raise _misfit(f"verdict {verdict.seq} answers no request in flight")
         if verdict.stale:
-            raise _misfit(f"verdict {verdict.seq} says stale of a draft whose text stands")
+            raise _misfit(f"verdict {verdict.seq} calls a draft stale whose text is valid")
         if verdict.finish is Finish.CANCELLED and isinstance(asked, Draft):
-            raise _misfit(f"verdict {verdict.seq} says cancelled of a draft")
+            raise _misfit(f"verdict {verdict.seq} calls a draft cancelled")
         path = self._path(asked, verdict, vocab_size)
         if verdict.bonus is None:
             if verdict.finish not in (Finish.EOS, Finish.CANCELLED, Finish.CONTEXT_FULL):
@@ -279,7 +282,7 @@ class Transcript:
         if isinstance(asked, Draft):
             return asked.tree.path_tokens(verdict.path)
         if verdict.path or (verdict.tokens and asked.tree is None):
-            raise _misfit("a verdict with a path or tokens that nobody asked for")
+            raise _misfit("a verdict with a path or tokens that were not requested")
         if not all(0 <= token < vocab_size for token in verdict.tokens):
             raise _misfit(f"tokens={list(verdict.tokens)}: the vocabulary has {vocab_size}")
         return verdict.tokens

@@ -116,7 +116,7 @@ def test_every_command_that_reaches_a_server_guards_its_key(command, monkeypatch
     where = ["203.0.113.1"] if command == ["pull"] else ["--server", "203.0.113.1"]
     result = CliRunner().invoke(app, [*command, *where])
     assert isinstance(result.exception, UsageError)
-    assert "the key would go there unencrypted" in str(result.exception)
+    assert "the key would be sent unencrypted" in str(result.exception)
     assert "TOPSECRET" not in result.output + repr(result.exception)
 
 

@@ -124,8 +124,8 @@ async def test_an_emulated_link_leaves_the_certificate_the_servers_own(loaded, m
 
 
 CASES = {  # the server's certificate, whether it wants one of clients; the client's side; what it is told
-    "signed by somebody else": ("other-server", False, {"ca": "ca"}, "signed by nobody who is trusted here: give --ca"),
-    "no authority given": ("ca-server", False, {"tls": True}, "signed by nobody who is trusted here: give --ca"),
+    "signed by somebody else": ("other-server", False, {"ca": "ca"}, "signed by an authority that is not trusted here: give --ca"),
+    "no authority given": ("ca-server", False, {"tls": True}, "signed by an authority that is not trusted here: give --ca"),
     "for another name": ("elsewhere", False, {"ca": "ca"}, "for another name"),
     "the wrong name asked for": ("ca-server", False, {"ca": "ca", "server_name": "x.example"}, "for another name"),
     "expired": ("expired", False, {"ca": "ca"}, "has expired"),
@@ -176,7 +176,7 @@ async def test_a_stranger_in_the_place_of_a_server_that_was_reached_is_the_links
         await transport.describe()
         port = server.port
     async with serving(loaded, tls(pki, "other-server"), port):
-        with pytest.raises(LinkError, match="signed by nobody"):
+        with pytest.raises(LinkError, match="not trusted here"):
             await transport.connect()
     async with serving(loaded, tls(pki), port):
         await transport.describe()
