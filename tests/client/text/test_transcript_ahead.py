@@ -81,7 +81,7 @@ def test_all_others_go_when_the_verdict_says_something_else(path, bonus):
     transcript.apply(Verdict(first.seq, path, bonus), VOCAB)
     assert transcript.awaited is None
     for gone in (ahead, further):
-        with pytest.raises(Violation, match="nothing that was asked"):
+        with pytest.raises(Violation, match="answers no request in flight"):
             transcript.apply(Verdict(gone.seq, (), None, stale=True), VOCAB)
     following = transcript.next_draft(TREE, 0)
     assert following.base_len == len(TEXT) + len(path)
@@ -109,7 +109,7 @@ def test_stale_of_a_draft_whose_text_stands_is_the_server_s_fault():
 def test_verdicts_out_of_turn_are_refused():
     transcript = begun()
     _, ahead, _ = three_in_flight(transcript)
-    with pytest.raises(Violation, match="nothing that was asked"):
+    with pytest.raises(Violation, match="answers no request in flight"):
         transcript.apply(Verdict(ahead.seq, (), 29), VOCAB)
 
 
