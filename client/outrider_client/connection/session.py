@@ -95,6 +95,14 @@ class ClientSession:
             timeouts = self._policy.timeouts
             await self._open(timeouts.connect_s, timeouts.open_s)
 
+    async def start(self, *, offline_start: bool) -> None:
+        """Connect. Raises LinkError, unless the session existed before or `offline_start` allows to go without it."""
+        try:
+            await self.connect()
+        except LinkError:
+            if self._limits is None and not offline_start:
+                raise
+
     async def set_sampling(self, sampling: Sampling) -> None:
         """Use `sampling` from now on; a change closes the connection, since a stream's sampling is fixed."""
         if sampling != self._open_frame.sampling:

@@ -1,1 +1,1 @@
-"""The drafting thread and the choice of tokens without a server."""
+"""Drafting on the device: the drafting thread, and writing tokens without a server."""

@@ -1,9 +1,9 @@
-"""A drafter, or several heads in step, in a thread of its own, so that drafting never holds up the heartbeats.
+"""A drafter, or several heads, in a thread of its own, so that drafting never delays the heartbeats.
 
-What is drafted before it is needed is an AheadDraft: it runs while a verdict is awaited and learns that verdict.
+An AheadDraft is made before it is needed: it runs while a verdict is awaited and is told that verdict.
 
-Every job brings the state up to date first: it is rolled back to what it shares with the tokens given, takes in the
-rest, and then the feature rows that have arrived. So callers only ever say what the tokens are.
+Every job first brings the state up to date: it rolls back to the common prefix with the given tokens, appends the rest,
+and adds the feature rows that have arrived. So callers only ever pass the tokens.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from outrider_proto.tree import DraftTree
 
 T = TypeVar("T")
 _Rows = tuple[int, NDArray[np.float32]]
-Ready = Callable[[], Awaitable[None]]  # waits until it is
+Ready = Callable[[], Awaitable[None]]  # waits until drafting may begin
 
 
 @dataclass(frozen=True, slots=True)
 class AheadCost:
-    """Of levels drafted for so many outcomes side by side."""
+    """Cost of drafting `levels` levels for `outcomes` outcomes side by side."""
 
     seconds: float
     levels: int
@@ -46,50 +46,51 @@ class AheadCost:
 
 
 class AheadDraft:
-    """Drafts for the outcomes of a tree whose verdict is awaited, under way or made."""
+    """Drafts for the outcomes of a tree whose verdict is awaited, finished or being made."""
 
     def __init__(self, make: Callable[[AheadDraft], Awaitable[tuple[PreDraft, ...]]]) -> None:
         self.cost: AheadCost | None = None  # known once there are levels for all outcomes
-        self.is_whole = False  # all drafts were finished before the verdict came
+        self.is_whole = False  # all drafts were finished before the verdict arrived
         self._truth: TreeOutcome | None = None
         self._has_begun = False
         self._made = asyncio.ensure_future(make(self))
 
     def truth(self) -> TreeOutcome | None:
-        """None until it is known. May be asked from any thread."""
+        """Return the actual outcome, None until it is known."""
+        # Read by the drafting thread while the event loop writes it: one reference, so no lock is needed.
         return self._truth
 
     def begin(self) -> None:
-        """What it waited for is there."""
+        """Note that drafting begins."""
         self._has_begun = True
 
     def resolve(self, outcome: TreeOutcome) -> None:
-        """The verdict has come: of what is under way only this outcome's draft is finished, and nothing is begun."""
+        """Set the actual outcome: only its draft is finished, and nothing new is begun."""
         self._truth = outcome
         if not self._has_begun:
             self._made.cancel()
 
     @property
     def task(self) -> asyncio.Future[tuple[PreDraft, ...]]:
-        """What was made, the likeliest outcome first."""
+        """The drafts, the likeliest outcome first."""
         return self._made
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of all drafts that were made so far."""
+        """Number of nodes in all finished drafts."""
         return sum(len(one.drafted.tree) for one in self._there)
 
     def rank_of(self, outcome: TreeOutcome) -> int | None:
-        """From 0, among the outcomes that were drafted for."""
+        """Return the rank of `outcome`, from 0, among those drafted for; None if it is not among them."""
         return next((rank for rank, one in enumerate(self._there) if one.outcome == outcome), None)
 
     def cancel(self) -> None:
-        """Nobody needs any of them."""
+        """Stop: none of the drafts is needed."""
         self.resolve(NO_OUTCOME)
         self._made.cancel()
 
     async def draft_for(self, outcome: TreeOutcome) -> ScoredTree | None:
-        """The draft for what came true; None where nobody foresaw it."""
+        """Return the draft for the actual outcome, once finished; None if there is none."""
         self.resolve(outcome)
         await asyncio.wait((self._made,))
         for foreseen in self._there:
@@ -103,14 +104,14 @@ class AheadDraft:
 
 
 class AsyncDrafter(Protocol):
-    """What answers need of a drafter. `tokens` are the whole text each time, and its last one is the root."""
+    """A drafter as generations use it. `tokens` is always the whole text, and its last token is the root."""
 
     @property
     def tap(self) -> TapInfo: ...
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the heads."""
+        """Names of the heads."""
         ...
 
     @property
@@ -118,7 +119,7 @@ class AsyncDrafter(Protocol):
 
     @property
     def can_draft_ahead(self) -> bool:
-        """Whether it drafts beyond tokens whose features it has never seen."""
+        """Whether it can draft on tokens whose features it has not seen."""
         ...
 
     @property
@@ -146,7 +147,7 @@ class AsyncDrafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PreDraftSpec:
-    """What a forecast is to make: drafts by `plan` for so many outcomes that do not end in one of `ends`."""
+    """The drafts to make ahead: by `plan`, for so many outcomes that do not end in one of `ends`."""
 
     plan: TreePlan
     outcomes: int
@@ -154,7 +155,10 @@ class PreDraftSpec:
 
 
 class DraftingThread:
-    """Used from one event loop; the state itself is touched in the thread only. See AsyncDrafter."""
+    """An AsyncDrafter on a thread of its own. Used from one event loop."""
+
+    # The drafter's state (_state, _tokens) is touched only by jobs in the thread; all other fields only by the event
+    # loop. Both sides rely on it: there is no lock.
 
     def __init__(self, drafter: Drafter, num_cpu_threads: int | None = None) -> None:
         heads = RoutedDrafter.of(drafter)
@@ -164,47 +168,46 @@ class DraftingThread:
         self._paced = [head for head in heads.heads if isinstance(head, PacedDrafter)]
         self._state = heads.new_state()
         self.can_draft_ahead = can_predraft(self._state)
-        self._tokens: list[int] = []  # what the state holds
+        self._tokens: list[int] = []  # the tokens that the state holds
         self._arrived: list[_Rows] = []
         self._num_features = 0
-        self._shared: list[int] = []  # what each answer shared with the one before
+        self._shared: list[int] = []  # common prefix of each answer with the one before
         limit = (lambda: None) if num_cpu_threads is None else partial(torch.set_num_threads, num_cpu_threads)
         self._worker = WorkerThread("outrider-draft", limit)
 
     @property
     def num_features(self) -> int:
-        """Positions 0 .. num_features - 1 need not be sent again."""
+        """Number of positions whose features have arrived."""
         return self._num_features
 
     def begin(self, common: int) -> None:
-        """Another answer shares only its first `common` tokens with what was there."""
+        """Start an answer that shares only its first `common` tokens with the previous one."""
         self._arrived = [(first, rows[: common - first]) for first, rows in self._arrived if first < common]
         self._num_features = min(self._num_features, common)
         self._shared.append(common)
 
     def add_features(self, first: int, rows: NDArray[np.float32]) -> None:  # [n, width]
-        """Rows for the next job; a gap before them makes them useless. Raises Violation for another width."""
+        """Keep rows for the next job. Raises Violation for another width."""
         if rows.shape[1] != self.tap.width:
             raise Violation(Reason.MALFORMED_FEATURES, f"features of width {rows.shape[1]}: need {self.tap.width}")
+        # After a gap rows are useless to a drafter that reads all positions in order.
         if len(rows) and (first <= self._num_features or self.tap.newest_only):
             self._arrived.append((first, rows))
             self._num_features = max(self._num_features, first + len(rows))
 
     @property
     def current(self) -> int:
-        """Number of the head in use."""
+        """Index of the head in use."""
         return self._state.current
 
     async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> RoutedDraft:
-        """A draft on `tokens`, whose last one is the root, by the best head or the one given; empty where none can
-        tell."""
+        """Draft on `tokens`, whose last one is the root, by the best head or by `head`; empty if none can."""
         return await self._run(tokens, lambda: self._state.draft(plan, head))
 
     def draft_ahead(
         self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready | None = None
     ) -> AheadDraft:
-        """Drafts of the head in use for the likeliest outcomes of `tree`, which hangs below `tokens`; begins when
-        `ready`."""
+        """Draft for the likeliest outcomes of `tree` below `tokens`, with the head in use, once `ready` returns."""
 
         async def make(ahead_draft: AheadDraft) -> tuple[PreDraft, ...]:
             if ready is not None:
@@ -215,11 +218,11 @@ class DraftingThread:
         return AheadDraft(make)
 
     async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
-        """The next token of the head in use, or of another where that one cannot go on; None where none can."""
+        """Write the next token with the head in use, or another if it cannot continue; None if none can."""
         return await self._run(tokens, lambda: self._write(sampling))
 
     async def follow(self, tokens: Sequence[int]) -> None:
-        """Only bring the state up to date."""
+        """Bring the state up to date without drafting."""
         await self._run(tokens, lambda: None)
 
     async def close(self) -> None:
@@ -227,20 +230,22 @@ class DraftingThread:
         await asyncio.to_thread(self._worker.stop)
 
     async def _run(self, tokens: Sequence[int], job: Callable[[], T]) -> T:
+        # Taken before the await: rows that arrive while the job runs belong to the next one.
         arrived, self._arrived = self._arrived, []
         num_begun = len(self._shared)
         result, held = await self._worker.run(partial(self._job, list(tokens), arrived, job))
-        held = min([held, *self._shared[num_begun:]])  # answers that began meanwhile share only so much
+        # A new answer may have begun while the job ran (a cancelled caller does not stop it): it shares only so much.
+        held = min([held, *self._shared[num_begun:]])
         self._num_features = max((held, *(first + len(rows) for first, rows in self._arrived)))
         return result
 
     def _foresee(self, tree: DraftTree, wanted: PreDraftSpec, ahead_draft: AheadDraft) -> tuple[PreDraft, ...]:
-        asked_at: list[float] = []  # before and after the tree's own passes, then after each level but the last
+        polled_at: list[float] = []  # before and after the tree's own passes, then after each level but the last
 
         def truth() -> TreeOutcome | None:
             known = ahead_draft.truth()
             if known is None:
-                asked_at.append(time.perf_counter())
+                polled_at.append(time.perf_counter())
             return known
 
         self._batch(wanted.outcomes)
@@ -249,8 +254,8 @@ class DraftingThread:
         finally:
             self._batch(1)
         ahead_draft.is_whole = bool(made) and ahead_draft.truth() is None
-        if (num_levels := len(asked_at) - 2) > 0:
-            ahead_draft.cost = AheadCost(asked_at[-1] - asked_at[1], num_levels, wanted.outcomes)
+        if (num_levels := len(polled_at) - 2) > 0:
+            ahead_draft.cost = AheadCost(polled_at[-1] - polled_at[1], num_levels, wanted.outcomes)
         return made
 
     def _batch(self, outcomes: int) -> None:

@@ -1,5 +1,4 @@
-"""What the client itself has to say in one answer: drafts from its heads, tokens where there is no link, and what the
-target made of the drafts."""
+"""The client's own drafting in one answer: drafts of its heads, tokens written offline, and verdicts on the drafts."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from outrider_drafters.trees.grow import ScoredTree
 from outrider_proto.frames import Sampling, Verdict
 from outrider_proto.tree import DraftTree
 
-RECENT = 64  # new tokens in which keywords are looked for, beside the prompt's
-OF_PROMPT = 1024  # and so many of the prompt's last
+RECENT = 64  # newest tokens searched for keywords, in addition to the prompt
+OF_PROMPT = 1024  # and the last tokens of the prompt
 
 
 class LocalDrafter:
-    """`fallback_drafter` writes where `drafting` is not there or cannot; None for nobody."""
+    """Drafts and writes on the device; `fallback_drafter` writes where `drafting` is missing or exhausted."""
 
     def __init__(
         self,
@@ -40,7 +39,7 @@ class LocalDrafter:
 
     @property
     def any(self) -> bool:
-        """Whether there is anyone who might write without the target."""
+        """Whether anything here can write without the target."""
         return self._drafting is not None or self._fallback_drafter is not None
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -49,11 +48,11 @@ class LocalDrafter:
 
     @property
     def head(self) -> int:
-        """The one in use."""
+        """Index of the head in use."""
         return 0 if self._drafting is None else self._drafting.current
 
     async def draft(self, tokens: Sequence[int], num_new: int, plan: TreePlan) -> RoutedDraft:
-        """A tree on `tokens`, of which the last `num_new` are the answer's."""
+        """Draft on `tokens`, of which the last `num_new` belong to the answer."""
         assert self._drafting is not None
         head = self._head_by_words(tokens[-min(num_new, RECENT) :], self._drafting.current)
         self._meter.drafted_stale(len(tokens) - 1 - self._drafting.num_features)
@@ -62,7 +61,7 @@ class LocalDrafter:
         return routed
 
     def draft_ahead(self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready) -> AheadDraft:
-        """Drafts for what may come of `tree` below `tokens`, once it is `ready`."""
+        """Draft for the outcomes of `tree` below `tokens`, once `ready` returns."""
         drafting = self._drafting
         assert drafting is not None
 
@@ -73,7 +72,7 @@ class LocalDrafter:
         return drafting.draft_ahead(tokens, tree, wanted, begin)
 
     async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
-        """The next token by a head, or else by the last resort; None where neither can tell."""
+        """Write the next token by a head, or else by the fallback drafter; None if neither can."""
         token = None if self._drafting is None else await self._drafting.write(tokens, sampling)
         if token is None and self._fallback_drafter is not None:
             token = await self._fallback_drafter.write(tokens, sampling)
@@ -82,7 +81,7 @@ class LocalDrafter:
         return token
 
     def judge(self, drafted: ScoredTree, head: int, verdict: Verdict) -> str | None:
-        """Note what the target made of a head's draft; a warning where the head does not fit the target at all."""
+        """Count a verdict on a head's draft; return a warning if the head does not fit the target."""
         assert self._drafting is not None
         tree = drafted.tree
         self._meter.draft_judged(drafted, verdict.path)
@@ -91,7 +90,7 @@ class LocalDrafter:
         return None if said is None else self._fit.judged(self._drafting.names[head], guess, said)
 
     def _head_by_words(self, recent: Sequence[int], current: int) -> int | None:
-        """The head that prompt and recent tokens call for; None where words have no say."""
+        """Return the head that the keywords choose; None without keywords."""
         if self._models.keywords is None:
             return None
         return self._models.keywords.choose(f"{self._prompt_text}\n{self._models.decode(recent)}", current)

@@ -1,7 +1,7 @@
-"""How the drafter's token is chosen when it writes alone: as the target would, from the drafter's distribution.
+"""Samples the drafter's tokens when it writes offline, by the same rule as the server.
 
 The uniform number for position p depends on (seed, p) alone and is the one that the server draws with. Where the two
-models agree they therefore choose the same token even when they sample, and more of the answer survives a check.
+models agree they therefore choose the same token even when they sample, and more of the answer survives verification.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from outrider_proto.sampling_noise import uniform
 
 
 def choose_token(logits: Tensor, sampling: Sampling, position: int) -> int:
-    """logits [V] for the token at `position`."""
+    """Choose the token at `position` from logits [V]."""
     if not sampling.draws:
         return int(logits.argmax())
+    # Float64 and searchsorted(right=True) as on the server, whose sampler must choose the same token: see its test.
     cumulative = distribution(logits, sampling).cumsum(0)
     height = cumulative.new_tensor([uniform(sampling.seed, position)]) * cumulative[-1]
     return int(torch.searchsorted(cumulative, height, right=True))
 
 
 def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
-    """[V] float64 after temperature, top-k and top-p, in the order of transformers' generate."""
+    """Return probabilities [V] float64 after temperature, top-k and top-p.
+
+    The order is that of transformers' generate, which the server uses: another order gives other distributions.
+    """
     scores = logits.float() / sampling.temperature
     if sampling.top_k:
         kth = scores.topk(min(sampling.top_k, len(scores))).values[-1]

@@ -1,4 +1,4 @@
-"""One thread that works for an event loop. An executor's way there and back is half as long again."""
+"""A thread that runs jobs for an event loop, with less latency than an executor (by a third)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class WorkerThread:
-    """Jobs run one after another, in the order in which they came. Used from one event loop."""
+    """Runs jobs one after another, in the order given. Used from one event loop."""
 
     def __init__(self, name: str, prepare: Callable[[], None] = lambda: None) -> None:
         self._prepare = prepare
@@ -23,7 +23,8 @@ class WorkerThread:
         self._thread.start()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises. Whoever is cancelled meanwhile only stops waiting: the work is still done."""
+        """Run `work` in the thread and return or raise what it does."""
+        # Cancelling the caller only stops its waiting: a job in the thread cannot be interrupted and still runs.
         if self._stopped:
             raise RuntimeError("the worker has been stopped")
         job = _Job(work, asyncio.get_running_loop())
@@ -31,7 +32,7 @@ class WorkerThread:
         return await job.answer
 
     def stop(self) -> None:
-        """End after the jobs given, and wait for that. Safe to call twice."""
+        """Finish the queued jobs and end the thread. Safe to call twice. Blocks until then."""
         self._stopped = True
         self._jobs.put(None)
         self._thread.join()
@@ -52,15 +53,16 @@ class _Job(Generic[T]):
         try:
             result = self._work()
         except BaseException as error:
-            self._tell(self._fail, error)
+            self._post(self._fail, error)
         else:
-            self._tell(self._succeed, result)
+            self._post(self._succeed, result)
 
-    def _tell(self, how: Callable[..., None], what: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(how, what)
+    def _post(self, callback: Callable[..., None], result: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for the result
+            self._loop.call_soon_threadsafe(callback, result)
 
     def _succeed(self, result: T) -> None:
+        # The waiting task may have been cancelled meanwhile, and a done future takes no result.
         if not self.answer.done():
             self.answer.set_result(result)
 

@@ -1,4 +1,4 @@
-"""What all answers of a client share."""
+"""The objects that all answers of a client share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from outrider_client.text.transcript import Transcript
 
 @dataclass(frozen=True, slots=True)
 class GenerationContext:
-    """`fallback_drafter` drafts where `drafting` is not there or cannot. `clock` counts seconds."""
+    """Models, session, transcript, drafters and controller of one client.
+
+    `fallback_drafter` writes offline where `drafting` is missing or exhausted. `clock` returns seconds.
+    """
 
     models: LocalModels
     session: ClientSession

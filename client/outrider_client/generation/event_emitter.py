@@ -1,4 +1,4 @@
-"""What happens to an answer, told as events and counted."""
+"""Turns changes of an answer into events with their text, and counts them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from outrider_client.text.transcript import Change, FinishReason, Origin
 
 
 class EventEmitter:
-    """Of one answer. `emit` is called with every event, in order; `now` is in the meter's seconds."""
+    """The events of one answer. `emit` is called with each in order; `now` is in the meter's seconds."""
 
     def __init__(self, emit: Callable[[Event], None], text: TokenText, meter: Meter) -> None:
         self._emit = emit
         self._text = text
         self._meter = meter
 
-    def tell(self, event: Event) -> None:
-        """One that stands for itself."""
+    def emit(self, event: Event) -> None:
         self._emit(event)
 
-    def wrote(self, first: int, token: int, now: float) -> None:
-        """The drafter alone."""
+    def emit_unverified(self, first: int, token: int, now: float) -> None:
+        """Emit a token that the drafter wrote offline."""
         self._meter.tokens_arrived(now)
         self._emit(Unverified(first, (token,), self._text.push((token,))))
 
-    def changed(self, change: Change, prompt_len: int, now: float) -> None:
-        """By a verdict: events in the order in which it changed something."""
+    def emit_change(self, change: Change, prompt_len: int, now: float) -> None:
+        """Emit the effect of a verdict."""
+        # Verified, then RolledBack, then Committed: a caller that applies the events one by one must never hold a text
+        # that was not the answer at some moment. The detokenizer needs the same order.
         first = change.first - prompt_len
         after = first + change.confirmed
         logprobs = iter(change.logprobs)
@@ -42,7 +43,7 @@ class EventEmitter:
         self._append(after, change.accepted, "accepted", logprobs, now)
         self._append(after + len(change.accepted), change.bonus, change.bonus_origin, logprobs, now)
 
-    def finished(self, reason: FinishReason, statistics: Statistics) -> None:
+    def emit_finished(self, reason: FinishReason, statistics: Statistics) -> None:
         self._emit(Finished(reason, statistics, self._text.finish()))
 
     def _append(
@@ -50,5 +51,5 @@ class EventEmitter:
     ) -> None:
         if tokens:
             self._meter.tokens_arrived(now)
-            told = tuple(islice(logprobs, len(tokens)))
-            self._emit(Committed(first, tokens, origin, self._text.push(tokens), told))
+            of_tokens = tuple(islice(logprobs, len(tokens)))
+            self._emit(Committed(first, tokens, origin, self._text.push(tokens), of_tokens))

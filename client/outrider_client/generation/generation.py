@@ -1,4 +1,4 @@
-"""One answer under way: the verbs that the modes are written in. Binds transcript, session, drafter and meter."""
+"""A running generation: the verbs that the mode loops are written in. Binds transcript, session, drafter and meter."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from outrider_proto.frames import Cancel, Decode, Draft, ServerTree, Verdict
 
 
 class Generation:
-    """From prompt to Finished. `emit` is called with every event, in order; their texts have `values` in place of their
-    placeholders."""
+    """One answer from prompt to Finished.
+
+    `emit` is called with every event in order. In their texts `values` replace their placeholders.
+    """
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class Generation:
             emit, PlaceholderRestorer(Detokenizer(context.models.decode), values or {}), self._meter
         )
         fallback_drafter = context.fallback_drafter if config.last_resort == "lookup" else None
-        self._words = LocalDrafter(self._models, self._drafting, fallback_drafter, self._meter, context.fit)
+        self._local = LocalDrafter(self._models, self._drafting, fallback_drafter, self._meter, context.fit)
         self._controller = context.controller
         self.planner = TreePlanner(config, context.models, context.session, context.controller)
         self._requests = RequestTracker(
@@ -55,28 +57,29 @@ class Generation:
         )
         self._bytes_before = self.session.num_bytes
         self._mode: OnlineMode = "stream"
-        self._judged_request: PendingRequest | None = None  # what the newest verdict answers
-        self._drafter_exhausted = False  # the drafter has nothing to say before it hears from the target again
+        self._judged_request: PendingRequest | None = None  # the request that the newest verdict answers
+        self._drafter_exhausted = False  # no drafter can write before the next verdict
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Take the prompt in; what it shares with the tokens before it need not be sent or read again."""
+        """Start from `prompt`; what it shares with the session's tokens is not sent or read again."""
         if len(prompt) >= self._models.max_context:
             room = self._models.max_context
             raise Refusal(Reason.CONTEXT_FULL, f"prompt has {len(prompt)} tokens: the target's context is {room}")
+        # Before the transcript begins: rows that arrive late still belong to the previous answer's positions.
         self._requests.take_arrived()
         common = self._transcript.begin(prompt, self.config.max_new_tokens, self.config.logprobs)
         if self._drafting is not None:
             self._drafting.begin(common)
-        self._words.begin(prompt)
+        self._local.begin(prompt)
         self.planner.begin()
-        self.session.watcher = lambda state, detail: self._events.tell(LinkChanged(state, detail))
+        self.session.watcher = lambda state, detail: self._events.emit(LinkChanged(state, detail))
         if self.session.state is LinkState.CONNECTING and self.config.mode != "offline":
-            self._events.tell(LinkChanged(LinkState.CONNECTING))
+            self._events.emit(LinkChanged(LinkState.CONNECTING))
 
     # -- with the link ------------------------------------------------------------------------------------------------
 
     async def draft(self) -> ScoredTree:
-        """The drafter's guess at what follows; empty for the prompt, or without a drafter. Raises LinkError."""
+        """Draft the continuation; empty right after the prompt or without a drafter. Raises LinkError."""
         if self._drafting is None or self._transcript.num_new_tokens == 0:
             return EMPTY_DRAFT
         await self._take_features()
@@ -87,69 +90,71 @@ class Generation:
         if plan is None:
             return EMPTY_DRAFT
         started = self._clock()
-        routed = await self._words.draft(self._transcript.tokens, self._transcript.num_new_tokens, plan)
+        routed = await self._local.draft(self._transcript.tokens, self._transcript.num_new_tokens, plan)
         self._meter.drafted(drafting_s := self._clock() - started)
         self._meter.levels_drafted(drafting_s, routed.num_passes)
         self._controller.record_drafting(drafting_s, routed.num_passes)
         return routed.drafted
 
     def send(self, drafted: ScoredTree) -> Draft:
-        """Have a draft under the last token that stands verified; whatever else was under way no longer counts."""
+        """Send a draft below the last committed token; other requests in flight become void."""
         draft = self._transcript.next_draft(drafted.tree, self._requests.known_features, self._controller.codec)
-        self._requests.ask(draft, drafted, self._words.head)
+        self._requests.ask(draft, drafted, self._local.head)
         return draft
 
     def send_ahead(self, text: Sequence[int], drafted: ScoredTree) -> Draft:
-        """Have a draft verified for when `text` is what stands by then."""
+        """Send a draft that assumes the text will be `text` by then."""
         draft = self._transcript.next_ahead(text, drafted.tree, self._controller.codec)
-        self._requests.ask(draft, drafted, self._words.head)
+        self._requests.ask(draft, drafted, self._local.head)
         return draft
 
     def draft_ahead(self, text: Sequence[int], drafted: ScoredTree) -> AheadDraft | None:
-        """Begin to draft for what may come of a draft under way below `text`; None where nobody could."""
-        deepest = len(text) + max(drafted.tree.depths(), default=0) + 1  # where the next root may be
+        """Start to draft for the outcomes of a draft in flight on `text`; None if that is impossible."""
+        deepest = len(text) + max(drafted.tree.depths(), default=0) + 1  # deepest position of the next root
         plan = self.planner.ahead_plan(deepest, self._transcript.limit_len - len(text) - 1)
         if self._drafting is None or plan is None or self._transcript.num_new_tokens == 0 or not self.has_room(text):
             return None
         wanted = PreDraftSpec(plan, self._controller.outcomes, self._models.eos_token_ids)
-        return self._words.draft_ahead(text, drafted.tree, wanted, self._requests.rows)
+        return self._local.draft_ahead(text, drafted.tree, wanted, self._requests.rows)
 
     def has_room(self, text: Sequence[int]) -> bool:
-        """Whether the answer may go on after so long a text."""
+        """Return whether the answer may continue after `text`."""
         return len(text) < self._transcript.limit_len
 
     @property
     def num_in_flight(self) -> int:
-        """Drafts to have under way at once."""
+        """Number of drafts to keep in flight."""
         choice = self._controller.choice
         return self.config.in_flight if choice is None else choice.in_flight
 
     def is_awaited(self, draft: Draft) -> bool:
-        """Whether its verdict is the next one."""
+        """Return whether the next verdict is on `draft`."""
         return self._transcript.awaits(draft.seq)
 
     @property
     def text(self) -> tuple[int, ...]:
-        """All tokens that stand."""
+        """All tokens so far."""
         return tuple(self._transcript.tokens)
 
     async def verify(self, drafted: ScoredTree) -> Verdict:
-        """The target's verdict on the draft under the last token that stands."""
+        """Send a draft below the last committed token and wait for its verdict."""
         self.send(drafted)
         return await self.next_verdict()
 
     async def verify_tail(self) -> Verdict:
-        """The target's verdict on the first unverified tokens."""
+        """Have the target verify the first unverified tokens."""
         return await self.verify(ScoredTree(self._transcript.tail_chain(self.planner.max_nodes)))
 
     def ask_decode(self, tree: ServerTree | None = None, *, features: bool = False) -> None:
-        """Let the server write the rest: the target alone, or with a drafter beside it that grows such trees; with the
-        features of what it reads and writes, if asked for."""
+        """Let the server write the rest, by the target alone or with its own drafter that grows `tree`.
+
+        `features`: have the features of what it reads and writes sent along.
+        """
         known = self._requests.known_features if features and self._drafting is not None else None
         self._requests.ask(self._transcript.next_decode(known, tree, None if known is None else self._controller.codec))
 
     async def stop_decode(self) -> None:
-        """Let the server write no more; what comes until it has stopped stands. Raises LinkError."""
+        """Stop the server's decoding; commit what arrives until it has stopped. Raises LinkError."""
         asked = self._transcript.awaited
         if isinstance(asked, Decode) and not self.finished:
             self._requests.cancel(asked)
@@ -157,17 +162,17 @@ class Generation:
             self.commit(await self.next_verdict())
 
     def decide(self) -> OnlineMode:
-        """The mode to ride next, of those that this server and this drafter allow."""
+        """Return the mode to use next, among those that server and drafter allow."""
         return self._controller.decide(self.session.limits, self.session.rtt, self.planner.draft_nodes).mode
 
     def enter_mode(self, mode: OnlineMode) -> None:
-        """A loop begins."""
+        """Note that the loop of `mode` begins."""
         self._mode = mode
         self._controller.enter_mode(mode)
 
     @property
     def should_continue(self) -> bool:
-        """Whether the loop under way should: until the answer is finished, or another mode has become better."""
+        """Whether the current loop should go on: the answer is unfinished and no other mode is better."""
         return not self.finished and (not self.is_auto or self.decide() == self._mode)
 
     @property
@@ -176,12 +181,12 @@ class Generation:
 
     @property
     def affords_features(self) -> bool:
-        """Whether `auto` may have features come along with what the server writes."""
+        """Whether `auto` may have features sent along with what the server writes."""
         return self.is_auto and self._controller.affords_features
 
     @property
     def should_decode_first(self) -> bool:
-        """Whether the server should write alone while the prompt's features are on their way."""
+        """Whether the server should decode alone while the prompt's features are on their way."""
         drafting, transcript = self._drafting, self._transcript
         if (
             not self.config.opening
@@ -198,34 +203,37 @@ class Generation:
         return self._drafting is None or self._drafting.num_features >= self._transcript.prompt_len
 
     async def await_prompt_features(self) -> bool:
-        """Whether, before the next verdict comes, the prompt's features are there, or will be by the time a server that
-        writes alone has stopped. Raises LinkError."""
+        """Wait for the prompt's features or the next verdict; return whether drafting can start. Raises LinkError.
+
+        It can if the features have arrived, or will have by the time that the server has stopped decoding.
+        """
         await self._requests.rows_or_verdict(self._can_hand_over, self.config.timeouts.verdict_s)
         return self._can_hand_over()
 
     async def next_verdict(self) -> Verdict:
-        """On the oldest request under way. Raises LinkError."""
+        """Wait for the verdict on the oldest request. Raises LinkError."""
         self._judged_request, verdict = await self._requests.next_verdict(self.config.timeouts.verdict_s)
         return verdict
 
     def commit(self, verdict: Verdict) -> None:
-        """Let the verdict that came last stand."""
+        """Apply the latest verdict to the transcript and emit its events."""
         asked, had_tail = self._judged_request, self._transcript.tail_len > 0
         assert asked is not None
         change = self._transcript.apply(verdict, self._models.vocab_size)
         self._drafter_exhausted = False
+        # Unverified tokens were written offline and not drafted for this request: their verdict says nothing of drafts.
         if not had_tail:
             self._judge(asked, verdict)
             is_last = change.finish is not None
             self._controller.record_verdict(asked.request, verdict, stale=asked.stale, is_last=is_last)
-        self._events.tell(Cycle(asked.request, verdict))
-        self._events.changed(change, self._transcript.prompt_len, self._clock())
-        self._events.tell(Stats(self.statistics()))
+        self._events.emit(Cycle(asked.request, verdict))
+        self._events.emit_change(change, self._transcript.prompt_len, self._clock())
+        self._events.emit(Stats(self.statistics()))
         if change.finish is not None:
             self.finish(change.finish)
 
     async def take_ahead_draft(self, ahead_draft: AheadDraft, outcome: TreeOutcome) -> ScoredTree | None:
-        """The draft that was made for what the verdict says, finished if it was under way; None without one."""
+        """Return the draft made ahead for `outcome`, once it is finished; None without one."""
         started = self._clock()
         drafted = await ahead_draft.draft_for(outcome)
         self._meter.drafted(self._clock() - started)
@@ -237,13 +245,13 @@ class Generation:
             self._meter.wasted(ahead_draft.num_nodes - (0 if drafted is None else len(drafted.tree)))
         return drafted
 
-    def drop(self, ahead_draft: AheadDraft) -> None:
-        """What is looked out for from there will not come about."""
+    def drop_ahead_draft(self, ahead_draft: AheadDraft) -> None:
+        """Cancel drafts for outcomes that can no longer occur."""
         self._meter.wasted(ahead_draft.num_nodes)
         ahead_draft.cancel()
 
     async def update_drafter(self) -> None:
-        """Let the drafter read what the target wrote, so that it can take over at once."""
+        """Let the drafter read what the target wrote, so that it can take over without delay."""
         if self._drafting is None:
             return
         tokens = tuple(self._transcript.tokens)
@@ -257,45 +265,45 @@ class Generation:
 
     @property
     def can_write_offline(self) -> bool:
-        """Whether a drafter or the last resort is there and has something left to say."""
+        """Whether a drafter or the fallback drafter can continue the answer."""
         return (
-            self._words.any
+            self._local.any
             and self._transcript.room > 0
             and len(self._transcript.tokens) < self.planner.max_context
-            and not self._ended
+            and not self._has_ended
             and not self._drafter_exhausted
         )
 
     async def write_offline(self) -> None:
-        """One token by the drafter, or else by the last resort, unverified, if either can tell."""
-        token = await self._words.write(self._transcript.tokens, self.config.sampling)
+        """Write one unverified token by the drafter, or else by the fallback drafter, if either can."""
+        token = await self._local.write(self._transcript.tokens, self.config.sampling)
         if token is None:
             self._drafter_exhausted = True
             return
         first = self._transcript.num_new_tokens
         self._transcript.write_unverified(token)
-        self._events.wrote(first, token, self._clock())
+        self._events.emit_unverified(first, token, self._clock())
 
     @property
     def has_tail(self) -> bool:
         return self._transcript.tail_len > 0
 
     def keep_tail(self) -> None:
-        """Let the unverified tokens stand, unverified as they are."""
+        """Keep the unverified tokens as they are."""
         if not self.has_tail:
             return
         self._transcript.keep_tail()
-        if self._ended or self._transcript.room <= 0 or len(self._transcript.tokens) >= self.planner.max_context:
+        if self._has_ended or self._transcript.room <= 0 or len(self._transcript.tokens) >= self.planner.max_context:
             self.finish("unverified")
 
     @property
     def patience_s(self) -> float:
-        """How long to wait for the link when the drafter is done; one attempt at least is seen to its end."""
+        """Seconds to wait for the link once the drafter is exhausted: at least one attempt to reconnect."""
         return max(self.config.wait_for_link_s, self.session.first_attempt_s)
 
     @property
     def makes_no_progress(self) -> bool:
-        """Whether the link came back again and again, for as long as it may stay away, and nothing ever came of it."""
+        """Whether connections have opened for the time that the link may be away, and none brought a verdict."""
         return self.session.makes_no_progress(self.config.wait_for_link_s)
 
     async def lose_link(self, error: Exception) -> None:
@@ -304,7 +312,7 @@ class Generation:
         await self.session.lose(str(error))
 
     def caught_up(self) -> None:
-        """The server knows all that stands."""
+        """Note that the server holds all tokens again."""
         self.session.caught_up()
         self._meter.came_back(self._clock())
 
@@ -312,15 +320,15 @@ class Generation:
 
     def finish(self, reason: FinishReason) -> None:
         self.finished = True
-        self.session.caught_up()  # if it was coming back, it has: nothing is left to judge
-        self._events.finished(reason, self.statistics())
+        self.session.caught_up()  # if it was resuming, it is done: nothing is left to verify
+        self._events.emit_finished(reason, self.statistics())
 
     def finish_offline(self) -> None:
-        """There will be no link in time."""
+        """Finish without a link."""
         self.finish("unverified" if self._transcript.new_origins[-1:] == ("unverified",) else "link")
 
     def abandon(self) -> None:
-        """The caller wants no more; the session stays usable."""
+        """Stop early on the caller's behalf; the session stays usable."""
         asked = self._requests.newest
         if isinstance(asked, Decode) and self.session.state is LinkState.ONLINE and not self.finished:
             self.session.link.send(Cancel(asked.seq))
@@ -340,8 +348,7 @@ class Generation:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     async def _take_features(self) -> None:
-        """Wait for the features that have been asked for, as far as the next draft should not be made without: the
-        prompt's, or the newest too."""
+        """Wait for the features without which the next draft should not be made: the prompt's, or the newest too."""
         assert self._drafting is not None
         if self._waits_for_features or self._drafting.num_features < self._transcript.prompt_len:
             await self._requests.receive_rows(self.config.timeouts.features_s)
@@ -358,8 +365,8 @@ class Generation:
             if asked.request.tree is not None and verdict.bonus is not None:
                 num_nodes = min(asked.request.tree.budget, self.planner.draft_nodes)
                 self._meter.judged(num_nodes, len(verdict.tokens))
-        elif asked.drafted.tree.tokens and (warning := self._words.judge(asked.drafted, asked.head, verdict)):
-            self._events.tell(Warned(warning))
+        elif asked.drafted.tree.tokens and (warning := self._local.judge(asked.drafted, asked.head, verdict)):
+            self._events.emit(Warned(warning))
 
     @property
     def _waits_for_features(self) -> bool:
@@ -367,6 +374,6 @@ class Generation:
         return self._drafting is not None and (not self._drafting.stale_tolerant if chosen is None else chosen)
 
     @property
-    def _ended(self) -> bool:
-        """Whether the last token ends the answer."""
+    def _has_ended(self) -> bool:
+        """Whether the last token is an end-of-sequence token."""
         return self._transcript.last_new_token in self._models.eos_token_ids

@@ -1,11 +1,11 @@
-"""The drafts under way and what is being drafted for their outcomes.
+"""The drafts in flight, and the drafts being made ahead for their outcomes.
 
                      committed | assumed
-    flight 0   ...text, root - tree ---- ahead_draft: drafts for its outcomes
-    flight 1   ...text + likeliest outcome of 0, root - tree ---- ahead_draft ...
+    draft 0    ...text, root - tree ---- ahead draft: drafts for its outcomes
+    draft 1    ...text + likeliest outcome of 0, root - tree ---- ahead draft ...
 
-Every flight but the first was sent for the likeliest outcome of the one before. When the first one's verdict says
-otherwise, the others answer nothing, and the ahead_draft of the first may have the draft that is needed.
+Every draft but the first was sent for the likeliest outcome of the one before. If the first one's verdict differs, the
+others are void, and the ahead draft of the first may contain the draft that is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outrider_proto.tree import ROOT
 
 @dataclass(frozen=True, slots=True)
 class DraftInFlight:
-    """A draft under way below `text`, whose last token is its root."""
+    """A draft that was sent on `text`, whose last token is its root."""
 
     request: Draft
     text: tuple[int, ...]
@@ -32,28 +32,29 @@ class DraftInFlight:
 
 
 class InFlight:
-    """At most `width` of them."""
+    """Keeps up to `width` drafts in flight."""
 
     def __init__(self, generation: Generation, width: int) -> None:
         self._generation = generation
         self._width = width
-        self._flights: deque[DraftInFlight] = deque()
+        self._sent: deque[DraftInFlight] = deque()
         self._ahead_tasks: set[asyncio.Future[tuple[PreDraft, ...]]] = set()
 
     @property
     def any(self) -> bool:
-        return bool(self._flights)
+        return bool(self._sent)
 
     async def send_first(self) -> None:
-        """Draft on what stands and send that."""
+        """Draft on the committed text and send that."""
         self._send(await self._generation.draft())
 
     async def next_verdict(self) -> Verdict:
-        """On the oldest flight; until it comes further drafts are sent as soon as they are made. Raises LinkError."""
+        """Wait for the verdict on the oldest draft; send further drafts as they get ready. Raises LinkError."""
         verdict = asyncio.ensure_future(self._generation.next_verdict())
         try:
             while (ahead_draft := self._next_to_send) is not None:
                 await asyncio.wait((verdict, ahead_draft.task), return_when=asyncio.FIRST_COMPLETED)
+                # Once the verdict is there nothing more may be sent on a guess: it may have made the guess wrong.
                 if verdict.done() or not self._send_ahead(ahead_draft):
                     break
             return await verdict
@@ -61,35 +62,38 @@ class InFlight:
             verdict.cancel()
 
     async def advance(self, verdict: Verdict) -> None:
-        """After the verdict on the oldest flight: unless the next one is right, send what was drafted for it, if it
-        was."""
-        flight = self._flights.popleft()
+        """Handle the verdict on the oldest draft.
+
+        Unless the next draft in flight assumed the right outcome, send what was drafted ahead for this outcome, if
+        anything was.
+        """
+        sent = self._sent.popleft()
         outcome = _outcome(verdict)
-        next_is_right = bool(self._flights) and self._generation.is_awaited(self._flights[0].request)
+        next_is_right = bool(self._sent) and self._generation.is_awaited(self._sent[0].request)
         if not next_is_right:
             self.cancel()
         drafted = (
-            None if flight.ahead_draft is None else await self._generation.take_ahead_draft(flight.ahead_draft, outcome)
+            None if sent.ahead_draft is None else await self._generation.take_ahead_draft(sent.ahead_draft, outcome)
         )
         if drafted is not None and not next_is_right:
             self._send(drafted)
 
     def cancel(self) -> None:
-        """Nobody waits for any of them."""
-        for flight in self._flights:
-            if flight.ahead_draft is not None:
-                self._generation.drop(flight.ahead_draft)
-        self._flights.clear()
+        """Drop all drafts in flight."""
+        for sent in self._sent:
+            if sent.ahead_draft is not None:
+                self._generation.drop_ahead_draft(sent.ahead_draft)
+        self._sent.clear()
 
     async def close(self) -> None:
-        """Cancel, and wait until nothing is under way."""
+        """Cancel all drafts and wait until none is being made."""
         self.cancel()
         await asyncio.gather(*self._ahead_tasks, return_exceptions=True)
 
     @property
     def _next_to_send(self) -> AheadDraft | None:
-        """The newest flight's, while there may be more flights."""
-        return self._flights[-1].ahead_draft if len(self._flights) < self._width else None
+        """The ahead draft of the newest draft, while more may be in flight."""
+        return self._sent[-1].ahead_draft if len(self._sent) < self._width else None
 
     def _send(self, drafted: ScoredTree) -> None:
         request, text = self._generation.send(drafted), self._generation.text
@@ -97,17 +101,17 @@ class InFlight:
 
     def _put(self, request: Draft, text: tuple[int, ...], drafted: ScoredTree) -> None:
         ahead_draft = self._generation.draft_ahead(text, drafted)
-        self._flights.append(DraftInFlight(request, text, ahead_draft))
+        self._sent.append(DraftInFlight(request, text, ahead_draft))
         if ahead_draft is not None:
             self._ahead_tasks.add(ahead_draft.task)
             ahead_draft.task.add_done_callback(self._ahead_tasks.discard)
 
     def _send_ahead(self, ahead_draft: AheadDraft) -> bool:
-        """Send the draft for the likeliest outcome of the newest flight; False when there is none."""
+        """Send the draft for the likeliest outcome of the newest draft; return False if there is none."""
         likeliest = next(iter(ahead_draft.task.result()), None)
         if likeliest is None or not likeliest.drafted.tree.tokens:
             return False
-        newest = self._flights[-1]
+        newest = self._sent[-1]
         text = _text_after(newest, likeliest.outcome)
         if not self._generation.has_room(text):
             return False
@@ -120,11 +124,11 @@ def _outcome(verdict: Verdict) -> TreeOutcome:
     return TreeOutcome(verdict.path[-1] if verdict.path else ROOT, -1 if verdict.bonus is None else verdict.bonus)
 
 
-def _text_after(flight: DraftInFlight, outcome: TreeOutcome) -> tuple[int, ...]:
-    tree = flight.request.tree
+def _text_after(sent: DraftInFlight, outcome: TreeOutcome) -> tuple[int, ...]:
+    tree = sent.request.tree
     path: list[int] = []
     node = outcome.node
     while node != ROOT:
         path.append(tree.tokens[node])
         node = tree.parents[node]
-    return (*flight.text, *reversed(path), outcome.bonus)
+    return (*sent.text, *reversed(path), outcome.bonus)

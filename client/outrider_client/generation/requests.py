@@ -1,4 +1,4 @@
-"""What one answer asks of the server and what comes back: verdicts in order, and feature rows whenever they come."""
+"""The requests of one answer and their replies: verdicts in order, and feature rows whenever they arrive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EMPTY_DRAFT = ScoredTree()
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A request, when it went (or the last verdict on it came), the draft that it carries, and whose."""
+    """A request, when it was sent (or its last verdict arrived), its draft, and the head that drafted it."""
 
     request: Draft | Decode
     at: float
@@ -35,18 +35,18 @@ class PendingRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """The newest request that has a verdict: when the first one came, and how many bytes had come by then."""
+    """The newest request with a verdict: when the first one arrived, and how many bytes had arrived by then."""
 
     seq: int
     features_from: int
     at: float
     num_bytes: int
-    until: int | None = None  # of a Decode: where the rows of that verdict end; of a draft they end with the last frame
+    until: int | None = None  # of a Decode: position after that verdict's rows; a draft's rows end with its last frame
     timed: bool = False
 
 
 class RequestTracker:
-    """Times are seconds of `clock`."""
+    """Sends the requests of one answer and receives their replies. Times are seconds of `clock`."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class RequestTracker:
         self._clock = clock
         self._judged = _Judged(0, 0, 0.0, 0)
         self._asked: dict[int, PendingRequest] = {}
-        self._rows_due = 0  # seq of the newest draft that was judged: its rows are there or on their way
-        self._rows_complete = 0  # seq of the newest draft whose rows have all come
+        self._rows_due = 0  # seq of the newest draft with a verdict: its rows have arrived or are on their way
+        self._rows_complete = 0  # seq of the newest draft whose rows have all arrived
         self._rows_came = asyncio.Event()
-        self._early: deque[Verdict] = deque()  # came while rows were waited for
-        self._cancelled = 0  # seq of the newest Decode that was to stop
+        self._early: deque[Verdict] = deque()  # verdicts that arrived while rows were awaited
+        self._cancelled = 0  # seq of the newest Decode that was cancelled
 
     def ask(self, request: Draft | Decode, drafted: ScoredTree = EMPTY_DRAFT, head: int = 0) -> None:
-        """Send it."""
+        """Send a request."""
         num_rows = 0
         if self._drafting is not None and request.features_from is not None:
             num_rows = max(request.base_len + len(request.context) + 1 - request.features_from, 0)
@@ -85,13 +85,14 @@ class RequestTracker:
         self._session.link.send(request, TOKEN_BYTES * len(request.context) + num_rows * width)
 
     def cancel(self, decode: Decode) -> None:
-        """Let the server stop it."""
+        """Ask the server to stop a Decode."""
         self._cancelled = decode.seq
         self._session.link.send(Cancel(decode.seq))
 
     async def next_verdict(self, timeout_s: float) -> tuple[PendingRequest, Verdict]:
-        """On the oldest request under way. Raises LinkError. Rows that bring the drafter on give it more time, since it
-        has to share the link with them; nothing else does, whatever a server may send."""
+        """Return the verdict on the oldest request, with that request. Raises LinkError."""
+        # Useful rows extend the deadline, since the verdict shares the link with them. Nothing else does: a server that
+        # sends junk for ever must not keep the answer waiting.
         give_up_at = self._clock() + timeout_s
         while (reply := await self._next_reply(give_up_at)) is not None:
             if isinstance(reply, Features):
@@ -107,26 +108,26 @@ class RequestTracker:
 
     @property
     def known_features(self) -> int:
-        """Features before this position need not be asked for: they have come or will."""
+        """Position before which no features need to be requested: they have arrived or will."""
         if self._drafting is None:
             return 0
         known = self._drafting.num_features
         return known if self._rows_complete >= self._rows_due else max(known, self._transcript.asked_len)
 
     async def rows(self) -> None:
-        """Until the rows of what has been judged by now have come, while somebody else receives."""
+        """Wait, while another task receives, until the rows of all verdicts so far have arrived."""
         due = self._rows_due if self._uses_features else 0
         while self._rows_complete < due:
             self._rows_came.clear()
             await self._rows_came.wait()
 
     def lost(self) -> None:
-        """The link is gone, and with it what was on its way."""
+        """Forget what was on its way when the link was lost."""
         self._rows_due = self._rows_complete
         self._early.clear()
 
     async def receive_rows(self, timeout_s: float) -> None:
-        """Until the rows of the last draft that was judged have come, or it has taken too long. Raises LinkError."""
+        """Wait for the rows of the last draft with a verdict, at most `timeout_s`. Raises LinkError."""
         if not self._uses_features:
             return
         started = self._clock()
@@ -137,7 +138,7 @@ class RequestTracker:
         self._meter.waited(self._clock() - started)
 
     async def rows_or_verdict(self, enough: Callable[[], bool], timeout_s: float) -> None:
-        """Until enough rows have come, or the next verdict has, whose turn it is then. Raises LinkError."""
+        """Wait until enough rows or the next verdict have arrived. Raises LinkError."""
         give_up_at = self._clock() + timeout_s
         while not self._early and not enough():
             reply = await self._session.link.receive(give_up_at - self._clock())
@@ -149,8 +150,9 @@ class RequestTracker:
                 return
 
     def take_arrived(self) -> None:
-        """Rows of the answer before that have come by now."""
-        with contextlib.suppress(LinkError, Refusal):  # whoever needs the link will see
+        """Take the rows of the previous answer that have arrived by now."""
+        # A lost link is no error here: the next one that needs it will notice.
+        with contextlib.suppress(LinkError, Refusal):
             while (reply := self._session.link.receive_nowait()) is not None:
                 if isinstance(reply, Features):
                     self._take_rows(reply)
@@ -160,7 +162,7 @@ class RequestTracker:
         return self._drafting is not None and bool(self._drafting.tap.fingerprint)
 
     def _set_aside(self, reply: Reply) -> bool:
-        """Rows are taken; a verdict waits until it is asked for. Whether rows brought the drafter on."""
+        """Take rows and queue a verdict; return whether rows were useful to the drafter."""
         if isinstance(reply, Features):
             return self._take_rows(reply)
         if self._transcript.awaits(reply.seq):
@@ -170,7 +172,8 @@ class RequestTracker:
         return False
 
     def _pass_over(self, verdict: Verdict) -> None:
-        """Nobody awaits it any more; unless it is an earlier answer's, it may say that a draft was sent in vain."""
+        """Skip a verdict that is no longer awaited; count it if it says that a draft was stale."""
+        # Verdicts of an earlier answer may still arrive: their seq is unknown here.
         if verdict.stale and verdict.seq in self._asked:
             self._meter.stale()
 
@@ -181,14 +184,14 @@ class RequestTracker:
 
     def _measured(self, verdict: Verdict) -> PendingRequest:
         if verdict.finish is Finish.CANCELLED and verdict.seq != self._cancelled:
-            raise Violation(Reason.MALFORMED_FRAME, f"verdict {verdict.seq} ends what nobody has cancelled")
+            raise Violation(Reason.MALFORMED_FRAME, f"verdict {verdict.seq} ends a request that was not cancelled")
         now = self._clock()
         asked = self._asked[verdict.seq]
         if self._judged.seq != verdict.seq:
             self._judged = self._first_judged(asked.request, now)
         self._meter.verdict(verdict, now - asked.at, on_draft=bool(asked.drafted.tree.tokens))
         if asked.request.features_from is not None and verdict.finish is not Finish.CANCELLED:
-            self._rows_due = verdict.seq  # what was cancelled before it began brings none
+            self._rows_due = verdict.seq  # a request cancelled before it began brings no rows
         if isinstance(asked.request, Draft):
             self._asked = {seq: other for seq, other in self._asked.items() if seq > verdict.seq}
         else:
@@ -203,9 +206,10 @@ class RequestTracker:
         return _Judged(request.seq, request.features_from or 0, now, self._session.num_bytes[1], until)
 
     def _take_rows(self, features: Features) -> bool:
-        """Whether there are more of them now."""
+        """Take rows; return whether the drafter has more of them now."""
         before = 0 if self._drafting is None else self._drafting.num_features
         if self._drafting is not None:
+            # Rows may arrive after the text they describe was rolled back; only those of valid tokens count.
             num_rows = self._transcript.num_usable_rows(features)
             self._drafting.add_features(features.first, features.rows[:num_rows])
         self._meter.tapped(features.tap_us / 1e6)
@@ -216,7 +220,7 @@ class RequestTracker:
         return self._drafting is not None and self._drafting.num_features > before
 
     def _time_rows(self, features: Features) -> None:
-        """How long after their verdict they were all there."""
+        """Measure how long after its verdict a request's rows had all arrived."""
         judged, end = self._judged, features.first + len(features.rows)
         are_all = features.last if judged.until is None else end >= judged.until
         if features.seq == judged.seq and are_all and not judged.timed:

@@ -1,5 +1,7 @@
-"""The trees that an answer drafts: as asked for, as the drafter was made for, or as the controller chose, within what
-context and server allow."""
+"""Plans an answer's draft trees: as configured, as the drafter was made for, or as the controller chose.
+
+Every plan stays within the limits of context and server.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from outrider_proto.tree import MAX_NODES
 
 
 class TreePlanner:
-    """Of one answer."""
+    """Plans the trees of one answer."""
 
     def __init__(
         self, config: ClientConfig, models: LocalModels, session: ClientSession, controller: ModeController
@@ -25,21 +27,21 @@ class TreePlanner:
         self._controller = controller
 
     def begin(self) -> None:
-        """Tell the controller what is asked for."""
+        """Pass the configuration to the controller."""
         self._controller.begin(self._config, self._own)
 
     def next_plan(self, num_tokens: int, room: int) -> TreePlan | None:
-        """Of a draft on so many tokens, to which the answer may add no more than `room`; None where nothing fits."""
+        """Plan a draft on `num_tokens` tokens with space for `room` more; None if nothing fits."""
         choice = self._controller.choice
         return self._fitted(num_tokens, room, None if choice is None else choice.shape)
 
     def ahead_plan(self, num_tokens: int, room: int) -> TreePlan | None:
-        """Of a draft made before it is known whether it will be needed."""
+        """Plan a draft that is made ahead of a verdict; None if nothing fits."""
         choice = self._controller.choice
         return self._fitted(num_tokens, room, None if choice is None else choice.ahead_shape)
 
     def server_tree(self) -> ServerTree:
-        """Of the drafts that the server makes. Raises UsageError where it makes none, LinkError without a link."""
+        """Plan the server's own drafts. Raises UsageError if it does not draft, LinkError without a link."""
         limits = self._session.limits
         if limits is None:
             raise LinkError("no server has been reached")
@@ -54,19 +56,19 @@ class TreePlanner:
 
     @property
     def max_context(self) -> int:
-        """Tokens that server and target take."""
+        """Largest context of server and target, in tokens."""
         limits, own = self._session.limits, self._models.max_context
         return own if limits is None else min(limits.max_context, own)
 
     @property
     def max_nodes(self) -> int:
-        """Of any tree."""
+        """Largest number of nodes in a tree."""
         limits = self._session.limits
         return MAX_NODES if limits is None else min(limits.max_nodes, MAX_NODES)
 
     @property
     def draft_nodes(self) -> int:
-        """Of a draft: fewer while the server is busy and says so."""
+        """Largest number of nodes in a draft: fewer while a busy server asks for it."""
         return min(self.max_nodes, self._session.tree_budget or MAX_NODES)
 
     @property
@@ -76,6 +78,7 @@ class TreePlanner:
     def _fitted(self, num_tokens: int, room: int, chosen: TreeShape | None) -> TreePlan | None:
         plan = self._config.shape or self._own or chosen or TreeShape()
         if self._controller.choice is None:
-            room = self.max_context  # tau of a mode that is asked for counts whole trees, as published ones do
-        levels = min(self.max_context - num_tokens, room) - 1  # the bonus needs room too
+            # With a fixed mode trees are not cut at the answer's end: its tau counts whole trees, as published ones do.
+            room = self.max_context
+        levels = min(self.max_context - num_tokens, room) - 1  # the bonus needs room as well
         return plan.fitted(min(levels, self.draft_nodes), self.draft_nodes)

@@ -63,7 +63,7 @@ class SafePrefix:
         return bool(self._safe and self._drafting.tap.fingerprint)
 
     async def _ask_until_known(self) -> bool:
-        await self._set_out()
+        await self._session.start(offline_start=self._config.offline_start)
         for _ in range(_MAX_TRIES):
             try:
                 await self._ask()
@@ -76,13 +76,6 @@ class SafePrefix:
             else:
                 return self._drafting.num_features >= len(self._safe)
         return False
-
-    async def _set_out(self) -> None:
-        try:
-            await self._session.connect()
-        except LinkError:
-            if self._session.limits is None and not self._config.offline_start:
-                raise
 
     async def _ask(self) -> None:
         """Send an empty draft on the prefix and receive its features; the target's next token is not used."""
