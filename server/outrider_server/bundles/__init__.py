@@ -1,1 +1,1 @@
-"""Edge bundles that the server builds and hands out."""
+"""Edge bundles that the server builds and serves."""

@@ -1,5 +1,8 @@
-"""Making an edge bundle, once: in a process of its own, which takes from the target neither the interpreter's lock nor
-more than one core; kept in a cache folder, under a name that all it depends on has a part in."""
+"""Building an edge bundle in a process of its own, and caching it.
+
+The process takes neither the interpreter's lock nor more than one core from the target. The cache key covers everything
+that the bundle depends on.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _CODED = ("int8", "int4")  # what torchao chooses the codes for
 
 @dataclass(frozen=True, slots=True)
 class BundleOffer:
-    """A bundle that can be had. `target` and `drafter` as the server was told them."""
+    """A bundle on offer. `target` and `drafter` are as configured."""
 
     target: str
     drafter: str
@@ -39,25 +42,25 @@ class BundleOffer:
 
     @property
     def drafter_name(self) -> str:
-        """What clients are told: not where it lies on this machine."""
+        """The name that clients see, without the path."""
         return Path(DrafterSource.parse(self.drafter).name).name
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltBundle:
-    """A bundle that is there."""
+    """A complete bundle on disk."""
 
     directory: Path
     manifest: BundleManifest
 
 
 def cache_dir() -> Path:
-    """Where bundles are kept unless another place is named, by the XDG rule."""
+    """Return the default folder of bundles, by the XDG rule."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "outrider" / "bundles"
 
 
 def checked_weights(asked: tuple[str, ...]) -> tuple[str, ...]:
-    """Kinds of weights to offer; int8 where torchao is there, else bfloat16, if none are named. Raises UsageError."""
+    """Return the kinds of weights to offer; by default int8 with torchao, else bfloat16. Raises UsageError."""
     has_torchao = find_spec("torchao") is not None
     for weights in asked:
         if weights not in get_args(Weights):
@@ -68,18 +71,19 @@ def checked_weights(asked: tuple[str, ...]) -> tuple[str, ...]:
 
 
 async def build(offer: BundleOffer, cache: Path) -> BuiltBundle:
-    """The bundle out of the cache, or a new one. Raises UsageError or OSError when it cannot be made."""
+    """Return the bundle from the cache, or build it. Raises UsageError or OSError."""
     directory = cache / await asyncio.to_thread(_cache_key, offer)
     if (built := await asyncio.to_thread(read_built, offer, directory)) is not None:
         return built
-    await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)  # if it is there, it is damaged
+    await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)  # what is still there is damaged
     await asyncio.to_thread(cache.mkdir, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".making-", dir=cache) as building:
         await _run_builder(offer, Path(building) / "bundle")
-        with suppress(OSError):  # another server may have been quicker
+        # A rename fails where another server with this cache has been quicker: its bundle is as good.
+        with suppress(OSError):
             (Path(building) / "bundle").replace(directory)
     if (built := await asyncio.to_thread(read_built, offer, directory)) is None:
-        raise UsageError(f"{directory}: no bundle, though it was made there")
+        raise UsageError(f"{directory}: no bundle, though it was built there")
     return built
 
 
@@ -92,7 +96,7 @@ async def _run_builder(offer: BundleOffer, out: Path) -> None:
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    with suppress(AttributeError, OSError):  # no such thing on this system, or it has ended already
+    with suppress(AttributeError, OSError):  # not on this system, or it has ended already
         os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
     try:
         _, said = await process.communicate()
@@ -105,7 +109,7 @@ async def _run_builder(offer: BundleOffer, out: Path) -> None:
 
 
 def read_built(offer: BundleOffer, directory: Path) -> BuiltBundle | None:
-    """None unless a whole bundle is there."""
+    """Return the bundle in a directory, None if it is not whole."""
     try:
         bundle = find_bundle(directory)
     except UsageError:
@@ -131,7 +135,7 @@ def _file(directory: Path, name: str) -> BundleFile:
 
 
 def _cache_key(offer: BundleOffer) -> str:
-    """Changes with the models' files, with what is asked for, and with the software."""
+    """Return a hash of the models' files, the offer, and the software versions."""
     digest = hashlib.sha256(repr((astuple(offer), version("outrider"), version("torch"))).encode())
     for path in sorted({*_files(offer.target), *_files(DrafterSource.parse(offer.drafter).name)}):
         status = path.stat()

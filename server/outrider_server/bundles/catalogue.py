@@ -1,6 +1,7 @@
-"""The edge bundles that a server hands out: which there are, the making of each, and their files' bytes. Knows no gRPC.
+"""The edge bundles on offer: building them, and the bytes of their files. Knows no gRPC.
 
-A file is found by its name in a manifest that was made here: what a client says never becomes a path."""
+A file is found by its name in a manifest that was made here: nothing a client says becomes a path.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +18,17 @@ from outrider_proto.errors import OutriderError, Reason, Refusal, Violation
 from outrider_server.bundles.builder import BuiltBundle, BundleOffer, build, cache_dir, checked_weights
 
 _log = logging.getLogger(__name__)
-_ANSWER_S = 5.0  # how long a question for a manifest waits for a bundle that is being made
-_AGAIN_S = 30.0  # before what could not be made is tried again
+_ANSWER_S = 5.0  # how long a manifest request waits for a bundle that is being built
+_AGAIN_S = 30.0  # before a failed build is tried again
 MAX_FETCHES = 8  # files under way at once
 MAX_FETCHES_OF_PEER = 4
 
 
 class EdgeBundles:
-    """Of one target with each of its drafters, with copying from the text (lookup) where it has none; in each kind of
-    weights. Raises UsageError."""
+    """Bundles of one target with each of its drafters, in each kind of weights. Raises UsageError.
+
+    Without drafters there is one that copies from the text (lookup).
+    """
 
     def __init__(
         self, target: str, drafters: Sequence[str] = (), weights: tuple[str, ...] = (), cache: Path | None = None
@@ -43,7 +46,7 @@ class EdgeBundles:
         self._draining = False
 
     async def manifest(self, drafter: str = "", weights: str = "") -> BundleManifest:
-        """Of the bundle asked for; the server's first of what is left open. Raises Refusal."""
+        """Return the manifest of a bundle; empty arguments choose the server's first. Raises Refusal."""
         self._check_open()
         task = self._build_task(self._offer(drafter, weights))
         await asyncio.wait({task}, timeout=_ANSWER_S)
@@ -61,7 +64,7 @@ class EdgeBundles:
         )
 
     async def chunks(self, bundle_id: str, name: str, offset: int, peer: str) -> AsyncGenerator[bytes]:
-        """A file's bytes from `offset` on, for one address. Raises Refusal."""
+        """Yield a file's bytes from `offset` on, for one address. Raises Refusal."""
         self._check_open()
         built, file = self._find(bundle_id, name)
         if not 0 <= offset <= file.size_bytes:
@@ -79,14 +82,14 @@ class EdgeBundles:
             self._forget(built)
             raise Refusal(Reason.BUNDLE_CHANGED, f"{name} is gone from the server: ask for the manifest") from error
         finally:
-            self._fetches -= Counter([peer])  # forgets who has none left
+            self._fetches -= Counter([peer])  # Counter subtraction drops addresses with none left
 
     def drain(self) -> None:
-        """Let nobody fetch on: a client goes on where it stopped, with the next server. Safe twice."""
+        """End all fetches: clients go on where they stopped, with the next server. Safe to call twice."""
         self._draining = True
 
     async def stop(self) -> None:
-        """End what is being made. Safe twice."""
+        """End all builds. Safe to call twice."""
         self.drain()
         makings, self._builds = self._builds, {}
         for task in makings.values():
@@ -116,7 +119,7 @@ class EdgeBundles:
             return await build(offer, self._cache)
 
     def _ended(self, offer: BundleOffer, task: asyncio.Task[BuiltBundle]) -> None:
-        """Say what went wrong, and let it be tried again after a while."""
+        """Log what went wrong, and allow another attempt after a while."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         unknown = None if isinstance(error, OutriderError | OSError) else error
@@ -133,7 +136,7 @@ class EdgeBundles:
         raise Violation(Reason.MALFORMED_FRAME, f"the bundle has no file {name[:100]!r}")
 
     def _forget(self, built: BuiltBundle) -> None:
-        """It has to be made again."""
+        """Forget a bundle that must be built again."""
         self._built.pop(built.manifest.bundle_id, None)
         for offer, task in list(self._builds.items()):
             if task.done() and not task.cancelled() and task.exception() is None and task.result() is built:

@@ -1,1 +1,1 @@
-"""`outrider-server check`: whether a configuration would serve, tried out part by part."""
+"""`outrider-server check`: tries a configuration out, part by part."""

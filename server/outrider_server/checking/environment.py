@@ -1,4 +1,4 @@
-"""Whether addresses are free and keys and certificates good."""
+"""Checks of addresses, keys, certificates and telemetry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SOON = timedelta(days=14)
 
 
 def check_environment(config: ServerConfig, now: datetime | None = None) -> Iterator[Finding]:
-    """Everything but models."""
+    """Check everything but models."""
     security, telemetry = config.security, config.telemetry
     yield found("address", lambda: _free(config.host.strip("[]"), config.port))
     if telemetry.metrics_port is not None:
@@ -58,7 +58,7 @@ def _tls(config: ServerConfig) -> str:
 
 
 def _certificates(name: str, path: Path, now: datetime) -> Iterator[Finding]:
-    """When those of a PEM file end; what cannot be read has been said by then."""
+    """Report when the certificates of a PEM file expire; unreadable files are reported elsewhere."""
     from cryptography import x509
 
     try:

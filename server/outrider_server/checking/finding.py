@@ -1,4 +1,4 @@
-"""What a check found of one thing."""
+"""Results of checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Verdict = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`subject` as in the configuration."""
+    """The result of one check. `subject` as in the configuration."""
 
     subject: str
     verdict: Verdict
@@ -21,7 +21,7 @@ class Finding:
 
 
 def found(subject: str, look: Callable[[], str]) -> Finding:
-    """What `look` says; an error of ours is a finding like any other."""
+    """Return what `look` says as a finding; an error of ours is one, too."""
     try:
         return Finding(subject, "ok", look())
     except OutriderError as error:

@@ -1,4 +1,4 @@
-"""Whether target and drafters load, fit each other, and write together."""
+"""Checks that target and drafters load, fit each other, and generate together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TREE = ServerTree(breadth=4, levels=3, budget=12)
 
 
 def check_models(config: ServerConfig) -> Iterator[Finding]:
-    """The target, then each drafter with it."""
+    """Check the target, then each drafter with it."""
     if config.pace is not None:
         pace = config.pace
         yield found("pace", lambda: f"{Pace.load(pace).name}: emulated times")
@@ -57,7 +57,7 @@ def _described(target: Target) -> str:
 
 
 def _pair(target: Target, config: ServerConfig, source: str) -> str:
-    """Raises UsageError for what does not fit."""
+    """Check one drafter. Raises UsageError for what does not fit."""
     taps = load_taps(target, config.target, [source])
     (drafter,) = load_drafters(target, config.target, [source])
     verifier = Verifier(target, taps, config.limits, drafters=[drafter])
@@ -67,7 +67,7 @@ def _pair(target: Target, config: ServerConfig, source: str) -> str:
 
 
 async def _trial(verifier: Verifier, tap: str) -> tuple[int, int]:
-    """Write a little with the drafter beside the target: tokens and passes. Raises Refusal."""
+    """Generate a little with the drafter beside the target; return tokens and passes. Raises Refusal."""
     await verifier.start()
     try:
         num_tokens = num_passes = 0

@@ -1,4 +1,4 @@
-"""`outrider-server`: options in, exit codes out (0 stopped, 1 its target broke, 2 the caller's mistake)."""
+"""The command `outrider-server`. Exit codes: 0 stopped, 1 the target broke, 2 a usage error."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 @app.callback()
 def root() -> None:
-    """The server of Outrider: hosts a target model and verifies what edge clients draft."""
+    """Outrider's server: hosts a target model and verifies what edge clients draft."""
 
 
 @app.command()
 @configured
 def serve(
     config: ServerConfig,
-    ready_file: Annotated[Path | None, typer.Option(help="Write address, target, taps, metrics here as JSON.")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log more: --log-level info.")] = False,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="File to write address, target, taps and metrics to, as JSON, once ready.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log more: short for --log-level info.")] = False,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; then finish what is under way and stop. A second signal ends it at once."""
+    """Serve until SIGINT or SIGTERM, then finish running requests and stop. A second signal stops at once."""
     from outrider_server.telemetry.logs import start_logging
 
     start_logging(config.telemetry.log_format, "info" if verbose else config.telemetry.log_level)
@@ -50,10 +52,12 @@ def serve(
 @configured
 def check(
     config: ServerConfig,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")] = False,
 ) -> None:
-    """Try a configuration out without serving: files, addresses, certificates, target and drafters. Exit code 0, or 2
-    when something would keep the server from starting."""
+    """Check a configuration without serving: files, addresses, certificates, target and drafters.
+
+    Exit code 0, or 2 if something would keep the server from starting.
+    """
     findings: list[Finding] = []
     for finding in _findings(config):
         findings.append(finding)
@@ -74,7 +78,7 @@ app.add_typer(keys_app, name="keys")
 @app.command("config")
 @configured
 def show(config: ServerConfig) -> None:
-    """Print the configuration that these options and this file make, as a file."""
+    """Print the configuration that these options and this file make, as a TOML file."""
     typer.echo(as_toml(config), nl=False)
 
 

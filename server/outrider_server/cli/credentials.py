@@ -1,4 +1,4 @@
-"""`outrider-server keys` and `outrider-server certs`."""
+"""The commands `outrider-server keys` and `outrider-server certs`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from outrider_proto.errors import OutriderError, UsageError
 from outrider_server.security.keys import Key, digest_of, new_secret, parse_scopes, read_keys, utc_now, write_keys
 from outrider_server.security.principal import Quota, Scope
 
-keys_app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the keys that clients must have.")
+keys_app = typer.Typer(no_args_is_help=True, help="Create, list and revoke the keys that clients need.")
 _KEYS = Path("outrider-keys.toml")
-KeysFile = Annotated[Path, Option("--keys", help="The file of keys, as given to serve.")]
+KeysFile = Annotated[Path, Option("--keys", help="Key file, as given to serve.")]
 _DAYS_OF_AUTHORITY = 10  # times what it signs
 
 
 def _in_one_line(command: Callable[..., None]) -> Callable[..., None]:
-    """Our errors as one line and exit code 2."""
+    """Turn our errors into one line and exit code 2."""
 
     @wraps(command)
     def wrapped(*args: Any, **options: Any) -> None:  # Any: each option has its own type
@@ -38,20 +38,25 @@ def _in_one_line(command: Callable[..., None]) -> Callable[..., None]:
 @keys_app.command()
 @_in_one_line
 def add(
-    name: Annotated[str, Argument(help="Of the key, for logs and `keys revoke`: letters, digits, _ and -.")],
+    name: Annotated[str, Argument(help="Name of the key, for logs and `keys revoke`: letters, digits, _ and -.")],
     keys: KeysFile = _KEYS,
     scope: Annotated[
-        list[str] | None, Option(help=f"Repeatable: {', '.join(s.value for s in Scope)}; all of them.")
+        list[str] | None,
+        Option(help=f"Scope of the key: {', '.join(s.value for s in Scope)}; repeatable. Default: all."),
     ] = None,
-    sessions: Annotated[int | None, Option(help="Sessions at once; no limit.")] = None,
+    sessions: Annotated[int | None, Option(help="Largest number of sessions at once. Default: no limit.")] = None,
     tokens_per_minute: Annotated[
-        int | None, Option(help="Context, drafted nodes and decoded tokens a minute; no limit.")
+        int | None, Option(help="Context, drafted and decoded tokens per minute. Default: no limit.")
     ] = None,
-    max_context: Annotated[int | None, Option(help="Tokens of a session; the server's.")] = None,
-    expires: Annotated[str | None, Option(help="A day, 2027-01-31, or so many days from now, 30d; never.")] = None,
-    comment: Annotated[str, Option(help="For people.")] = "",
+    max_context: Annotated[
+        int | None, Option(help="Largest number of tokens in a session. Default: the server's limit.")
+    ] = None,
+    expires: Annotated[
+        str | None, Option(help="Expiry: a date such as 2027-01-31, or days from now such as 30d. Default: never.")
+    ] = None,
+    comment: Annotated[str, Option(help="Comment in the key file.")] = "",
 ) -> None:
-    """Make a key and print it: the file keeps only its hash, so this is the one time it is seen."""
+    """Create a key and print it once: the file keeps only its hash."""
     known = read_keys(keys) if keys.exists() else {}
     if name in known:
         raise UsageError(f"key {name}: is there already in {keys}; revoke it first, or take another name")
@@ -67,7 +72,7 @@ def add(
 @keys_app.command("list")
 @_in_one_line
 def list_keys(keys: KeysFile = _KEYS) -> None:
-    """Names, scopes, quotas and ends of the keys in a file; never the keys."""
+    """List names, scopes, quotas and expiry of the keys in a file; never the keys."""
     now = utc_now()
     for key in read_keys(keys).values():
         scopes = ",".join(scope.value for scope in Scope if scope in key.scopes)
@@ -81,8 +86,8 @@ def list_keys(keys: KeysFile = _KEYS) -> None:
 
 @keys_app.command()
 @_in_one_line
-def revoke(name: Annotated[str, Argument(help="Of the key.")], keys: KeysFile = _KEYS) -> None:
-    """Take a key out of the file: a server that uses the file ends its streams within seconds."""
+def revoke(name: Annotated[str, Argument(help="Name of the key.")], keys: KeysFile = _KEYS) -> None:
+    """Remove a key from the file: a server that uses it ends the key's streams within seconds."""
     known = read_keys(keys)
     if name not in known:
         raise UsageError(f"key {name}: not in {keys}, which has {', '.join(known) or 'none'}")
@@ -93,15 +98,19 @@ def revoke(name: Annotated[str, Argument(help="Of the key.")], keys: KeysFile = 
 @_in_one_line
 def certs(
     host: Annotated[
-        list[str] | None, Option(help="Name or address that clients call the server by; repeatable.")
+        list[str] | None, Option(help="DNS name or address by which clients reach the server; repeatable.")
     ] = None,
     out: Annotated[Path, Option(help="Folder for the files.")] = Path("outrider-certs"),
-    client: Annotated[list[str] | None, Option(help="Make a client's certificate, too; repeatable.")] = None,
-    days: Annotated[int, Option(help="How long they are valid; the authority ten times as long.", min=1, max=825)] = 90,
-    force: Annotated[bool, Option("--force", help="Replace what is there, the authority included.")] = False,
+    client: Annotated[
+        list[str] | None, Option(help="Name of a client to create a certificate for; repeatable.")
+    ] = None,
+    days: Annotated[int, Option(help="Days of validity; the authority's is ten times as long.", min=1, max=825)] = 90,
+    force: Annotated[bool, Option("--force", help="Replace existing files, the authority included.")] = False,
 ) -> None:
-    """Make certificates for development: an authority (once), a server's and clients'. An authority that is there
-    signs again, so that clients need no new file."""
+    """Create development certificates: an authority (once), a server's and clients'.
+
+    An existing authority signs again, so that clients need no new file.
+    """
     from outrider_server.security import certs as making  # cryptography: only where it is needed
 
     if not host and not client:
@@ -129,7 +138,7 @@ def certs(
 
 
 def _until(text: str | None, now: datetime) -> datetime | None:
-    """Raises UsageError."""
+    """Parse an expiry. Raises UsageError."""
     if text is None:
         return None
     try:

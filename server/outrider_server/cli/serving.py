@@ -30,7 +30,8 @@ async def _serve(config: ServerConfig, ready_file: Path | None) -> None:
     server = Server.build(config)
     await server.start()
     try:
-        stop = StopSignals()  # before anybody is told that we are ready
+        # Before the ready file: whoever sees it may send a signal at once.
+        stop = StopSignals()
         _announce(server, ready_file)
         if (why := await _broken(server, stop)) is not None:
             await _give_up(server, why)
@@ -40,7 +41,7 @@ async def _serve(config: ServerConfig, ready_file: Path | None) -> None:
 
 
 async def _broken(server: Server, stop: StopSignals) -> str | None:
-    """Why the target cannot run any more; None once we are to stop."""
+    """Wait until the target breaks, and return why; None once a stop was asked for."""
     breaking, stopping = asyncio.ensure_future(server.verifier.broken()), asyncio.ensure_future(stop.first.wait())
     try:
         await asyncio.wait((breaking, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -51,7 +52,7 @@ async def _broken(server: Server, stop: StopSignals) -> str | None:
 
 
 async def _give_up(server: Server, why: str) -> NoReturn:
-    """End with exit code 1, whatever still waits for a process that is gone; clients resume with the next server."""
+    """Exit with code 1, whatever still waits for a dead process; clients resume with the next server."""
     with suppress(OSError):
         typer.echo(f"outrider-server: {why}; start the server again", err=True)
     with suppress(TimeoutError):
@@ -80,12 +81,12 @@ def _announce(server: Server, ready_file: Path | None) -> None:
     if pace is not None:
         offers.append(f"paced as {pace.name} (emulated times: {pace.source})")
     line = f"outrider-server: ready on {server.address}, target {about.target_name}, {', '.join(offers)}"
-    with suppress(OSError):  # a log on a full disk is no reason not to serve
+    with suppress(OSError):  # a full disk under the log must not keep us from serving
         typer.echo(line, err=True)
 
 
 def _write_whole(file: Path, text: str) -> None:
-    """Whoever waits for the file never sees half of it. Raises UsageError."""
+    """Write the ready file. Raises UsageError."""
     try:
         write_atomically(file, text)
     except OSError as error:
@@ -93,8 +94,7 @@ def _write_whole(file: Path, text: str) -> None:
 
 
 class StopSignals:
-    """Listens from the moment it is made, on the running loop. SIGHUP, which would end the process, is only ignored:
-    certificates and keys are read again whenever their files change."""
+    """Listens for SIGINT and SIGTERM, on the running loop, from its creation on."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -102,10 +102,11 @@ class StopSignals:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._came)
+        # SIGHUP would end the process; certificates and keys are re-read whenever their files change.
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
 
     async def unless_second(self, work: Coroutine[None, None, None]) -> None:
-        """Do it, or break it off at the second signal."""
+        """Run `work`, or break it off at the second signal."""
         working, hurry = asyncio.ensure_future(work), asyncio.ensure_future(self.second.wait())
         try:
             await asyncio.wait((working, hurry), return_when=asyncio.FIRST_COMPLETED)

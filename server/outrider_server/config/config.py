@@ -1,5 +1,7 @@
-"""What a server is told at start: one frozen value, checked once. Each field is an option of `outrider-server serve`
-(options.py) and a key of its file (config_file.py)."""
+"""The server's configuration: one frozen value, checked once.
+
+Each field is an option of `outrider-server serve` (options.py) and a key of its TOML file (file.py).
+"""
 
 from __future__ import annotations
 
@@ -19,31 +21,32 @@ SchedulerName = Literal["fair", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class LimitsConfig:
-    """How much one server takes on. Raises UsageError for values out of range."""
+    """Limits of one server. Raises UsageError for values out of range."""
 
     __pydantic_config__ = FORBID_EXTRA
 
-    session_ttl_s: Annotated[float, Flag("Seconds a session outlives its stream.")] = 600.0
-    max_sessions: Annotated[int, Flag("Sessions held at once.")] = 64
-    max_nodes: Annotated[int, Flag("Nodes a draft tree may have.")] = MAX_NODES
-    batch_tokens: Annotated[int, Flag("Rows of a pass: drafted nodes, roots and pieces of prompts.")] = 1024
-    chunk_tokens: Annotated[int, Flag("Tokens of one session's long context processed in one pass.")] = 512
+    session_ttl_s: Annotated[float, Flag("Seconds a session is kept after its stream has ended.")] = 600.0
+    max_sessions: Annotated[int, Flag("Largest number of sessions at once.")] = 64
+    max_nodes: Annotated[int, Flag("Largest number of nodes in a draft tree.")] = MAX_NODES
+    batch_tokens: Annotated[int, Flag("Rows of one pass: drafted nodes, roots and parts of prompts.")] = 1024
+    chunk_tokens: Annotated[int, Flag("Tokens of one session's prompt processed in one pass.")] = 512
     scheduler: Annotated[
-        SchedulerName, Flag("fair, or plain: every draft in the next pass, whatever the others wait.")
+        SchedulerName,
+        Flag("fair: equal shares for all keys; plain: every draft runs in the next pass, however long others wait."),
     ] = "fair"
     adaptive_trees: Annotated[bool, Flag("Ask clients for smaller draft trees while the server is busy.")] = True
     kv_memory: Annotated[
-        str | None, Flag("Memory for the K/V and features of all sessions, as 2GiB; default: half of what is free.")
+        str | None, Flag("Memory for K/V and features of all sessions, such as 2GiB. Default: half of the free memory.")
     ] = None
     shared_prefixes: Annotated[
         Literal["payer", "all", "none"],
-        Flag("Which sessions share the rows of a common beginning: those of one key, all of them, or none."),
+        Flag("Sessions that share K/V rows of a common prefix: those of one key (payer), all, or none."),
     ] = "payer"
-    room_wait_s: Annotated[float, Flag("Seconds that a request waits for memory before it is refused.")] = 20.0
+    room_wait_s: Annotated[float, Flag("Seconds a request waits for K/V memory before it is refused.")] = 20.0
     stall_s: Annotated[
-        float, Flag("Seconds after which a stream ends whose client reads nothing, or has not said Open.")
+        float, Flag("Seconds after which a stream ends if its client reads nothing or has not sent Open.")
     ] = 60.0
-    drain_s: Annotated[float, Flag("Seconds that what is under way gets to finish when the server stops.")] = 5.0
+    drain_s: Annotated[float, Flag("Seconds that running requests get to finish when the server stops.")] = 5.0
 
     def __post_init__(self) -> None:
         if not self.session_ttl_s >= 0:
@@ -69,43 +72,47 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Everything `outrider-server serve` can be told. `target` and `drafters` are directories or hub names.
+    """The configuration of `outrider-server serve`. `target` and `drafters` are directories or hub names.
 
-    `pace`: named hardware, or a file that describes some, to whose times the passes are stretched. `server_draft`:
-    sessions may have the server draft for them, with the drafter of their features. `edge_bundle`: devices may fetch
-    target and drafter from here, with `edge_weights` (empty: int8 where torchao is there), made in `edge_cache`.
+    `pace`: named hardware, or a file that describes it, to whose times passes are stretched. `server_draft`: sessions
+    may have the server draft for them, with the drafter of their features. `edge_bundle`: devices may fetch target and
+    drafter from here, with `edge_weights` (empty: int8 where torchao is installed), built in `edge_cache`.
     """
 
     __pydantic_config__ = FORBID_EXTRA
 
     target: Annotated[
-        str, Flag("Directory or hub name of the target, a Hugging Face causal LM; default: the embedded one.")
+        str, Flag("Directory or hub name of the target, a Hugging Face causal LM. Default: the embedded one.")
     ]
     drafters: Annotated[
         tuple[str, ...],
-        Flag("Drafter whose features to offer, repeatable; default: the embedded target's.", name="drafter"),
+        Flag("Drafter whose features to offer; repeatable. Default: the embedded target's.", name="drafter"),
     ] = ()
-    host: Annotated[str, Flag("Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1"
+    host: Annotated[str, Flag("Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1"
     port: Annotated[int, Flag("Port to listen on; 0 picks a free one.")] = 50051
-    dtype: Annotated[str, Flag("float32, bfloat16 or float16.")] = "float32"
-    device: Annotated[str, Flag("cpu, cuda, cuda:1, ...")] = "cpu"
-    max_context: Annotated[int | None, Flag("Tokens a session may hold; default: the target's.")] = None
-    threads: Annotated[int | None, Flag("CPU threads of the target; default: all cores, 1 for a small target.")] = None
-    tensor_parallel: Annotated[int, Flag("Processes of this machine among which the target is divided.")] = 1
+    dtype: Annotated[str, Flag("Data type of the target: float32, bfloat16 or float16.")] = "float32"
+    device: Annotated[str, Flag("Device of the target: cpu, cuda, cuda:1, ...")] = "cpu"
+    max_context: Annotated[int | None, Flag("Largest number of tokens in a session. Default: the target's limit.")] = (
+        None
+    )
+    threads: Annotated[int | None, Flag("CPU threads of the target. Default: all cores; 1 for a small target.")] = None
+    tensor_parallel: Annotated[int, Flag("Number of processes on this machine to divide the target among.")] = 1
     limits: LimitsConfig = LimitsConfig()
     security: SecurityConfig = field(default_factory=SecurityConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     pace: Annotated[
         str | Path | None,
-        Flag("Stretch every pass to the time of named hardware (paper) or of a TOML file: emulation."),
+        Flag("Emulate slower hardware: stretch every pass to the times of a named profile (paper) or a TOML file."),
     ] = None
-    server_draft: Annotated[bool, Flag("Draft for sessions that ask for it, at this server's cost.")] = False
-    edge_bundle: Annotated[bool, Flag("Hand out what a device needs of target and drafter (`outrider pull`).")] = True
+    server_draft: Annotated[bool, Flag("Draft on the server for sessions that ask for it.")] = False
+    edge_bundle: Annotated[
+        bool, Flag("Serve edge bundles: what a device needs of target and drafter (`outrider pull`).")
+    ] = True
     edge_weights: Annotated[
         tuple[str, ...],
-        Flag("Of edge bundles: float32, bfloat16, int8 or int4; repeatable, the first is the default."),
+        Flag("Weights of edge bundles: float32, bfloat16, int8 or int4; repeatable, the first is the default."),
     ] = ()
-    edge_cache: Annotated[Path | None, Flag("Folder for edge bundles; default: the user's cache folder.")] = None
+    edge_cache: Annotated[Path | None, Flag("Folder for edge bundles. Default: the user's cache folder.")] = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:

@@ -1,5 +1,7 @@
-"""The configuration from a TOML file and the command line, which overrides it. Types are pydantic's to check, values
-the configuration's own. Paths in a file are relative to it."""
+"""The configuration from a TOML file and the command line, which overrides it.
+
+pydantic checks types, the configuration its values. Paths in a file are relative to it.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ Raw = Mapping[str, Any]  # Any: whatever a TOML file may hold
 
 
 def load_config(file: Path | None, given: Raw) -> ServerConfig:
-    """What `file` says, overridden by what is `given` in the same form. Raises UsageError, which names the file for
-    what is the file's fault."""
+    """Read `file` and override it with `given`, which has the same form.
+
+    Raises UsageError, which names the file if the fault is the file's.
+    """
     if file is None:
         return _with_embedded(_config({**_ANY_TARGET, **given}))
     told = _anchored(_read(file), file.absolute().parent)
@@ -48,7 +52,7 @@ def _read(file: Path) -> dict[str, Any]:  # Any: as Raw
 
 
 def _blame(file: Path, told: Raw) -> None:
-    """Raise for the file's own faults; whatever else was wrong came from the command line."""
+    """Raise for the file's own faults; all others came from the command line."""
     try:
         _config({**_ANY_TARGET, **told})
     except UsageError as error:
@@ -56,7 +60,7 @@ def _blame(file: Path, told: Raw) -> None:
 
 
 def _config(raw: Raw) -> ServerConfig:
-    """Raises UsageError for unknown keys, wrong types and values out of range."""
+    """Build the configuration. Raises UsageError for unknown keys, wrong types and values out of range."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -67,7 +71,7 @@ def _config(raw: Raw) -> ServerConfig:
 
 
 def _explained(fault: Any) -> str:  # Any: pydantic's ErrorDetails, imported only when needed
-    """The first thing that is wrong, in our words."""
+    """Return the first fault in our own words."""
     if (cause := fault.get("ctx", {}).get("error")) is not None:
         section = fault["loc"][0] if fault["loc"] else ""
         return f"[{section}] {cause}" if section else str(cause)
@@ -97,7 +101,10 @@ def _merged(under: Raw, over: Raw) -> dict[str, Any]:  # Any: as Raw
 
 
 def _anchored(told: Raw, folder: Path, of: Any = ServerConfig) -> dict[str, Any]:  # Any: a dataclass; as Raw
-    """With every relative path made absolute; of what may also be a name, that which begins with a dot or is there."""
+    """Return the values with relative paths made absolute.
+
+    A value that may also be a name is a path if it begins with a dot or exists.
+    """
     hints = get_type_hints(of)
     result = dict(told)
     for key, value in told.items():
@@ -119,7 +126,7 @@ def _found(value: object, folder: Path) -> object:
 
 
 def _with_embedded(config: ServerConfig) -> ServerConfig:
-    """With the embedded target and its drafters where no target is named. Raises UsageError."""
+    """Fill in the embedded target and its drafters where no target is named. Raises UsageError."""
     if config.target:
         return config
     embedded = model_dirs()
@@ -131,7 +138,7 @@ def _with_embedded(config: ServerConfig) -> ServerConfig:
 
 
 def as_toml(config: ServerConfig) -> str:
-    """A file that load_config() reads as `config`."""
+    """Return a file that load_config() reads as `config`, with help texts as comments."""
     return "\n".join(_toml_lines(config)) + "\n"
 
 
@@ -159,7 +166,7 @@ def _toml_entry(setting: ConfigField, config: ServerConfig) -> Iterator[str]:
 
 
 def _toml_value(value: object) -> str:
-    """Of what configurations hold; TOML's strings, numbers and arrays are JSON's, but for the two below."""
+    """Format a value. TOML's strings, numbers and arrays are JSON's, but for the cases here."""
     match value:
         case float() if value in (float("inf"), float("-inf")) or value != value:
             return str(value)

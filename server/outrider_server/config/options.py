@@ -22,11 +22,13 @@ Given: TypeAlias = dict[str, Any]  # Any: as TOML would hold it; sections are di
 
 
 def configured(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command all options and --config, and the ServerConfig they make as its argument `config`. Whatever it
-    raises of ours is one line and exit code 2."""
+    """Give a command all options, --config, and the ServerConfig they make as argument `config`.
+
+    Our own errors become one line and exit code 2.
+    """
     known = {_parameter(setting).name: setting for setting in config_fields(ServerConfig)}
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "config"]
-    file_option = typer.Option("--config", help="TOML file with any of these; options override it.")
+    file_option = typer.Option("--config", help="TOML file with any of these options; the command line overrides it.")
     file = inspect.Parameter(
         "config_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, file_option]
     )
@@ -49,7 +51,7 @@ def configured(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _given(known: Mapping[str, ConfigField], values: Mapping[str, Any]) -> Given:  # Any: as above
-    """What was said on the command line, shaped like the file."""
+    """Return the options that were given, shaped like the file."""
     given: Given = {}
     for name, setting in known.items():
         value = values[name]
@@ -63,7 +65,7 @@ def _given(known: Mapping[str, ConfigField], values: Mapping[str, Any]) -> Given
 
 
 def _parameter(setting: ConfigField) -> inspect.Parameter:
-    """The option as typer wants it; None means that it was not given."""
+    """Return the option for typer; None means that it was not given."""
     plain = _plain(setting.type)
     form = f"--{setting.name}/--no-{setting.name}" if plain is bool else f"--{setting.name}"
     option = typer.Option(form, help=setting.flag.help + _shown(setting.default))
@@ -74,7 +76,7 @@ def _parameter(setting: ConfigField) -> inspect.Parameter:
 
 
 def _plain(kind: Any) -> Any:  # Any: a type hint
-    """What typer reads it as: its values are checked later, by one rule for file and options."""
+    """Return the type that typer parses; values are checked later, by one rule for file and options."""
     if get_origin(kind) in (Union, types.UnionType):
         members = [member for member in get_args(kind) if member is not type(None)]
         return str if str in members else _plain(members[0])

@@ -1,4 +1,4 @@
-"""How a server guards itself: one frozen value, checked once."""
+"""The configuration of TLS, keys and limits by address: one frozen value, checked once."""
 
 from __future__ import annotations
 
@@ -9,28 +9,34 @@ from typing import Annotated
 from outrider_proto.errors import UsageError
 from outrider_server.config.schema import FORBID_EXTRA, Flag
 
-_DAY_S = 86_400.0  # gRPC counts milliseconds in 32 bits
+_DAY_S = 86_400.0  # gRPC counts milliseconds in 32 bits: a longer time would overflow
 
 
 @dataclass(frozen=True, slots=True)
 class SecurityConfig:
-    """PEM files and the file of keys; None for none. An address's limits hold for whoever has no valid key; behind a
-    proxy all clients have the proxy's. Raises UsageError."""
+    """PEM files and the key file; None for none. Raises UsageError.
+
+    Limits by address apply to callers without a valid key; behind a proxy all clients have the proxy's address.
+    """
 
     __pydantic_config__ = FORBID_EXTRA
 
     tls_cert: Annotated[Path | None, Flag("PEM file with this server's certificate and its chain.")] = None
     tls_key: Annotated[Path | None, Flag("PEM file with the certificate's private key.")] = None
-    client_ca: Annotated[Path | None, Flag("PEM file: only clients with a certificate signed by it connect.")] = None
-    keys: Annotated[Path | None, Flag("File of keys (`outrider-server keys add`); a client must have one.")] = None
+    client_ca: Annotated[Path | None, Flag("PEM file of an authority: clients need a certificate signed by it.")] = None
+    keys: Annotated[Path | None, Flag("File of keys (`outrider-server keys add`): clients need one of them.")] = None
     open_to_network: Annotated[
-        bool, Flag("Serve strangers beyond loopback, unencrypted or without keys, as told here in so many words.")
+        bool, Flag("Allow listening beyond loopback without TLS or without keys: anyone on the network can connect.")
     ] = False
-    failures_per_minute: Annotated[int, Flag("Wrong keys an address may try.")] = 20
-    streams_per_minute: Annotated[int, Flag("Streams an address without a key may begin; loopback any number.")] = 600
-    unopened_streams: Annotated[int, Flag("Streams of an address that have not said Open yet.")] = 128
-    handshake_s: Annotated[float, Flag("Seconds a connection has for TLS and HTTP/2 to begin.")] = 10.0
-    longest_wait_s: Annotated[float, Flag("Seconds a key over its rate is made to wait; beyond, it is refused.")] = 30.0
+    failures_per_minute: Annotated[int, Flag("Wrong keys that one address may try per minute.")] = 20
+    streams_per_minute: Annotated[
+        int, Flag("Streams that one address may begin per minute without a key; loopback has no limit.")
+    ] = 600
+    unopened_streams: Annotated[int, Flag("Streams of one address that have not sent Open yet.")] = 128
+    handshake_s: Annotated[float, Flag("Seconds a new connection has to complete TLS and HTTP/2 setup.")] = 10.0
+    longest_wait_s: Annotated[
+        float, Flag("Seconds a request over its key's rate may be delayed; beyond that it is refused.")
+    ] = 30.0
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -47,5 +53,5 @@ class SecurityConfig:
 
     @property
     def authenticates_clients(self) -> bool:
-        """Whether strangers are turned away."""
+        """Whether clients need a key or a certificate."""
         return self.keys is not None or self.client_ca is not None

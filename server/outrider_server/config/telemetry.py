@@ -1,4 +1,4 @@
-"""What a server is told to tell: one frozen value, checked once."""
+"""The configuration of metrics, logs and traces: one frozen value, checked once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ class TelemetryConfig:
 
     __pydantic_config__ = FORBID_EXTRA
 
-    metrics_host: Annotated[str, Flag("Address of the metrics.")] = "127.0.0.1"
-    metrics_port: Annotated[int | None, Flag("Port of the metrics, for Prometheus; 0 picks a free one.")] = None
-    log_format: Annotated[LogFormat, Flag("text or json: one object a line.")] = "text"
-    log_level: Annotated[LogLevel, Flag("debug, info (a line for every stream that ends), warning or error.")] = (
-        "warning"
-    )
-    otlp_endpoint: Annotated[str | None, Flag("Where traces go by OTLP/gRPC: http://HOST:4317.")] = None
+    metrics_host: Annotated[str, Flag("Address on which metrics are served.")] = "127.0.0.1"
+    metrics_port: Annotated[
+        int | None, Flag("Port for Prometheus metrics; 0 picks a free one. Default: no metrics.")
+    ] = None
+    log_format: Annotated[LogFormat, Flag("Log format: text, or json (one object per line).")] = "text"
+    log_level: Annotated[
+        LogLevel, Flag("Log level: debug, info (a line for every stream that ends), warning or error.")
+    ] = "warning"
+    otlp_endpoint: Annotated[
+        str | None, Flag("OTLP/gRPC endpoint for traces, such as http://HOST:4317. Default: no traces.")
+    ] = None
 
     def __post_init__(self) -> None:
         if self.metrics_port is not None and not 0 <= self.metrics_port < 2**16:

@@ -1,4 +1,4 @@
-"""The acceptance rules: which drafted tokens stand, and what follows them. Pure; they know no model and no tensors.
+"""The acceptance rules: which drafted tokens are accepted, and which token follows. Pure: no model, no tensors.
 
 Exact (`verify_path`). At every node the target's token is chosen without a look at the tree (sampler.py). The path goes
 on to the child that carries it; where there is none, the chosen token is the bonus. Greedy: the argmax path. Sampling:
@@ -31,7 +31,10 @@ NOT_TYPICAL = -math.inf
 
 @dataclass(frozen=True, slots=True)
 class AcceptedPath:
-    """Accepted nodes, the token after them (None when an end-of-text node ends the path), and whether that is all."""
+    """The accepted nodes, the token after them, and whether the text ends there.
+
+    `bonus` is None when the path ends in an end-of-text node.
+    """
 
     path: tuple[int, ...]
     bonus: int | None
@@ -39,9 +42,10 @@ class AcceptedPath:
 
 
 def verify_path(tree: DraftTree, choose: Callable[[int], int], eos: Collection[int], max_depth: int) -> AcceptedPath:
-    """choose(node) is the target's token after that node, or after the root; asked once for each node on the way.
+    """Follow the target's tokens through the tree.
 
-    `max_depth` is how many tokens besides the bonus still fit into the context.
+    `choose(node)` is the target's token after that node or the root, asked once for each node of the path. `max_depth`
+    is how many tokens besides the bonus still fit into the context.
     """
     children = {edge: node for node, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     path: list[int] = []
@@ -61,7 +65,7 @@ def verify_typical(
 ) -> AcceptedPath:
     """Accept the longest path of typical tokens; `log_probs[i]` is ln p of node i's token, or NOT_TYPICAL.
 
-    Nodes below an end of text or below `max_depth` cannot stand either. `choose` is asked for the bonus alone.
+    Nodes below an end of text or below `max_depth` are never accepted. `choose` is asked for the bonus only.
     """
     path = _best_path(tree, log_probs, eos, max_depth)
     if path and tree.tokens[path[-1]] in eos:
@@ -78,13 +82,13 @@ def _best_path(tree: DraftTree, log_probs: Sequence[float], eos: Collection[int]
         if parent == ROOT or tree.tokens[parent] not in eos:
             paths[node] = (*paths[parent], node)
             scores[node] = scores[parent] + log_probs[node]
+    # The published code lists leaves from the last one on and takes the first of otherwise equal paths: so does this.
     newest = _highest_below(tree)
     return paths[max(paths, key=lambda node: (len(paths[node]), scores[node], newest[node]))]
 
 
 def _highest_below(tree: DraftTree) -> dict[int, int]:
-    """The highest number in every node's branch. The published code lists leaves from the last one on, and of paths
-    that are alike in all else takes the first."""
+    """Return the highest node number in every node's branch."""
     newest = {ROOT: ROOT} | {node: node for node in range(len(tree))}
     for node in reversed(range(len(tree))):
         parent = tree.parents[node]

@@ -1,8 +1,8 @@
 """Tree attention over slots, plugged into transformers under the name `outrider_slots`. Knows layers, not models.
 
-A flat batch [1, N] is a row of pieces, one per session: chain rows (context, root), then tree nodes. In every layer a
-piece's K/V goes into its slot, and its queries see what the slot holds: all committed rows, the chain up to themselves,
-their own ancestors in the tree; within the layer's sliding window, if it has one, measured in positions:
+A flat batch [1, N] is a row of segments, one per session: chain rows (context, root), then tree nodes. In every layer a
+segment's K/V goes into its slot, and its queries see what the slot holds: all committed rows, the chain up to
+themselves, their own ancestors in the tree; within the layer's sliding window, if it has one, measured in positions:
 
               committed   chain    tree            position of a node = position of the root + depth
     chain     1 1 1 1     1 .      . . .           (never the row number: siblings share a position)
@@ -33,14 +33,14 @@ _SCORES = 2**24  # score values held at once where they must be materialised
 
 
 class SlotAttention(Protocol):
-    """What `model(..., slots=...)` takes: one attention call per layer."""
+    """The argument `slots` of a model call: one attention call per layer."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        """query [1, heads, N, dim], key and value [1, kv_heads, N, dim] -> [1, N, heads, value_dim]."""
+        """Map query [1, heads, N, dim], key and value [1, kv_heads, N, dim] to [1, N, heads, value_dim]."""
 
 
 class FlatBatch:
-    """The pieces of one pass, side by side; where `grouped`, those that can be go through one product together."""
+    """The segments of one pass; with `grouped`, similar ones share one product."""
 
     def __init__(self, segments: Sequence[BatchSegment], *, grouped: bool = False) -> None:
         self.segments = segments
@@ -69,7 +69,7 @@ class FlatBatch:
 def _attend_segment(
     segment: BatchSegment, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall
 ) -> Tensor:
-    """query [1, heads, n, dim], key and value [kv_heads, n, dim] -> [1, n, heads, value_dim]."""
+    """Map query [1, heads, n, dim], key and value [kv_heads, n, dim] to [1, n, heads, value_dim]."""
     parts = [*segment.slot.shared(layer), segment.slot.write(layer, key, value)]
     _, heads, num_rows, _ = query.shape
     is_cheap_to_join = num_rows > _PACKED_ROWS or sum(keys.numel() for keys, _ in parts) <= _JOINED_VALUES
@@ -83,7 +83,7 @@ def _attend_segment(
 
 
 def _packed(segment: BatchSegment, query: Tensor, keys: Tensor, values: Tensor, call: AttentionCall) -> Tensor:
-    """[1, heads, n, dim] -> [1, kv_heads, group * n, value_dim]; the mask is repeated, the keys are not."""
+    """[1, heads, n, dim] -> [1, kv_heads, group * n, value_dim]. Repeats the mask, not the keys."""
     kv_heads = keys.shape[0]
     group = query.shape[1] // kv_heads
     rows = query.reshape(1, kv_heads, -1, query.shape[3])
@@ -92,7 +92,7 @@ def _packed(segment: BatchSegment, query: Tensor, keys: Tensor, values: Tensor, 
 
 
 def _expanded(segment: BatchSegment, query: Tensor, keys: Tensor, values: Tensor, call: AttentionCall) -> Tensor:
-    """[1, heads, n, dim] -> [heads, n, value_dim]; the members of a group form the batch, over a view of the keys."""
+    """[1, heads, n, dim] -> [heads, n, value_dim]. The members of a group form the batch, over a view of the keys."""
     kv_heads, (_, heads, num_rows, dim) = keys.shape[0], query.shape
     group = heads // kv_heads
     rows = query.reshape(kv_heads, group, num_rows, dim).transpose(0, 1)
@@ -104,15 +104,17 @@ def _expanded(segment: BatchSegment, query: Tensor, keys: Tensor, values: Tensor
 
 
 def _joined(parts: Sequence[Part]) -> Part:
-    """Beside many rows, or a call for each part, a copy of the keys is cheap."""
+    """Copy the parts into one; beside many rows, or a call for each part, that is cheap."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat([keys for keys, _ in parts], dim=1), torch.cat([values for _, values in parts], dim=1)
 
 
 def _by_hand(segment: BatchSegment, query: Tensor, parts: Sequence[Part], call: AttentionCall) -> Tensor:
-    """[heads, n, dim] -> [heads, n, value_dim], score by score, a block of rows at a time: where scores are soft-capped
-    (Gemma 2), or keys and values lie in several places, one softmax goes over all of them."""
+    """[heads, n, dim] -> [heads, n, value_dim] without the fused kernel, a block of rows at a time.
+
+    For soft-capped scores (Gemma 2), and for one softmax over keys in several places.
+    """
     heads, num_rows, dim = query.shape
     kv_heads, lengths = parts[0][0].shape[0], [keys.shape[1] for keys, _ in parts]
     grouped = query.reshape(kv_heads, -1, num_rows, dim)
@@ -127,6 +129,7 @@ def _by_hand(segment: BatchSegment, query: Tensor, parts: Sequence[Part], call: 
         scores = scores.view(kv_heads, heads // kv_heads, -1, sum(lengths))
         if mask is not None:
             scores = scores + mask[0, :, first : first + block]
+        # Softmax in float32, as transformers' own attention does it: half precision loses small weights.
         weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype).flatten(1, 2)
         shares = torch.split(weights, lengths, dim=-1)
         out = torch.stack([torch.bmm(share, values) for share, (_, values) in zip(shares, parts, strict=True)]).sum(0)
@@ -153,10 +156,10 @@ def _outrider_slots(
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:  # signature is transformers' mask functions'
-    """The pieces bring their own masks."""
+    """Return no mask: the segments bring their own."""
 
 
 def register() -> None:
-    """Make `outrider_slots` known to transformers; harmless when repeated."""
+    """Make `outrider_slots` known to transformers. Safe to call twice."""
     AttentionInterface.register(IMPLEMENTATION, _outrider_slots)
     AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)

@@ -1,4 +1,4 @@
-"""One session's rows in a flat batch: where they stand, and what they may look at. Knows no layers and no models."""
+"""One session's rows in a flat batch: their positions and their mask. Knows no layers and no models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider_server.kv.slot import KVSlot
 
 
 class AttentionCall:
-    """How a layer wants its scores: scaled, perhaps soft-capped, perhaps within a sliding window."""
+    """One layer's parameters: scaling, soft cap, sliding window."""
 
     __slots__ = ("scaling", "softcap", "window")
 
@@ -23,7 +23,7 @@ class AttentionCall:
 
 
 class BatchSegment:
-    """One session's rows in a flat batch, for the length of one pass."""
+    """One session's rows in a flat batch, for one pass."""
 
     def __init__(self, slot: KVSlot, num_chain: int, tree: DraftTree, max_position: int) -> None:
         self.slot = slot
@@ -33,13 +33,13 @@ class BatchSegment:
         slot.reserve(self.num_rows)
         held = slot.length
         root = held + num_chain - 1
-        # Nodes beyond the context are never accepted; they only must not crash a table of positions.
+        # Nodes beyond the context are never accepted, but their positions must exist in the model's tables.
         self.positions = [*range(held, root + 1), *(min(root + depth, max_position) for depth in tree.depths())]
         self._furthest = max(self.positions)  # the deepest node need not be the last one
         self._masks: dict[tuple[int | None, int], Tensor | None] = {}
 
     def mask(self, window: int | None, repeats: int) -> Tensor | None:
-        """Additive mask [1, 1, repeats * rows, length + rows], or None where everything is visible."""
+        """Return the additive mask [1, 1, repeats * rows, length + rows]; None where everything is visible."""
         window = self.narrowed(window)
         key = (window, repeats)
         if key not in self._masks:
@@ -47,14 +47,14 @@ class BatchSegment:
         return self._masks[key]
 
     def narrowed(self, window: int | None) -> int | None:
-        """None where all its rows see to the beginning anyway."""
+        """Return the window, or None where all rows see to the beginning anyway."""
         return None if window is None or self._furthest < window else window
 
     def _build_mask(self, window: int | None, repeats: int) -> Tensor | None:
         if window is None and self.num_rows == 1:
             return None
         shape, held = self.slot.shape, self.slot.length
-        # On the device: for a chunk of a long context this is large.
+        # Built on the device: for a chunk of a long context the mask is too large to send.
         bias = torch.zeros(self.num_rows, held + self.num_rows, dtype=shape.dtype, device=shape.device)
         bias[:, held:].masked_fill_(torch.from_numpy(~self.visible()).to(shape.device), float("-inf"))
         if window is not None:
@@ -64,7 +64,7 @@ class BatchSegment:
         return bias.repeat(repeats, 1)[None, None]
 
     def visible(self) -> NDArray[np.bool_]:
-        """[rows, rows] bool: entry (i, j) says that row i may look at row j of this pass."""
+        """Return [rows, rows] bool: entry (i, j) says that row i sees row j of this pass."""
         visible = np.tri(self.num_rows, dtype=np.bool_)
         visible[self.num_chain :, self.num_chain :] = self._tree.ancestors()
         return visible

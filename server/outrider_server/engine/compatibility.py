@@ -1,4 +1,4 @@
-"""Whether a model can run on slots: found out once, at load, by looking and by trying. One that cannot is refused."""
+"""The check, at load, whether a model can run on slots. One that cannot is refused with the reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}  #
 
 
 class _Recorder:
-    """Stands in for the slots and notes what every layer asks for."""
+    """A stand-in for the slots that records what every layer asks for."""
 
     def __init__(self) -> None:
         self.windows: dict[int, int | None] = {}
@@ -40,7 +40,7 @@ class _Recorder:
 
 @torch.inference_mode()
 def probe(model: PreTrainedModel, max_context: int) -> KVShape:
-    """The shape of the target's K/V. Raises UsageError for a model that slots cannot serve."""
+    """Return the shape of the target's K/V. Raises UsageError for a model that slots cannot serve."""
     kind, config = model.config.model_type, model.config.get_text_config()
     _check_config(kind, config, max_context)
     recorder = _Recorder()
@@ -63,7 +63,7 @@ def probe(model: PreTrainedModel, max_context: int) -> KVShape:
 
 @torch.inference_mode()
 def check_against_eager(model: PreTrainedModel, kv: KVShape, max_context: int) -> None:
-    """Run a few tokens through slots in three passes and through the model's own attention in one; both must agree."""
+    """Compare a few tokens through slots with the model's own attention. Raises UsageError if they differ."""
     count = min(_PROBE_TOKENS, max_context)
     vocab = model.config.get_text_config().vocab_size
     tokens = [(7919 * i + 13) % vocab for i in range(count)]
@@ -74,6 +74,7 @@ def check_against_eager(model: PreTrainedModel, kv: KVShape, max_context: int) -
     finally:
         model.set_attn_implementation(IMPLEMENTATION)
     difference = float((logits - reference).abs().mean() / reference.std().clamp_min(1e-6))
+    # Not `difference > ...`: NaN must be refused too.
     if not difference <= _TOLERANCE.get(kv.dtype, 0.05):
         raise UsageError(
             f"{model.config.model_type}: slots do not reproduce the model's own attention (logits differ by"
@@ -82,7 +83,7 @@ def check_against_eager(model: PreTrainedModel, kv: KVShape, max_context: int) -
 
 
 def _through_slots(model: PreTrainedModel, kv: KVShape, tokens: list[int]) -> Tensor:
-    """[tokens, vocab] float32: a chain, then a tree that is a chain, with a wrong branch in between."""
+    """Return logits [tokens, vocab] float32: a chain, then a tree with a wrong branch beside the right one."""
     slot = KVSlot(kv)
     vocab = model.config.get_text_config().vocab_size
     half = len(tokens) // 2
@@ -98,7 +99,7 @@ def _through_slots(model: PreTrainedModel, kv: KVShape, tokens: list[int]) -> Te
 
 
 def _forked(tokens: list[int], vocab_size: int) -> DraftTree:
-    """Node 0 is a dead end below the root; the chain `tokens` follows as nodes 1, 2, ..."""
+    """Return a tree in which node 0 is a dead end, and `tokens` follow as nodes 1, 2, ..."""
     if not tokens:
         return DraftTree()
     wrong = (tokens[0] + 1) % vocab_size
@@ -119,7 +120,7 @@ def _check_config(kind: str, config: Any, max_context: int) -> None:  # a model'
 
 
 def _rope_limit(config: Any) -> float:
-    """Longest context in which position embeddings do not depend on the length."""
+    """Return the longest context in which position embeddings do not depend on the length."""
     rope = getattr(config, "rope_parameters", None) or {}
     ropes = [each for each in (rope, *rope.values()) if isinstance(each, dict)]  # some configs have one a layer type
     limits = [
@@ -131,7 +132,7 @@ def _rope_limit(config: Any) -> float:
 
 
 def _check_windows(kind: str, config: Any, recorder: _Recorder) -> None:
-    """A layer that its config calls sliding must say so to its attention function."""
+    """Raise UsageError for a layer that is sliding by its config but passes no window."""
     for layer, layer_type in enumerate(getattr(config, "layer_types", None) or ()):
         if layer_type == "sliding_attention" and recorder.windows.get(layer) is None:
             raise UsageError(f"{kind}: layer {layer} is a sliding-window layer but passes no window to its attention")

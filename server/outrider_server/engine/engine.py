@@ -1,6 +1,6 @@
 """The engine: one pass of the target over the rows of any number of sessions. Knows no frames and no threads.
 
-verify() runs the pass and walks the trees but changes no session; commit() then makes one session's share of it stand.
+verify() runs the pass and judges the trees but changes no session; commit() applies one session's result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_TREE = DraftTree()
 class StepInput:
     """One session's share of a pass. `chain` follows what is held; `tree` hangs below its last token, the root.
 
-    Without a chooser the chain is only context: no root, no tree, no verdict. `logprobs` as in Draft.
+    Without a sampler the chain is only context: no root, no tree, no verdict. `logprobs` as in Draft.
     """
 
     sequence: Sequence
@@ -49,7 +49,7 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """When the forward pass began and ended, in seconds of time.monotonic()."""
+    """Start and end of the forward pass, in seconds of time.monotonic()."""
 
     started: float
     ended: float
@@ -57,8 +57,7 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a pass made of one Work: its walk (None for context only), its rows of the hidden states, and how likely
-    the tokens of the walk are, if that was asked for."""
+    """The result of one StepInput: accepted path (None for context only), hidden states, log probabilities."""
 
     step_input: StepInput
     timing: StepTiming
@@ -68,8 +67,10 @@ class StepResult:
 
 
 class Engine:
-    """Runs passes on one target; with a pace, each lasts as long as on that hardware. `attention`: of sessions that can
-    be computed together, or (plain) of each on its own."""
+    """Runs passes on one target; with a pace, each lasts as long as on that hardware.
+
+    `attention`: compute similar sessions together (grouped), or each on its own (plain).
+    """
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Engine:
 
     @torch.inference_mode()
     def verify(self, inputs: abc.Sequence[StepInput]) -> list[StepResult]:
-        """One forward pass over all works, at most one per session."""
+        """Run one forward pass over all inputs, at most one per session."""
         last = self.target.max_context - 1
         segments = [
             BatchSegment(step_input.sequence.slot, len(step_input.chain), step_input.tree, last)
@@ -123,7 +124,7 @@ class Engine:
 
     @torch.inference_mode()
     def tap(self, results: abc.Sequence[StepResult]) -> None:
-        """Make features of what was committed, for the sessions that have a tap; those that share it in one batch."""
+        """Compute features of the committed rows; sessions that share a tap go in one batch."""
         shared: dict[TapState, list[StepResult]] = {}
         for result in results:
             state = result.step_input.sequence.tap_state
@@ -137,7 +138,7 @@ class Engine:
                 result.step_input.sequence.add_features(own.numpy())
 
     def _wait_out(self, started: float, num_rows: int) -> None:
-        """Sleep for what is left of the time that such a pass is to last."""
+        """Sleep for the rest of the time that such a pass lasts on the emulated hardware."""
         if self._pace is not None:
             left = started + self._pace.pass_s(num_rows) - self._clock()
             if left > 0:
@@ -146,7 +147,7 @@ class Engine:
     def _verify_trees(
         self, inputs: abc.Sequence[StepInput], segments: abc.Sequence[BatchSegment], logits: Tensor
     ) -> list[AcceptedPath | None]:
-        # One argmax and one transfer for all sessions that take it; drawing is dearer, and done on the path alone.
+        # One argmax and one transfer for all greedy sessions; drawing costs more, and is done on the path only.
         likeliest = _argmax(logits) if any(w.sampler and not w.sampler.sampling.draws for w in inputs) else []
         accepted_paths: list[AcceptedPath | None] = []
         root_row = 0  # of logits
@@ -166,7 +167,7 @@ class Engine:
     def _verify_tree(
         self, step_input: StepInput, sampler: Sampler, choose: Callable[[int], int], logits: Tensor
     ) -> AcceptedPath:
-        """`logits` are those of root and nodes."""
+        """Apply the acceptance rule. `logits` are those of root and nodes."""
         max_depth = self._max_depth(step_input)
         match sampler.sampling.acceptance:
             case "exact":
@@ -179,13 +180,15 @@ class Engine:
                 assert_never(sampler.sampling.acceptance)
 
     def _max_depth(self, step_input: StepInput) -> int:
-        """Nodes that fit below the root, leaving one position for the bonus."""
+        """Return how many nodes fit below the root, leaving one position for the bonus."""
         root = step_input.sequence.slot.length + len(step_input.chain) - 1
         return max(0, self.target.max_context - 2 - root)
 
 
 def _argmax(logits: Tensor) -> list[int]:
-    """The first of the largest values in every row, as torch's argmax has it; numpy's is 8 times as fast on a CPU."""
+    """Return the first largest index of every row, as torch's argmax does."""
+    # numpy's argmax is 8 times as fast as torch's on a CPU. Both return the first of equal values, which replies must
+    # not depend on.
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         return [int(token) for token in logits.numpy().argmax(-1)]
     return [int(token) for token in logits.argmax(-1).tolist()]
@@ -194,7 +197,7 @@ def _argmax(logits: Tensor) -> list[int]:
 def _logprobs(
     inputs: abc.Sequence[StepInput], accepted_paths: abc.Sequence[AcceptedPath | None], logits: Tensor
 ) -> list[tuple[TokenLogprob, ...]]:
-    """Empty for those that did not ask."""
+    """Return log probabilities for each input; empty for those that did not ask."""
     found: list[tuple[TokenLogprob, ...]] = []
     root_row = 0  # of logits
     for step_input, accepted in zip(inputs, accepted_paths, strict=True):
@@ -214,13 +217,13 @@ def _look_up(chosen: list[int], root_row: int, node: int) -> int:
 
 
 def _draw(sampler: Sampler, logits: Tensor, positions: list[int], node: int) -> int:
-    """`logits` and `positions` begin with the root's."""
+    """Draw the token after `node`; `logits` and `positions` begin with the root's."""
     row = 1 + node
     return sampler.choose(logits[row : row + 1], [positions[row] + 1])[0]
 
 
 def _rows_with_logits(inputs: abc.Sequence[StepInput]) -> list[int]:
-    """Rows of the flat batch whose logits count: every root and node."""
+    """Return the rows of the flat batch that need logits: every root and node."""
     rows: list[int] = []
     first = 0
     for step_input in inputs:
@@ -240,7 +243,7 @@ def _activations(result: StepResult) -> Activations:
 
 
 def _side_by_side(parts: abc.Sequence[Activations]) -> Activations:
-    """As if they were of one session."""
+    """Concatenate activations as if they were of one session."""
     if len(parts) == 1:
         return parts[0]
     return Activations(
@@ -251,7 +254,7 @@ def _side_by_side(parts: abc.Sequence[Activations]) -> Activations:
 
 
 def _committed_rows(result: StepResult, hidden: Tensor) -> Tensor:
-    """Of the rows of a pass [n, hidden], those of the chain and the accepted path."""
+    """Return the rows of the chain and the accepted path, out of a pass's [n, hidden]."""
     num_chain = len(result.step_input.chain)
     path = result.accepted.path if result.accepted else ()
     if not path:

@@ -1,11 +1,11 @@
-"""Pieces of few rows that attend together, behind the same prefix or none.
+"""Attention over several short segments at once, behind the same prefix or none.
 
     session a   K/V . . . .      one product [members, kv_heads, rows, keys] for all of them, padded to the most rows
     session b   K/V . .          and the most keys; what is padded is masked, or thrown away. Where the members are no
     session c   K/V . . .        neighbors in one slab their keys are copied, which costs a tenth of the product.
                                  Keys of a prefix are multiplied once, with the queries of all.
 
-Python and a call into torch cost more than such a piece's arithmetic; a loop over pieces is the plain path.
+Python and a call into torch cost more than the arithmetic of such a segment; the loop over segments is the plain path.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_SCORES = 2**20  # of one head: memory that no budget counts
 
 
 class _Lanes:
-    """Those members whose stores lie in one slab: places first .. stop-1 of the bunch."""
+    """The members whose buffers lie in one slab: places first .. stop-1 of the group."""
 
     def __init__(self, slab: BufferSlab, first: int, members: Sequence[Placed], device: torch.device) -> None:
         segments = [segment for _, segment in members]
@@ -55,14 +55,14 @@ class _Lanes:
         return self._written(self._slab.values[layer], new)
 
     def _written(self, stored: Tensor, new: Tensor) -> Tensor:
-        """stored [lanes, capacity, kv_heads, dim], new [kv_heads, N, dim] -> theirs [places, keys, kv_heads, dim]."""
+        """Write the new rows [kv_heads, N, dim] into the slab; return the members' [places, keys, kv_heads, dim]."""
         stored.flatten(0, 1).index_copy_(0, self._targets, new.index_select(1, self._rows).transpose(0, 1))
         begun = stored[:, : self.num_keys]
         return begun.index_select(0, self._lanes) if self._neighbors is None else begun[self._neighbors]
 
 
 class AttentionGroup:
-    """For one pass."""
+    """Segments that attend together, for one pass."""
 
     def __init__(self, members: Sequence[Placed]) -> None:
         slabs: dict[BufferSlab, list[Placed]] = defaultdict(list)
@@ -91,7 +91,10 @@ class AttentionGroup:
         self._padded, self._rows, self._back = (torch.from_numpy(table).to(device) for table in tables)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, out: Tensor) -> None:
-        """query [heads, N, dim], key and value [kv_heads, N, dim], out [N, heads, value_dim]: of the whole batch."""
+        """Attend for all members, from and into the whole batch.
+
+        query [heads, N, dim], key and value [kv_heads, N, dim], out [N, heads, value_dim].
+        """
         keys = self._merged([part.keys(layer, key) for part in self._parts])
         values = self._merged([part.values(layer, value) for part in self._parts])
         (heads, kv_heads), count = (query.shape[0], key.shape[0]), len(self._members)
@@ -108,10 +111,10 @@ class AttentionGroup:
         out.index_copy_(0, self._rows, answer.index_select(0, self._back))
 
     def _merged(self, parts: Sequence[Tensor]) -> Tensor:
-        """[places, keys, kv_heads, dim] of every slab -> [members, kv_heads, keys, dim], padded with zeros: what is
-        masked must be a number too."""
+        """Join [places, keys, kv_heads, dim] of every slab to [members, kv_heads, keys, dim], padded with zeros."""
         if len(parts) == 1:
             return parts[0].transpose(1, 2)
+        # Zeros, not empty: masked keys still enter the product, and NaN times a weight of 0 is NaN.
         padded_all = parts[0].new_zeros(len(self._members), self._num_keys, *parts[0].shape[2:])
         for part, own in zip(self._parts, parts, strict=True):
             padded_all[part.places, : part.num_keys] = own
@@ -120,7 +123,7 @@ class AttentionGroup:
     def _by_hand(
         self, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, layer: int, call: AttentionCall
     ) -> Tensor:
-        """rows [members, kv_heads, n, dim], keys and values [members, kv_heads, keys, dim] -> as rows."""
+        """Attend without the fused kernel: rows [members, kv_heads, n, dim], keys and values as from _merged()."""
         members, kv_heads, count, _ = rows.shape
         shared = self._slot.shared(layer)
         merged = rows.transpose(0, 1).reshape(kv_heads, members * count, -1)
@@ -138,7 +141,7 @@ class AttentionGroup:
         return answer
 
     def _mask(self, window: int | None, group: int) -> Tensor:
-        """Additive [members, 1, group * rows, start + keys]; padded rows see everything, and are thrown away."""
+        """Return the additive mask [members, 1, group * rows, start + keys]; padded rows see all and are dropped."""
         if window is not None and all(segment.narrowed(window) is None for segment in self._members):
             window = None
         if (window, group) not in self._masks:
@@ -146,6 +149,8 @@ class AttentionGroup:
             bias = np.zeros((len(self._members), self._num_rows, start + self._num_keys), dtype=np.float32)
             for place, segment in enumerate(self._members):
                 held, count = segment.slot.length, segment.num_rows
+                # Only the first `count` rows are masked: a padded row that saw nothing would be softmax over -inf,
+                # which is NaN.
                 bias[place, :count, held + count :] = -np.inf
                 bias[place, :count, held : held + count][~segment.visible()] = -np.inf
                 if window is not None:
@@ -159,7 +164,7 @@ class AttentionGroup:
 
 
 def group_segments(placed: Sequence[Placed]) -> tuple[list[AttentionGroup], list[Placed]]:
-    """Those who attend together, and those who go alone."""
+    """Split the segments into groups that attend together and single ones."""
     kinds: dict[tuple[Prefix | None, int], list[Placed]] = defaultdict(list)
     single: list[Placed] = []
     for first, segment in placed:
@@ -179,7 +184,7 @@ def group_segments(placed: Sequence[Placed]) -> tuple[list[AttentionGroup], list
 
 
 def _similar(kind: Sequence[Placed], num_rows: int) -> list[list[Placed]]:
-    """Those of about as many keys, and no more of them than have room for their scores."""
+    """Split segments into groups of similar length, small enough for their scores."""
     groups: list[list[Placed]] = []
     longest = most = 0
     for member in sorted(kind, key=lambda placed: -_own_keys(placed[1])):

@@ -23,7 +23,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @contextmanager
 def eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """The model with transformers' own attention, for the plain path. Not while it serves."""
+    """Give the model transformers' own attention, for the reference path. Not while it serves."""
     model.set_attn_implementation("eager")
     try:
         yield
@@ -33,7 +33,7 @@ def eager_attention(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def last_layer_output(model: PreTrainedModel, *, wanted: bool) -> Iterator[dict[int, Tensor]]:
-    """Fills with the last layer's output [N, hidden], by BEFORE_NORM, when the model runs; stays empty if unwanted."""
+    """Yield a dict that receives the last layer's output [N, hidden] as BEFORE_NORM, if wanted."""
     seen: dict[int, Tensor] = {}
     if not wanted:
         yield seen
@@ -50,7 +50,7 @@ def last_layer_output(model: PreTrainedModel, *, wanted: bool) -> Iterator[dict[
 
 
 def _last_layer(model: PreTrainedModel) -> nn.Module:
-    """The last decoder layer: that of the list which is as long as the config says."""
+    """Return the last decoder layer: that of the list which is as long as the config says."""
     count = model.config.get_text_config().num_hidden_layers
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -59,14 +59,14 @@ def _last_layer(model: PreTrainedModel) -> nn.Module:
 
 
 def is_small(model: PreTrainedModel) -> bool:
-    """Whether more CPU threads cost more than they bring."""
+    """Return whether more CPU threads cost more than they gain."""
     return sum(parameter.numel() for parameter in model.parameters()) < _SMALL
 
 
 def load_model(
     path: str, dtype: torch.dtype, device: torch.device | None, distributed_config: object | None = None
 ) -> PreTrainedModel:
-    """On a device, or (None) where `distributed_config` puts it. Raises UsageError."""
+    """Load a model onto a device, or (None) where `distributed_config` puts it. Raises UsageError."""
     if find_bundle(Path(path)) is not None:
         raise UsageError(f"target {path}: an edge bundle, which has no layers to verify with; give the full target")
     register()
@@ -92,7 +92,7 @@ def load_model(
 
 
 def check_dtype(name: str) -> torch.dtype:
-    """By its name. Raises UsageError."""
+    """Return the dtype of that name. Raises UsageError."""
     if name not in DTYPES:
         raise UsageError(f"dtype={name}: need one of {', '.join(DTYPES)}")
     return DTYPES[name]

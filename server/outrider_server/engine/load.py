@@ -17,7 +17,10 @@ from outrider_server.engine.target import Target
 
 
 def load_taps(target: Target, target_dir: str | Path, drafters: Sequence[str | Path | DrafterSource]) -> list[Tap]:
-    """One tap for each kind of features. Raises UsageError for a drafter that cannot be read or is another target's."""
+    """Return one tap for each kind of features.
+
+    Raises UsageError for a drafter that cannot be read or belongs to another target.
+    """
     last_hidden = LastHiddenTap(target.hidden_size)
     taps: dict[str, Tap] = {last_hidden.info.fingerprint: last_hidden}
     for drafter in drafters:
@@ -28,13 +31,16 @@ def load_taps(target: Target, target_dir: str | Path, drafters: Sequence[str | P
 
 
 def load_drafters(target: Target, target_dir: str | Path, sources: Sequence[str | Path]) -> list[Drafter]:
-    """Client halves on the target's own embedding and lm_head. Raises UsageError."""
+    """Load drafters that use the target's own embedding and lm_head. Raises UsageError."""
     weights = _target_weights(target, resolve_dir(target_dir))
     return [load_drafter(source, weights) for source in sources]
 
 
 def _target_weights(target: Target, directory: Path) -> TargetWeights:
-    """What drafters borrow of a target, out of the one that is loaded; from its files where this process has a part."""
+    """Return the weights that drafters borrow from the loaded target.
+
+    Where this process has only a part of them, they are read from the target's files.
+    """
     if target.ranks is not None:
         borrowed = TargetWeights.load(directory, target.kv.dtype)
         embed_rows = borrowed.embed.to(target.kv.device)

@@ -1,4 +1,4 @@
-"""The plain path: the target alone, one token a pass, on transformers' own cache and attention. The oracle."""
+"""Reference decoding: the target alone, one token a pass, with transformers' own cache and attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider_server.engine.target import Target
 
 @torch.inference_mode()
 def plain_greedy(target: Target, ids: Sequence[int], max_new_tokens: int) -> list[int]:
-    """New tokens after `ids`, up to an end-of-text token, which is included. Not while the target serves."""
+    """Return the new tokens after `ids`, up to and including an end of text. Not while the target serves."""
     answer: list[int] = []
     tokens = torch.tensor([list(ids)], device=target.kv.device)
     cache = None

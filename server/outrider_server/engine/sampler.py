@@ -1,8 +1,7 @@
-"""How the target's token after every row is chosen: argmax, or a draw from the processed distribution; and which
-drafted tokens are typical of that distribution (acceptance.py).
+"""The choice of the target's token after every row: argmax, or a draw from the processed distribution.
 
-The draw for position p uses one uniform number that depends on (seed, p) alone, through a counter-based generator. So
-the choice depends neither on the tree it is tried against, nor on batching, nor on how often a session was interrupted.
+The draw for position p uses one uniform number that depends on (seed, p) alone, from a counter-based generator. So the
+choice depends neither on the tree it is compared with, nor on batching, nor on interruptions of the session.
 """
 
 from __future__ import annotations
@@ -21,37 +20,39 @@ from outrider_proto.sampling_noise import uniform
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import NOT_TYPICAL, AcceptedPath
 
-_COLDEST = 1e-30  # below it float32 has no quotient, and what is drawn would be no token
+_COLDEST = 1e-30  # below it the quotient overflows float32, and the softmax is NaN
 _ENTROPY_FLOOR = 1e-5  # keeps ln finite; part of the published rule
 
 
 class Sampler:
-    """Chooses tokens as `sampling` says."""
+    """Choose tokens by `sampling`."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
         self._processors = None if sampling.greedy else _processors(sampling)
 
     def distribution(self, logits: Tensor) -> Tensor:
-        """[n, vocab] -> [n, vocab] float64: what tokens are drawn from, after temperature, top-k and top-p."""
+        """Return the distribution [n, vocab] float64 after temperature, top-k and top-p."""
         assert self._processors is not None
         no_ids = torch.empty(logits.shape[0], 0, dtype=torch.long, device=logits.device)
         scores: Tensor = self._processors(no_ids, logits.float())  # type: ignore[arg-type] # annotated as LongTensor
         return scores.double().softmax(-1)
 
     def choose(self, logits: Tensor, positions: list[int]) -> list[int]:
-        """logits [n, vocab]; positions[i] is the position of the token that row i predicts. n chosen tokens."""
+        """Return n tokens for logits [n, vocab]; positions[i] is the position that row i predicts."""
         if not self.sampling.draws:
             return logits.argmax(-1).tolist()
         uniforms = [uniform(self.sampling.seed, position) for position in positions]
         cumulative = self.distribution(logits).cumsum(-1)
+        # Scale by the last cumulative value: rounding leaves it slightly off 1, and u beyond it would be no token.
         heights = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
-        # right=True: the first token whose cumulative probability exceeds u, so never one of probability 0.
+        # right=True: the first token whose cumulative probability exceeds u, so never a token of probability 0.
         return torch.searchsorted(cumulative, heights, right=True)[:, 0].tolist()
 
     def log_probs(self, logits: Tensor, tree: DraftTree) -> list[float]:
-        """logits [1 + nodes, vocab] of root and nodes. ln p of every node's token below its parent; NOT_TYPICAL where p
-        does not exceed the parent's threshold.
+        """Return ln p of every node's token below its parent, NOT_TYPICAL below the threshold.
+
+        logits: [1 + nodes, vocab] of root and nodes.
         """
         if not len(tree):
             return []
@@ -65,7 +66,7 @@ class Sampler:
 
 
 def _processors(sampling: Sampling) -> LogitsProcessorList:
-    """In the order of transformers' `generate`."""
+    """Return the processors in the order of transformers' `generate`."""
     processors = LogitsProcessorList()
     if sampling.temperature != 1.0:
         processors.append(TemperatureLogitsWarper(max(sampling.temperature, _COLDEST)))
@@ -77,9 +78,9 @@ def _processors(sampling: Sampling) -> LogitsProcessorList:
 
 
 def token_logprobs(logits: Tensor, tree: DraftTree, accepted: AcceptedPath, num_top: int) -> tuple[TokenLogprob, ...]:
-    """logits [1 + nodes, vocab] of root and nodes. Of path and bonus, each with the `num_top` likeliest in its place.
+    """Return log probabilities of path and bonus, each with the `num_top` likeliest tokens in its place.
 
-    Raises Violation for logits that are no numbers.
+    logits: [1 + nodes, vocab] of root and nodes, before temperature, top-k and top-p. Raises Violation for NaN.
     """
     bonus = () if accepted.bonus is None else (accepted.bonus,)
     tokens = torch.tensor([*tree.path_tokens(accepted.path), *bonus], device=logits.device)

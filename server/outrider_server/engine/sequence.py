@@ -1,7 +1,7 @@
-"""What the server holds of one session: tokens, their K/V and feature rows, and what the target says comes next.
+"""One session's tokens, their K/V and feature rows, and the token that the target says comes next.
 
-          0 .. standing-1             standing .. len(tokens)-1
-tokens    whose rows are there        known, but their rows are not (yet): lost to make room, or not run so far
+          0 .. slot.length-1          slot.length .. len(tokens)-1
+tokens    with rows                   known, but without rows: evicted, or not run yet
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from outrider_server.kv.memory import KVMemory
 
 
 class ActiveRequest(Protocol):
-    """A job under way."""
+    """The request that a sequence runs."""
 
     @property
     def over(self) -> bool: ...
 
 
 class Sequence:
-    """Tokens of one session, and of the first of them rows and features; between passes these cover the same positions.
+    """Tokens of one session, with rows and features of the first of them.
 
-    `bonus` is the last verdict's, as long as it follows what is held; None where the text has ended. `drafting` is
-    there where the server may draft for this session. Sessions of one `payer` may share the rows of a common beginning.
+    Between passes rows and features cover the same positions. `bonus` is the last verdict's as long as it follows the
+    tokens, None where the text has ended. `drafting` is set where the server may draft for this session. Sessions of
+    one `payer` may share the rows of a common prefix.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Sequence:
         self.tap = tap
         self.drafting = SessionDrafter(drafter) if drafter else None
         self.bonus: int | None = None
-        self.parked = False  # no stream speaks for it
+        self.parked = False  # no stream is attached
         self.used_at = 0
         self.tokens: list[int] = []
         self.block_hashes: list[bytes] = []
@@ -69,19 +70,19 @@ class Sequence:
 
     @property
     def num_computed(self) -> int:
-        """Tokens that have both rows and features."""
+        """Number of tokens that have both rows and features."""
         return self.slot.length if self.tap is None else min(self.slot.length, self._num_features)
 
     @property
     def group(self) -> bytes | None:
-        """Whom it shares with: nobody, where its features depend on more than the rows of K/V."""
+        """Key of the sequences it shares with; None where its features depend on more than K/V rows."""
         if self._is_invalid or (self.tap is not None and not isinstance(self._tap_state, StatelessTap)):
             return None
         return self._group
 
     @property
     def status(self) -> Literal["parked", "idle", "waiting", "working"]:
-        """How much it would be missed."""
+        """How much an eviction would hurt."""
         if self._waits and not self.parked:
             return "waiting"
         if self._request is not None and not self._request.over:
@@ -89,10 +90,10 @@ class Sequence:
         return "parked" if self.parked else "idle"
 
     def begin(self, request: ActiveRequest, base_len: int, context: abc.Sequence[int], num_more: int) -> None:
-        """`context` follows the first `base_len` tokens, and then up to `num_more` rows.
+        """Set the text to the first `base_len` tokens and `context`, with room for `num_more` rows.
 
-        Raises Violation when fewer tokens are held, Refusal for what can never fit, OutOfKVMemory for what does not fit
-        now: then it may be asked again.
+        Raises Violation when fewer tokens are held, Refusal for what can never fit, and OutOfKVMemory for what does not
+        fit now: then it may be called again.
         """
         if self._released or base_len > len(self.tokens):
             raise Violation(
@@ -115,7 +116,7 @@ class Sequence:
         self._request = request
 
     def reserve(self, num_more: int) -> None:
-        """Rows for all its tokens and `num_more` behind them. Raises as begin()."""
+        """Make room for the rows of all tokens and `num_more` behind them. Raises as begin()."""
         self._memory.between_passes()
         total = len(self.tokens) + num_more
         self._memory.check_fit(self, total)
@@ -127,6 +128,7 @@ class Sequence:
             if not self._memory.fits_only_alone(self, total):
                 raise
             self.evict()
+            # Its old rows and their larger copy do not fit side by side: recompute them into the new buffer.
             self.slot.reserve(total, take)
         self._waits = False
 
@@ -138,20 +140,20 @@ class Sequence:
         self._keep_rows(min(length, self.slot.length))
 
     def evict(self) -> None:
-        """Rows and features, to make room; the tokens stay."""
+        """Drop rows and features; keep the tokens."""
         self._keep_rows(0)
         self.slot.clear()
 
     def invalidate(self) -> None:
-        """A pass of it failed: nobody is to build on what it holds, itself included."""
+        """Discard its rows before the next request, and let no other sequence use them: a pass failed."""
         self._is_invalid = True
 
     def request_memory(self) -> None:
-        """The machine has no memory for a pass of it: before the next one there must be some."""
+        """Have memory freed before the next pass: the machine had none for this one."""
         self._memory.must_free_all = True
 
     def release(self) -> None:
-        """The session has ended."""
+        """Give everything back; the session has ended."""
         self._released = True
         self._memory.release(self)
 
@@ -167,15 +169,14 @@ class Sequence:
             self._memory.register_blocks(self)
 
     def expects(self, base_len: int, root: int, prefix: bytes) -> bool:
-        """Whether `root` is what comes next: exactly `base_len` tokens are held, it is the last verdict's bonus, and
-        with it they hash to `prefix`."""
+        """Return whether `root` comes next: the last bonus, after exactly `base_len` tokens, hashing to `prefix`."""
         if len(self.tokens) != base_len or root != self.bonus:
             return False
         return prefix_hash([*self.tokens, root]) == prefix
 
     @property
     def tap_state(self) -> TapState | None:
-        """What makes its features; one without a memory is that of many sessions."""
+        """The state that makes its features; a stateless one is shared by many sessions."""
         return self._tap_state
 
     @property
@@ -183,25 +184,25 @@ class Sequence:
         return self._num_features < self.slot.length
 
     def activations(self, hidden: dict[int, Tensor]) -> Activations:
-        """Of the rows that have no features yet; `hidden` holds their hidden states."""
+        """Return the activations of rows without features; `hidden` holds their hidden states."""
         keys, values = self.slot.rows(self._num_features, self.slot.length)
         return Activations(keys=keys, values=values, hidden=hidden)
 
     def add_features(self, rows: NDArray[np.float32]) -> None:
-        """Of the rows that had none."""
+        """Store the features of the rows that had none."""
         self.slot.put_features(self._num_features, rows)
         self._num_features = self.slot.length
         self._memory.register_blocks(self)
 
     def features(self, first: int) -> tuple[int, NDArray[np.float32]]:
-        """A copy of the rows of positions first, first + 1, ... that its drafter reads, and where they begin."""
+        """Return the feature rows from `first` on that its drafter reads, and where they begin."""
         if self.tap is not None and self.tap.info.newest_only:
             first = max(first, self._num_features - 1)
         first = min(first, self._num_features) if first < 0 else first
         return first, self.slot.features(first, max(first, self._num_features))
 
     def _keep_rows(self, length: int) -> None:
-        """The first so many, or fewer where they are shared."""
+        """Keep the first `length` rows, or fewer where they are shared."""
         self.slot.truncate(length)
         length = self.slot.length
         self._memory.unregister_blocks(self, length)

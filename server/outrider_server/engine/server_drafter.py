@@ -1,4 +1,4 @@
-"""Drafting on the server, for sessions that ask for it: the drafters' client halves, run beside the target."""
+"""Drafting on the server for sessions that ask for it, beside the target."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from outrider_proto.tree import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class DraftContext:
-    """What a session's drafter may read: the tokens up to and including the root, and the feature rows of positions
-    from a first one on, with where they begin; None where there are no features."""
+    """The input of a draft: tokens up to the root, and a getter of feature rows, None without features."""
 
     tokens: Sequence[int]
     features: Callable[[int], tuple[int, NDArray[np.float32]]] | None
 
 
 class SessionDrafter:
-    """One session's draft state, brought up to date before each draft."""
+    """One session's draft state, synchronized before each draft."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._state = drafter.new_state()
@@ -33,7 +32,7 @@ class SessionDrafter:
 
     @torch.inference_mode()
     def grow(self, known: DraftContext, shape: TreeShape, cancelled: Callable[[], bool]) -> DraftTree:
-        """A draft below the root; `cancelled` ends it between levels."""
+        """Return a draft below the root; `cancelled` ends it between levels."""
         tokens = list(known.tokens)
         sync_tokens(self._state, self._tokens, tokens)
         self._tokens = tokens

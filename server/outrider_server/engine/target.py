@@ -1,4 +1,4 @@
-"""The target: a Hugging Face causal LM made to run on slots, with what the rest needs to know about it."""
+"""The target: a Hugging Face causal LM that runs on slots, with its sizes and fingerprints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:
-    """One pass over N rows: logits [rows asked for, vocab], hidden states [N, hidden] by Hugging Face's index."""
+    """Output for N rows: logits [rows asked for, vocab], hidden states [N, hidden] by Hugging Face's index."""
 
     logits: Tensor
     hidden: dict[int, Tensor]
@@ -51,7 +51,7 @@ class TargetOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A loaded target. Its forward passes belong to one thread. `ranks`: the other processes it is divided among."""
+    """A loaded target. Only one thread may run passes. `ranks`: the processes it is divided among."""
 
     model: PreTrainedModel
     name: str
@@ -69,7 +69,7 @@ class Target:
         return is_small(self.model)
 
     def close(self) -> None:
-        """End the other processes, where there are any. Safe twice."""
+        """End the other processes, where there are any. Safe to call twice."""
         if self.ranks is not None:
             self.ranks.close()
 
@@ -120,7 +120,7 @@ class Target:
     def forward(
         self, tokens: list[int], positions: list[int], slots: SlotAttention, keep: list[int], hidden: frozenset[int]
     ) -> TargetOutput:
-        """One pass over a flat batch; logits of the rows in `keep`, hidden states of the layers in `hidden`.
+        """Run a flat batch; return logits of rows `keep`, hidden states of layers `hidden`.
 
         Raises UsageError for BEFORE_NORM from a model whose layers are not found.
         """
@@ -134,16 +134,16 @@ class Target:
                 position_ids=rows[1:],
                 use_cache=False,
                 slots=slots,
-                # An empty index would be an empty product; one row costs less than a second code path.
+                # An empty index would make an empty product; one row costs less than a second code path.
                 logits_to_keep=0 if wants_all else torch.tensor(keep or [0], device=device),
                 output_hidden_states=bool(listed),
             )
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # the answer is read at once anyway, and now the pass can be timed
+            torch.cuda.synchronize(device)
         return TargetOutput(out.logits[0], {**last, **{layer: out.hidden_states[layer][0] for layer in listed}})
 
 
 def public_name(name_or_path: str) -> str:
-    """What clients are told: of a directory its last part, not where it lies on this machine."""
+    """Return the name that clients see: of a directory only its last part."""
     path = Path(name_or_path)
     return path.resolve().name if path.is_dir() else name_or_path

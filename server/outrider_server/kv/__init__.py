@@ -1,1 +1,1 @@
-"""Where rows live: the memory budget, stores and their pool, prefixes that sessions share."""
+"""Memory for K/V and features: budget, buffers and their pool, slots, shared prefixes."""

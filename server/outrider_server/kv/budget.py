@@ -1,4 +1,4 @@
-"""How many bytes rows may take, counted where they are taken and given back. Knows no tensors."""
+"""The memory budget for K/V and features: its default, and what of it is in use."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from outrider_server.kv.size import parse_bytes, show_bytes
 
 _log = logging.getLogger(__name__)
-_SHARE = 2  # of what is free, one part in so many
+_SHARE = 2  # take one part in so many of what is free
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one row of K/V looks like, equal in all layers of a target."""
+    """Sizes and place of one row of K/V, equal in all layers of a target."""
 
     layers: int
     kv_heads: int
@@ -33,7 +33,7 @@ class KVShape:
 
 
 class OutOfKVMemory(Exception):
-    """There is no room for so many bytes now. Nothing has changed; ask again when somebody has ended."""
+    """Raised where the budget has no room now; nothing has changed, and a later try may succeed."""
 
     def __init__(self, num_bytes: int) -> None:
         super().__init__(f"no room for {num_bytes} bytes of K/V")
@@ -41,7 +41,7 @@ class OutOfKVMemory(Exception):
 
 
 class MemoryBudget:
-    """Bytes in use, at most `limit_bytes`."""
+    """Count the bytes in use, at most `limit_bytes`."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -52,27 +52,27 @@ class MemoryBudget:
         return self.limit_bytes - self.used_bytes
 
     def take(self, num_bytes: int) -> None:
-        """Raises OutOfKVMemory."""
+        """Count `num_bytes` as used. Raises OutOfKVMemory."""
         if num_bytes > self.free_bytes:
             raise OutOfKVMemory(num_bytes)
         self.used_bytes += num_bytes
 
     def give(self, num_bytes: int) -> None:
-        """Back what was taken."""
+        """Return bytes that were taken."""
         assert 0 <= num_bytes <= self.used_bytes
         self.used_bytes -= num_bytes
 
 
-def budget_bytes(told: str | None, shape: KVShape) -> int:
-    """For the K/V and features of all sessions: what the server was told, or half of what is free."""
-    num_bytes = default_budget(shape.device) if told is None else parse_bytes(told)
+def budget_bytes(configured: str | None, shape: KVShape) -> int:
+    """Return the configured size, or half of the free memory where none is configured."""
+    num_bytes = default_budget(shape.device) if configured is None else parse_bytes(configured)
     tokens = num_bytes // shape.bytes_per_token
     _log.info("%s for K/V and features, %d tokens of K/V alone", show_bytes(num_bytes), tokens)
     return num_bytes
 
 
 def default_budget(device: torch.device) -> int:
-    """Half of what is free on the device, now that the target is loaded."""
+    """Return half of the memory that is free on the device, now that the target is loaded."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] // _SHARE
     return min(_available_bytes(), _container_bytes()) // _SHARE
@@ -89,7 +89,7 @@ def _available_bytes() -> int:
 
 
 def _container_bytes() -> int:
-    """What a container may still take; as good as endless outside one."""
+    """Return the memory a container may still take; practically endless outside one."""
     try:
         most = (_CGROUP / "memory.max").read_text().strip()
         return 2**62 if most == "max" else max(int(most) - int((_CGROUP / "memory.current").read_text()), 0)

@@ -1,5 +1,7 @@
-"""A store: memory for a number of rows, all of a session's layers and its features. Stores of one size lie side by side
-in slabs; they go back to a pool, from which the next session takes them. Every byte of it is in the budget."""
+"""Buffers for K/V rows and features, in slabs of equal buffers, and the pool that reuses them.
+
+Every byte is counted in the budget.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,20 @@ from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
 
 _SMALLEST = 128  # rows
 _SLAB_LANES = 16
-_SLAB_BYTES = 64 * 2**20  # no more at once: for a large model a store is a slab
-_SLAB_SHARE = 8  # of the room that is left, one part in so many: where it is scarce too
+_SLAB_BYTES = 64 * 2**20  # at most this at once: for a large model one buffer is a slab
+_SLAB_SHARE = 8  # and at most one part in so many of the free budget
 
 
 class BufferSlab:
-    """Memory of several stores of one size, side by side, so that one product can go over all of them:
-    keys and values [layers, lanes, capacity, kv_heads, dim]."""
+    """Memory of several buffers of one size side by side, so that one product covers them all.
+
+    Keys and values are [layers, lanes, capacity, kv_heads, dim].
+    """
 
     def __init__(self, shape: KVShape, lanes: int, capacity: int, width: int) -> None:
         s = shape
-        # Zeros: what lies behind a store's rows is multiplied by nothing, which only makes nothing of what is a number.
+        # Zeros, not empty: a product over the whole slab multiplies the rows behind a buffer's own by a weight of 0,
+        # and 0 * NaN is NaN.
         self.keys = torch.zeros(s.layers, lanes, capacity, s.kv_heads, s.key_dim, dtype=s.dtype, device=s.device)
         self.values = torch.zeros(s.layers, lanes, capacity, s.kv_heads, s.value_dim, dtype=s.dtype, device=s.device)
         self.features: NDArray[np.float32] = np.empty((lanes, capacity, width), dtype=np.float32)
@@ -40,7 +45,7 @@ class BufferSlab:
 
 
 class KVBuffer:
-    """One lane: room for `capacity` rows of K/V, and for as many rows of features on the CPU."""
+    """One lane of a slab: `capacity` rows of K/V, and as many rows of features on the CPU."""
 
     def __init__(self, slab: BufferSlab, lane: int) -> None:
         self.slab = slab
@@ -57,15 +62,17 @@ class KVBuffer:
         tensors: int = self.keys.nbytes + self.values.nbytes
         return tensors + self.features.nbytes
 
-    @torch.inference_mode()  # see copy_rows
+    # Inference mode as in copy_rows.
+    @torch.inference_mode()
     def wipe(self) -> None:
-        """See BufferSlab: whoever had it may have left what is no number."""
+        """Set keys and values to zero: the former user may have left NaN there."""
         self.keys.zero_()
         self.values.zero_()
 
-    @torch.inference_mode()  # a store made within a pass cannot be written outside of one otherwise
+    # A buffer made during a pass consists of inference tensors, which cannot be written outside inference mode.
+    @torch.inference_mode()
     def copy_rows(self, first: int, source: KVBuffer, source_first: int, count: int) -> None:
-        """Rows of another store, or of this one where they do not overlap."""
+        """Copy rows from another buffer, or from this one where they do not overlap."""
         there, here = slice(source_first, source_first + count), slice(first, first + count)
         self.keys[:, :, here] = source.keys[:, :, there]
         self.values[:, :, here] = source.values[:, :, there]
@@ -73,20 +80,20 @@ class KVBuffer:
 
 
 class BufferPool:
-    """Stores of a few sizes, so that what one session gives back fits the next. Not for two threads at once."""
+    """Buffers in a few sizes, so that one session's fits the next. Not thread-safe."""
 
     def __init__(self, shape: KVShape, budget: MemoryBudget) -> None:
         self.shape = shape
         self.budget = budget
-        self.num_allocated = 0  # slabs ever made
-        self.spare_bytes = 0  # of stores that nobody uses; in the budget like all others
+        self.num_allocated = 0  # slabs since the start
+        self.spare_bytes = 0  # of unused buffers; they count in the budget like all others
         self._spare: dict[tuple[int, int], list[KVBuffer]] = defaultdict(list)
 
     def row_bytes(self, width: int) -> int:
         return self.shape.bytes_per_token + width * np.dtype(np.float32).itemsize
 
     def take(self, num_rows: int, width: int) -> KVBuffer:
-        """Room for `num_rows` or somewhat more. Raises OutOfKVMemory."""
+        """Return a buffer for at least `num_rows`. Raises OutOfKVMemory."""
         rounded = rounded_capacity(num_rows)
         if spare := self._spare.get((rounded, width)):
             buffer = spare.pop()
@@ -106,11 +113,11 @@ class BufferPool:
         return first
 
     def take_exactly(self, num_rows: int, width: int) -> KVBuffer:
-        """Room for `num_rows`. Raises OutOfKVMemory."""
+        """Return a buffer for exactly `num_rows`. Raises OutOfKVMemory."""
         return self._allocate(1, num_rows, width)[0]
 
     def give(self, buffer: KVBuffer) -> None:
-        """Back, for whoever comes next; one of an odd size is of no use to anybody."""
+        """Take a buffer back; one of an odd size is freed, since no other session could use it."""
         if buffer.capacity == rounded_capacity(buffer.capacity):
             self._spare[buffer.capacity, buffer.features.shape[1]].append(buffer)
             self.spare_bytes += buffer.num_bytes
@@ -119,16 +126,16 @@ class BufferPool:
             self.budget.give(buffer.num_bytes)
 
     def has_room(self, num_rows: int, width: int) -> bool:
-        """Whether take() would need nothing that lies ready for others."""
+        """Return whether take() would need nothing that is kept ready for others."""
         rounded = rounded_capacity(num_rows)
         return bool(self._spare.get((rounded, width))) or rounded * self.row_bytes(width) <= self.budget.free_bytes
 
     def has_spare(self, num_rows: int, width: int, within: Collection[BufferSlab]) -> bool:
-        """Whether there is a store for `num_rows` in those slabs that nobody uses."""
+        """Return whether those slabs have an unused buffer for `num_rows`."""
         return any(buffer.slab in within for buffer in self._spare.get((rounded_capacity(num_rows), width), ()))
 
     def trim(self) -> None:
-        """Let the system have the slabs that nobody uses."""
+        """Free the slabs of which no buffer is in use."""
         for key, buffers in list(self._spare.items()):
             kept = [buffer for buffer in buffers if buffer.slab.num_spare < buffer.slab.num_lanes]
             freed = sum(buffer.num_bytes for buffer in buffers) - sum(buffer.num_bytes for buffer in kept)
@@ -156,17 +163,17 @@ class BufferPool:
 
 
 def empty_buffer(shape: KVShape, width: int) -> KVBuffer:
-    """Without rows."""
+    """Return a buffer without rows."""
     return KVBuffer(BufferSlab(shape, 1, 0, width), 0)
 
 
 def unlimited_pool(shape: KVShape) -> BufferPool:
-    """Of one slot alone, as long as the machine has memory."""
+    """Return a pool limited only by the machine's memory, for a single slot."""
     return BufferPool(shape, MemoryBudget(sys.maxsize))
 
 
 def rounded_capacity(num_rows: int) -> int:
-    """The next of 128, 192, 256, 384, 512, 768, ..."""
+    """Return the next of 128, 192, 256, 384, 512, 768, ..."""
     size = _SMALLEST
     while size < num_rows:
         size = size * 3 // 2 if size.bit_count() == 1 else size * 4 // 3
@@ -174,7 +181,8 @@ def rounded_capacity(num_rows: int) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether it says that the machine has no memory left; on a CPU torch's message is all that tells."""
+    """Return whether the error says that the machine has no memory left."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError, OutOfKVMemory)) or (
+        # torch raises a plain RuntimeError when a CPU allocation fails: only the message tells it apart.
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )

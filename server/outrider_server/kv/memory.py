@@ -1,8 +1,8 @@
-"""The memory of all sessions: what they hold, what they share, and who goes first when there is no room.
+"""The K/V memory of all sessions: what they hold, what they share, and what is evicted when it is full.
 
-Room is made in this order: spare stores; prefixes that nobody uses; then the rows of sessions, the longest unused
-first: of those without a stream, of those with nothing under way, of those that wait for room themselves. What goes are
-rows and features; the tokens stay, and from them the rows are computed again when the session goes on.
+Memory is freed in this order: spare buffers; unused prefixes; then the rows of sessions, least recently used first:
+sessions without a stream, idle ones, ones that wait for memory themselves. Rows and features go; the tokens stay, and
+the rows are computed again from them when the session goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Sharing = Literal["payer", "all", "none"]
 
 
 class EvictableSequence(CachedSequence, Protocol):
-    """A session that holds rows."""
+    """A sequence whose rows can be taken away."""
 
     used_at: int
 
@@ -32,11 +32,11 @@ class EvictableSequence(CachedSequence, Protocol):
     def status(self) -> Literal["parked", "idle", "waiting", "working"]: ...
 
     def evict(self) -> None:
-        """Its rows and features, but not its tokens."""
+        """Drop rows and features; keep the tokens."""
         ...
 
 
-_SMALL_BYTES = 256 * 1024  # a product apart, pass for pass, costs more than this memory
+_SMALL_BYTES = 256 * 1024  # a separate product in every pass costs more than this memory
 _DROP_SHARE = (
     16  # of prefixes, one part in so many of all memory goes at once: looking for them takes time, slabs take room
 )
@@ -44,8 +44,11 @@ _EVICTION_ORDER = {"parked": 0, "idle": 1, "waiting": 2}
 
 
 class KVMemory:
-    """Belongs to the model thread, but for `new_slot` and the counts, which any may ask for. Rows move and go only
-    between passes: when a session begins, takes room or ends. `small_bytes`: rows that are not worth sharing."""
+    """The memory of all sequences. For the engine thread only, but for `new_slot` and the counts.
+
+    Rows move and go only between passes: when a session begins, takes memory or ends. `small_bytes`: rows that are too
+    few to be worth sharing.
+    """
 
     def __init__(
         self,
@@ -67,12 +70,12 @@ class KVMemory:
 
     @property
     def used_bytes(self) -> int:
-        """With prefixes, and with spare_bytes."""
+        """Bytes in use, with prefixes and spare buffers."""
         return self.budget.used_bytes
 
     @property
     def spare_bytes(self) -> int:
-        """That lie ready for the next session."""
+        """Bytes kept ready for the next session."""
         return self.pool.spare_bytes
 
     @property
@@ -88,22 +91,24 @@ class KVMemory:
         return self._prefixes.num_bytes
 
     def group(self, payer: str, tap: str) -> bytes:
-        """Of the sessions that may share: those of one payer, or all; and of one tap, whose features go along."""
+        """Return the key of the sequences that may share rows: same payer (or all), same tap."""
         return group_hash(b"" if self._sharing == "all" else payer.encode(), tap.encode())
 
     def new_slot(self, sequence: EvictableSequence, width: int) -> KVSlot:
-        """Registers the session, whose rows may from now on be taken away."""
+        """Register the sequence, whose rows may be evicted from now on."""
         sequence.slot = KVSlot(self.pool, width)
-        self._sequences[sequence] = None  # last: the model thread may ask for all it has at once
+        self._sequences[sequence] = None  # last: from here on the engine thread may use every field of it
         return sequence.slot
 
     def take_for(self, sequence: EvictableSequence, num_rows: int, width: int) -> KVBuffer:
-        """More room for its rows. Raises OutOfKVMemory."""
+        """Return a larger buffer for its rows. Raises OutOfKVMemory."""
         return self._taken(self.pool.take, num_rows, width, (sequence,))
 
     def begin(self, sequence: EvictableSequence, num_rows: int) -> int:
-        """Its text is to go on, up to `num_rows` rows, and its tokens are known: let it begin with what others hold of
-        them. Answers of how many tokens it has rows and features by that."""
+        """Attach the cached prefix of a sequence that will grow to `num_rows` rows.
+
+        Returns how many of its tokens have rows and features by that.
+        """
         self.count += 1
         sequence.used_at = self.count
         slot, first = sequence.slot, sequence.slot.length
@@ -122,7 +127,7 @@ class KVMemory:
         return given
 
     def check_fit(self, sequence: EvictableSequence, num_rows: int) -> None:
-        """Raises Refusal for a text that could not be held if it were the only one."""
+        """Raise Refusal for a text that would not fit even if it were the only one."""
         num_bytes = num_rows * self.pool.row_bytes(sequence.slot.width)
         if num_bytes > self.budget_bytes:
             raise Refusal(
@@ -132,24 +137,25 @@ class KVMemory:
             )
 
     def fits_only_alone(self, sequence: EvictableSequence, num_rows: int) -> bool:
-        """Whether its rows can never lie beside their own copy with more room."""
+        """Return whether its rows can never lie beside their own, larger copy."""
         num_bytes = num_rows * self.pool.row_bytes(sequence.slot.width)
         return 0 < self.budget_bytes - num_bytes < sequence.slot.num_bytes
 
     def register_blocks(self, sequence: EvictableSequence) -> None:
-        """It holds more rows and features than before. Moves nobody's rows: others' may be half-way to theirs."""
+        """Make its new full blocks known. Moves no rows: another sequence may be half-way through a pass."""
         if self._shares(sequence):
             self._prefixes.register_blocks(sequence)
 
     def unregister_blocks(self, sequence: EvictableSequence, length: int) -> None:
-        """It is about to hold no more than `length`."""
+        """Forget its blocks behind `length`, before it drops them."""
         self._prefixes.unregister_blocks(sequence, length)
 
     def leave(self, sequence: EvictableSequence, length: int = 0) -> None:
-        """It is about to give up all but the first `length` tokens, which may be of use to others."""
+        """Keep as a prefix what it is about to drop behind the first `length` tokens."""
         if length < BLOCK * len(sequence.block_hashes) and self._shares(sequence):
             try:
                 self._prefixes.retain(sequence)
+            # Prefixes unused for long are worth less than this one: drop them, if that alone makes enough room.
             except OutOfKVMemory as shortage:  # what nobody has used for long is of less use, if that is enough
                 if shortage.num_bytes <= self.budget.free_bytes + self.prefix_bytes:
                     self._drop_some_unused(shortage.num_bytes)
@@ -157,27 +163,27 @@ class KVMemory:
                         self._prefixes.retain(sequence)
 
     def release(self, sequence: EvictableSequence) -> None:
-        """It ends."""
+        """Give back everything of a sequence that ends."""
         self._sequences.pop(sequence, None)
         self.leave(sequence)
         self._prefixes.forget(sequence)
         sequence.evict()
 
     def take_exactly(self, num_rows: int, width: int, spare: Sequence[CachedSequence]) -> KVBuffer:
-        """Raises OutOfKVMemory. With nobody to spare, only what is free."""
+        """Return a buffer, evicting nothing of `spare`; only free memory if that is empty. Raises OutOfKVMemory."""
         return self._taken(self.pool.take_exactly, num_rows, width, spare)
 
     def give(self, buffer: KVBuffer) -> None:
         self.budget.give(buffer.num_bytes)
 
     def between_passes(self) -> None:
-        """Rows may move now: do what had to wait for that."""
+        """Free memory now, where a pass has asked for it: rows may move."""
         if self.must_free_all:
             self.must_free_all = False
             self.free_all()
 
     def free_all(self) -> None:
-        """The machine itself has run out: give back all that can be had again."""
+        """Give back everything that can be computed again: the machine itself has run out."""
         self._drop_unused(-1)
         for sequence in self._evictable(()):
             self._evict(sequence)
@@ -188,7 +194,7 @@ class KVMemory:
         return self._sharing != "none" and sequence.group is not None
 
     def _taken(self, take: Take, num_rows: int, width: int, spare: Sequence[CachedSequence]) -> KVBuffer:
-        """Making room step by step; where it cannot be made, nobody loses anything. Raises OutOfKVMemory."""
+        """Call `take`, evicting step by step; nothing is evicted where that cannot suffice. Raises OutOfKVMemory."""
         try:
             return take(num_rows, width)
         except OutOfKVMemory as shortage:
@@ -200,7 +206,7 @@ class KVMemory:
             raise
 
     def _free_stepwise(self, num_bytes: int, spare: Sequence[CachedSequence]) -> Iterator[None]:
-        """Step by step."""
+        """Free memory, a step at each iteration."""
         self._drop_some_unused(num_bytes)
         yield
         for sequence in self._evictable(spare):
@@ -210,7 +216,7 @@ class KVMemory:
             yield
 
     def _can_make_room(self, num_rows: int, width: int, spare: Sequence[CachedSequence]) -> bool:
-        """Beside what must stay."""
+        """Return whether the rows fit beside everything that must stay."""
         staying = [t for t in list(self._sequences) if t in spare or t.status == "working"]
         links = {link for t in staying if t.slot.prefix for link in t.slot.prefix.chain()}
         slabs = {t.slot.buffer.slab for t in staying}
@@ -228,7 +234,7 @@ class KVMemory:
         )
 
     def _evictable(self, spare: Sequence[CachedSequence]) -> list[EvictableSequence]:
-        """In the order in which they go."""
+        """Return the sequences that may be evicted, in that order."""
         status = {t: t.status for t in list(self._sequences) if t.slot.holds_any and t not in spare}
         candidates = [t for t, what in status.items() if what != "working"]
         return sorted(candidates, key=lambda t: (_EVICTION_ORDER[status[t]], t.used_at))
@@ -238,11 +244,11 @@ class KVMemory:
         self.evictions += 1
 
     def _drop_some_unused(self, num_bytes: int) -> None:
-        """So many bytes of them, or somewhat more."""
+        """Drop unused prefixes of `num_bytes` or somewhat more."""
         self._drop_unused(self.budget.used_bytes - max(num_bytes, self.budget_bytes // _DROP_SHARE))
 
     def _drop_unused(self, enough: int) -> None:
-        """Of the prefixes, the longest unused first, until no more than so many bytes are used."""
+        """Drop unused prefixes, least recently used first, until at most `enough` bytes are in use."""
         if self.budget.used_bytes <= enough:
             return
         unused = [(prefix.used_at, id(prefix), prefix) for prefix in self._prefixes.all if not prefix.users]

@@ -42,23 +42,25 @@ class Prefix:
         return self.start + len(self.tokens)
 
     def chain(self) -> list[Prefix]:
-        """Its parents, the first one first, and itself."""
+        """Return all its ancestors, the root first, and itself."""
         links = [self]
         while (parent := links[-1].parent) is not None:
             links.append(parent)
         return links[::-1]
 
     def text(self) -> list[int]:
-        """All tokens up to its stop."""
+        """Return all tokens from the beginning of the text to `stop`."""
         return [token for link in self.chain() for token in link.tokens]
 
     def all_hashes(self) -> list[bytes]:
-        """Of all blocks up to its stop."""
+        """Return the hashes of all blocks up to `stop`."""
         return [block_hash for link in self.chain() for block_hash in link.block_hashes]
 
     def cut(self, count: int, upper: KVBuffer, lower: KVBuffer) -> Prefix:
-        """Leave all but the first `count` rows to `self`, in `lower`; answers its new parent, with those in `upper`.
-        What holds on to `self` has the same text as before."""
+        """Split off the first `count` rows as a new parent, which is returned.
+
+        `upper` and `lower` take the two parts. Users of `self` keep the same text as before.
+        """
         blocks, rest = count // BLOCK, len(self.tokens) - count
         upper.copy_rows(0, self.buffer, 0, count)
         lower.copy_rows(0, self.buffer, count, rest)
@@ -74,7 +76,7 @@ class Prefix:
 
 
 def group_hash(*whose: bytes) -> bytes:
-    """What the names of a group of sessions begin with; those of different groups never meet."""
+    """Return the hash that a sharing group's chains begin with; chains of different groups never meet."""
     digest = hashlib.blake2b(digest_size=_NAME_BYTES)
     for part in whose:
         digest.update(len(part).to_bytes(4, "little") + part)
@@ -82,7 +84,7 @@ def group_hash(*whose: bytes) -> bytes:
 
 
 def block_hashes_of(before: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
-    """Of all full blocks of the tokens that follow the block called `before`."""
+    """Yield the hash of every full block of `tokens`, which follow the block hashed `before`."""
     for first in range(0, len(tokens) - BLOCK + 1, BLOCK):
         block = pack_tokens(tokens[first : first + BLOCK])
         before = hashlib.blake2b(before + block, digest_size=_NAME_BYTES).digest()

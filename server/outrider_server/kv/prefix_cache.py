@@ -1,9 +1,11 @@
-"""All prefixes, and who holds which block of text: found by name, believed only when the tokens are the same.
+"""The cache of shared prefixes: blocks are found by hash, and trusted only once their tokens are compared.
 
-A text that one session alone holds stays in its slot; it becomes a Prefix when a second one begins with it, or when its
-session leaves it while there is room. A session that alone begins with a Prefix copies it: rows that lie together with
-its own, beside those of others, go through attention in one product with theirs. The Prefix stays, for as long as there
-is room, and the second session to come makes both share it. What is small every session copies.
+A text of a single session stays in its slot. It becomes a Prefix when a second session begins with it, or when its
+session leaves it while there is memory.
+
+A session that alone begins with a Prefix copies it: rows in one piece with its own go through attention together with
+those of other sessions. The Prefix stays as long as there is memory; a second session makes both share it. Small
+prefixes are always copied.
 """
 
 from __future__ import annotations
@@ -29,25 +31,25 @@ class CachedSequence(Protocol):
 
     @property
     def group(self) -> bytes | None:
-        """Only the like share; None: with nobody."""
+        """Key of the sequences it may share with; None: with none."""
         ...
 
     @property
     def num_computed(self) -> int:
-        """Tokens that have both rows and features."""
+        """Number of tokens that have both rows and features."""
         ...
 
 
 class BufferAllocator(Protocol):
-    """Whoever has room for rows."""
+    """Source of buffers and of the clock of uses."""
 
     @property
     def count(self) -> int:
-        """Of uses so far."""
+        """Number of uses so far."""
         ...
 
     def take_exactly(self, num_rows: int, width: int, spare: Sequence[CachedSequence]) -> KVBuffer:
-        """Without taking anything from `spare`. Raises OutOfKVMemory."""
+        """Return a buffer without evicting anything of `spare`. Raises OutOfKVMemory."""
         ...
 
     def give(self, buffer: KVBuffer) -> None: ...
@@ -55,14 +57,17 @@ class BufferAllocator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The first `length` tokens of a text are held by `owner`."""
+    """The first `length` tokens of a text, held by `owner`."""
 
     owner: Prefix | CachedSequence
     length: int
 
 
 class PrefixCache:
-    """Belongs to the model thread. `small_bytes`: what is copied rather than shared."""
+    """All prefixes and block owners. For the engine thread only.
+
+    `small_bytes`: up to this size, rows are copied rather than shared.
+    """
 
     def __init__(self, allocator: BufferAllocator, small_bytes: int) -> None:
         self._allocator = allocator
@@ -73,7 +78,7 @@ class PrefixCache:
         self.all: set[Prefix] = set()
 
     def find(self, sequence: CachedSequence) -> Prefix | None:
-        """Of its text, the longest part that is known, where that is more than it has rows of."""
+        """Return the longest known prefix of its text, if longer than the rows it has."""
         tokens = sequence.tokens
         length, owner = 0, None
         for block_hash in block_hashes_of(sequence.group or b"", tokens):
@@ -85,8 +90,10 @@ class PrefixCache:
         return self._shared(_Found(owner, length), tokens, sequence)
 
     def attach(self, sequence: CachedSequence, prefix: Prefix) -> None:
-        """Let it begin with that, instead of whatever it had. It has the names at once: the next one to come may find
-        its copy before it has run anything."""
+        """Make the sequence begin with `prefix` instead of its former rows.
+
+        It gets the block hashes at once: the next sequence may find its copy before it has run anything.
+        """
         self.unregister_blocks(sequence, 0)
         sequence.slot.attach(prefix)
         sequence.block_hashes[:] = prefix.all_hashes()
@@ -100,21 +107,21 @@ class PrefixCache:
             sequence.block_hashes.append(block_hash)
 
     def unregister_blocks(self, sequence: CachedSequence, length: int) -> None:
-        """It holds `length` tokens from now on."""
+        """Forget its blocks behind the first `length` tokens."""
         for block_hash in sequence.block_hashes[length // BLOCK :]:
             if self._owners.get(block_hash) is sequence:
                 del self._owners[block_hash]
         del sequence.block_hashes[length // BLOCK :]
 
     def retain(self, sequence: CachedSequence) -> None:
-        """It is about to leave its text: let what it alone knows outlive that. Raises OutOfKVMemory."""
+        """Keep as a Prefix what this sequence alone holds and is about to leave. Raises OutOfKVMemory."""
         owners = (self._owners.get(block_hash) for block_hash in sequence.block_hashes[sequence.slot.start // BLOCK :])
         rest = list(dropwhile(lambda owner: isinstance(owner, Prefix), owners))
         if rest and all(owner is sequence for owner in rest):
             self._publish(sequence, BLOCK * len(sequence.block_hashes), ())
 
     def unshare(self, sequence: CachedSequence, num_rows: int) -> None:
-        """Copy what it alone begins with, or what is small, where there is room for `num_rows` rows of its text."""
+        """Copy the prefixes it alone begins with, and small ones, where `num_rows` rows fit."""
         base = sequence.slot.prefix
         copied: list[Prefix] = []
         while base is not None and (base.num_slots == 1 or self._is_small(base)):
@@ -126,12 +133,12 @@ class PrefixCache:
                 self._copies.update((prefix, sequence) for prefix in copied)
 
     def forget(self, sequence: CachedSequence) -> None:
-        """It has ended."""
+        """Forget the copies of a sequence that has ended."""
         for prefix in [prefix for prefix, copier in self._copies.items() if copier is sequence]:
             del self._copies[prefix]
 
     def drop(self, prefix: Prefix) -> None:
-        """One that nobody uses."""
+        """Free a prefix that is unused."""
         assert not prefix.users
         copier = self._copies.pop(prefix, None)
         for block_hash in prefix.block_hashes:
@@ -146,7 +153,7 @@ class PrefixCache:
         self._allocator.give(prefix.buffer)
 
     def find_duplicate(self, sequence: CachedSequence) -> Prefix | None:
-        """Two that came at once have computed the same: of its own rows, those that begin somebody else's."""
+        """Return a prefix of rows that two sequences computed at the same time."""
         length, found, copied = sequence.slot.start, None, None
         for block_hash in sequence.block_hashes[length // BLOCK :]:
             known = self._owners.get(block_hash)
@@ -162,7 +169,7 @@ class PrefixCache:
         return None if found is None else self._shared(found, sequence.tokens, sequence)
 
     def _shared(self, found: _Found, tokens: Sequence[int], sequence: CachedSequence) -> Prefix | None:
-        """As a Prefix of exactly that length; None where there is no room to make one."""
+        """Return a Prefix of exactly the length found; None where there is no memory to make one."""
         owner, length = found.owner, found.length
         try:
             if isinstance(owner, Prefix):
@@ -170,7 +177,7 @@ class PrefixCache:
                 if prefix is not None:
                     self._join(prefix, sequence)
                 return prefix
-            # names are hashes, and may be made to meet
+            # A hash may collide, even on purpose: only equal tokens prove that the rows are the same.
             if owner.group is None or owner.tokens[:length] != list(tokens[:length]):
                 return None
             prefix = self._publish(owner, length, (sequence, owner))
@@ -183,13 +190,13 @@ class PrefixCache:
     def _part(
         self, known: Prefix, length: int, tokens: Sequence[int], spare: Sequence[CachedSequence]
     ) -> Prefix | None:
-        """A Prefix of exactly the first `length` tokens. None where it is not of these. Raises OutOfKVMemory."""
+        """Return a Prefix of exactly the first `length` tokens, None if the tokens differ. Raises OutOfKVMemory."""
         if known.text()[:length] != list(tokens[:length]):
             return None
         return known if known.stop == length else self._cut(known, length, spare)
 
     def _join(self, prefix: Prefix, sequence: CachedSequence) -> None:
-        """Let whoever else has copied it begin with it again."""
+        """Make the sequence that has copied it begin with it again."""
         copier = self._copies.get(prefix)
         if copier is None or copier is sequence or self._is_small(prefix) or not _has_copied(copier, prefix):
             return
@@ -197,8 +204,7 @@ class PrefixCache:
             copier.slot.rebase(prefix)
 
     def _publish(self, owner: CachedSequence, length: int, spare: Sequence[CachedSequence]) -> Prefix:
-        """Its first `length` rows, but for those that are in a Prefix already, as one that nobody uses yet. Raises
-        OutOfKVMemory."""
+        """Make an unused Prefix of its first `length` rows that are in none yet. Raises OutOfKVMemory."""
         slot, parent = owner.slot, self._behind(owner, spare)
         first = 0 if parent is None else parent.stop
         with _in_use(parent):
@@ -211,7 +217,7 @@ class PrefixCache:
         return prefix
 
     def _behind(self, sequence: CachedSequence, spare: Sequence[CachedSequence]) -> Prefix | None:
-        """The Prefix behind which its rows are nobody's but sessions'. Raises OutOfKVMemory."""
+        """Return the Prefix behind which its rows belong to sessions only. Raises OutOfKVMemory."""
         length, known = sequence.slot.start, None
         for block_hash in sequence.block_hashes[length // BLOCK :]:
             if not isinstance(owner := self._owners.get(block_hash), Prefix):
@@ -221,11 +227,11 @@ class PrefixCache:
         return sequence.slot.prefix if part is None else part
 
     def _is_small(self, prefix: Prefix) -> bool:
-        """All of it, from the beginning of the text."""
+        """Return whether all of it, from the beginning of the text, is small."""
         return prefix.stop * prefix.buffer.num_bytes // prefix.buffer.capacity <= self._small_bytes
 
     def _is_shared(self, prefix: Prefix) -> bool:
-        """Whether sessions do begin with it, rather than with copies."""
+        """Return whether sessions begin with the prefix itself, rather than with copies."""
         return prefix.num_slots > 0 and not self._is_small(prefix)
 
     def _cut(self, prefix: Prefix, length: int, spare: Sequence[CachedSequence]) -> Prefix:
@@ -256,7 +262,7 @@ class PrefixCache:
 
 @contextmanager
 def _in_use(prefix: Prefix | None) -> Iterator[None]:
-    """It stays while room is made."""
+    """Keep a prefix from being dropped while memory is freed."""
     if prefix is None:
         yield
         return
@@ -268,7 +274,7 @@ def _in_use(prefix: Prefix | None) -> Iterator[None]:
 
 
 def _has_copied(sequence: CachedSequence, prefix: Prefix) -> bool:
-    """Whether all of its rows are among the holder's own."""
+    """Return whether all rows of the prefix are among the sequence's own."""
     last = prefix.stop // BLOCK - 1
     return (
         sequence.slot.start <= prefix.start

@@ -1,4 +1,4 @@
-"""Sizes of memory as people write them."""
+"""Memory sizes as people write them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def parse_bytes(text: str) -> int:
-    """2GiB, 512M or 1073741824. Raises UsageError."""
+    """Parse 2GiB, 512M or 1073741824. Raises UsageError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:iB|B)?", text.strip(), re.ASCII)
     num_bytes = int(float(match[1]) * _UNITS[match[2]]) if match else 0
     if num_bytes < 1:
@@ -19,7 +19,7 @@ def parse_bytes(text: str) -> int:
 
 
 def show_bytes(num_bytes: int) -> str:
-    """To the last unit that leaves at least one."""
+    """Format a size in the largest unit of which it has at least one."""
     size, unit = float(num_bytes), ""
     for bigger in ("K", "M", "G", "T"):
         if size < 1024:

@@ -25,7 +25,7 @@ Take = Callable[[int, int], KVBuffer]  # rows and width of the features; raises 
 
 
 class KVSlot:
-    """A store that grows out of a pool, behind what it shares with others."""
+    """One session's rows: a shared prefix, then a buffer of its own that grows from a pool."""
 
     def __init__(self, pool: BufferPool | KVShape, width: int = 0) -> None:
         self._pool = pool if isinstance(pool, BufferPool) else unlimited_pool(pool)
@@ -37,22 +37,24 @@ class KVSlot:
 
     @property
     def start(self) -> int:
-        """Where its own rows begin."""
+        """Index of its first own row, behind the shared prefix."""
         return 0 if self.prefix is None else self.prefix.stop
 
     @property
     def num_bytes(self) -> int:
-        """Its own."""
+        """Bytes of its own buffer."""
         return self.buffer.num_bytes
 
     @property
     def holds_any(self) -> bool:
-        """Whether clear() would give anything back."""
+        """Whether clear() would free anything."""
         return self.buffer is not self._none or self.prefix is not None
 
     def reserve(self, num_rows: int, take: Take | None = None) -> None:
-        """Have room for `num_rows` rows behind the committed ones; `take` may make some, at the cost of others. Raises
-        OutOfKVMemory, and has changed nothing."""
+        """Make room for `num_rows` rows behind the committed ones, with `take` where given.
+
+        Raises OutOfKVMemory and changes nothing then.
+        """
         needed = self.length - self.start + num_rows
         if needed > self.buffer.capacity:
             grown = (take or self._pool.take)(needed, self.width)
@@ -61,7 +63,7 @@ class KVSlot:
             self.buffer = grown
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put `keys`, `values` [kv_heads, n, dim] behind the committed rows of `layer`; answer its own rows up to them.
+        """Write `keys`, `values` [kv_heads, n, dim] behind the committed rows; return all own rows of the layer.
 
         Room for n rows must have been reserved.
         """
@@ -74,7 +76,7 @@ class KVSlot:
         return all_keys, all_values
 
     def shared(self, layer: int) -> list[tuple[Tensor, Tensor]]:
-        """K and V of `layer` that lie before its own rows, in order: [kv_heads, n, dim] each."""
+        """Return K and V of `layer` for each shared prefix, in order: [kv_heads, n, dim] each."""
         links = () if self.prefix is None else self.prefix.chain()
         return [(link.buffer.layer_keys[layer], link.buffer.layer_values[layer]) for link in links]
 
@@ -85,6 +87,7 @@ class KVSlot:
             in_place += 1
         tree = self.length - self.start + num_chain
         first = tree + in_place
+        # index_select copies before the assignment writes: source and destination rows may overlap.
         if moved := path[in_place:]:
             rows = torch.tensor(moved, device=self.shape.device) + tree
             for buffer in (self.buffer.keys, self.buffer.values):
@@ -92,7 +95,7 @@ class KVSlot:
         self.length += num_chain + len(path)
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` rows; fewer where a shared prefix ends beyond them, which goes as a whole."""
+        """Keep the first `length` rows, or fewer: a shared prefix that ends beyond them goes as a whole."""
         if not 0 <= length <= self.length:
             raise ValueError(f"length={length}: the slot holds {self.length} rows")
         if length >= self.start:
@@ -103,7 +106,7 @@ class KVSlot:
         self.length = self.start
 
     def rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        """K and V rows first .. stop-1 of all layers, views of its own: [layers, kv_heads, stop - first, dim]."""
+        """Return K and V rows first .. stop-1 of all layers: [layers, kv_heads, stop - first, dim]."""
         parts = self._parts(first, stop)
         if len(parts) == 1:
             buffer, begin, end = parts[0]
@@ -113,22 +116,23 @@ class KVSlot:
         return torch.cat(keys, dim=2), torch.cat(values, dim=2)
 
     def put_features(self, first: int, rows: NDArray[np.float32]) -> None:
-        """Of its own positions first, first + 1, ..."""
+        """Store the feature rows of its own positions first, first + 1, ..."""
         begin = first - self.start
         self.buffer.features[begin : begin + len(rows)] = rows
 
     def features(self, first: int, stop: int) -> NDArray[np.float32]:
-        """A copy of the feature rows of positions first .. stop-1."""
+        """Return a copy of the feature rows of positions first .. stop-1."""
         return np.concatenate([buffer.features[begin:end] for buffer, begin, end in self._parts(first, stop)])
 
     def attach(self, prefix: Prefix) -> None:
-        """Begin with `prefix`, instead of whatever there was."""
+        """Begin with `prefix`, and drop all former rows."""
         self._end_with(prefix)
         self.length = prefix.stop
 
     def rebase(self, prefix: Prefix) -> None:
-        """Its first rows are those of `prefix` as well: let go of them, keep those behind; also those of a pass that
-        is not committed yet, for this may happen on another session's behalf."""
+        """Share `prefix` in place of its own first rows, which are equal; keep the rows behind them."""
+        # All rows of the buffer are kept, also uncommitted ones: this can happen on another session's behalf, in the
+        # middle of a pass.
         shift = prefix.stop - self.start
         own = self.buffer.capacity - shift
         try:
@@ -143,8 +147,10 @@ class KVSlot:
         self._end_with(prefix)
 
     def unshare(self, base: Prefix | None, num_rows: int) -> None:
-        """Have its own copy of what it shares behind `base`, and room for `num_rows` rows there: out of what is free,
-        for this is asked before every request. Raises OutOfKVMemory, and has changed nothing."""
+        """Copy what it shares behind `base`, with room for `num_rows` rows there.
+
+        Uses free memory only, since it runs before every request. Raises OutOfKVMemory and changes nothing then.
+        """
         first = 0 if base is None else base.stop
         parts = self._parts(first, self.length)
         is_enough = self.length == self.start and num_rows <= self.buffer.capacity
@@ -161,7 +167,7 @@ class KVSlot:
         self._end_with(base)
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Drop all rows."""
         self._give()
         self.buffer = self._none
         self._end_with(None)
@@ -180,7 +186,7 @@ class KVSlot:
             self._pool.give(self.buffer)
 
     def _parts(self, first: int, stop: int) -> list[tuple[KVBuffer, int, int]]:
-        """Where rows first .. stop-1 lie: stores, and from where to where in each. At least one."""
+        """Return where rows first .. stop-1 lie: at least one (buffer, begin, end)."""
         parts: list[tuple[KVBuffer, int, int]] = []
         for link in self.prefix.chain() if self.prefix and first < self.prefix.stop else ():
             begin, end = max(first, link.start), min(stop, link.stop)
@@ -193,7 +199,10 @@ class KVSlot:
 
 
 def _shift(buffer: KVBuffer, by: int, count: int) -> None:
-    """Rows by .. by+count-1 to the beginning, part by part, so that it takes no memory: this is for when there is none,
-    and half of it would be a session's ruin."""
+    """Move rows by .. by+count-1 to the beginning, in place.
+
+    This runs when there is no memory for a copy.
+    """
+    # Blocks of `by` rows never overlap their destination, which copy_rows does not allow.
     for first in range(0, count, by):
         buffer.copy_rows(first, buffer, first + by, min(by, count - first))

@@ -1,4 +1,4 @@
-"""Whether a target can be divided among so many processes: found out from its config, before any is started."""
+"""The check, before any process starts, whether a target can be divided among so many processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WHOLE_HEADS = {
 
 
 def check_divisible(path: Path, num_ranks: int, device: str) -> None:
-    """Raises UsageError."""
+    """Raise UsageError where the target or the machine does not allow it."""
     if device not in ("cpu", "cuda"):
         raise UsageError(f"device={device}: with tensor_parallel={num_ranks} need cpu, or cuda for cuda:0, cuda:1, ...")
     try:

@@ -1,4 +1,4 @@
-"""Rank 0's model: a pass through it is a pass through all ranks. Nobody who calls it need know."""
+"""Rank 0's model: a pass through it is a pass through all ranks, which its callers need not know."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outrider_server.parallel.shard import Shard, load_shard
 
 
 def load_tensor_parallel(config: ServerConfig) -> Target:
-    """Start the other ranks and load with them. Raises UsageError."""
+    """Start the other ranks and load together with them. Raises UsageError."""
     path = resolve_dir(config.target)
     check_dtype(config.dtype)
     check_divisible(path, config.tensor_parallel, config.device)
@@ -55,7 +55,7 @@ class _DrivenModel:
         self._forward = model.forward
 
     def install(self) -> None:
-        """As transformers does it to each divided layer."""
+        """Replace the model's forward(), as transformers does to each divided layer."""
         self._model.forward = self.forward
 
     @torch.inference_mode()
@@ -69,7 +69,7 @@ class _DrivenModel:
         output_hidden_states: bool = False,
         use_cache: bool = False,
     ) -> Any:  # Any: transformers' own output types
-        """Raises Refusal once a rank is gone."""
+        """Run a pass on all ranks. Raises Refusal once a rank is gone."""
         assert not use_cache
         if self._ranks.broken.done():
             raise self._refusal()
@@ -82,8 +82,8 @@ class _DrivenModel:
             output = self._forward(**message.arguments(), **more, output_hidden_states=output_hidden_states)
         except Exception as error:
             if not self._ranks.watched:
-                raise  # while it loads: the others fail alike, and whoever asked says what it means
-            # Some ranks are within a pass that this one has left: they never meet again.
+                raise  # while loading, all ranks fail alike, and the caller explains it
+            # Some ranks are still in the pass that this one has left: their collectives will never match again.
             self._ranks.fail_pass(error)
             raise self._refusal() from error
         if gathering is not None and gathering.failure is not None:

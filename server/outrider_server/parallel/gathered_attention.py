@@ -1,6 +1,7 @@
-"""Attention of a divided target: every rank's heads come to rank 0, which has the slots, and go back.
+"""Attention of a divided target: every rank's heads are gathered to rank 0, which has the slots, and scattered back.
 
-Both sides make the same two exchanges in every layer, whatever happens in between, or the others would wait in vain.
+Both sides make the same two exchanges in every layer, whatever happens in between: otherwise the others would wait for
+ever.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _LEADER = 0
 
 
 class GatheringAttention:
-    """Rank 0's: stands before the slots of one pass. What fails behind it is kept until the pass is over."""
+    """Rank 0's attention over the slots of one pass. A failure is kept until the pass is over."""
 
     def __init__(self, inner: SlotAttention) -> None:
         self._inner = inner
@@ -35,6 +36,8 @@ class GatheringAttention:
         return answer
 
     def _attended(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        # An error here must not leave the pass: the other ranks would wait in their collectives. Go on with zeros
+        # instead.
         if self.failure is None:
             try:
                 return self._inner.attend(layer, query, key, value, call)
@@ -44,7 +47,7 @@ class GatheringAttention:
 
 
 class WorkerAttention:
-    """Any other rank's."""
+    """Attention of every other rank."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         dist.gather(_packed((query, key, value)), dst=_LEADER)

@@ -1,4 +1,4 @@
-"""The target that a configuration asks for: whole in this process, or divided among several."""
+"""Loading the configured target, whole in this process or divided among several."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from outrider_server.engine.target import Target
 
 
 def load_target(config: ServerConfig) -> Target:
-    """Raises UsageError."""
+    """Load the target. Raises UsageError."""
     if config.tensor_parallel == 1:
         return Target.load(config.target, config.dtype, config.device, config.max_context)
     from outrider_server.parallel.driver import load_tensor_parallel  # torch.distributed: only who needs it

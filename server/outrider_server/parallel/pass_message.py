@@ -1,4 +1,4 @@
-"""One pass, as rank 0 tells the others of it."""
+"""The message by which rank 0 tells the others to run a pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALL = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassMessage:
-    """`on_slots`: else by the model's own attention, on the heads that each rank has."""
+    """One pass. With `on_slots` false it uses the model's own attention, on the heads that each rank has."""
 
     tokens: Tensor  # [1, N] int64
     positions: Tensor  # [1, N] int64
@@ -40,7 +40,7 @@ class PassMessage:
         return cls(tokens, positions, None if num_keep == _ALL else values[2 * count :], on_slots)
 
     def arguments(self) -> dict[str, Any]:  # Any: what a model takes
-        """Of the model's forward, but for the slots."""
+        """Return the arguments of the model's forward(), without the slots."""
         return {
             "input_ids": self.tokens,
             "position_ids": self.positions,

@@ -1,4 +1,4 @@
-"""The other ranks' processes, as rank 0 sees them: started, told of passes, watched, ended."""
+"""The other ranks' processes, as rank 0 sees them: start, messages, supervision, end."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ class _WorkerProcess:
     def start(cls, shard: Shard) -> _WorkerProcess:
         ours, theirs = Pipe()
         with theirs:
-            # -P: what lies in the working directory is no module of ours
+            # -P: a file in the working directory must not shadow a module
             command = [sys.executable, "-P", "-m", "outrider_server.parallel.worker", str(theirs.fileno())]
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
         worker = cls(shard.rank, process, ours)
-        with suppress(OSError):  # it is dead already, which is noticed when it does not answer
+        with suppress(OSError):  # it has died already, which expect() will notice
             ours.send_bytes(shard.packed())
         return worker
 
     def expect(self, expected: bytes, patience_s: float) -> None:
-        """Raises UsageError when it says anything else, or nothing."""
+        """Raise UsageError unless it says `expected` in time."""
         if not self.socket.poll(patience_s):
             raise UsageError(f"rank {self.rank} of the target: not {expected.decode()} within {patience_s:g} s")
         if (reply := self.last_words()) != expected.decode():
             raise UsageError(f"rank {self.rank} of the target: {reply}")
 
     def last_words(self) -> str:
-        """What it said, or how it ended."""
+        """Return what it said, or how it ended."""
         try:
             return self.socket.recv_bytes().decode(errors="replace")
         except (EOFError, OSError):
@@ -80,7 +80,10 @@ class _WorkerProcess:
 
 
 class RankProcesses:
-    """`broken` is done, with the reason, once a pass can no longer be had: then this process is to end, too."""
+    """The processes of ranks 1, 2, ...
+
+    `broken` is done, with the reason, once no pass can run any more: then this process must end, too.
+    """
 
     def __init__(self, folder: TemporaryDirectory[str], workers: list[_WorkerProcess]) -> None:
         self._folder = folder
@@ -89,11 +92,11 @@ class RankProcesses:
         self._closing = False
         self._lock = threading.Lock()
         self.broken: Future[str] = Future()
-        self.broken.set_running_or_notify_cancel()  # who stops waiting for it must not cancel it
+        self.broken.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel it
 
     @classmethod
     def start(cls, shard: Shard) -> tuple[RankProcesses, Shard]:
-        """All but rank 0, and where to meet them. Raises UsageError."""
+        """Start all ranks but 0; return them, and the shard with their rendezvous. Raises UsageError."""
         folder = TemporaryDirectory(prefix="outrider-ranks-")
         shard = replace(shard, rendezvous=f"{folder.name}/meeting")
         ranks = cls(folder, [_WorkerProcess.start(replace(shard, rank=rank)) for rank in range(1, shard.num_ranks)])
@@ -106,12 +109,12 @@ class RankProcesses:
         return ranks, shard
 
     def await_loaded(self) -> None:
-        """Raises UsageError."""
+        """Wait until all have loaded. Raises UsageError."""
         for worker in self._workers:
             worker.expect(LOADED, _LOAD_S)
 
     def watch(self) -> None:
-        """From now on a rank's end breaks it."""
+        """Watch the processes: from now on the end of one sets `broken`."""
         self._watcher.start()
 
     @property
@@ -119,24 +122,24 @@ class RankProcesses:
         return self._watcher.ident is not None
 
     def broadcast(self, message: PassMessage) -> None:
-        """Raises OSError when a rank is gone."""
+        """Send a message to all. Raises OSError when a rank is gone."""
         data = message.packed()
         for worker in self._workers:
             worker.socket.send_bytes(data)
 
     def fail_pass(self, error: Exception) -> None:
-        """A pass ended half-way, most likely since a rank did, which then says more."""
+        """Set `broken` after a pass ended half-way, preferably to what a dead rank reported."""
         wait_for([self.broken], _LAST_WORDS_S)
         self._fail(f"a pass over {len(self._workers) + 1} ranks broke off: {type(error).__name__}: {error}")
 
     def _fail(self, why: str) -> None:
-        """The first reason counts."""
+        """Set `broken`; the first reason counts."""
         with self._lock:
             if not self._closing and not self.broken.done():
                 self.broken.set_result(why)
 
     def close(self) -> None:
-        """End them and wait; at once where they may not listen any more. Safe twice."""
+        """End the processes and wait for them; kill them once broken. Safe to call twice."""
         with self._lock:
             if self._closing:
                 return
@@ -153,7 +156,7 @@ class RankProcesses:
         self._folder.cleanup()
 
     def _watch(self) -> None:
-        """Until one says anything, or hangs up."""
+        """Wait until one process sends anything or ends."""
         by_socket = {worker.socket: worker for worker in self._workers}
         ready = wait(list(by_socket))
         gone = next(worker for socket, worker in by_socket.items() if socket in ready)

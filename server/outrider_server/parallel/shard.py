@@ -1,4 +1,4 @@
-"""A rank's share of the target: what it is told, how it meets the others, and how it loads."""
+"""A rank's share of the target: its parameters, how it joins the others, and how it loads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOOPBACK = ("lo", "lo0")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """`rendezvous`: a file, in a folder that only this user can read, over which the ranks find each other."""
+    """One rank's parameters. `rendezvous`: a file, in a folder only this user can read, by which the ranks meet."""
 
     target: str  # a directory
     dtype: str
@@ -44,7 +44,7 @@ class Shard:
 
 
 def load_shard(shard: Shard) -> PreTrainedModel:
-    """Meet the others and load. Raises UsageError."""
+    """Join the other ranks and load. Raises UsageError."""
     _join(shard)
     torch.set_num_threads(shard.threads or max(1, torch.get_num_threads() // shard.num_ranks))
     model = load_model(shard.target, DTYPES[shard.dtype], None, distributed_config=_distributed(shard.num_ranks))
@@ -55,7 +55,7 @@ def load_shard(shard: Shard) -> PreTrainedModel:
 
 
 def leave() -> None:
-    """Safe twice."""
+    """Leave the process group. Safe to call twice."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -83,12 +83,13 @@ def _join(shard: Shard) -> None:
 
 
 def _listen_on_loopback() -> None:
-    """Gloo would listen where the machine's name leads to, and takes what comes."""
+    """Make gloo listen on loopback."""
     try:
         names = [name for _, name in socket.if_nameindex()]
     except OSError as error:
         raise UsageError(f"tensor_parallel: the network interfaces cannot be listed: {error}") from error
     if loopback := next((name for name in _LOOPBACK if name in names), None):
+        # By default gloo listens on the address of the machine's name, and accepts whatever connects.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 

@@ -1,5 +1,7 @@
-"""A process that holds a share of the target and runs every pass that rank 0 tells it of. Started by ranks.py with the
-number of a socket; ends when that closes, wherever it stands."""
+"""A process that holds a share of the target and runs every pass that rank 0 announces.
+
+Started by ranks.py with the number of a socket; ends when that closes, whatever it is doing.
+"""
 
 from __future__ import annotations
 

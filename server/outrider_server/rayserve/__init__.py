@@ -1,1 +1,1 @@
-"""The same service on Ray Serve: many replicas behind Ray's own gRPC proxy. Imported only where Ray is installed."""
+"""The same services on Ray Serve: replicas behind Ray's gRPC proxy. Imported only where Ray is installed."""

@@ -1,7 +1,8 @@
-"""A gRPC service's methods run where Ray calls them: Ray's context takes the place of gRPC's. Knows no frames.
+"""Runs a gRPC service's methods where Ray calls them, with Ray's context in place of gRPC's. Knows no frames.
 
 Ray drops trailing metadata when a method raises, and with it the reason of a refusal. So nothing is raised: code, text
-and metadata are set on Ray's context, and one empty message carries them to the proxy, which keeps it (ingress.py).
+and metadata are set on Ray's context, and one empty message carries them to the proxy, which drops that message
+(ingress.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _END = None
 
 
 class SerializedMessage:
-    """Serialized already; Ray asks for it as it would ask a protobuf message."""
+    """A serialized message that looks like protobuf's to Ray."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -34,7 +35,7 @@ class _Aborted(Exception):
 
 
 class RayServicerContext:
-    """What a service may ask of grpc.aio.ServicerContext, of one call through Ray."""
+    """The part of grpc.aio.ServicerContext that services use, for one call through Ray."""
 
     def __init__(self, context: RayServegRPCContext) -> None:
         self._context = context
@@ -53,7 +54,7 @@ class RayServicerContext:
         return peer
 
     async def write(self, message: Any) -> None:  # Any: of any method
-        """Ray takes everything at once; the client's pace is not to be seen from here."""
+        """Queue a message. Ray takes everything at once: the client's pace cannot be seen here."""
         self._written.put_nowait(message)
 
     async def abort(
@@ -68,7 +69,7 @@ class RayServicerContext:
         raise _Aborted
 
     async def written(self, method: Awaitable[None]) -> AsyncGenerator[Any]:  # Any: as above
-        """What `method` writes, until it ends; it is cancelled when nobody listens any more."""
+        """Yield what `method` writes, until it ends; cancel it when the consumer is gone."""
         task = asyncio.ensure_future(self._to_the_end(method))
         try:
             while (message := await self._written.get()) is not _END:
@@ -97,7 +98,7 @@ class ServicerBridge:
         self._handlers = tuple(handlers)
 
     async def unary(self, name: str, request: bytes, context: RayServegRPCContext) -> SerializedMessage:
-        """One request, one answer; an empty one when the call was aborted."""
+        """Answer one request; with an empty message when the call was aborted."""
         call, handler = RayServicerContext(context), self._find(name)
         assert handler.unary_unary is not None
         try:
@@ -109,7 +110,7 @@ class ServicerBridge:
     async def streamed(
         self, name: str, request: bytes | AsyncIterator[bytes], context: RayServegRPCContext
     ) -> AsyncGenerator[SerializedMessage]:
-        """The messages of a method that streams its answers, and an empty one when the call was aborted."""
+        """Yield the replies of a streaming method, and an empty message when it was aborted."""
         call, handler = RayServicerContext(context), self._find(name)
         if isinstance(request, bytes):
             method = _as_async(handler.unary_stream)(_read(handler, request), call)

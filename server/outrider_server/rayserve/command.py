@@ -1,4 +1,4 @@
-"""`outrider-server deploy`."""
+"""The command `outrider-server deploy`."""
 
 from __future__ import annotations
 
@@ -29,25 +29,35 @@ _DEFAULT = Scale()
 @configured
 def deploy(
     config: ServerConfig,
-    replicas: Annotated[int, typer.Option(help="Verifiers, each with a target of its own.")] = _DEFAULT.replicas,
+    replicas: Annotated[int, typer.Option(help="Number of verifiers, each with its own target.")] = _DEFAULT.replicas,
     max_replicas: Annotated[
-        int | None, typer.Option(help="Grow up to so many as streams come, and back; default: a fixed number.")
+        int | None,
+        typer.Option(help="Scale up to so many replicas with the number of streams. Default: a fixed number."),
     ] = None,
-    streams_per_replica: Annotated[float, typer.Option(help="What growing aims at.")] = _DEFAULT.streams,
+    streams_per_replica: Annotated[
+        float, typer.Option(help="Streams per replica that scaling aims at.")
+    ] = _DEFAULT.streams,
     surge: Annotated[
-        bool, typer.Option("--surge", help="Update by starting new replicas first; needs room for twice as many.")
+        bool,
+        typer.Option(
+            "--surge", help="Start new replicas before old ones end on updates; needs room for twice as many."
+        ),
     ] = False,
-    cpus: Annotated[float, typer.Option(help="CPUs of a replica, as Ray counts them.")] = _DEFAULT.cpus,
-    gpus: Annotated[float, typer.Option(help="GPUs of a replica, as Ray counts them.")] = _DEFAULT.gpus,
+    cpus: Annotated[float, typer.Option(help="CPUs of one replica, as Ray counts them.")] = _DEFAULT.cpus,
+    gpus: Annotated[float, typer.Option(help="GPUs of one replica, as Ray counts them.")] = _DEFAULT.gpus,
     ray_address: Annotated[
         str | None,
-        typer.Option(help="Deploy on this cluster (auto: the one on this machine), or update there, and return."),
+        typer.Option(help="Deploy to or update this cluster (auto: the one on this machine), and return."),
     ] = None,
-    ray_http_port: Annotated[int, typer.Option(help="Ray's health page on loopback.")] = _DEFAULT.http_port,
-    remove: Annotated[bool, typer.Option("--remove", help="Take the service off the cluster again.")] = False,
-    ready_file: Annotated[Path | None, typer.Option(help="Write addresses here as JSON.")] = None,
+    ray_http_port: Annotated[
+        int, typer.Option(help="Port of Ray's health page on loopback; 0 picks a free one.")
+    ] = _DEFAULT.http_port,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the service from the cluster.")] = False,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="File to write the addresses to, as JSON, once ready.")
+    ] = None,
 ) -> None:
-    """Run the service on Ray Serve: on a cluster, or on one of its own until SIGINT or SIGTERM."""
+    """Run the service on Ray Serve: on a cluster, or on a local one until SIGINT or SIGTERM."""
     if remove and ray_address is None:
         raise UsageError("remove needs --ray-address: from which cluster?")
     check_exposure(config.host, config.security)
@@ -69,7 +79,7 @@ def deploy(
 
 
 def _run_here(config: ServerConfig, scale: Scale, ready_file: Path | None) -> None:
-    """A cluster of our own, which ends with us."""
+    """Run on a local cluster that ends with this command."""
     from outrider_drafters.checkpoints.target_weights import resolve_dir  # torch: only where there is work for it
 
     # Fail here and now: a replica that cannot find its target would be started again and again.
@@ -113,7 +123,7 @@ def _need_ray() -> None:
 
 
 def _check_free(host: str, port: int) -> None:
-    """Raises UsageError: Ray would try again and again."""
+    """Raise UsageError where a port is taken: Ray would try again and again."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as trial:

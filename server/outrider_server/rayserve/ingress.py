@@ -1,7 +1,7 @@
-"""What Ray's proxy loads, into its own process: which methods exist, where it listens and with which certificate.
+"""The part that Ray's proxy loads into its own process: methods, address and certificate.
 
-Ray's proxy would listen on every address, in plain text. `start` puts our own way to listen in its place, at an
-extension point of Ray's (ray/serve/_private/default_impl.py); where that did not happen, `add_services` raises.
+Ray's proxy would listen on every address, in plain text. `start` replaces its way to listen at an extension point
+(ray/serve/_private/default_impl.py); where that did not happen, `add_services` raises.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outrider_proto.addresses import join_host_port, port_of
 from outrider_server.config.security import SecurityConfig
 from outrider_server.security.tls import server_credentials
 
-ENVIRONMENT = "OUTRIDER_INGRESS"  # how the proxies, children of Ray's controller, are told
+ENVIRONMENT = "OUTRIDER_INGRESS"  # configures the proxies, which inherit it from Ray's controller
 METHODS = {
     "/outrider.v1.Verifier/Describe": "unary_unary",
     "/outrider.v1.Verifier/Session": "stream_stream",
@@ -35,7 +35,7 @@ _Behavior = Callable[[Any, Any], AsyncIterator[bytes]]  # Any: raw requests, and
 
 @dataclass(frozen=True, slots=True)
 class Ingress:
-    """Where the proxies listen, and their TLS; PEM files must lie at the same place on every machine."""
+    """Address and TLS of the proxies; PEM files must lie at the same place on every machine."""
 
     host: str
     security: SecurityConfig
@@ -51,11 +51,14 @@ class Ingress:
         return cls(told["host"], SecurityConfig(tls_cert=cert, tls_key=key, client_ca=ca))
 
 
-_ours: list[object] = []  # servers that listen as we want
+_ours: list[object] = []  # servers that listen through add_grpc_address below
 
 
 def start() -> list[object]:
-    """Called by Ray as its proxy starts (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH). Adds no HTTP middleware."""
+    """Replace the proxy's way to listen; called by Ray as its proxy starts.
+
+    RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names it. Adds no HTTP middleware.
+    """
     from ray.serve._private import default_impl
 
     ingress = Ingress.from_environment()
@@ -73,14 +76,15 @@ def start() -> list[object]:
 
 
 def add_services(servicer: object, server: grpc.aio.Server) -> None:
-    """Called by Ray with a gRPC server of its proxy (gRPCOptions.grpc_servicer_functions)."""
+    """Add our methods to a gRPC server of the proxy; called by Ray (gRPCOptions.grpc_servicer_functions)."""
+    # Never serve on a socket that Ray has opened its own way: it would be plain text on every address.
     if not any(server is each for each in _ours):
         raise RuntimeError("this version of Ray listens in a way of its own: it would be open to the network")
     server.add_generic_rpc_handlers((_Methods(),))
 
 
 class _Methods(grpc.GenericRpcHandler):
-    """Bytes in, bytes out. Ray puts its own behavior into `_method_handlers`."""
+    """Handlers of raw bytes. Ray puts its own behavior into `_method_handlers`."""
 
     def __init__(self) -> None:
         make = {name: getattr(grpc, f"{kind}_rpc_method_handler") for name, kind in METHODS.items()}
@@ -96,7 +100,7 @@ class _Methods(grpc.GenericRpcHandler):
 
 
 def _without_empty(behavior: _Behavior) -> _Behavior:
-    """The empty message only brought the reason of a refusal here (bridge.py)."""
+    """Drop empty messages, which only carried the reason of a refusal here (bridge.py)."""
 
     async def without_empty(request: Any, context: Any) -> AsyncIterator[bytes]:  # Any: as above
         async for message in behavior(request, context):

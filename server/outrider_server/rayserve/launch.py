@@ -1,4 +1,4 @@
-"""Puts the service on a Ray cluster, changes it there, takes it away."""
+"""Deployment on a Ray cluster: launch, update, removal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROOM_FOR_SHORT_CALLS = 64  # Describe, Check and the like beside the streams; t
 
 def connect(address: str | None, **options: Any) -> None:  # Any: as ray.init has them
     """Join the cluster at `address`, or start one on this machine. Raises UsageError."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a server says nothing to third parties
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a server reports nothing to third parties
     import ray
 
     if address is None:
@@ -39,10 +39,10 @@ def connect(address: str | None, **options: Any) -> None:  # Any: as ray.init ha
 
 
 def launch(config: ServerConfig, scale: Scale) -> None:
-    """Deploy, or replace what is deployed replica by replica; returns once the new one serves. Raises UsageError."""
+    """Deploy, or replace what is deployed replica by replica; return once it serves. Raises UsageError."""
     from ray import serve
 
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # only now: Ray sets it too, when it is imported
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # after the import, which sets it too
     try:
         serve.start(
             http_options={"host": "127.0.0.1", "port": scale.http_port},
@@ -56,14 +56,14 @@ def launch(config: ServerConfig, scale: Scale) -> None:
 
 
 def remove() -> None:
-    """Take the service and Ray Serve away; the cluster stays."""
+    """Remove the service and Ray Serve; the cluster stays."""
     from ray import serve
 
     serve.shutdown()
 
 
 def _environment(config: ServerConfig) -> dict[str, str]:
-    """Of Ray's controller, and of the proxies, its children."""
+    """Return the environment of Ray's controller and of the proxies, its children."""
     return {
         ingress.ENVIRONMENT: Ingress(config.host, config.security).to_json(),
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{ingress.__name__}.start",
@@ -99,7 +99,7 @@ def _application(config: ServerConfig, scale: Scale) -> Any:  # Any: ray.serve.A
 
 
 def _cause() -> str:
-    """What the last replica that failed said; empty where none did."""
+    """Return what the last failed replica said; empty where none did."""
     from ray import serve
 
     application = serve.status().applications.get(APPLICATION)
@@ -110,7 +110,7 @@ def _cause() -> str:
 
 
 def _wait_for_routes(http_port: int) -> None:
-    """Until this machine's proxy, if it has one, knows the application. Raises UsageError."""
+    """Wait until this machine's proxy, if it has one, knows the application. Raises UsageError."""
     give_up_at = time.monotonic() + _ROUTES_TIMEOUT_S
     while time.monotonic() < give_up_at:
         try:

@@ -1,4 +1,4 @@
-"""One replica: a verifier of its own, and its services' methods under the names by which Ray calls them."""
+"""One replica: a verifier, and its services' methods under the names by which Ray calls them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Replica:
-    """Deployed by launch.py. Ray calls each gRPC method by its last name, and gives its context as `grpc_context`."""
+    """A deployment of launch.py. Ray calls each gRPC method by its short name, with its context as `grpc_context`."""
 
     async def __init__(self, config: ServerConfig) -> None:  # type: ignore[misc] # Ray awaits it, on its event loop
         self._server = Server.build(config)
@@ -45,11 +45,11 @@ class Replica:
                 yield message
 
     async def Check(self, request: bytes) -> SerializedMessage:
-        """grpc.health.v1: whoever answers serves."""
+        """Answer grpc.health.v1: a replica that answers serves."""
         serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
         return SerializedMessage(serving.SerializeToString())
 
     async def check_health(self) -> None:
-        """Ray asks from time to time, and replaces a replica that raises."""
+        """Raise when the replica must be replaced; Ray asks from time to time."""
         if not self._server.verifier.alive:
             raise RuntimeError("the model thread has ended")

@@ -1,6 +1,6 @@
-"""Which replica takes a stream: the one that the client's session id falls to, so that a resumed session finds its K/V.
+"""Routing of streams to replicas by the client's session id, so that a resumed session finds its K/V.
 
-Ray's own router does the hashing; of gRPC's metadata Ray reads only `session_id`, and we say `x-session-id`, as every
+Ray's own router does the hashing; of gRPC's metadata Ray reads only `session_id`, and we send `x-session-id`, as every
 proxy's examples do.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SessionRouter(ConsistentHashRouter):  # type: ignore[misc] # without types
-    """Streams without a session id go anywhere."""
+    """Routes by consistent hash of the session header; streams without one go anywhere."""
 
     def _routing_key(self, pending_request: PendingRequest | None) -> str | None:
         context = None if pending_request is None else pending_request.metadata.grpc_context

@@ -1,4 +1,4 @@
-"""How many replicas, and where Ray runs: one frozen value, checked once."""
+"""Number and size of replicas, and Ray's port: one frozen value, checked once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider_proto.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Raises UsageError. With `max_replicas` Ray keeps `streams` streams a replica, between both numbers."""
+    """Raises UsageError. With `max_replicas` Ray keeps about `streams` streams a replica, between both numbers."""
 
     replicas: int = 1
     max_replicas: int | None = None  # None: always as many as `replicas`

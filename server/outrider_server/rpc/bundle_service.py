@@ -1,4 +1,4 @@
-"""The gRPC shell around the edge bundles."""
+"""The gRPC service of edge bundles."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[pb.FetchRequest, pb.Chunk]
 
 _log = logging.getLogger(__name__)
-_STALL_S = 60.0  # a client that takes no byte for so long gives its place to others
-_LEAST_RATE = 4096  # bytes a second on average, after so long a time
+_STALL_S = 60.0  # a client that takes no byte for so long loses its place
+_LEAST_RATE = 4096  # bytes a second on average, after that time
 BUNDLES = pb.DESCRIPTOR.services_by_name["Bundles"].full_name
 
 
@@ -56,7 +56,7 @@ class BundlesService:
             await abort(context, refusal)
 
     async def fetch(self, request: pb.FetchRequest, context: Context) -> None:
-        """One file, as fast as the client takes it: each write waits until HTTP/2 lets it go."""
+        """Send one file as fast as the client takes it: each write waits for HTTP/2 flow control."""
         try:
             caller = caller_of(context)
             principal = self._authenticator.admit(caller, Scope.BUNDLE)
@@ -70,7 +70,7 @@ class BundlesService:
             await abort(context, Refusal(Reason.SERVER_FULL, "too little was taken for too long: fetch the rest"))
 
     async def _while_admitted(self, chunks: AsyncGenerator[bytes], principal: Principal) -> AsyncGenerator[bytes]:
-        """Raises Refusal once the key is good no longer."""
+        """Pass chunks on; raise Refusal once the key is no longer valid."""
         async for data in chunks:
             if not self._authenticator.still_admits(principal):
                 raise Refusal(Reason.NO_KEY, "this key has been revoked, or has expired")
@@ -83,7 +83,7 @@ class BundlesService:
 
 
 async def _write(chunks: AsyncGenerator[bytes], context: Context) -> None:
-    """Raises TimeoutError for a client that takes too little."""
+    """Send chunks. Raises TimeoutError for a client that takes too little."""
     clock = asyncio.get_running_loop().time
     started, num_bytes = clock(), 0
     async for data in chunks:

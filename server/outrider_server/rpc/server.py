@@ -1,4 +1,4 @@
-"""A server's life: build, start, serve, drain with a deadline, stop. Stop is safe to call twice."""
+"""The life of a server: build, start, serve, drain with a deadline, stop."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from outrider_server.sessions.verifier import Verifier
 from outrider_server.telemetry.observer import ServerObserver
 from outrider_server.telemetry.reporter import TelemetryReporter
 
-_LAST_WORDS_S = 1.0  # what the last statuses, and downloads of bundles, get to leave
+_LAST_WORDS_S = 1.0  # time for the last statuses and bundle downloads to be sent
 SERVER_OPTIONS = [
     # Room above our own limit, so that a frame somewhat too large gets our status and not the transport's.
     ("grpc.max_receive_message_length", 4 * MAX_FRAME_BYTES),
     ("grpc.max_send_message_length", 4 * MAX_FRAME_BYTES),
-    ("grpc.so_reuseport", 0),  # else a second server on the port would silently share it
+    ("grpc.so_reuseport", 0),  # otherwise a second server would silently share the port
     # A peer that vanished must free its session: TCP alone would take a quarter of an hour. The first timeout becomes
     # TCP_USER_TIMEOUT and ends at a proxy; behind one only the second counts, whose default is a minute (measured).
     ("grpc.keepalive_time_ms", 30_000),
@@ -77,7 +77,7 @@ class Server:
 
     @classmethod
     def build(cls, config: ServerConfig) -> Server:
-        """Load everything. Raises UsageError."""
+        """Load everything a configuration names. Raises UsageError."""
         check_exposure(config.host, config.security)
         authenticator = Authenticator(config.security)
         reporter = TelemetryReporter(config.telemetry)
@@ -92,13 +92,13 @@ class Server:
         return join_host_port(self.host, self.port)
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """The methods of our services; Ray Serve calls them too (rayserve/)."""
+        """The methods of our services, which Ray Serve calls too (rayserve/)."""
         authenticator = self.authenticator
         bundles = BundlesService(self.bundles, authenticator, self.verifier.observer)
         return VerifierService(self.verifier, authenticator).handler(), bundles.handler()
 
     async def start_verifier(self) -> None:
-        """All but the port: for who has a port of its own."""
+        """Start everything but the port, for callers that have a port of their own."""
         await self.verifier.start()
         self._watching = asyncio.create_task(self.authenticator.watch(self.verifier.end_unless), name="outrider keys")
 
@@ -125,8 +125,10 @@ class Server:
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
 
     async def drain(self, deadline_s: float) -> None:
-        """Say so, take nothing new, and let streams finish what is under way. Their sessions, and after `deadline_s`
-        also what is still under way, are the clients' to take elsewhere: they have all it takes."""
+        """Take nothing new, and let streams finish what is under way.
+
+        After `deadline_s` running requests are dropped, too: clients have all they need to resume elsewhere.
+        """
         if self._grpc is None:
             return
         await self._health.enter_graceful_shutdown()
@@ -135,13 +137,15 @@ class Server:
             self.bundles.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
-                await self.verifier.drained()  # listening still: who comes is told why, and health says "not serving"
+                await (
+                    self.verifier.drained()
+                )  # still listening: new callers hear SHUTTING_DOWN, health says NOT_SERVING
         self.verifier.abandon()
         self._health.end_watches()
         await self._grpc.stop(_LAST_WORDS_S)
 
     async def stop(self) -> None:
-        """End at once whatever is left. Safe twice."""
+        """End everything that is left, at once. Safe to call twice."""
         server, self._grpc = self._grpc, None
         if self._watching is not None:
             self._watching.cancel()

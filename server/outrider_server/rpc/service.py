@@ -1,4 +1,4 @@
-"""The gRPC shell around the verifier: bytes to frames, refusals to statuses. Knows nothing of what frames mean."""
+"""The gRPC service of the verifier: bytes to frames, refusals to statuses. Does not interpret frames."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from outrider_server.sessions.verifier import Verifier
 from outrider_server.telemetry.observer import ServerObserver
 
 _log = logging.getLogger(__name__)
-_MAX_UNREAD = 128  # streams that have ended and whose client does not read it, of one address
+_MAX_UNREAD = 128  # ended streams of one address whose client does not read that they have ended
 _UNREAD_IN_ALL = 8  # times that
 SERVICE = pb.DESCRIPTOR.services_by_name["Verifier"].full_name
 
@@ -41,11 +41,12 @@ class VerifierService:
         self._unread = Counter[str]()  # by address
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Session takes raw bytes, so that garbage gets a status of ours and not the transport's."""
+        """Return the handlers of both methods."""
         methods = {
             "Describe": grpc.unary_unary_rpc_method_handler(
                 self.describe, pb.DescribeRequest.FromString, pb.Description.SerializeToString
             ),
+            # Raw bytes: with a deserializer, gRPC itself would answer malformed or oversized frames, in its own words.
             "Session": grpc.stream_stream_rpc_method_handler(self.session),
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
@@ -59,7 +60,7 @@ class VerifierService:
         return description_to_proto(self._verifier.describe())
 
     async def session(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        """One stream, to its end."""
+        """Serve one stream to its end."""
         observer, caller = self._verifier.observer, caller_of(context)
         incoming: _Incoming | None = None
         try:
@@ -81,7 +82,10 @@ class VerifierService:
             await abort(context, Refusal(Reason.INTERNAL, f"the server failed on this stream: {type(error).__name__}"))
 
     async def _end_unread(self, address: str, context: Context) -> None:
-        """gRPC holds the stream, and the frame that was not taken, until its client reads or is gone."""
+        """End a stream whose client does not read, and count it until it is gone.
+
+        gRPC holds the stream, and the frame that was not taken, until then.
+        """
         self._unread[address] += 1
         try:
             with suppress(grpc.aio.InternalError):  # it went
@@ -90,7 +94,7 @@ class VerifierService:
             self._unread -= Counter([address])
 
     async def _answer(self, incoming: _Incoming, principal: Principal, context: Context) -> None:
-        """Raises Refusal, and TimeoutError for a client that does not read."""
+        """Send the verifier's frames. Raises Refusal, and TimeoutError for a client that does not read."""
         async with aclosing(self._verifier.session(incoming.frames(), principal)) as outgoing:
             async for frame in outgoing:
                 for message in _messages(frame, incoming.codec):
@@ -100,7 +104,7 @@ class VerifierService:
 
 
 class _Incoming:
-    """Frames from bytes; remembers which codec the stream was opened with, and tells `opened` that it was."""
+    """Parses frames; keeps the codec of Open, and calls `opened` then."""
 
     def __init__(self, requests: AsyncIterator[bytes], observer: ServerObserver, opened: Callable[[], None]) -> None:
         self._opened = opened
@@ -109,7 +113,7 @@ class _Incoming:
         self.codec: Codec = "int8"
 
     async def frames(self) -> AsyncIterator[ClientFrame]:
-        """Raises Violation for anything that is not a frame."""
+        """Yield frames. Raises Violation for anything else."""
         async for data in self._requests:
             self._observer.received(len(data))
             frame = _parse(data)
@@ -135,7 +139,7 @@ def _messages(frame: ServerFrame, codec: Codec) -> Iterator[bytes]:
 
 
 def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Caller:  # Any: of any method
-    """What gRPC says of a call."""
+    """Return what gRPC knows of a caller."""
     names = context.auth_context().get("x509_common_name", ())
     certificate = b"".join(names).decode(errors="replace")
     return Caller(context.invocation_metadata() or (), PeerAddress.of(context.peer()), certificate)

@@ -1,4 +1,4 @@
-"""gRPC's own services beside ours: health checks and server reflection."""
+"""gRPC's own services: health checks and server reflection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider_server.security.authenticator import Authenticator, Caller
 
 
 class Health(aio.HealthServicer):
-    """Lets go of those who watch before the server ends: gRPC would log a traceback for each of them."""
+    """The service grpc.health.v1, for the whole server ("") and for each service."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,8 @@ class Health(aio.HealthServicer):
             self._watches.discard(watch)
 
     def end_watches(self) -> bool:
-        """Whether there were any."""
+        """End all watches; return whether there were any."""
+        # gRPC logs a traceback for every Watch that it has to end itself when the server stops.
         for watch in self._watches:
             watch.cancel()
         return bool(self._watches)
@@ -65,6 +66,6 @@ class _Reflection(reflection.aio.ReflectionServicer):
 
 
 def add_reflection(server: grpc.aio.Server, services: Sequence[str], authenticator: Authenticator) -> None:
-    """Of these services and itself."""
+    """Let callers with a key, or on this machine, list these services and reflection itself."""
     servicer = _Reflection((*services, reflection.SERVICE_NAME), authenticator)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]

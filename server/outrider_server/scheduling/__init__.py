@@ -1,1 +1,1 @@
-"""The engine loop: which requests run in the next pass."""
+"""The engine loop and the scheduler: which requests run in the next pass."""

@@ -1,5 +1,7 @@
-"""What another thread leaves for an event loop: one wake-up for all that lies there. A pass over many sessions has a
-verdict and features for each of them."""
+"""Callbacks from other threads to an event loop, with one wake-up for all that are waiting.
+
+A pass over many sessions has a verdict and features for each of them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from collections.abc import Callable
 
 
 class CallbackQueue:
-    """What is put in by any thread is called on the loop, in order."""
+    """Calls on the event loop, in order, what any thread puts in."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -23,10 +25,11 @@ class CallbackQueue:
             self._loop.call_soon_threadsafe(self._run_all)
 
     def _run_all(self) -> None:
-        self._is_scheduled = False  # first: what is put in from now on rings again
+        # Reset first: a callback put in while the queue runs must schedule the next run, or it would wait for ever.
+        self._is_scheduled = False
         try:
             while self._callbacks:
                 self._callbacks.popleft()()
         except BaseException:
-            self._loop.call_soon(self._run_all)  # the others are not to wait for the next ring
+            self._loop.call_soon(self._run_all)  # the others must not wait for the next put()
             raise

@@ -1,9 +1,9 @@
-"""The thread the target runs in: takes waiting jobs into one pass, tick after tick. The one place that changes what
-sessions hold.
+"""The thread the target runs in: step after step it runs the waiting requests in one pass.
 
-A tick: gather what has arrived, take the first job of every session, draft where the server is to, plan, verify, post
-verdicts, commit, tap, post features, report. Jobs of one session run in the order they came. One that finds no room for
-its K/V stays where it is and is asked again, up to a bound; so does one whose client does not read.
+Only this thread changes what sessions hold. A step: gather arrivals, take the first request of every session, draft
+where the server is asked to, plan, verify, post verdicts, commit, tap, post features, report. Requests of one session
+run in the order they came. A request that finds no memory for its K/V stays in its queue and is tried again, up to a
+bound; so does one whose client does not read.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.scheduling.tree_budget import NO_LIMIT, TreeBudget
 
 _log = logging.getLogger(__name__)
-_ASK_AGAIN_S = 0.01  # where every job waits for room, or for its client
+_RETRY_S = 0.01  # where every request waits for memory, or for its client
 
 RequestState: TypeAlias = Literal["ready", "waiting", "paused", "over"]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixInfo:
-    """How many leading tokens of a session are held, and their hash."""
+    """Number of leading tokens that a session holds, and their hash."""
 
     length: int
     hash: bytes
@@ -45,7 +45,7 @@ class PrefixInfo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixQuery:
-    """What does the session hold, of its first `limit` tokens, once the jobs before this have ended?"""
+    """A question for what a session holds of its first `limit` tokens, once its earlier requests have ended."""
 
     sequence: Sequence
     limit: int
@@ -57,8 +57,10 @@ class PrefixQuery:
 
 
 class EngineLoop:
-    """Runs jobs on an engine. submit() from any thread; stop() ends it and waits. `on_step` is called in this thread
-    after every pass."""
+    """Runs requests on an engine, in a thread of its own.
+
+    submit() from any thread; stop() ends it and waits. `on_step` is called in this thread after every pass.
+    """
 
     def __init__(
         self, engine: Engine, limits: LimitsConfig, on_step: Callable[[StepStats], None] | None = None
@@ -70,8 +72,8 @@ class EngineLoop:
         self._on_step = on_step
         self._inbox: SimpleQueue[Request | PrefixQuery | None] = SimpleQueue()
         self._queues: dict[Sequence, deque[Request | PrefixQuery]] = {}
-        self._is_blocked = False  # nobody in the lines could run
-        self._num_paused = 0  # whose clients are to read first: no load
+        self._is_blocked = False  # no queued request could run
+        self._num_paused = 0  # whose clients must read first: no load
         self._idle_s = 0.0  # since the last pass
         self._thread = threading.Thread(target=self._run, name="outrider-model", daemon=True)
 
@@ -86,7 +88,7 @@ class EngineLoop:
         self._inbox.put(item)
 
     def stop(self) -> None:
-        """End after the pass under way; safe twice, and before start."""
+        """End after the pass under way. Safe to call twice, and before start."""
         self._inbox.put(None)
         if self._thread.ident is not None:
             self._thread.join()
@@ -95,12 +97,12 @@ class EngineLoop:
         while self._gather():
             try:
                 self._step()
-            except Exception as error:  # our own fault, of no session: answer everybody, go on
+            except Exception as error:  # a fault of the loop, not of a session: answer every request and go on
                 self._fail_all(error)
 
     def _gather(self) -> bool:
-        """Sort arrivals into their sessions' lines; wait for one when there is nothing to do. False: time to end."""
-        patience_s = (_ASK_AGAIN_S if self._is_blocked else 0.0) if self._queues else None
+        """Sort arrivals into their sessions' queues, waiting where nothing can run. Returns False to end."""
+        patience_s = (_RETRY_S if self._is_blocked else 0.0) if self._queues else None
         started, is_idle = time.monotonic(), len(self._queues) <= self._num_paused
         try:
             while (item := self._inbox.get(timeout=patience_s)) is not None:
@@ -127,11 +129,11 @@ class EngineLoop:
             for item in queue:
                 if isinstance(item, Request):
                     _fail(item, error)
-                else:  # somebody waits for it: a stream that opens, or memory that is to be given back
+                else:  # a stream waits for it to open, or memory to be given back
                     _answer(item)
 
     def _ready_requests(self) -> list[Request]:
-        """The first job of every session, where it can run now."""
+        """Return the first request of every session that can run now."""
         requests: list[Request] = []
         self._num_paused = 0
         for sequence, queue in list(self._queues.items()):
@@ -149,9 +151,8 @@ class EngineLoop:
                 queue.popleft()
             else:
                 del self._queues[sequence]
-        return [
-            request for request in requests if not request.ended
-        ]  # abandoned since: its room may be another's by now
+        # Asked again: a request that was abandoned meanwhile may have lost its rows to another one in this very loop.
+        return [request for request in requests if not request.ended]
 
     def _plan(self, requests: abc.Sequence[Request]) -> list[tuple[Request, StepInput]]:
         rows = self._scheduler.plan([request.scheduling_request for request in requests])
@@ -159,7 +160,7 @@ class EngineLoop:
         return [(request, request.step_input(count)) for request, count in zip(requests, rows, strict=True) if count]
 
     def _verify(self, planned: abc.Sequence[tuple[Request, StepInput]]) -> list[tuple[Request, StepResult]]:
-        """One pass; if it fails, one pass each, so that only the session at fault suffers."""
+        """Run one pass; if it fails, one for each, so that only the session at fault suffers."""
         if not planned:
             return []
         try:
@@ -172,7 +173,7 @@ class EngineLoop:
         return [(request, result) for (request, _), result in zip(planned, results, strict=True)]
 
     def _commit(self, request: Request, result: StepResult) -> bool:
-        """Whether it stands."""
+        """Apply a result; return whether that succeeded."""
         try:
             self._engine.commit(result)
         except Exception as error:
@@ -181,7 +182,7 @@ class EngineLoop:
         return True
 
     def _tap(self, committed: abc.Sequence[tuple[Request, StepResult]]) -> float:
-        """Features of all, together or, if that fails, each by itself; answers what it took."""
+        """Make features for all together or, if that fails, for each alone; return the seconds it took."""
         started = time.monotonic()
         try:
             self._engine.tap([result for _, result in committed])
@@ -211,7 +212,7 @@ class EngineLoop:
             self._on_step(stats)
 
     def _state_of(self, request: Request) -> RequestState:
-        """Whether the job can run now; answers it where it ends here."""
+        """Return whether the request can run now; end it where it cannot any more."""
         try:
             return self._try_begin(request)
         except OutOfKVMemory:
@@ -233,13 +234,14 @@ class EngineLoop:
         if not request.cancelled:
             request.begin()
             self._draft(request)
+        # Asked again after the draft: a Cancel may have come in while it ran.
         if request.cancelled:  # before, or while it drafted
             request.cancel()
             return "over"
         return "ready"
 
     def _draft(self, request: Request) -> None:
-        """Where the server is to."""
+        """Draft for a request that wants the server to."""
         if request.needs_draft:
             started = time.monotonic()
             request.draft(self._tree_nodes)
@@ -249,8 +251,8 @@ class EngineLoop:
 def _answer(query: PrefixQuery) -> None:
     try:
         query.answer()
-    except Exception as error:  # of no other session's concern
-        _log.error("an inquiry failed", exc_info=error)
+    except Exception as error:  # concerns no other session
+        _log.error("a prefix query failed", exc_info=error)
 
 
 def _finish_step(request: Request, tap_s: float) -> None:
@@ -261,7 +263,7 @@ def _finish_step(request: Request, tap_s: float) -> None:
 
 
 def _wait_for_memory(request: Request, longest_s: float) -> RequestState:
-    """There is no room for its K/V now. So long as a job waits nothing of its session runs."""
+    """Keep the request waiting for K/V memory, or refuse it after `longest_s`."""
     if request.memory_wait_s(time.monotonic()) < longest_s:
         return "waiting"
     request.fail(Refusal(Reason.SERVER_FULL, f"no room for this session's K/V in {longest_s:g} s; try again later"))
@@ -275,7 +277,7 @@ def _fail(request: Request, error: Exception) -> None:
         request.fail(Refusal(Reason.SERVER_FULL, "the server has no memory for this request now; try again later"))
         return
     request.sequence.invalidate()
-    if isinstance(error, Refusal):  # a divided target that has lost a part
+    if isinstance(error, Refusal):  # tensor parallel: a rank is gone
         request.fail(error)
         return
     _log.error("a session failed", exc_info=error)

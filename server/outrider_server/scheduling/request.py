@@ -1,5 +1,8 @@
-"""What a session asks of the model, step by step: a Draft is one verdict, a Decode a row of them. Belongs to the model
-thread; other threads may only set `cancelled` and `abandoned`. One whose answers are not read rests."""
+"""A request under way, from Draft (one verdict) or Decode (a row of them) to its last reply.
+
+For the engine thread; other threads may only set `cancelled` and `abandoned`. A request whose replies are not read is
+paused.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ from outrider_server.engine.server_drafter import DraftContext
 from outrider_server.scheduling.scheduler import SchedulingRequest
 
 _NO_TREE = DraftTree()
-_ROWS_AHEAD = 256  # of a Decode: have room for so many from the start
+_ROWS_AHEAD = 256  # room that a Decode takes at its start
 
 
 @dataclass(frozen=True, slots=True)
 class RequestDone:
-    """A job's last word: how many of its answers came before it is the receiver's to know."""
+    """The last reply of a request."""
 
 
 Reply = Verdict | Features | Refusal | RequestDone
@@ -31,8 +34,11 @@ Post = Callable[[Reply], None]
 
 
 class Request:
-    """One Draft or Decode under way. `post` takes its answers, `is_behind` says that enough of them wait to be read;
-    both must be safe to call from the model thread."""
+    """One Draft or Decode under way.
+
+    `post` takes its replies, `is_behind` says that enough of them wait to be read; both are called from the engine
+    thread.
+    """
 
     def __init__(
         self,
@@ -53,7 +59,7 @@ class Request:
         self._padded_width = padded_width
         self._is_behind = is_behind
         self._paused = False
-        self._chain: tuple[int, ...] = (frame.root,)  # behind what is held, with the context
+        self._chain: tuple[int, ...] = (frame.root,)  # tokens behind those held, besides the context
         self._tree = frame.tree if isinstance(frame, Draft) else _NO_TREE
         self._shape = _shape(frame)
         self._grown = False
@@ -75,17 +81,17 @@ class Request:
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it is to run for now, so that others may have the room of what is held for it."""
+        """Whether nothing of it runs for now, so that its rows may be evicted."""
         return self.ended or self._paused
 
     @property
     def is_stopped(self) -> bool:
-        """Nobody wants it to go on."""
+        """Whether its replies are no longer wanted."""
         return self.cancelled or self.abandoned
 
     @property
     def scheduling_request(self) -> SchedulingRequest:
-        """What it would like to run in the next pass."""
+        """What it wants to run in the next pass."""
         payer = self.sequence.payer or id(self.sequence)
         return SchedulingRequest(
             payer, self.sequence.num_uncomputed, len(self._chain) + len(self._tree), self._waiting_since
@@ -93,7 +99,7 @@ class Request:
 
     @property
     def stale(self) -> bool:
-        """Whether it was sent on an assumption that did not come true; asked before it begins."""
+        """Whether the assumption it was sent on proved wrong; asked before it begins."""
         frame = self._frame
         if self._begun or not isinstance(frame, Draft) or not frame.assumes:
             return False
@@ -101,11 +107,11 @@ class Request:
 
     @property
     def needs_draft(self) -> bool:
-        """Whether the server is to draft before the next pass, and knows all there is to know before the root."""
+        """Whether the server must draft before the next pass, and holds everything before the root."""
         return self._shape is not None and not self._grown and not self.sequence.num_uncomputed
 
     def begin(self) -> None:
-        """Once: let the session hold what the client stands by. Every time: have room for the next pass.
+        """Set the session's text, the first time; make room for the next pass, every time.
 
         Raises Violation when the client counts on more than is held, Refusal for a text that can never fit, and
         OutOfKVMemory when there is no memory now: then it may be called again.
@@ -119,8 +125,10 @@ class Request:
         self._begun = True
 
     def update_paused(self, now: float) -> bool:
-        """Whether what it said so far is to be read before it goes on; that is no waiting for the model. For the model
-        thread alone, between passes."""
+        """Return whether its replies must be read before it goes on; that does not count as queueing.
+
+        For the engine thread only, between passes.
+        """
         self._paused = not self.is_stopped and self._is_behind()
         if self._paused:
             self._waiting_since = now
@@ -128,14 +136,13 @@ class Request:
         return self._paused
 
     def memory_wait_s(self, now: float) -> float:
-        """It could not begin or go on for lack of memory; since how many seconds."""
+        """Return for how many seconds it could not begin or go on for lack of memory."""
         if self._lacks_memory_since is None:
             self._lacks_memory_since = now
         return now - self._lacks_memory_since
 
     def draft(self, tree_budget: int) -> None:
-        """Draft for the next pass, so that no more than the tokens asked for can stand; no more nodes than
-        `tree_budget`, unless it is 0."""
+        """Draft for the next pass, at most as many tokens as are wanted and `tree_budget` nodes (0: any)."""
         assert self._shape is not None
         assert self.sequence.drafting is not None
         self._grown = True
@@ -146,7 +153,7 @@ class Request:
             self._tree = self.sequence.drafting.grow(known, shape, lambda: self.is_stopped)
 
     def add_draft_time(self, draft_s: float) -> None:
-        """It drafted for so long; that is no waiting."""
+        """Count `draft_s` seconds as drafting, not as queueing."""
         self._draft_s += draft_s
         self._queue_s -= draft_s
 
@@ -160,19 +167,21 @@ class Request:
         """Answer a cancelled Decode and end it."""
         self._tokens_left = 0
         self.post(Verdict(self._frame.seq, (), None, Finish.CANCELLED, draft_us=round(self._draft_s * 1e6)))
-        if self._last_features is not None:  # again: somebody waits for the last frame, and the rows may be lost by now
+        if (
+            self._last_features is not None
+        ):  # again: the client waits for a last frame, and the rows may be evicted by now
             self.post(replace(self._last_features, last=True, tap_us=round(self._tap_s * 1e6)))
         self.post(RequestDone())
 
     def step_input(self, room: int) -> StepInput:
-        """Its share of the next pass: all of it, or the first `room` context tokens when it does not fit."""
+        """Return its share of the next pass: all of it, or the first `room` context tokens."""
         chain = (*self.sequence.uncomputed, *self._chain)
         if len(chain) + len(self._tree) <= room:
             return StepInput(self.sequence, chain, self._tree, self._sampler, self._frame.logprobs)
         return StepInput(self.sequence, chain[: min(room, len(chain) - 1)])
 
     def apply_result(self, result: StepResult, tree_budget: int) -> None:
-        """Post the verdict, if the pass gave one, with the size of trees wished for; note what comes next."""
+        """Post the verdict, if the pass gave one, with the tree size to ask for; note what comes next."""
         self._queue_s += result.timing.started - self._waiting_since
         self._verify_s += result.timing.ended - result.timing.started
         self._waiting_since = result.timing.ended
@@ -193,8 +202,10 @@ class Request:
         self._queue_s = self._draft_s = self._verify_s = 0.0
 
     def finish_step(self, tap_s: float) -> None:
-        """After commit and a tap of `tap_s`: post the features the client lacks, and the end. A Draft's come at its
-        end, a Decode's as they are made, but never before its first token."""
+        """Post the features that the client lacks, after commit and a tap of `tap_s`, and the end.
+
+        A Draft's features come at its end, a Decode's as they are made, but never before its first token.
+        """
         self._tap_s += tap_s
         if self.ended or self._has_replied:
             self._post_features()
@@ -240,7 +251,7 @@ class Request:
 
 
 def _shape(frame: Draft | Decode) -> TreeShape | None:
-    """Of the trees that the server is to grow."""
+    """Return the shape of the trees that the server grows."""
     if isinstance(frame, Draft) or frame.tree is None:
         return None
     return TreeShape(frame.tree.breadth, frame.tree.levels, frame.tree.budget)

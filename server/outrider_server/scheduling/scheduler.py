@@ -1,4 +1,4 @@
-"""Who runs in the next pass, and with how many rows. Data in, plan out: no clock, no threads, no tensors.
+"""The plan of the next pass: which requests run, with how many rows. Data in, plan out: no clock, threads or tensors.
 
     budget  |------------ drafts ------------|-- prefill --|   Drafts first; but while prefill waits a quarter is its
                                                                own, and what drafts leave it takes too.
@@ -6,10 +6,10 @@
 Of each kind the payers get equal shares, or as much less as they want (weighted fair queueing with equal weights;
 Demers, Keshav and Shenker 1989):
 
-    level       rows that equal shares of all passes so far would have been, for one who always wanted more
-    account     rows that a payer has had, and at least the level when it comes back: nobody saves up while away.
+    level       rows of an equal share in all passes so far, for a payer who always wanted more
+    account     rows that a payer has had, at least the level when it comes back: no credit for time away.
                 level - account is its deficit
-    due         account + rows of its oldest job; the payer with the smallest goes first
+    due         account + rows of its oldest request; the payer with the smallest goes first
 
 So a client with 60 sessions, or with large trees, gets no more than the others leave. Deficit round robin would share
 as well, but a small draft would have to wait for its turn in a round of large ones.
@@ -27,15 +27,17 @@ from outrider_proto.tree import MAX_NODES
 from outrider_server.config.config import SchedulerName
 
 Payer: TypeAlias = Hashable
-SHORT_CONTEXT = 32  # rows: a job with no more of it is a draft, not prefill
+SHORT_CONTEXT = 32  # rows: a request with no more context is a draft, not prefill
 _PREFILL_SHARE = 4  # of the budget, one part in so many
 _SHORT_ROWS = MAX_NODES + 1
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingRequest:
-    """What the first job of a session would run: `context` rows, and then `rest`, root and tree, in one piece. It waits
-    `since` then, in seconds of any clock."""
+    """What the first request of a session would run: `context` rows, then `rest` (root and tree) in one piece.
+
+    It has been waiting since `since`, in seconds of any clock.
+    """
 
     payer: Payer
     context: int
@@ -51,7 +53,7 @@ class SchedulingRequest:
         return self.context <= SHORT_CONTEXT
 
     def part(self, room: int) -> int:
-        """Rows that it can run where there is room for so many: of prefill the first ones, of a draft all or none."""
+        """Return the rows it can run within `room`: of prefill the first ones, of a draft all or none."""
         if self.rows <= room:
             return self.rows
         return 0 if self.is_draft else max(min(self.context, room), 0)
@@ -59,7 +61,7 @@ class SchedulingRequest:
 
 class Scheduler(Protocol):
     def plan(self, requests: Sequence[SchedulingRequest]) -> list[int]:
-        """Rows of the next pass for each wish, 0 where it waits; there are some where there are wishes."""
+        """Return rows for each request, 0 where it waits; at least one runs where there are any."""
         ...
 
 
@@ -74,7 +76,7 @@ def new_scheduler(name: SchedulerName, budget: int, chunk: int) -> Scheduler:
 
 
 class PlainScheduler:
-    """Every short job whole; the long ones share `chunk` rows, first come first served."""
+    """Runs every short request whole; long ones share `chunk` rows, first come first served."""
 
     def __init__(self, chunk: int) -> None:
         self._chunk = chunk
@@ -92,8 +94,11 @@ class PlainScheduler:
 
 
 class FairScheduler:
-    """No more than `budget` rows a pass, but for a draft that is larger, and of a session's context no more than
-    `chunk`. The jobs of one payer run in the order in which they came."""
+    """Shares `budget` rows a pass among payers.
+
+    A single draft may exceed the budget; a session's context gets at most `chunk` rows. Requests of one payer run in
+    the order in which they came.
+    """
 
     def __init__(self, budget: int, chunk: int) -> None:
         self._budget = budget
@@ -116,7 +121,7 @@ class FairScheduler:
 
 
 class _Lane:
-    """Those who wait for one kind of rows, and what they have had."""
+    """The queue for one kind of rows, with each payer's account."""
 
     def __init__(self) -> None:
         self._level = 0.0
@@ -125,8 +130,11 @@ class _Lane:
     def fill(
         self, requests: Sequence[SchedulingRequest], room: int, most: int, *, may_exceed: bool = False
     ) -> list[int]:
-        """Rows for each wish, `most` at once. Where the oldest job of a payer finds no room, its others wait too, or it
-        would wait for ever. `may_exceed`: the first one runs whatever room it takes."""
+        """Return rows for each request, at most `most`.
+
+        Where a payer's oldest request finds no room, its others wait too, or it would starve. `may_exceed`: the first
+        request runs whatever room it takes.
+        """
         lines = _by_payer(requests)
         demands = [sum(min(requests[i].rows, most) for i in line) for line in lines.values()]
         for payer in lines:
@@ -154,19 +162,19 @@ class _Lane:
         return planned
 
     def _forget_all_but(self, waiting: Set[Payer]) -> None:
-        """Of the others only who has had more than the level."""
+        """Keep the accounts of `waiting` payers, and those above the level."""
         self._accounts = {
             payer: rows for payer, rows in self._accounts.items() if payer in waiting or rows > self._level
         }
 
     def _turn(self, requests: Sequence[SchedulingRequest], line: deque[int], most: int) -> tuple[float, int]:
-        """When it is due, and whose."""
+        """Return when the queue's first request is due, and its index."""
         request = requests[line[0]]
         return self._accounts[request.payer] + min(request.rows, most), line[0]
 
 
 def _equal_share(demands: Sequence[int], rows: int) -> float:
-    """Of `rows` that were given, for those who wanted no less; the others got what they wanted."""
+    """Return the share of `rows` of those who wanted no less; the others got what they wanted."""
     left = float(rows)
     for i, demand in enumerate(sorted(demands)):
         share = left / (len(demands) - i)
@@ -177,7 +185,7 @@ def _equal_share(demands: Sequence[int], rows: int) -> float:
 
 
 def _by_payer(requests: Sequence[SchedulingRequest]) -> dict[Payer, deque[int]]:
-    """The numbers of each payer's wishes, the oldest first."""
+    """Return the indices of each payer's requests, the oldest first."""
     lines: dict[Payer, deque[int]] = {}
     for i in sorted(range(len(requests)), key=lambda i: requests[i].since):
         lines.setdefault(requests[i].payer, deque()).append(i)

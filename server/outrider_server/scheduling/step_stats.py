@@ -1,4 +1,4 @@
-"""How busy the model thread is, tick by tick. Pure."""
+"""Statistics of one step of the engine loop. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from outrider_server.engine.engine import StepResult
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """One pass: `rows` it ran, `prefill_rows` of them without a verdict, for `sessions` of which `drafts` got one, in
-    `forward_s` seconds of the model; `waiting` jobs were left for later. `trees`: nodes and accepted nodes of every
-    tree that is not empty. `tap_s`: making features; `idle_s`: nothing to do, since the pass before."""
+    """One pass over `sessions` sessions, of which `drafts` got a verdict.
+
+    `rows` ran, `prefill_rows` of them without a verdict, in `forward_s` seconds of the model; `waiting` requests were
+    left for later. `trees`: nodes and accepted nodes of every tree that is not empty. `tap_s`: time for features;
+    `idle_s`: time without work since the pass before.
+    """
 
     rows: int
     drafts: int
@@ -26,7 +29,7 @@ class StepStats:
 
     @classmethod
     def of(cls, results: Sequence[StepResult], num_waiting: int, tap_s: float, idle_s: float) -> StepStats:
-        """Of one pass, or of several that stand for one that failed."""
+        """Summarize one pass, or the several that replace one that failed."""
         accepted = [result for result in results if result.accepted is not None]
         rows = [result.step_input.num_rows for result in results]
         timings = {result.timing for result in results}

@@ -1,7 +1,7 @@
-"""How large draft trees had better be while the server is busy. No clock: passes and their times are arguments.
+"""The size of draft trees to ask clients for while the server is busy. No clock: passes and their times are arguments.
 
-Who has the server to himself makes his trees as large as he likes; of those who share its passes each waits for the
-nodes of all. The server asks for the size with the best goodput (Liu et al. 2024, arXiv 2406.14066):
+A client that has the server to itself may make its trees as large as it likes; clients that share passes each wait for
+the nodes of all. The server asks for the size with the best goodput (Liu et al. 2024, arXiv 2406.14066):
 
                     tokens a draft       1 + gain * log2(1 + nodes)      gain: from the trees that were judged
     goodput(nodes)  --------------   =   --------------------------
@@ -39,8 +39,11 @@ _VARIED = 0.1  # of rows a draft: where they are always the same, nobody knows w
 
 @dataclass(frozen=True, slots=True)
 class LoadEstimate:
-    """Of recent passes: the drafts there for each, the share of the time in which the model ran, what a draft takes
-    without its nodes in rows' time (None: not known), and what doubling a tree gains in tokens."""
+    """Averages of recent passes.
+
+    `drafts`: drafts ready for each pass; `busy`: share of the time in which the model ran; `shared_rows`: time of a
+    draft without its nodes, in rows (None: not known); `gain`: tokens gained by doubling a tree.
+    """
 
     drafts: float
     busy: float
@@ -49,7 +52,7 @@ class LoadEstimate:
 
 
 def best_nodes(load: LoadEstimate, batch_tokens: int) -> int:
-    """Of a tree where everybody's is that large; at least 1."""
+    """Return the best tree size, at least 1, if all clients use it."""
     fits = int(_FULL * batch_tokens / max(load.drafts, 1.0)) - 1
     rungs = [rung for rung in _RUNGS if rung <= fits] or [1]
     if load.shared_rows is None:
@@ -60,7 +63,7 @@ def best_nodes(load: LoadEstimate, batch_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PassTime:
-    """What a pass takes in seconds: in any case, more for each draft, more for each row."""
+    """Seconds of a pass: fixed, for each draft, for each row."""
 
     fixed: float
     of_draft: float
@@ -68,20 +71,20 @@ class PassTime:
 
     @classmethod
     def fitted(cls, passes: Sequence[StepStats]) -> PassTime:
-        """Least squares."""
+        """Fit by least squares."""
         drafts, rows, seconds = _columns(passes)
         terms = np.stack([np.ones_like(rows), drafts, rows], 1)
         return cls(*(float(term) for term in np.linalg.lstsq(terms, seconds, rcond=None)[0]))
 
     def shared_rows(self, drafts: float) -> float | None:
-        """As in Load."""
+        """Return what LoadEstimate.shared_rows means."""
         if self.of_row <= 0:
             return None
         return max((self.fixed / max(drafts, 1.0) + self.of_draft) / self.of_row, 0.0)
 
 
 class TreeBudget:
-    """`nodes` is what to ask for, NO_WISH for nothing. It falls by halves and rises by rungs."""
+    """`nodes` is the size to ask for, NO_LIMIT for none. It falls by halves and rises by rungs."""
 
     def __init__(self, batch_tokens: int) -> None:
         self._most = _ANY
@@ -98,7 +101,7 @@ class TreeBudget:
         return NO_LIMIT if self._most == _ANY else self._most
 
     def take(self, report: StepStats, now: float) -> None:
-        """A pass has ended, `now` in seconds."""
+        """Take the statistics of a pass that ended at `now` seconds."""
         if self._reviewed_at is None:
             self._reviewed_at = now - report.forward_s
         self._passes.append(report)
@@ -112,7 +115,7 @@ class TreeBudget:
         self._accepted = _KEPT * self._accepted + sum(accepted for _, accepted in report.trees)
 
     def _review(self, now: float) -> None:
-        """A change takes reviews in a row that agree on it."""
+        """Change the size once reviews in a row agree."""
         self._goals.append(self._goal(self._load(now)))
         self._num_unseen, self._reviewed_at = 0, now
         if max(self._goals) < self._most:
@@ -129,7 +132,7 @@ class TreeBudget:
         now = min(self._most, max((size for seen in self._passes for size, _ in seen.trees), default=1))
         if best >= now:
             return min(best, self._larger) if self._most != _ANY else _ANY
-        return max(best, now // 2)  # smaller trees are what tells nodes and drafts apart
+        return max(best, now // 2)  # halve: only smaller trees tell the cost of nodes from that of drafts
 
     def _load(self, now: float) -> LoadEstimate:
         recent = list(self._passes)[-self._num_unseen :]

@@ -1,1 +1,1 @@
-"""Who may connect, what they may do, and how much of it."""
+"""Authentication, scopes, quotas and rate limits; TLS."""

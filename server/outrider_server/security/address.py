@@ -1,4 +1,4 @@
-"""The address a call comes from, as gRPC names its peer."""
+"""Addresses of callers, as gRPC names its peers, and the check of the address to listen on."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from outrider_proto.addresses import is_loopback_host
 from outrider_proto.errors import UsageError
 from outrider_server.config.security import SecurityConfig
 
-_OWN_NETWORK = 64  # bits of an IPv6 address that one household or machine has to itself
+_OWN_NETWORK = 64  # bits of an IPv6 prefix that one customer has: limits by single address could be evaded
 
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """`name` is what limits count by: without the port, of which a client has many."""
+    """A caller's address. `name` is what limits count by: it has no port, of which a client has many."""
 
     name: str
     is_loopback: bool
 
     @classmethod
     def of(cls, peer: str) -> PeerAddress:
-        """`ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5`, `unix:path`."""
+        """Parse gRPC's `ipv4:1.2.3.4:5`, `ipv6:%5B::1%5D:5` or `unix:path`."""
         kind, _, rest = unquote(peer).partition(":")
         if kind == "unix":
             return cls(kind, is_loopback=True)
@@ -30,6 +30,7 @@ class PeerAddress:
             ip = ipaddress.ip_address(rest.rpartition(":")[0].strip("[]").partition("%")[0])
         except ValueError:
             return cls(peer.rpartition(":")[0] or peer, is_loopback=False)
+        # A dual-stack socket reports IPv4 clients as ::ffff:a.b.c.d: count them as what they are.
         if ip.version == 6 and ip.ipv4_mapped is not None:
             ip = ip.ipv4_mapped
         if ip.version == 6 and not ip.is_loopback:

@@ -1,4 +1,4 @@
-"""Limits for those who have shown no valid key, by address. Lives on the event loop; the clock is an argument."""
+"""Limits by address for callers without a valid key. For the event loop; the clock is an argument."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from outrider_proto.errors import Reason, Refusal
 from outrider_server.security.address import PeerAddress
 from outrider_server.security.gcra import Gcra
 
-_MAX_ADDRESSES = 4096  # remembered; beyond, the one unseen for longest is forgotten
+_MAX_ADDRESSES = 4096  # remembered at most; beyond that the least recently seen is forgotten
 _UNOPENED_IN_ALL = 8  # times what one address may have
 
 
 class AddressRateLimit:
-    """How often each address may do something: a minute's worth at once, then evenly."""
+    """Limits what each address may do per minute: a minute's worth at once, then evenly."""
 
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
         self._limit = limit
@@ -35,7 +35,7 @@ class AddressRateLimit:
 
 
 class UnopenedStreams:
-    """Streams that have not said Open yet: so many from an address, and eight times as many in all."""
+    """Limits streams that have not sent Open yet: `limit` for each address, eight times that in all."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -43,7 +43,7 @@ class UnopenedStreams:
 
     @contextmanager
     def one_more(self, address: PeerAddress) -> Iterator[Callable[[], None]]:
-        """Until the block ends, or what it is given is called. Raises Refusal."""
+        """Count a stream until the block ends or the yielded function is called. Raises Refusal."""
         if self._count[address.name] >= self._limit or self._count.total() >= _UNOPENED_IN_ALL * self._limit:
             raise Refusal(Reason.SERVER_FULL, "too many streams have not begun with Open yet: try again")
         self._count[address.name] += 1

@@ -1,5 +1,7 @@
-"""Who is let in: what a call came with goes in, a Principal or a Refusal comes out. Knows no transport; one for all
-services of a server, on its event loop."""
+"""Authentication: turns what a call came with into a Principal or a Refusal.
+
+Knows no transport. One instance for all services of a server, on its event loop.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from outrider_server.security.keys import Keyring, utc_now
 from outrider_server.security.principal import ANONYMOUS, Principal, Scope
 
 _log = logging.getLogger(__name__)
-_LOOK_S = 1.0  # how often the file of keys is looked at
+_LOOK_S = 1.0  # how often the key file is checked for changes
 _BEARER = "bearer "
 _MAX_LABEL = 64
 
@@ -30,7 +32,7 @@ Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What the transport says of a call. `certificate`: the name in the client's, where it had to show one."""
+    """What the transport knows of a call. `certificate`: the common name of the client's, if one is required."""
 
     metadata: Metadata
     address: PeerAddress
@@ -38,7 +40,7 @@ class Caller:
 
 
 class Authenticator:
-    """Raises UsageError for a file of keys that cannot be used."""
+    """Authenticates and limits callers. Raises UsageError for a key file that cannot be used."""
 
     def __init__(
         self,
@@ -53,25 +55,31 @@ class Authenticator:
         self._unopened = UnopenedStreams(self.security.unopened_streams)
 
     def admit(self, caller: Caller, scope: Scope) -> Principal:
-        """Raises Refusal NO_KEY, OUT_OF_SCOPE, or OVER_QUOTA for an address that has tried too often."""
+        """Return the caller's principal.
+
+        Raises Refusal NO_KEY, OUT_OF_SCOPE, or OVER_QUOTA for an address that has tried too often.
+        """
         principal = self._principal(caller)
         if not principal.may(scope):
             raise Refusal(Reason.OUT_OF_SCOPE, f"this key is not good for {scope.value}: ask for one that is")
         return principal
 
     def admit_stream(self, caller: Caller) -> Principal:
-        """As `admit`, for sessions; strangers may not begin too many."""
+        """Admit a session stream; callers without keys may not begin too many."""
         if self._keyring is None and not caller.address.is_loopback:
             _check(self._begun, caller.address, "streams from your address")
             self._begun.count(caller.address)
         return self.admit(caller, Scope.SESSION)
 
     def waits_for_open(self, caller: Caller) -> AbstractContextManager[Callable[[], None]]:
-        """Around a stream until it has said Open, which is to be called then. Raises Refusal on entry."""
+        """Return a context for a stream that has not sent Open; call what it yields on Open.
+
+        Raises Refusal on entry.
+        """
         return self._unopened.one_more(caller.address)
 
     def admits_reflection(self, caller: Caller) -> bool:
-        """Whether the caller may list services: this machine's own, and whoever has a key."""
+        """Return whether the caller may list services: from this machine, or with a key."""
         if caller.address.is_loopback:
             return True
         try:
@@ -81,12 +89,14 @@ class Authenticator:
         return self._keyring is not None
 
     def still_admits(self, principal: Principal) -> bool:
-        """Whether the key has been neither revoked nor replaced, and has not expired, since it was let in."""
+        """Return whether the principal's key is still the same and valid."""
         return self._keyring is None or self._keyring.holds(principal.payer, principal.digest)
 
     async def watch(self, end: Callable[[Callable[[Principal], bool]], None]) -> None:
-        """For ever: see to it that keys are good no longer than their file says. `end` ends all streams of principals
-        that the function it is given does not admit any more."""
+        """Re-read the key file for ever, and end streams whose keys are no longer valid.
+
+        `end` gets a function that tells which principals are still admitted.
+        """
         while self._keyring is not None:
             await asyncio.sleep(_LOOK_S)
             await asyncio.to_thread(self._keyring.refresh)
@@ -95,6 +105,7 @@ class Authenticator:
     def _principal(self, caller: Caller) -> Principal:
         if self._keyring is None:
             return Principal(f"cert:{_label(caller.certificate)}") if caller.certificate else ANONYMOUS
+        # find() takes the same time for a wrong key as for an unknown id. Count the failure only after it.
         key = None if (presented := _bearer(caller.metadata)) is None else self._keyring.find(presented)
         if key is not None:
             return Principal(key.id, key.scopes, key.quota, key.digest)
@@ -114,7 +125,7 @@ def _bearer(metadata: Metadata) -> str | None:
 
 
 def _label(name: str) -> str:
-    """Fit for logs and metrics, and another for another name."""
+    """Return a name fit for logs and metrics, different for different names."""
     if len(name) <= _MAX_LABEL and name.isprintable():
         return name
     return hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()

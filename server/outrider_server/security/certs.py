@@ -1,5 +1,7 @@
-"""Certificates for development: an authority of one's own, and what it signs. Elliptic curve P-256, since every peer
-reads it; the authority may sign end certificates only."""
+"""Development certificates: an own authority and what it signs.
+
+Elliptic curve P-256, which every peer supports; the authority may sign end-entity certificates only.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
 
-_SKEW = timedelta(hours=1)  # a device's clock may be behind ours
+_SKEW = timedelta(hours=1)  # a device's clock may be behind this one
 _MAX_NAME = 64  # of a common name, RFC 5280
 
 
@@ -39,7 +41,7 @@ def new_authority(days: int) -> IssuedCertificate:
 
 
 def new_server_certificate(authority: IssuedCertificate, hosts: Sequence[str], days: int) -> IssuedCertificate:
-    """For DNS names and IP addresses. Raises UsageError."""
+    """Sign a server certificate for DNS names and IP addresses. Raises UsageError."""
     if not hosts:
         raise UsageError("host: name at least one, as clients will call the server")
     names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
@@ -47,14 +49,17 @@ def new_server_certificate(authority: IssuedCertificate, hosts: Sequence[str], d
 
 
 def new_client_certificate(authority: IssuedCertificate, name: str, days: int) -> IssuedCertificate:
-    """Raises UsageError."""
+    """Sign a client certificate. Raises UsageError."""
     if not 0 < len(name) <= _MAX_NAME or not name.isprintable():
         raise UsageError(f"client={name!r}: need 1 to {_MAX_NAME} characters")
     return _end_entity(authority, name, ExtendedKeyUsageOID.CLIENT_AUTH, days)
 
 
 def write_issued(issued: IssuedCertificate, cert: Path, key: Path, *, force: bool = False) -> None:
-    """As PEM files, the key for its owner alone. Raises UsageError where one is there already, unless forced."""
+    """Write PEM files, the key readable by its owner alone.
+
+    Raises UsageError where a file exists, unless forced.
+    """
     private = issued.key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -66,7 +71,7 @@ def write_issued(issued: IssuedCertificate, cert: Path, key: Path, *, force: boo
 
 
 def read_issued(cert: Path, key: Path) -> IssuedCertificate:
-    """Raises UsageError."""
+    """Read a certificate and its key. Raises UsageError."""
     try:
         certificate = x509.load_pem_x509_certificate(cert.read_bytes())
         private = serialization.load_pem_private_key(key.read_bytes(), password=None)

@@ -1,6 +1,8 @@
-"""Keys and the file that names them. A key is `outrider.ID.SECRET`, the secret 256 random bits, and the file holds the
-SHA-256 of the whole. A slow password hash would add nothing: it makes guessing costly, and 2**256 cannot be guessed
-however cheap each try."""
+"""Keys, the file that lists them, and the lookup. A key is `outrider.ID.SECRET`; the file holds its SHA-256.
+
+The secret has 256 random bits. A slow password hash would add nothing: it makes guessing expensive, and 2**256 cannot
+be guessed however cheap each attempt.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from outrider_proto.errors import UsageError
 from outrider_server.security.principal import ALL_SCOPES, NO_QUOTA, Quota, Scope
 
 _log = logging.getLogger(__name__)
-_NOBODY = bytes(32)  # compared with where there is no such id; no key has it that anybody could find
+_NOBODY = bytes(32)  # compared with where there is no such id; no findable key has this digest
 PREFIX = "outrider"
 MAX_KEY_LENGTH = 256
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -36,7 +38,7 @@ _HEADER = "# Keys of an Outrider server, hashed. Written by `outrider-server key
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What is stored of a key. Raises UsageError."""
+    """One entry of the key file. Raises UsageError."""
 
     id: str
     digest: bytes
@@ -60,7 +62,7 @@ class Key:
 
 
 def new_secret(key_id: str) -> str:
-    """A whole key, to be shown once."""
+    """Return a whole new key, to be shown once."""
     return f"{PREFIX}.{key_id}.{secrets.token_urlsafe(_SECRET_BYTES)}"
 
 
@@ -69,7 +71,7 @@ def digest_of(key: str) -> bytes:
 
 
 def read_keys(file: Path) -> dict[str, Key]:
-    """By id. Raises UsageError, which never holds a line of the file."""
+    """Read a key file; return keys by id. Raises UsageError, which never quotes a line of the file."""
     try:
         told = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -89,7 +91,7 @@ def read_keys(file: Path) -> dict[str, Key]:
 
 
 def write_keys(file: Path, keys: Iterable[Key]) -> None:
-    """In one step; readable by its owner alone, or by those who could read it before. Raises UsageError."""
+    """Write a key file atomically, for its owner and those who could read it before. Raises UsageError."""
     text = _HEADER + "".join(f"\n[[key]]\n{_entry(key)}" for key in keys)
     try:
         descriptor, partial = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")  # mode 0600
@@ -109,9 +111,10 @@ def write_keys(file: Path, keys: Iterable[Key]) -> None:
 
 
 def _hand_over(descriptor: int, former: Path) -> None:
-    """To whom the former file belongs, and its group if that could read it: a server that runs as another user than
-    whoever writes has to see what was revoked."""
+    """Give the new file the former one's owner, and its group if that could read it."""
     with suppress(FileNotFoundError):
+        # A server that runs as another user must still be able to read the file, or it would never see what was
+        # revoked.
         about = former.stat()
         mine = os.fstat(descriptor)
         if (mine.st_uid, mine.st_gid) != (about.st_uid, about.st_gid):
@@ -120,7 +123,7 @@ def _hand_over(descriptor: int, former: Path) -> None:
 
 
 def parse_scopes(names: Iterable[str]) -> frozenset[Scope]:
-    """Raises UsageError."""
+    """Parse scope names. Raises UsageError."""
     known = {scope.value: scope for scope in Scope}
     chosen = list(names)
     for name in chosen:
@@ -172,7 +175,7 @@ def _entry(key: Key) -> str:
 
 
 class Keyring:
-    """Raises UsageError when the file cannot be used at the start."""
+    """The keys a server accepts now. Raises UsageError when the file cannot be used at the start."""
 
     def __init__(self, file: Path, clock: Callable[[], datetime] = utc_now) -> None:
         self._file = file
@@ -181,22 +184,22 @@ class Keyring:
         self._keys = read_keys(file)
 
     def find(self, presented: str) -> Key | None:
-        """The key that `presented` is, unless it has expired."""
+        """Return the key that `presented` is, None if unknown, wrong or expired."""
         if len(presented) > MAX_KEY_LENGTH:
             return None
         prefix, _, rest = presented.partition(".")
         key = self._keys.get(rest.partition(".")[0]) if prefix == PREFIX else None
+        # Compare in constant time, and also when the id is unknown: the time must not tell whether an id exists.
         is_right = hmac.compare_digest(digest_of(presented), key.digest if key else _NOBODY)
         return key if key is not None and is_right and not key.is_expired(self._clock()) else None
 
     def holds(self, payer: str, digest: bytes) -> bool:
-        """Whether the very key that a principal came with is still good."""
+        """Return whether the key that a principal came with is still valid."""
         key = self._keys.get(payer)
         return key is not None and key.digest == digest and not key.is_expired(self._clock())
 
     def refresh(self) -> None:
-        """Read the file again if it has changed. One that cannot be used changes nothing: nobody who is known is shut
-        out by a slip of the pen, and the log says so."""
+        """Read the file again if it has changed; if it cannot be used, keep the keys and log the error."""
         stamp = _stamp(self._file)
         if stamp == self._stamp:
             return

@@ -1,4 +1,4 @@
-"""Who a call is from, and what that allows."""
+"""A caller's identity, scopes and quota."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider_proto.errors import UsageError
 
 
 class Scope(Enum):
-    """What a key may be good for."""
+    """One thing a key may allow."""
 
     SESSION = "session"  # have drafts verified
     SERVER_DRAFT = "server-draft"  # have the server draft, at its cost
@@ -22,7 +22,7 @@ ALL_SCOPES = frozenset(Scope)
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How much at most; None: no limit but the server's own. Raises UsageError.
+    """Limits of a key; None: only the server's own. Raises UsageError.
 
     `tokens_per_minute` counts rows of the target: context, drafted nodes and decoded tokens.
     """
@@ -40,7 +40,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """`payer` is whose account it goes on, empty where a server knows nobody. `digest` is that of the key."""
+    """An authenticated caller. `payer` is the account, empty without keys; `digest` is the key's."""
 
     payer: str = ""
     scopes: frozenset[Scope] = ALL_SCOPES

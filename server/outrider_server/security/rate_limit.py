@@ -1,5 +1,7 @@
-"""The toll of one stream: each job pays for its rows before it goes to the model, and waits at the gate while its payer
-is over its rate. Jobs pass in the order they came, whatever each has to wait."""
+"""Rate limits of keys: every request is charged for its rows, and delayed while its payer is over its rate.
+
+Requests of one stream keep their order, however long each has to wait.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from outrider_server.scheduling.request import Reply, Request, RequestDone
 from outrider_server.security.gcra import Gcra
 from outrider_server.security.principal import Principal
 
-_BURST_S = 10.0  # of earnings that may be spent at once
+_BURST_S = 10.0  # seconds' worth of the rate that may be used at once
 
 
 class QuotaUsage:
-    """One payer's rate. `longest_wait_s`: beyond it, a request is refused rather than delayed."""
+    """One payer's use of its rate. Beyond `longest_wait_s` a request is refused rather than delayed."""
 
     def __init__(self, tokens_per_minute: int, longest_wait_s: float, clock: Callable[[], float]) -> None:
         self.tokens_per_minute = tokens_per_minute
@@ -28,7 +30,7 @@ class QuotaUsage:
         self._clock = clock
 
     def charge(self, num_rows: int) -> float:
-        """Charge, and say how many seconds to wait. Raises Refusal OVER_QUOTA, and charges nothing then."""
+        """Charge rows; return the seconds to wait. Raises Refusal OVER_QUOTA, and charges nothing then."""
         wait_s = self._gcra.wait_s(now := self._clock())
         if wait_s > self._longest_wait_s:
             message = f"this key has {self.tokens_per_minute} tokens a minute, all used for the next {wait_s:.0f} s"
@@ -37,7 +39,7 @@ class QuotaUsage:
         return wait_s
 
     def settle(self, num_rows: int) -> None:
-        """Charge what came to more than was paid; or give back, where negative."""
+        """Charge rows used beyond those paid; refund where negative."""
         if num_rows > 0:
             self._gcra.charge(num_rows, self._clock())
         else:
@@ -45,7 +47,7 @@ class QuotaUsage:
 
 
 class Quotas:
-    """By payer. As many as there are keys with a rate."""
+    """The usage of each payer that has a rate."""
 
     def __init__(self, longest_wait_s: float, clock: Callable[[], float]) -> None:
         self._longest_wait_s = longest_wait_s
@@ -53,7 +55,7 @@ class Quotas:
         self._of: dict[str, QuotaUsage] = {}
 
     def of(self, principal: Principal) -> QuotaUsage | None:
-        """None where there is no rate. A rate that has changed begins anew."""
+        """Return a principal's usage, None without a rate. A changed rate starts from zero."""
         rate = principal.quota.tokens_per_minute
         if rate is None:
             return None
@@ -67,11 +69,11 @@ class Quotas:
 class _Charge:
     paid: int
     used: int
-    nodes: int | None  # that the server drafts for each verdict of a decode; None for a draft, whose rows are known
+    nodes: int | None  # drafted for each verdict of a decode; None for a draft, whose rows are known
 
 
 class RateLimiter:
-    """`submit` takes a job whose time has come. Without an allowance everything passes at once."""
+    """Delays the requests of one stream; `submit` takes those that are due. Without a usage it delays nothing."""
 
     def __init__(self, usage: QuotaUsage | None, submit: Callable[[Request], None]) -> None:
         self._usage = usage
@@ -82,7 +84,7 @@ class RateLimiter:
         self._closed = False
 
     def submit_or_wait(self, request: Request, frame: Draft | Decode, room: int) -> None:
-        """Now or later. `room`: tokens the context has left for an answer. Raises Refusal OVER_QUOTA."""
+        """Submit now or later. `room`: tokens left in the context. Raises Refusal OVER_QUOTA."""
         if self._usage is None:
             self._submit(request)
             return
@@ -93,14 +95,14 @@ class RateLimiter:
         self._submit_due()
 
     def observe(self, seq: int, answer: Reply) -> None:
-        """An answer on its way to the client; also one that came too late for it: it was computed."""
+        """Count what a reply used, also one that came too late for the client: it was computed."""
         entry = self._charges.get(seq)
         if entry is None or self._usage is None:
             return
         match answer:
             case Verdict() if entry.nodes is not None and (answer.finish is not Finish.CANCELLED or answer.draft_us):
                 entry.used += entry.nodes + len(answer.tokens) + (answer.bonus is not None)
-                if self._closed:  # of a job that ends between passes nobody says that it is done
+                if self._closed:  # an abandoned request that ends between passes sends no RequestDone
                     self._settle(entry)
             case RequestDone() | Refusal():
                 self._settle(entry)
@@ -109,11 +111,11 @@ class RateLimiter:
                 pass
 
     def recheck(self) -> None:
-        """Something was cancelled: it need not wait any longer."""
+        """Submit what is due, after a request was cancelled: it need not wait."""
         self._submit_due()
 
     def close(self) -> None:
-        """The stream is over: what never ran costs nothing. A pass under way is paid when it ends. Safe twice."""
+        """Refund what never ran; a pass under way is charged when it ends. Safe to call twice."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -138,7 +140,7 @@ class RateLimiter:
 
 
 def _charge_for(frame: Draft | Decode, room: int) -> _Charge:
-    """A draft's rows are known; of a decode's, those that it may come to are paid, and settled at its end."""
+    """Return the rows to charge: of a draft exact, of a decode the most, settled at its end."""
     fixed = len(frame.context) + 1
     if isinstance(frame, Draft):
         rows = fixed + len(frame.tree)

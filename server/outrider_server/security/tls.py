@@ -1,4 +1,4 @@
-"""The server's side of TLS, from PEM files that may be replaced while it serves: each handshake has the newest."""
+"""Server-side TLS from PEM files that may be replaced while serving: each handshake uses the newest."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ class _Files:
         return (self.cert, self.key) if self.client_ca is None else (self.cert, self.key, self.client_ca)
 
     def stamp(self) -> Stamp:
-        """Raises OSError."""
+        """Return what changes when a file is replaced. Raises OSError."""
         return tuple((about.st_mtime_ns, about.st_size, about.st_ino) for about in (p.stat() for p in self.all))
 
     def load(self) -> grpc.ServerCertificateConfiguration:
-        """Raises UsageError: gRPC itself would take anything, and fail at every handshake."""
+        """Load and check the files. Raises UsageError."""
         for path in self.all:
             try:
                 path.read_bytes()
             except OSError as error:
                 raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+        # gRPC takes any bytes and then fails at every handshake: let Python's ssl check the files first.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.cert, self.key, password=_no_password)
@@ -59,8 +60,11 @@ class _Files:
 
 
 class _CertificateReloader:
-    """Called by gRPC at each handshake, from threads of its own. Raises UsageError for files unusable at the start.
-    Files that cannot be used are looked at once: whoever connects, nobody knows who, costs no more than that."""
+    """Called by gRPC at each handshake, from its own threads.
+
+    Raises UsageError for files that are unusable at the start. Unusable files are read once, not at every handshake:
+    callers are still unknown.
+    """
 
     def __init__(self, files: _Files) -> None:
         self._files = files
@@ -82,7 +86,7 @@ class _CertificateReloader:
 
 
 def server_credentials(security: SecurityConfig) -> grpc.ServerCredentials | None:
-    """None for a server without TLS. Raises UsageError."""
+    """Return gRPC credentials, None without TLS. Raises UsageError."""
     if security.tls_cert is None or security.tls_key is None:
         return None
     files = _Files(security.tls_cert, security.tls_key, security.client_ca)

@@ -1,1 +1,1 @@
-"""Sessions and the streams that clients attach to them."""
+"""Sessions, and the streams that clients attach to them."""

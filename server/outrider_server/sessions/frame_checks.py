@@ -1,4 +1,4 @@
-"""Checks of what a client asks against what this server is: all before anything reaches the model."""
+"""Checks of client frames against this server, before anything reaches the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider_server.security.principal import Principal, Scope
 
 
 def check_open(frame: Open, server: ServerDescription) -> None:
-    """Raise Refusal unless client and server speak of the same protocol, target, tokenizer and features."""
+    """Raise Refusal unless client and server have the same protocol, target, tokenizer and features."""
     if frame.protocol_version != PROTOCOL_VERSION:
         raise Refusal(
             Reason.VERSION_MISMATCH,
@@ -60,7 +60,7 @@ def check_tokens(frame: Draft | Decode, server: ServerDescription) -> None:
 
 
 def check_drafting(frame: Decode, principal: Principal, *, is_offered: bool) -> None:
-    """Raises Refusal for server drafting where there is none to be had."""
+    """Raise Refusal where server drafting is not allowed or not offered."""
     if frame.tree is None:
         return
     if not principal.may(Scope.SERVER_DRAFT):

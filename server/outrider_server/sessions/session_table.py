@@ -1,4 +1,4 @@
-"""The sessions a server knows: who owns each, and how long one without a stream is remembered. No clock, no I/O.
+"""The sessions a server knows: their owners, and how long one without a stream is kept. No clock, no I/O.
 
 (new) --add--> owned by a stream --release--> parked until now + ttl --expire--> forgotten
                     ^    `--take (takeover)--.        |
@@ -15,19 +15,19 @@ from outrider_proto.errors import Reason, Refusal
 from outrider_server.engine.sequence import Sequence
 from outrider_server.security.principal import ANONYMOUS, Principal
 
-_FULL_S = 5.0  # before it is worth asking again for one more
+_FULL_S = 5.0  # retry hint for a client whose key has all its sessions
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One conversation and what is held of it. `owner` is the stream that may speak for it, None while parked."""
+    """One session and its tokens. `owner` is the stream attached to it, None while parked."""
 
     id: str
     sequence: Sequence
     tap: str  # fingerprint of the features it was opened with, empty for none
     owner: object | None
     expires_at: float = 0.0
-    principal: Principal = ANONYMOUS  # who opened it: to anybody else it is unknown
+    principal: Principal = ANONYMOUS  # who opened it; hidden from all others
 
 
 class SessionTable:
@@ -44,11 +44,14 @@ class SessionTable:
 
     @property
     def num_parked(self) -> int:
-        """Without a stream; from any thread."""
+        """Number of sessions without a stream; from any thread."""
         return sum(session.owner is None for session in list(self._sessions.values()))
 
     def make_room(self, now: float) -> None:
-        """Make sure that one more fits, at the cost of the parked one nearest its end. Raises Refusal SERVER_FULL."""
+        """Make room for one more, dropping the parked session nearest its end if need be.
+
+        Raises Refusal SERVER_FULL.
+        """
         self.expire(now)
         if len(self._sessions) < self._max_sessions:
             return
@@ -58,20 +61,19 @@ class SessionTable:
         self.forget(min(parked, key=lambda session: session.expires_at))
 
     def add(self, sequence: Sequence, tap: str, owner: object) -> Session:
-        """A new session; room must have been made."""
+        """Add a new session; room must have been made."""
         session = Session(secrets.token_hex(16), sequence, tap, owner)
         self._sessions[session.id] = session
         return session
 
     def find(self, session_id: str, now: float, principal: Principal = ANONYMOUS) -> Session | None:
-        """A session that is still remembered, and the principal's own."""
+        """Return a session that is still kept and is the principal's own."""
         self.expire(now)
         session = self._sessions.get(session_id)
         return session if session is not None and session.principal.payer == principal.payer else None
 
     def make_room_for(self, principal: Principal, now: float) -> None:
-        """Make sure that the principal may have one more, at the cost of its parked one nearest its end. Raises Refusal
-        OVER_QUOTA."""
+        """Make room within the principal's quota, as make_room(). Raises Refusal OVER_QUOTA."""
         most = principal.quota.sessions
         if most is None:
             return
@@ -86,29 +88,29 @@ class SessionTable:
         self.forget(min(parked, key=lambda session: session.expires_at))
 
     def forget_where(self, which: Callable[[Principal], bool]) -> None:
-        """Drop the sessions of such principals."""
+        """Drop the sessions whose principals match."""
         for session in [s for s in self._sessions.values() if which(s.principal)]:
             self.forget(session)
 
     def take(self, session: Session, owner: object) -> object | None:
-        """Make `owner` the one that speaks for it; answers the former one."""
+        """Attach `owner` to the session; return the former one."""
         former, session.owner = session.owner, owner
         session.sequence.parked = False
         return former
 
     def release(self, session: Session, owner: object, now: float) -> None:
-        """Park it, unless another stream has taken it over."""
+        """Park the session, unless another stream has taken it over."""
         if session.owner is owner:
             session.owner = None
             session.sequence.parked = True
             session.expires_at = now + self._ttl_s
 
     def forget(self, session: Session) -> None:
-        """Drop it; harmless when it is gone already."""
+        """Drop a session. Safe to call twice."""
         if self._sessions.pop(session.id, None) is not None:
             self._on_forget(session)
 
     def expire(self, now: float) -> None:
-        """Forget parked sessions whose time has come."""
+        """Drop parked sessions whose time is over."""
         for session in [s for s in self._sessions.values() if s.owner is None and s.expires_at <= now]:
             self.forget(session)

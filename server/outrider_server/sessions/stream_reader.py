@@ -1,5 +1,7 @@
-"""The listening half of one client's stream: takes its frames in order, finds or makes its session, and has the model
-thread run what it asks for. Lives on the event loop; answers leave by the Stream."""
+"""The reading half of one client's stream: takes its frames in order, finds its session, and submits its requests.
+
+For the event loop; replies leave by the StreamWriter.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerContext:
-    """What all conversations of a server share. `drafters` by the fingerprint of the features they eat, `taps` by their
-    own; `submit` hands to the model thread, whose answers come by the `callbacks`."""
+    """What all streams of a server share.
+
+    `drafters` by the fingerprint of the features they read, `taps` by their own; `submit` hands to the engine thread,
+    whose replies come by `callbacks`.
+    """
 
     description: ServerDescription
     taps: Mapping[str, Tap]
@@ -58,7 +63,7 @@ class ServerContext:
 
 
 class StreamReader:
-    """One stream's, from its first frame to its end: listen(), then hang_up(), then part()."""
+    """Reads one stream, from its first frame to its end: run(), then hang_up(), then release()."""
 
     def __init__(self, server: ServerContext, stream: StreamWriter, usage: QuotaUsage | None) -> None:
         self._server = server
@@ -67,12 +72,12 @@ class StreamReader:
         self._about = _as_seen_by(stream.principal, server.description)
 
     async def run(self, incoming: AsyncIterator[ClientFrame]) -> None:
-        """Take frames until there are no more, or the stream is to end; what goes wrong ends the stream."""
+        """Take frames until the stream ends; an error ends it."""
         stream = self._stream
         try:
             async for frame in incoming:
                 await stream.room()
-                if stream.is_ending:  # what is under way is still answered
+                if stream.is_ending:  # running requests are still answered
                     return
                 await self._handle(frame)
             stream.wind_down()
@@ -83,17 +88,17 @@ class StreamReader:
             stream.fail(Refusal(Reason.INTERNAL, f"the server failed on this stream: {type(error).__name__}"))
 
     def end_unless_opened(self, waited_s: float) -> None:
-        """It has had so long to open a session."""
+        """End the stream if it has no session after so long."""
         if self._stream.session is None:
             self._stream.fail(Refusal(Reason.STALLED, f"no Open within {waited_s:g} s"))
 
     def hang_up(self) -> None:
-        """Nobody waits for an answer any more."""
+        """Drop all replies: the client is gone."""
         self._stream.close()
         self._rate_limiter.close()
 
     def release(self) -> None:
-        """Park the session, or forget it where it cannot be trusted."""
+        """Park the session, or drop it where it cannot be trusted."""
         stream, sessions = self._stream, self._server.sessions
         if stream.session is None:
             return
@@ -147,7 +152,7 @@ class StreamReader:
         )
 
     def _resumed(self, frame: Open) -> Session | None:
-        """The session asked for, fenced against any older stream; None when unknown or of other features."""
+        """Take over the session asked for; None when it is unknown or has other features."""
         server, stream = self._server, self._stream
         session = None
         if frame.session_id:
@@ -155,6 +160,7 @@ class StreamReader:
         if session is None:
             return None
         session.principal = stream.principal
+        # Take the session over before the older stream fails: from here on its frames can no longer reach the session.
         former = server.sessions.take(session, stream)
         if isinstance(former, StreamWriter):
             former.fail(_taken_over())
@@ -179,7 +185,7 @@ class StreamReader:
         answer: asyncio.Future[PrefixInfo] = loop.create_future()
 
         def resolve(info: PrefixInfo) -> None:
-            if not answer.done():  # the stream may have ended while it waited
+            if not answer.done():  # the stream may have ended meanwhile
                 answer.set_result(info)
 
         def post(info: PrefixInfo) -> None:
@@ -222,13 +228,14 @@ class StreamReader:
         return session
 
     def _row_bytes(self, session: Session) -> int:
-        """Of the features of as many tokens as there may be: a client may ask for them and go on before they came."""
+        """Return the bytes of a whole context's features."""
         width = session.sequence.tap.info.width if session.sequence.tap else 0
+        # A client may ask for all features and send more requests before they have come.
         return 4 * width * self._server.description.max_context
 
 
 def _as_seen_by(principal: Principal, description: ServerDescription) -> ServerDescription:
-    """What the server is to a principal."""
+    """Return the description with the principal's limits."""
     most = principal.quota.max_context
     if most is None or most >= description.max_context:
         return description

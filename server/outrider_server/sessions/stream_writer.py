@@ -1,9 +1,9 @@
-"""The answering half of one client's stream: frames waiting to be sent, jobs under way, and how it will end. Lives on
-the event loop; knows neither gRPC nor the model.
+"""The writing half of one client's stream: frames waiting to be sent, requests under way, and how it will end.
 
-Features wait apart and leave in small pieces when nothing else is waiting: no verdict stands behind a prompt's. What
-waits for a client that does not read is bounded: first it is not listened to and its jobs rest, then the stream
-ends."""
+For the event loop; knows neither gRPC nor the model. Features wait apart and leave in small pieces when nothing else is
+waiting, so that no verdict waits behind a prompt's features. What waits for a client that does not read is bounded:
+first its frames are no longer read and its requests pause, then the stream ends.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from outrider_server.security.principal import ANONYMOUS, Principal
 from outrider_server.sessions.session_table import Session
 from outrider_server.telemetry.observer import StreamObserver
 
-_MAX_WAITING_FRAMES = 256  # beyond any of these the client is not listened to, and HTTP/2 slows it down
+# Beyond any of these limits no more frames are read from the client, and HTTP/2 flow control slows it down.
+_MAX_WAITING_FRAMES = 256
 _MAX_UNREAD_BYTES = 16 * 1024 * 1024
 _MAX_REQUESTS = 32
-_FRAME_BYTES = 256  # what a frame takes beside its rows, about
-ROOM_BYTES = 2 * _MAX_UNREAD_BYTES  # what may wait at least: answers to what was asked before it was not listened to
+_FRAME_BYTES = 256  # approximate size of a frame without its rows
+ROOM_BYTES = 2 * _MAX_UNREAD_BYTES  # always allowed to wait: replies to requests read before the limit was hit
 _PIECE_VALUES = 16 * 1024  # of features; 16 KiB at a byte each
 
 
 class StreamWriter:
-    """Frames out, in order but for features; ends normally, or with a Refusal after the frames before it."""
+    """Sends frames, in order but for features; ends normally or with a Refusal."""
 
     def __init__(self, watch: StreamObserver | None = None, principal: Principal = ANONYMOUS) -> None:
         self.principal = principal
@@ -38,7 +39,7 @@ class StreamWriter:
         self.max_waiting_bytes = ROOM_BYTES
         self.session: Session | None = None
         self.sampler: Sampler | None = None
-        self.faulty = False  # what the session holds can no longer be trusted
+        self.faulty = False  # whether the session's state can no longer be trusted
         self._frames: deque[ServerFrame] = deque()
         self._features: deque[Features] = deque()
         self._row_bytes = 0  # of the features that wait
@@ -51,27 +52,29 @@ class StreamWriter:
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits to be read, about."""
+        """Approximate bytes that wait to be read."""
         return self._row_bytes + _FRAME_BYTES * (len(self._frames) + len(self._features))
 
     @property
     def refusal(self) -> Refusal | None:
-        """What it ends with, as far as is known."""
+        """The Refusal it ends with, as far as known."""
         return self._refusal
 
     @property
     def is_ending(self) -> bool:
-        """Whether nothing new should be taken from its client."""
+        """Whether no further frames should be taken from the client."""
         return self._ending
 
     @property
     def is_unread(self) -> bool:
-        """Whether so many verdicts wait that nobody can be reading. Features do not count: they wait for the link, and
-        no verdict waits for them. From any thread."""
+        """Whether so many verdicts wait that the client cannot be reading. From any thread.
+
+        Features do not count: they wait for the link, and no verdict waits for them.
+        """
         return len(self._frames) >= _MAX_WAITING_FRAMES
 
     def send(self, frame: ServerFrame) -> None:
-        """Let it wait for its turn. Ends the stream when more waits than would for a client that reads."""
+        """Queue a frame. Ends the stream when more waits than would for a client that reads."""
         if isinstance(frame, Features):
             self._features.append(frame)
             self._row_bytes += frame.rows.nbytes
@@ -92,12 +95,12 @@ class StreamWriter:
         self._requests[seq] = request
 
     def cancel(self, seq: int) -> None:
-        """Cancel the job, if it is still under way."""
+        """Cancel a request that is still under way."""
         if seq in self._requests:
             self._requests[seq].cancelled = True
 
     def deliver(self, seq: int, answer: Reply) -> None:
-        """Take what the model thread says of job `seq`; nothing after the stream was abandoned."""
+        """Take the engine's reply to request `seq`; ignore it after the stream was abandoned."""
         if seq not in self._requests:
             return
         self.watch.answered(seq, answer)
@@ -115,18 +118,18 @@ class StreamWriter:
                 assert_never(answer)
 
     def fail(self, refusal: Refusal) -> None:
-        """End with `refusal`, and let nothing that is under way be answered any more."""
+        """End with `refusal`, and drop all requests under way."""
         self.abandon()
         self.wind_down(refusal)
 
     def wind_down(self, refusal: Refusal | None = None) -> None:
-        """End, with `refusal` or normally, once everything under way has been answered."""
+        """End, with `refusal` or normally, once all requests under way are answered."""
         self._refusal = self._refusal or refusal
         self._ending = True
         self._changed.set()
 
     def abandon(self) -> None:
-        """Nobody waits for the jobs under way."""
+        """Drop all requests under way."""
         for request in self._requests.values():
             request.abandoned = True
         self._requests.clear()
@@ -134,18 +137,18 @@ class StreamWriter:
         self._has_room.set()
 
     def close(self) -> None:
-        """Nobody reads any more: let go of what waits, for the session may keep its last job, which keeps this."""
+        """Drop all that waits: the session may keep its last request, which keeps this writer alive."""
         self.abandon()
         self._drop()
 
     async def room(self) -> None:
-        """Wait until the client has taken enough of what it was sent."""
+        """Wait until the client has read enough."""
         while self._is_behind:
             self._has_room.clear()
             await self._has_room.wait()
 
     async def frames(self) -> AsyncGenerator[ServerFrame]:
-        """What to send, until the stream ends. Raises the Refusal it ends with."""
+        """Yield what to send, until the stream ends. Raises the Refusal it ends with."""
         while True:
             while (frame := self._next()) is not None:
                 self._has_room.set()
@@ -180,7 +183,7 @@ class StreamWriter:
         return segment
 
     def _piece(self) -> Features:
-        """The first rows of the features that wait longest."""
+        """Return the first rows of the features that wait longest."""
         waiting = self._features.popleft()
         count = max(1, _PIECE_VALUES // max(waiting.rows.shape[1], waiting.padded_width, 1))
         if len(waiting.rows) <= count:

@@ -1,4 +1,4 @@
-"""The verifier: everything the server does, as frames in and frames out, without gRPC. One instance per process."""
+"""The verifier: everything the server does, frames in and frames out, without gRPC. One instance per process."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from outrider_server.sessions.stream_reader import ServerContext, StreamReader
 from outrider_server.sessions.stream_writer import StreamWriter
 from outrider_server.telemetry.observer import ServerObserver, ServerStats
 
-_SWEEP_S = 5.0  # how often parked sessions are looked at when nobody opens one
-_STREAMS_A_SESSION = 4  # one speaks for it; others are about to take it over, to be refused, or to end
+_SWEEP_S = 5.0  # how often expired sessions are dropped when no new one is opened
+_STREAMS_A_SESSION = 4  # one is attached; others are about to take over, to be refused, or to end
 
 
 class Verifier:
     """Serves sessions on one target. start() before the first session, stop() after the last.
 
-    `drafters`: whose sessions may ask the server to draft; of several that eat the same features the first one does.
-    `observer` is told of every stream and pass. `longest_wait_s`: what a payer over its rate is made to wait at most.
+    `drafters`: sessions with their features may ask the server to draft; of several with the same features the first
+    one does. `observer` sees every stream and pass. `longest_wait_s`: longest delay of a payer that is over its rate.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class Verifier:
 
     @property
     def stall_s(self) -> float:
-        """How long a client may take to read a frame."""
+        """Seconds a client may take to read a frame."""
         return self._limits.stall_s
 
     @property
     def drafts_with(self) -> tuple[str, ...]:
-        """Families of the drafters that the server itself can run."""
+        """Families of the drafters that the server can run."""
         return tuple(drafter.family for drafter in self._drafters.values())
 
     def stats(self) -> ServerStats:
-        """What is held now; from any thread."""
+        """Return what is held now; from any thread."""
         parked, memory = self._sessions.num_parked, self.memory
         return ServerStats(
             active=len(self._sessions) - parked,
@@ -101,12 +101,12 @@ class Verifier:
 
     @property
     def alive(self) -> bool:
-        """Whether the model still runs."""
+        """Whether the target can still run."""
         ranks = self._target.ranks
         return self._thread.alive and (ranks is None or not ranks.broken.done())
 
     async def broken(self) -> str:
-        """Wait until the target cannot run any more, which befalls only one that is divided among processes: why."""
+        """Wait until the target can no longer run, and return why. Only a divided target can break."""
         ranks = self._target.ranks
         return await (
             asyncio.get_running_loop().create_future() if ranks is None else asyncio.wrap_future(ranks.broken)
@@ -118,20 +118,20 @@ class Verifier:
         self._sweeper = asyncio.create_task(self._sweep())
 
     def drain(self) -> None:
-        """Finish what is under way, take nothing new; every stream then ends with SHUTTING_DOWN. Safe twice."""
+        """Finish what is under way, take nothing new, end every stream with SHUTTING_DOWN. Safe to call twice."""
         self._draining = True
         for stream in self._streams:
             stream.wind_down(_shutting_down())
 
     def end_unless(self, admits: Callable[[Principal], bool]) -> None:
-        """End the streams of those who are not admitted any more, and forget their sessions."""
+        """End the streams and sessions of principals that are no longer admitted."""
         for stream in self._streams:
             if not admits(stream.principal):
                 stream.fail(Refusal(Reason.NO_KEY, "this key has been revoked, or has expired"))
         self._sessions.forget_where(lambda principal: not admits(principal))
 
     async def drained(self) -> None:
-        """Wait until no stream is left; drain() first, or they go on coming."""
+        """Wait until no stream is left; call drain() first."""
         await self._idle.wait()
 
     def abandon(self) -> None:
@@ -141,7 +141,7 @@ class Verifier:
             stream.abandon()
 
     async def stop(self) -> None:
-        """End all streams and the model thread. Safe twice."""
+        """End all streams and the engine thread. Safe to call twice."""
         self.abandon()
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -150,13 +150,13 @@ class Verifier:
         await asyncio.to_thread(self._thread.stop)
 
     async def close(self) -> None:
-        """Let go of the target, after stop(). Safe twice."""
+        """Release the target, after stop(). Safe to call twice."""
         await asyncio.to_thread(self._target.close)
 
     async def session(
         self, incoming: AsyncIterator[ClientFrame], principal: Principal = ANONYMOUS
     ) -> AsyncGenerator[ServerFrame]:
-        """One client's stream. Raises Refusal when it ends by a refusal."""
+        """Serve one client's stream. Raises Refusal when it ends with one."""
         self._admit()
         stream = StreamWriter(self.observer.stream(), principal)
         assert self._context is not None
@@ -186,7 +186,7 @@ class Verifier:
             self._idle.set()
 
     def _admit(self) -> None:
-        """Raises Refusal when no further stream can be taken."""
+        """Raise Refusal when no further stream can be taken."""
         refusal = None
         if self._draining:
             refusal = _shutting_down()
@@ -210,7 +210,7 @@ class Verifier:
         )
 
     def _release(self, session: Session) -> None:
-        """What it holds goes back when the jobs before this have ended."""
+        """Give back what a session holds, once its earlier requests have ended."""
         sequence = session.sequence
         self._thread.submit(PrefixQuery(sequence, 0, lambda _: sequence.release()))
 

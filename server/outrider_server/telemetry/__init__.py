@@ -1,1 +1,1 @@
-"""What a server tells its keeper: metrics, logs, traces."""
+"""Metrics, logs and traces."""

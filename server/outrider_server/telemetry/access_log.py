@@ -1,4 +1,4 @@
-"""One log line at INFO for every stream that ends: how long, how much, why. No token, text or key."""
+"""One INFO line for every stream that ends: how long, how much, why. No token, text or key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLOSED = "closed"
 
 
 class AccessLog(ServerObserver):
-    """`clock` is in seconds."""
+    """Logs every stream that ends. `clock` is in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

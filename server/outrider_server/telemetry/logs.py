@@ -1,4 +1,4 @@
-"""What the server logs, as text or as JSON, one object a line. Nothing of what sessions say is ever logged."""
+"""Log output as text or as JSON, one object a line. Nothing that sessions say is ever logged."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from outrider_server.config.telemetry import LogFormat, LogLevel
 
-FIELDS: Final = "fields"  # of a record: what its message says, by name, as logging's `extra`
+FIELDS: Final = "fields"  # key in logging's `extra`: the values of a message, by name
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger, message; the record's own fields; of an error its traceback."""
+    """Formats time, level, logger, message, the record's own fields, and an error's traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {  # Any: as JSON has it
@@ -29,7 +29,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def start_logging(log_format: LogFormat, level: LogLevel) -> None:
-    """Log to stderr from now on, in place of what was set before."""
+    """Log to stderr from now on, replacing former settings."""
     handler = logging.StreamHandler()
     if log_format == "json":
         handler.setFormatter(JsonFormatter())

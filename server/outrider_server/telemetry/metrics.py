@@ -1,5 +1,7 @@
-"""Prometheus metrics, under the names of vLLM's v1 engine (docs/usage/metrics.md there) where a measure is the same,
-with `outrider_` in front. Labels are bounded: no session, key or text is among them."""
+"""Prometheus metrics, named after vLLM's v1 engine (docs/usage/metrics.md there) with `outrider_` in front.
+
+Labels are bounded: no session, key or text is among them.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,13 @@ class ServerMetrics(ServerObserver):
         self._streams = Gauge("outrider_streams", "Streams that are open.", registry=registry)
         self._refusals = Counter("outrider_refusals", "Streams and calls refused.", ["reason"], registry=registry)
         for reason in Reason:
-            self._refusals.labels(reason.name.lower())  # there from the start, so that a rate sees the first one
+            self._refusals.labels(reason.name.lower())  # exists from the start, so that a rate counts the first one
         self._of_keys = Counter("outrider_auth_failures", "Calls without a key that allows them.", registry=registry)
-        self._up = Counter("outrider_received_bytes", "Of streams' frames, from clients.", registry=registry)
-        self._down = Counter("outrider_sent_bytes", "Of streams' frames, to clients.", registry=registry)
+        self._up = Counter("outrider_received_bytes", "Bytes of frames from clients.", registry=registry)
+        self._down = Counter("outrider_sent_bytes", "Bytes of frames to clients.", registry=registry)
 
     def collect_stats(self, stats: Callable[[], ServerStats]) -> None:
-        """Have `stats` taken at every scrape, in the thread that answers it."""
+        """Call `stats` at every scrape, in the thread that answers it."""
         self.registry.register(_StatsCollector(stats))
 
     def stream(self) -> StreamObserver:
@@ -69,7 +71,7 @@ class ServerMetrics(ServerObserver):
 
 
 class _StatsCollector(Collector):
-    """What is counted at each scrape."""
+    """Metrics that are computed at each scrape."""
 
     def __init__(self, stats: Callable[[], ServerStats]) -> None:
         self._stats = stats
@@ -86,11 +88,11 @@ class _StatsCollector(Collector):
         yield CounterMetricFamily("outrider_num_preemptions", "Sessions evicted for want of room.", now.evictions)
         queries, hits = now.prefix_queries, now.prefix_hits
         yield CounterMetricFamily("outrider_prefix_cache_queries", "Context tokens looked for, in tokens.", queries)
-        yield CounterMetricFamily("outrider_prefix_cache_hits", "Of those found, in tokens.", hits)
+        yield CounterMetricFamily("outrider_prefix_cache_hits", "Context tokens found, in tokens.", hits)
 
 
 class RequestMetrics:
-    """Of all streams."""
+    """Counters of all streams."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.running = Gauge("outrider_num_requests_running", "Drafts and decodes under way.", registry=registry)
@@ -118,13 +120,13 @@ class RequestMetrics:
         )
         self.opened = Counter("outrider_sessions_opened", "Sessions opened.", ["resumed"], registry=registry)
         for reason in set(_FINISHED.values()):
-            self.finished.labels(reason)  # there from the start, so that a rate sees the first one
+            self.finished.labels(reason)  # exists from the start, so that a rate counts the first one
         for resumed in ("true", "false"):
             self.opened.labels(resumed)
 
 
 class StreamMetrics(StreamObserver):
-    """Of one stream."""
+    """Counts one stream."""
 
     def __init__(
         self, metrics: RequestMetrics, clock: Callable[[], float], when_ended: Callable[[Reason | None], None]
@@ -178,7 +180,7 @@ class StreamMetrics(StreamObserver):
 
 
 class PassMetrics:
-    """Batches, times, drafts."""
+    """Counters of batches, times and drafts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._waiting = Gauge(

@@ -1,7 +1,7 @@
-"""What a verifier tells those who watch it. These do nothing; metrics, logs and traces override what they care for.
+"""Observers of a verifier. The methods here do nothing; metrics, logs and traces override those they need.
 
-Called on the event loop, but for `stepped`, which the model thread calls. They must be quick. What they are given holds
-tokens: those never go into a metric, a log or a trace. `ObserverGroup` lets them raise.
+Called on the event loop, but for `stepped`, which the engine thread calls. They must be quick. Their arguments hold
+tokens, which must never go into a metric, a log or a trace. `ObserverGroup` catches what they raise.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerStats:
-    """Sessions with a stream and without one; bytes of K/V and features in use, and how many there may be (None: as
-    many as the machine has). Since the start: sessions evicted for want of room, and context tokens looked for and
-    found among the prefixes that are stored once."""
+    """What a verifier holds now, and some counts since its start.
+
+    `active`, `parked`: sessions with a stream and without; `kv_bytes`: K/V and features in use, of `kv_limit_bytes`
+    (None: all the machine has). Since the start: sessions evicted for memory, context tokens looked up in the prefix
+    cache and found there.
+    """
 
     active: int
     parked: int
@@ -34,44 +37,47 @@ class ServerStats:
 
 
 class StreamObserver:
-    """One stream, from its first byte to its end."""
+    """Observes one stream, from its first byte to its end."""
 
     def opened(self, session_id: str, key_id: str, *, resumed: bool) -> None:
-        """It speaks for a session from now on; `key_id` is empty where no keys are asked for."""
+        """The stream has a session; `key_id` is empty where no keys are required."""
 
     def asked(self, frame: Draft | Decode) -> None:
-        """A request was taken."""
+        """A request was accepted."""
 
     def answered(self, seq: int, answer: Reply) -> None:
-        """What the model thread says of a request, while the stream still cares."""
+        """The engine thread has replied to a request of the stream."""
 
     def ended(self, refusal: Refusal | None) -> None:
-        """Once, whatever happened."""
+        """The stream has ended. Called exactly once."""
 
 
 class ServerObserver:
-    """The whole server."""
+    """Observes the whole server."""
 
     def stream(self) -> StreamObserver:
-        """A stream begins."""
+        """A stream begins; return its observer."""
         return StreamObserver()
 
     def refused(self, reason: Reason) -> None:
         """A call was refused before it became a stream."""
 
     def received(self, num_bytes: int) -> None:
-        """Of a stream's frames."""
+        """Bytes of a stream's frames have come."""
 
     def sent(self, num_bytes: int) -> None:
-        """Of a stream's frames."""
+        """Bytes of a stream's frames have been sent."""
 
     def stepped(self, report: StepStats) -> None:
         """A pass has ended."""
 
 
 class ObserverGroup(ServerObserver):
-    """Several at once. What one of them raises is logged, the first time, and ends there: no stream and no model thread
-    is to end because of those who only watch."""
+    """Calls several observers.
+
+    What one of them raises is logged the first time and goes no further: observers must not end a stream or the engine
+    thread.
+    """
 
     def __init__(self, members: Sequence[ServerObserver]) -> None:
         self._members = [(_Guard(type(member).__name__), member) for member in members]
@@ -130,7 +136,7 @@ class _Watches(StreamObserver):
 
 
 class _Guard:
-    """Stands between the server and one who watches it. Entered again and again, and by several threads."""
+    """Catches what one observer raises. Reentrant, and used by several threads."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -144,5 +150,5 @@ class _Guard:
             return False
         if not self._has_failed:
             self._has_failed = True
-            _log.error("%s failed; the server goes on, and what it tells may be wrong", self._name, exc_info=error)
+            _log.error("%s failed; the server goes on, and what it reports may be wrong", self._name, exc_info=error)
         return True

@@ -1,4 +1,4 @@
-"""Starts and stops what tells a server's keeper about it. Libraries are imported only for what was asked for."""
+"""Start and stop of metrics and traces. Libraries are imported only for what is configured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TelemetryReporter:
-    """`observer` goes to the verifier; start() and stop() with the server."""
+    """`observer` goes to the verifier; start() and stop() go with the server."""
 
     def __init__(self, config: TelemetryConfig) -> None:
         """Raises UsageError for what is not installed."""
@@ -32,16 +32,16 @@ class TelemetryReporter:
 
     @property
     def metrics_port(self) -> int | None:
-        """The real one once started; None without metrics."""
+        """The actual port once started; None without metrics."""
         return None if self._http is None else self._http[0].server_port
 
     @property
     def metrics_address(self) -> str | None:
-        """host:port, as metrics_port."""
+        """HOST:PORT once started; None without metrics."""
         return None if self._http is None else f"{self._config.metrics_host}:{self._http[0].server_port}"
 
     def start(self, stats: Callable[[], ServerStats]) -> None:
-        """Let metrics be fetched. Raises UsageError when the address is taken or not ours."""
+        """Serve metrics. Raises UsageError when the address is taken or not ours."""
         config = self._config
         if self._metrics is None or config.metrics_port is None:
             return
@@ -55,7 +55,7 @@ class TelemetryReporter:
         self._metrics.collect_stats(stats)
 
     async def stop(self) -> None:
-        """Send what is left to send. Safe twice."""
+        """Send what is left to send. Safe to call twice."""
         http, self._http = self._http, None
         if http is not None:
             await asyncio.to_thread(_close, *http)

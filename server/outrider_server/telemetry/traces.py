@@ -1,5 +1,7 @@
-"""OpenTelemetry traces: a span for every stream, in it one for every request, in that the verdict's pass and the tap;
-and beside them one for every pass of the target. Exported in batches, by threads of the SDK's. Extra `otel`."""
+"""OpenTelemetry traces: a span for every stream, its requests, their passes and taps; one for every pass of the target.
+
+Exported in batches by the SDK's threads. Needs the extra `otel`.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,10 @@ _SHOWN = 8  # characters of a session's id, as in the log
 
 
 class Traces(ServerObserver):
-    """stop() sends what is left."""
+    """Makes spans of what the server does; stop() sends what is left."""
 
     def __init__(self, processor: SpanProcessor) -> None:
-        """`processor` takes the spans as they end. Raises UsageError where OpenTelemetry is not installed."""
+        """Send spans to `processor` as they end. Raises UsageError where OpenTelemetry is not installed."""
         try:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
@@ -38,7 +40,8 @@ class Traces(ServerObserver):
 
     @classmethod
     def to(cls, endpoint: str) -> Traces:
-        """To an OTLP/gRPC collector, `http://HOST:PORT`. Raises UsageError where OpenTelemetry is not installed."""
+        """Send spans to an OTLP/gRPC collector, `http://HOST:PORT`. Raises UsageError where OpenTelemetry is not
+        installed."""
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -56,7 +59,7 @@ class Traces(ServerObserver):
         span.end(ended)
 
     def stop(self) -> None:
-        """Safe twice."""
+        """Send what is left. Safe to call twice."""
         self._provider.shutdown()
 
 
@@ -104,7 +107,7 @@ class _StreamSpans(StreamObserver):
             self._past(request, "verify", verdict.verify_us, attributes)
 
     def _past(self, parent: Span, name: str, took_us: int, attributes: Attributes) -> None:
-        """What has just ended, after so long."""
+        """Record a span that has just ended, `took_us` after its start."""
         now = time.time_ns()
         self._below(parent, name, attributes, now - 1000 * took_us).end(now)
 

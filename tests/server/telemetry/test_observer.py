@@ -64,7 +64,7 @@ async def test_whoever_fails_ends_no_stream_and_not_the_model_thread(after, capl
     finally:
         await verifier.stop()
     (failed,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert failed.getMessage() == "Broken failed; the server goes on, and what it tells may be wrong"
+    assert failed.getMessage() == "Broken failed; the server goes on, and what it reports may be wrong"
     assert isinstance(failed.exc_info[1], OSError)
     assert sorted(others[0].calls) == sorted(others[1].calls)
     assert others[0].calls.count("ended") == 2
