@@ -19,7 +19,7 @@ from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_drafters.routing.keywords import Keywords
 from outrider_drafters.routing.rules import Route, Routing
 from outrider_proto.errors import UsageError
-from outrider_proto.frames import MAX_TOP_LOGPROBS, Acceptance, Codec
+from outrider_proto.frames import CODECS, MAX_TOP_LOGPROBS, Acceptance, Codec
 
 _DEFAULT = ClientConfig()
 _TREE = TreeShape()
@@ -34,7 +34,8 @@ def _options(
         Option(
             help="How text is generated. stop-and-wait, proactive, pipelined: the drafter drafts, the target verifies."
             " server-draft: the server does both. stream: the target alone. offline: the drafter alone. auto: whichever"
-            " is fastest."
+            " is fastest.",
+            metavar="MODE",
         ),
     ] = _DEFAULT.mode,
     target: Annotated[
@@ -56,8 +57,9 @@ def _options(
     route: Annotated[
         Route | None,
         Option(
-            help="With several heads: send the draft of the most confident one, by mean confidence or entropy, or of"
-            f" the one whose keywords occur. Default: {Routing().route}.",
+            help="With several heads: whose draft is sent. mean-confidence, entropy: the surest head's by that measure."
+            f" keywords: that of the head whose keywords occur. Default: {Routing().route}.",
+            metavar="ROUTE",
             rich_help_panel=_DRAFTER,
         ),
     ] = None,
@@ -200,7 +202,12 @@ def _options(
         ),
     ] = _DEFAULT.opening,
     codec: Annotated[
-        Codec, Option(help="Encoding of the features that the server sends.", rich_help_panel=_DRAFTING)
+        Codec,
+        Option(
+            help=f"Encoding of the features that the server sends: {', '.join(CODECS)}.",
+            metavar="CODEC",
+            rich_help_panel=_DRAFTING,
+        ),
     ] = _DEFAULT.codec,
     wait_for_link: Annotated[
         float,
@@ -245,7 +252,7 @@ def _options(
         Privacy,
         Option(
             help="How private text is kept from the server. local: the drafter answers alone. placeholder: the server"
-            " gets a placeholder in its stead."
+            " gets a placeholder for it."
         ),
     ] = _DEFAULT.privacy,
 ) -> None:

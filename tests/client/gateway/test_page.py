@@ -209,7 +209,7 @@ def test_private_text_is_marked_and_stays(behind_link, visit):
     page.select_option("#kind", "PERSON")
     page.press("#message", "Alt+p")
     assert page.input_value("#message") == "Greet <<PERSON: Ann>> politely."
-    assert page.inner_text("#leaves") == "The server sees: Greet …and no more of it."
+    assert page.inner_text("#leaves") == "The server sees: Greet … and nothing after it."
     page.select_option("#privacy", "placeholder")
     assert page.inner_text("#leaves") == "The server sees: Greet [PERSON] politely."
     page.select_option("#privacy", "local")

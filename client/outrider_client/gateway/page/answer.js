@@ -1,4 +1,5 @@
-// The text of one answer as spans of one origin each; positions count characters (code points) of the answer.
+// The text of one answer, as spans of one origin each.
+// Positions count code points, as Python does, not the UTF-16 units of JavaScript's strings: hence [...text].
 
 export class AnswerText {
   #spans = []; // {start, length, origin, element}
@@ -15,7 +16,7 @@ export class AnswerText {
     return this.#spans.map(({ origin, element }) => ({ origin, text: element.textContent }));
   }
 
-  /** One streamed piece: text, and what the gateway says of it. */
+  /** Adds a streamed chunk: its text, and the gateway's extension. */
   take(text, { origin = "bonus", offset, rollback_to: rollbackTo, verified_to: verifiedTo } = {}) {
     if (Number.isInteger(rollbackTo)) this.#cut(rollbackTo);
     if (Number.isInteger(verifiedTo)) this.#verified(offset, verifiedTo);
@@ -24,7 +25,7 @@ export class AnswerText {
 
   #append(text, origin) {
     const last = this.#spans.at(-1);
-    if (last?.origin === origin && origin !== "unverified") { // unverified words may change one by one
+    if (last?.origin === origin && origin !== "unverified") { // each unverified span may be verified alone
       last.element.textContent += text;
       last.length += [...text].length;
       return;

@@ -1,4 +1,4 @@
-// Strip charts of the last two minutes: one figure each, newest on the right, outages shaded.
+// Strip charts of the last two minutes: one quantity each, newest on the right, outages shaded.
 
 const SAMPLES = 120;
 const NAMESPACE = "http://www.w3.org/2000/svg";
@@ -21,7 +21,7 @@ export class StripChart {
     this.element.append(caption, this.svg);
   }
 
-  /** Null: no value now. */
+  /** Adds a sample; null is a gap. */
   add(value, isOut) {
     this.#values = [...this.#values, value].slice(-SAMPLES);
     this.#outages = [...this.#outages, isOut].slice(-SAMPLES);

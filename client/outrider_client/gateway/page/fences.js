@@ -1,9 +1,9 @@
-// Private parts marked in a message, <<like this>> or <<EMAIL: a@b.c>>: the rules of outrider_client.privacy.fences.
+// Private parts of a message, marked <<like this>> or <<EMAIL: a@b.c>>, by the same rules as outrider_client.privacy.fences.
 
 const MARK = /\\<<|<<|>>/g;
 const WITH_KIND = /^([A-Z][A-Z0-9_]*):\s*([\s\S]*\S)\s*$/;
 
-/** Parts {text, private, kind} in order. Throws an Error that says what is wrong with a marker. */
+/** Returns parts {text, private, kind} in order. Throws an Error for a wrong marker. */
 export function parseFences(text) {
   const parts = [];
   let safe = "", end = 0, opened = null;
@@ -36,7 +36,7 @@ function privatePart(inner) {
   return withKind ? { text: withKind[2], private: true, kind: withKind[1] } : { text: inner, private: true };
 }
 
-/** The text with the selection from `start` to `end` marked as private, as `kind` if that is not empty. */
+/** Returns the text with the selection from `start` to `end` marked as private, as `kind` if that is not empty. */
 export function withMark(text, start, end, kind) {
   const marked = `<<${kind ? `${kind}: ` : ""}${text.slice(start, end)}>>`;
   return text.slice(0, start) + marked + text.slice(end);

@@ -1,8 +1,8 @@
-// Calls to the gateway, with the key if it wants one.
+// Calls to the gateway, with its API key if it needs one.
 
 let key = sessionStorage.getItem("outrider key") ?? "";
 
-/** Uses this key from now on, until the tab is closed. */
+/** Uses this key until the tab is closed. */
 export function useKey(given) {
   key = given;
   sessionStorage.setItem("outrider key", given);
@@ -15,25 +15,25 @@ export class GatewayError extends Error {
   }
 }
 
-/** Throws GatewayError for an answer that is an error, TypeError when nobody answers. */
+/** Throws GatewayError for an error response, TypeError if there is none. */
 export async function call(path, { body, signal } = {}) {
   const headers = { "content-type": "application/json" };
   if (key) headers.authorization = `Bearer ${key}`;
   const method = body === undefined ? "GET" : "POST";
   const response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body) });
-  if (!response.ok) throw new GatewayError(response.status, await said(response));
+  if (!response.ok) throw new GatewayError(response.status, await messageOf(response));
   return response;
 }
 
-async function said(response) {
+async function messageOf(response) {
   try {
     return (await response.json()).error.message;
   } catch {
-    return `The gateway answers ${response.status}.`;
+    return `The gateway answered with status ${response.status}.`;
   }
 }
 
-/** The objects of a stream of server-sent events, up to [DONE]. */
+/** Yields the objects of a stream of server-sent events, up to [DONE]. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffered = "";

@@ -5,7 +5,7 @@ const OFF = "outrider keeps nothing";
 
 export const keeps = () => localStorage.getItem(OFF) === null;
 
-/** All of them, newest first: {id, title, turns}. */
+/** Returns all conversations, newest first: {id, title, turns}. */
 export function kept() {
   try {
     return JSON.parse(localStorage.getItem(PLACE)) ?? [];
@@ -14,7 +14,7 @@ export function kept() {
   }
 }
 
-/** Does nothing where the user wants none kept. Drops the oldest where the browser has no more room. */
+/** Stores a conversation, unless the user wants none kept. Drops the oldest if the browser has no more room. */
 export function keep(conversation) {
   if (!keeps() || !conversation.turns.length) return;
   store([conversation, ...kept().filter(({ id }) => id !== conversation.id)]);

@@ -1,4 +1,4 @@
-// The link's state, its figures as strip charts, and the panel of an emulated link.
+// The link's state, its measurements as strip charts, and the controls of an emulated link.
 
 import { call, events } from "./gateway.js";
 import { StripChart } from "./chart.js";
@@ -9,7 +9,7 @@ const $ = (id) => document.getElementById(id);
 
 const charts = {
   rtt_ms: new StripChart("R", (value) => `${value.toFixed(0)} ms`),
-  tau: new StripChart("τ, tokens a verdict", (value) => value.toFixed(2)),
+  tau: new StripChart("τ, tokens per verdict", (value) => value.toFixed(2)),
   tokens_per_second: new StripChart("tokens/s", (value) => value.toFixed(1)),
   bytes: new StripChart("bytes/s", inBytes),
 };
@@ -19,11 +19,11 @@ export function inBytes(count) {
   return count < 1000 ? `${count.toFixed(0)} B` : count < 1e6 ? `${(count / 1000).toFixed(1)} kB` : `${(count / 1e6).toFixed(1)} MB`;
 }
 
-/** For ever. `onKey` is awaited when the gateway wants a key. */
+/** Follows the link and never returns. Awaits `onKey` when the gateway needs a key. */
 export async function watchLink(onKey) {
   $("charts").append(...Object.values(charts).map((chart) => chart.element));
-  $("cut").addEventListener("click", () => order({ cut: $("cut").getAttribute("aria-pressed") !== "true" }));
-  $("profile").addEventListener("change", () => order({ profile: $("profile").value }));
+  $("cut").addEventListener("click", () => changeLink({ cut: $("cut").getAttribute("aria-pressed") !== "true" }));
+  $("profile").addEventListener("change", () => changeLink({ profile: $("profile").value }));
   for (;;) {
     try {
       for await (const state of events(await call("outrider/link"))) show(state);
@@ -35,7 +35,7 @@ export async function watchLink(onKey) {
   }
 }
 
-async function order(body) {
+async function changeLink(body) {
   try {
     await call("outrider/link", { body });
   } catch (error) {
@@ -47,7 +47,7 @@ function show(state) {
   showState(state.state, state.mode ? `${state.state}, ${state.mode}` : state.state);
   showEmulation(state.emulated);
   const now = performance.now(), bytes = state.bytes_up + state.bytes_down;
-  if (before && now - before.at < 500) return; // a change between two samples
+  if (before && now - before.at < 500) return; // a change of state between two samples
   const rate = before ? (1000 * Math.max(bytes - before.bytes, 0)) / (now - before.at) : null;
   before = { at: now, bytes };
   const isOut = OUT.has(state.state);

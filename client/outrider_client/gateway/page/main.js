@@ -1,4 +1,4 @@
-// The page: says what the user wrote to the gateway, and shows what comes.
+// The chat page: sends messages to the gateway and shows the answers.
 
 import { parseFences, withMark } from "./fences.js";
 import { call, events, useKey } from "./gateway.js";
@@ -10,20 +10,20 @@ const MODES = ["auto", "pipelined", "proactive", "stop-and-wait", "server-draft"
 const KINDS = ["", "PERSON", "EMAIL", "PHONE", "ADDRESS", "NUMBER"];
 const KEPT_SETTINGS = ["mode", "privacy", "max-tokens", "temperature", "tint", "copy-tint", "appearance"];
 const REMARKS = {
-  length: "It may have no more tokens.",
-  link: "The link is gone, and the drafter could not go on alone.",
+  length: "Stopped at the token limit.",
+  link: "The link broke, and the drafter could not continue alone.",
 };
 const $ = (id) => document.getElementById(id);
 
 let conversation = fresh();
-let asking = null; // AbortController of the answer under way
+let asking = null; // AbortController of the answer in progress
 
 function fresh() {
-  const id = `${Date.now()}-${Math.random()}`; // crypto.randomUUID is there on localhost and over TLS only
+  const id = `${Date.now()}-${Math.random()}`; // crypto.randomUUID exists only on localhost and over TLS
   return { id, title: "", turns: [] }; // a turn: {role, parts, statistics?, remark?}
 }
 
-// -- talking
+// -- messages and answers
 
 async function send() {
   const written = $("message").value.trim();
@@ -32,9 +32,9 @@ async function send() {
   try {
     parts = parseFences(written);
   } catch (error) {
-    return complain(error.message);
+    return showProblem(error.message);
   }
-  complain("");
+  showProblem("");
   $("message").value = "";
   showWhatLeaves();
   conversation.turns.push({ role: "user", parts });
@@ -43,7 +43,7 @@ async function send() {
   await answer(written);
 }
 
-/** On a refusal the message goes back to where it was written. */
+/** Streams an answer. If that fails before any text, puts the message back into its field. */
 async function answer(written) {
   const { turn, answer: text, finish } = answerTurn();
   show(turn);
@@ -81,7 +81,7 @@ function takeBack(turn, written, error) {
   conversation.turns.pop();
   $("message").value = written;
   showWhatLeaves();
-  complain(error.message);
+  showProblem(error.message);
   if (error.status === 401) askForKey();
 }
 
@@ -100,7 +100,7 @@ async function request() {
   };
 }
 
-/** As the gateway takes it: plain text, or parts where some are private. */
+/** A message's content for the gateway: plain text, or parts if some are private. */
 function content(parts) {
   if (parts.every((part) => !part.private)) return parts.map((part) => part.text).join("");
   return parts.map(({ text, private: isPrivate, kind }) => ({ type: "text", text, private: !!isPrivate, ...(kind && { kind }) }));
@@ -110,8 +110,8 @@ function content(parts) {
 
 function markSelection() {
   const field = $("message");
-  if (field.selectionStart === field.selectionEnd) return complain("Select in your message what is private first.");
-  complain("");
+  if (field.selectionStart === field.selectionEnd) return showProblem("First select the private part of your message.");
+  showProblem("");
   field.value = withMark(field.value, field.selectionStart, field.selectionEnd, $("kind").value);
   field.focus();
   showWhatLeaves();
@@ -122,14 +122,14 @@ function showWhatLeaves() {
   try {
     parts = parseFences($("message").value);
   } catch {
-    // not finished yet; sending says what is wrong
+    // a marker is still being typed; sending reports what is wrong
   }
   const isLocal = $("privacy").value === "local", isPrivate = (part) => part.private;
-  const staysWhole = isLocal && conversation.turns.some((turn) => turn.parts.some(isPrivate)); // as all after these
+  const staysWhole = isLocal && conversation.turns.some((turn) => turn.parts.some(isPrivate)); // as does everything after such a turn
   if (!parts.some(isPrivate) && !(staysWhole && parts.length)) return $("leaves").replaceChildren();
   const seen = staysWhole ? [] : isLocal ? parts.slice(0, parts.findIndex(isPrivate)) : parts;
   const pieces = seen.map((part) => (part.private ? marked(`[${part.kind ?? "PRIVATE"}]`) : part.text));
-  $("leaves").replaceChildren("The server sees: ", ...(pieces.length ? pieces : ["nothing of this message"]), isLocal && pieces.length ? " …and no more of it." : "");
+  $("leaves").replaceChildren("The server sees: ", ...(pieces.length ? pieces : ["nothing of this message"]), isLocal && pieces.length ? " … and nothing after it." : "");
 }
 
 const marked = (text) => Object.assign(document.createElement("mark"), { textContent: text });
@@ -150,13 +150,13 @@ function follow() {
 function open(stored) {
   if (asking) asking.abort();
   conversation = stored;
-  $("log").replaceChildren(...stored.turns.map(restored));
+  $("log").replaceChildren(...stored.turns.map(restoredTurn));
   $("hint").hidden = stored.turns.length > 0;
   list();
   $("message").focus();
 }
 
-function restored({ role, parts, statistics, remark }) {
+function restoredTurn({ role, parts, statistics, remark }) {
   if (role === "user") return userTurn(parts);
   const { turn, answer: text, finish } = answerTurn();
   for (const { text: piece, origin } of parts) text.take(piece, { origin });
@@ -192,7 +192,7 @@ function busy(is) {
   $("send").disabled = is;
 }
 
-function complain(message) {
+function showProblem(message) {
   $("problem").textContent = message;
 }
 
@@ -207,7 +207,7 @@ function askForKey() {
   });
 }
 
-/** Copied text is plain unless its tints are asked for. */
+/** Copies plain text unless "Copy the tints too" is checked. */
 function copy(event) {
   if ($("copy-tint").checked) return;
   event.clipboardData.setData("text/plain", getSelection().toString());

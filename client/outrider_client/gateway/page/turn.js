@@ -1,4 +1,4 @@
-// One turn of a conversation in the log.
+// A turn of the conversation, as an element of the log.
 
 import { AnswerText } from "./answer.js";
 import { inBytes } from "./link.js";
@@ -7,29 +7,29 @@ const FIGURES = [
   ["tokens", (s) => s.new_tokens],
   ["tokens/s", (s) => s.tokens_per_second.toFixed(1)],
   ["first token", (s) => `${s.time_to_first_token_ms.toFixed(0)} ms`],
-  ["τ, tokens a verdict", (s) => s.mean_acceptance_length.toFixed(2)],
+  ["τ, tokens per verdict", (s) => s.mean_acceptance_length.toFixed(2)],
   ["R", (s) => `${s.rtt_ms.toFixed(0)} ms`],
   ["target calls", (s) => s.target_calls],
   ["up", (s) => inBytes(s.bytes_up)],
   ["down", (s) => inBytes(s.bytes_down)],
   ["outages", (s) => s.outages],
   ["unverified", (s) => s.unverified],
-  ["taken back", (s) => s.rolled_back],
+  ["rolled back", (s) => s.rolled_back],
 ];
 
-/** What the user said; private parts are marked. */
+/** A message of the user, its private parts marked. */
 export function userTurn(parts) {
   const { turn, text } = framed("user", "You");
   for (const part of parts) {
-    const piece = document.createElement(part.private ? "mark" : "span");
-    piece.textContent = part.text;
-    if (part.private) piece.title = part.kind ? `private: ${part.kind}` : "private";
-    text.append(piece);
+    const element = document.createElement(part.private ? "mark" : "span");
+    element.textContent = part.text;
+    if (part.private) element.title = part.kind ? `private: ${part.kind}` : "private";
+    text.append(element);
   }
   return turn;
 }
 
-/** An answer to be written: {turn, answer, finish}. */
+/** An empty answer: {turn, answer, finish}. */
 export function answerTurn() {
   const { turn, text } = framed("assistant", "Outrider");
   text.setAttribute("aria-busy", "true");
