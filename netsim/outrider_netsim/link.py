@@ -1,7 +1,7 @@
-"""One front for the engines that put a profile under real TCP connections, and the choice between them.
+"""One interface to the engines that put a profile under real TCP connections, and the choice between them.
 
-`auto` takes the first of kernel, tun and proxy that this machine allows: the nearer to a real link, the earlier. What
-an engine needs is found out by starting it: it runs, or raises EngineError and leaves nothing behind.
+`auto` takes the first of kernel, tun and proxy that this machine allows, the most realistic first. Starting an engine
+is the check: it runs, or raises EngineError and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ if TYPE_CHECKING:
 
 DEFAULT_UPSTREAM = "127.0.0.1:50051"
 LOOPBACK = "127.0.0.1"
-PLACEHOLDER = "{link}"  # in a command: the address that leads through the link
+PLACEHOLDER = "{link}"  # in a command: replaced by the address that leads through the link
 
 EngineName = Literal["kernel", "tun", "proxy"]
 EngineChoice = Literal["auto", "kernel", "tun", "proxy"]
 BEST_FIRST: tuple[EngineName, ...] = ("kernel", "tun", "proxy")
-WITH_NETWORK: tuple[EngineName, ...] = ("kernel", "tun")  # a command of any kind runs behind these
+WITH_NETWORK: tuple[EngineName, ...] = ("kernel", "tun")  # these put any command behind the link
 
 
 class EngineLink(Protocol):
-    """What every engine gives; `start` raises EngineError, or OSError when the address to listen at cannot be had."""
+    """The interface of every engine.
+
+    `start` raises EngineError, or OSError when it cannot listen at the address.
+    """
 
     profile: Profile
 
@@ -39,11 +42,11 @@ class EngineLink(Protocol):
     def engine(self) -> str: ...
     @property
     def address(self) -> str:
-        """host:port where a client of this process's network reaches the upstream through the link."""
+        """HOST:PORT where clients in this process's network reach the upstream through the link."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether it was cut by hand."""
+        """Whether `cut` was called, planned outages aside."""
 
     @property
     def stats(self) -> LinkStats: ...
@@ -54,12 +57,12 @@ class EngineLink(Protocol):
     async def aclose(self) -> None: ...
 
     async def run(self, argv: Sequence[str], upstreams: Sequence[Address], env: Mapping[str, str]) -> int:
-        """Run a command behind the link and return its exit status, 128 + n if signal n ended it."""
+        """Run a command behind the link and return its exit status (128 + n for signal n)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkPlan:
-    """What an engine is built from."""
+    """The arguments that every engine is built from."""
 
     profile: Profile
     upstream: Address
@@ -76,9 +79,9 @@ class Link(AsyncResource):
             link.cut()              # nothing passes
             link.restore()
 
-    `engine` may also be names in an order of your own. `seed` (default: the profile's) fixes what becomes of the n-th
-    packet of each direction. The profile's planned outages count from the start. Raises ProfileError for what cannot
-    be, and on start EngineError for what this machine cannot.
+    `engine` may also be a sequence of names to try in order. `seed` (default: the profile's) fixes the fate of the n-th
+    packet of each direction. The profile's planned outages count from the start. Raises ProfileError for invalid
+    arguments and, on start, EngineError when this machine cannot run the link.
     """
 
     def __init__(
@@ -100,21 +103,21 @@ class Link(AsyncResource):
         self._why = ""
 
     async def start(self) -> Self:
-        """Raises EngineError when no engine can be had, OSError when the address to listen at cannot be had."""
-        refusals: dict[str, list[str]] = {}  # what was lacking: the engines that lacked it
+        """Start the first engine that works. Raises EngineError when none does, OSError when it cannot listen."""
+        refusals: dict[str, list[str]] = {}  # reason -> the engines that gave it
         for name in self._candidates:
             try:
-                engine = built(name, self._plan)
+                engine = build_engine(name, self._plan)
                 await engine.start()
             except EngineError as error:
                 refusals.setdefault(str(error), []).append(name)
             else:
                 self._engine, self._why = engine, _why(self._candidates, refusals)
                 return self
-        raise EngineError(_in_words(refusals))
+        raise EngineError(_describe(refusals))
 
     async def aclose(self) -> None:
-        """Take everything away again; safe to call twice."""
+        """Stop the link and remove everything it created; safe to call twice."""
         if self._engine is not None:
             await self._engine.aclose()
 
@@ -124,7 +127,7 @@ class Link(AsyncResource):
 
     @property
     def why(self) -> str:
-        """Why this engine and no better one."""
+        """Why this engine was chosen."""
         return self._why
 
     @property
@@ -133,12 +136,12 @@ class Link(AsyncResource):
 
     @property
     def address(self) -> str:
-        """host:port for clients."""
+        """HOST:PORT for clients."""
         return self._started.address
 
     @property
     def namespaces(self) -> Namespaces | None:
-        """Where the link's two ends are; None with an engine that gives them no network of their own."""
+        """The namespaces of the link's two ends; None with the proxy engine, which has none."""
         return getattr(self._started, "namespaces", None)
 
     @property
@@ -150,25 +153,25 @@ class Link(AsyncResource):
         return self._started.stats
 
     def cut(self) -> None:
-        """The radio is gone: nothing passes either way, and new connections hang."""
+        """Cut the link: nothing passes either way, and new connections hang."""
         self._started.cut()
 
     def restore(self) -> None:
-        """The radio is back."""
+        """Restore the link after `cut`."""
         self._started.restore()
 
     def set(self, profile: Profile) -> None:
-        """Change the link for what enters it from now on; planned outages stay those of the start."""
+        """Change the link for packets that enter from now on; planned outages stay those of the start."""
         self._started.set(profile)
 
     async def run(
         self, argv: Sequence[str], upstreams: Sequence[Address] = (), env: Mapping[str, str] | None = None
     ) -> int:
-        """Run a command behind the link and return its exit status, 128 + n if signal n ended it.
+        """Run a command behind the link and return its exit status (128 + n for signal n).
 
-        With kernel and tun it has a network of its own, in which 127.0.0.1 and the port of each upstream (default: the
-        link's) lead through the link. {link} in its arguments is replaced by the first one's address there, and
-        OUTRIDER_LINK_ADDRESS holds the same. Raises OSError when the command cannot be executed.
+        With kernel and tun the command has its own network, where 127.0.0.1 and the port of each upstream (default:
+        the link's) lead through the link. {link} in its arguments is replaced by the first upstream's address there,
+        and OUTRIDER_LINK_ADDRESS holds the same. Raises OSError when the command cannot be executed.
         """
         behind = tuple(upstreams) or (self._plan.upstream,)
         inside = self.address if self.engine == "proxy" else str(Address(LOOPBACK, behind[0].port))
@@ -182,7 +185,7 @@ class Link(AsyncResource):
 
 
 def candidates(engine: EngineChoice | Sequence[EngineName]) -> tuple[EngineName, ...]:
-    """The engines to try, in order. Raises ProfileError for one that does not exist."""
+    """Return the engines to try, in order. Raises ProfileError for an unknown name."""
     if engine == "auto":
         return BEST_FIRST
     wanted = (engine,) if isinstance(engine, str) else tuple(engine)
@@ -194,8 +197,8 @@ def candidates(engine: EngineChoice | Sequence[EngineName]) -> tuple[EngineName,
     return cast(tuple[EngineName, ...], wanted)
 
 
-def built(name: EngineName, plan: LinkPlan) -> EngineLink:
-    """An engine, not started. Raises EngineError where what it is made of is not installed."""
+def build_engine(name: EngineName, plan: LinkPlan) -> EngineLink:
+    """Create an engine without starting it. Raises EngineError when a package is not installed."""
     if name != "proxy" and sys.platform != "linux":
         raise EngineError(f"needs Linux, this is {sys.platform}: use --engine proxy")
     try:
@@ -206,7 +209,7 @@ def built(name: EngineName, plan: LinkPlan) -> EngineLink:
 
 
 class _Engine(Protocol):
-    """The engines' constructor."""
+    """The constructor of every engine."""
 
     def __call__(self, profile: Profile, upstream: Address, seed: int, *, listen: Address) -> EngineLink: ...
 
@@ -232,8 +235,8 @@ def _class_of(name: EngineName) -> _Engine:
 def _why(wanted: Sequence[EngineName], refusals: Mapping[str, Sequence[str]]) -> str:
     if len(wanted) == 1:
         return "as asked"
-    return f"the best that this machine allows ({_in_words(refusals)})" if refusals else "the best there is"
+    return f"the best that this machine allows ({_describe(refusals)})" if refusals else "the best there is"
 
 
-def _in_words(refusals: Mapping[str, Sequence[str]]) -> str:
+def _describe(refusals: Mapping[str, Sequence[str]]) -> str:
     return "; ".join(f"{', '.join(engines)}: {reason}" for reason, engines in refusals.items())

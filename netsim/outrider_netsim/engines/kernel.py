@@ -1,9 +1,9 @@
-"""The kernel engine: a veth pair under real TCP, shaped by the kernel's own netem and tbf. As root or as any user.
+"""The kernel engine: a veth pair under real TCP, shaped by the kernel's own netem and tbf. Needs no root.
 
     client -> splice -> 10.77.0.1 = A's veth ==[ netem, tbf ]== B's veth = 10.77.0.2 -> splice -> server
 
-The nearest to what the papers measured with `tc`. netem does not know outages and traces: those are changes that this
-process makes when their time has come, to the event loop's millisecond. A Mahimahi trace cannot be made that way.
+This comes closest to what the papers measured with `tc`. netem knows no outages and traces: this process makes those
+changes at their time, to the event loop's millisecond. Mahimahi traces are too fine for that.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class KernelLink(NamespaceLink):
 
     async with KernelLink(profile_named("paper-5g"), Address("127.0.0.1", 50051), seed=1) as link:
         ...                     # connect to link.address
-        link.cut()              # packets are lost both ways; TCP tries again by its own timers
+        link.cut()              # packets are lost both ways; TCP retransmits by its own timers
         link.restore()
 
-    netem takes a seed since Linux 6.6 (`seed_is_honoured`); before, its luck is new each time.
+    netem takes a seed since Linux 6.6 (`seed_is_honoured`); before that every run is different.
     """
 
     engine: Final = "kernel"
@@ -50,7 +50,7 @@ class KernelLink(NamespaceLink):
         self._traces: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Raises EngineError where the machine cannot, OSError when the address cannot be had; nothing is left then."""
+        """Start the link. Raises EngineError, or OSError when it cannot listen; nothing is left behind then."""
         if reason := kernel_support():
             raise EngineError(reason)
         check_traces(self.profile)
@@ -73,15 +73,15 @@ class KernelLink(NamespaceLink):
         return self._started.count("A").seed is not None
 
     def cut(self) -> None:
-        """The radio is gone: what enters is dropped, what is under way still arrives, new connections hang."""
+        """Drop packets that enter from now on; those under way still arrive, and new connections hang."""
         self._switch(is_cut=True, in_outage=self._in_outage)
 
     def restore(self) -> None:
-        """The radio is back, but for planned outages; TCP delivers with its next retransmission."""
+        """Undo `cut`; planned outages stay. TCP delivers with its next retransmission."""
         self._switch(is_cut=False, in_outage=self._in_outage)
 
     def set(self, profile: Profile) -> None:
-        """Change the link for all that enters it from now on; the rate also for what waits. Planned outages stay."""
+        """Change the link for packets that enter from now on, the rate also for waiting ones. Planned outages stay."""
         check_traces(profile)
         for lane, shaping in zip(self._lanes, self._shapings(profile), strict=True):
             self._started.shape(lane.side, shaping)
@@ -92,8 +92,11 @@ class KernelLink(NamespaceLink):
 
     @property
     def stats(self) -> LinkStats:
-        """Packets of both directions, and connections. netem counts what a full queue turns away with its losses, and
-        not the bytes of either: `lost` holds both, and `bytes_in` neither."""
+        """Counters of both directions, and connections.
+
+        netem counts packets that its full queue refuses with its losses, and the bytes of neither: `lost` includes
+        both, and `bytes_in` neither.
+        """
         up, down = (lane.update_stats(self._started.count(lane.side), self._is_down) for lane in self._lanes)
         return LinkStats(up, down, self._bridge.connections)
 
@@ -102,7 +105,7 @@ class KernelLink(NamespaceLink):
         self._pair = await ShapedPair.make(self.namespaces, *shapings)
 
     def _shapings(self, profile: Profile) -> tuple[QdiscConfig, QdiscConfig]:
-        """Both directions from now on. Raises EngineError before either is changed."""
+        """Return the qdiscs of both directions. Raises EngineError before either is changed."""
         directions = _now(profile.up), _now(profile.down)
         for direction in directions:
             qdisc_config(direction, 0)
@@ -124,19 +127,21 @@ class KernelLink(NamespaceLink):
         ]
 
     async def _follow(self, lane: KernelLane, direction: Direction, trace: ConditionTrace) -> None:
-        """Bring each row into force when its time has come, for ever."""
+        """Apply each row of the trace at its time, forever."""
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         for number in count(1):
             turn, row = divmod(number, len(trace.times_s))
             coming = direction_in_row(direction, row)
-            await asyncio.to_thread(qdisc_config, coming, 0)  # a new delay table takes some ms; it is kept
+            # Computed ahead and cached: a new delay table takes some ms, which would delay the change and the loop.
+            await asyncio.to_thread(qdisc_config, coming, 0)
             await asyncio.sleep(started_at + turn * trace.period_s + trace.times_s[row] - loop.time())
             lane.direction = coming
             self._apply(lane)
 
     def _switch(self, *, is_cut: bool, in_outage: bool) -> None:
         was_down = self._is_down
+        # Counted before the change, so that drops so far are booked as losses or as the outage's, whichever it was.
         for lane in self._lanes:
             lane.update_stats(self._started.count(lane.side), was_down)
         self.is_cut, self._in_outage = is_cut, in_outage
@@ -164,7 +169,7 @@ class KernelLink(NamespaceLink):
 
 
 class KernelLane:
-    """`direction` is what holds now: a row of the profile's trace, where it has one."""
+    """One direction: its current settings (a row of the trace, where there is one) and its counters."""
 
     def __init__(self, side: Side, seed: int) -> None:
         self.side = side
@@ -174,14 +179,15 @@ class KernelLane:
         self._dropped = self._lost = self._by_outage = 0
 
     def shaping(self, is_cut: bool) -> QdiscConfig:
-        """What to tell the kernel now. netem starts anew with every change, so each has a seed of its own."""
+        """Return the qdiscs for the current settings."""
+        # netem reseeds with every change: the same seed again would repeat the same losses from the start.
         digest = hashlib.sha256(f"{self._seed}/{next(self._changes)}".encode()).digest()
         return qdisc_config(self.direction, int.from_bytes(digest[:8], "big"), is_cut=is_cut)
 
     def update_stats(self, counted: QdiscCounters, was_down: bool) -> PathStats:
-        """Everything so far; packets dropped since the last booking count as the outage's if the link was down.
+        """Return all counters; packets dropped since the last call count as the outage's if the link was down.
 
-        Call before the link goes down or comes back, so that the reason is one.
+        Call before the link goes down or comes back, so that they have one reason.
         """
         dropped, self._dropped = counted.dropped - self._dropped, counted.dropped
         if was_down:
@@ -199,7 +205,7 @@ class KernelLane:
 
 
 class _OutageSwitch:
-    """The link as its planned outages see it: they do not restore what was cut by hand, nor the other way round."""
+    """The link as planned outages see it: they do not restore a link cut by hand, nor the other way around."""
 
     def __init__(self, link: KernelLink) -> None:
         self._link = link
@@ -212,7 +218,7 @@ class _OutageSwitch:
 
 
 def check_traces(profile: Profile) -> None:
-    """Raises EngineError for a trace that netem cannot follow."""
+    """Raise EngineError for a trace that netem cannot follow."""
     for way, direction in (("up", profile.up), ("down", profile.down)):
         if isinstance(direction.trace, DeliveryTrace):
             raise EngineError(
@@ -222,7 +228,7 @@ def check_traces(profile: Profile) -> None:
 
 
 def _now(direction: Direction) -> Direction:
-    """`direction` as its trace begins."""
+    """Return `direction` with the first row of its trace."""
     return direction_in_row(direction, 0) if isinstance(direction.trace, ConditionTrace) else direction
 
 

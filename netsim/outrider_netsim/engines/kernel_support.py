@@ -1,4 +1,4 @@
-"""Whether this machine's kernel has what the kernel engine needs, and what to do where it has not."""
+"""Check for the kernel modules that the kernel engine needs, and say how to get them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ OTHER_ENGINE = "use --engine tun"
 
 
 def kernel_support(root: Path = Path("/")) -> str | None:
-    """Why the kernel engine cannot work on this machine, as far as files tell; None: it may. `root` is for tests."""
+    """Return why the kernel engine cannot work here, as far as files tell; None if it may. `root` is for tests."""
     if sys.platform != "linux":
         return f"{sys.platform} has no netem: use --engine proxy"
     if (root / "sys/module" / MODULE).exists():
         return None
     modules = root / "lib/modules" / platform.release()
-    if not modules.is_dir():  # a container, say: whether the kernel can load netem shows when it is asked to
+    # No module folder, as in containers: only trying shows whether the kernel can load netem.
+    if not modules.is_dir():
         return None
     builtin = modules / "modules.builtin"
     if builtin.exists() and f"/{MODULE}.ko" in builtin.read_text():
@@ -28,7 +29,7 @@ def kernel_support(root: Path = Path("/")) -> str | None:
 
 
 def no_module(name: str) -> str:
-    """The remedy for a kernel without one of the modules."""
+    """Return the remedy for a kernel without module `name`."""
     return (
         f"load it (modprobe {name}); where the kernel {platform.release()} came without that module, install it "
         f"(Debian: linux-image-amd64 or linux-image-cloud-amd64, Ubuntu: linux-modules-extra-{platform.release()}) "

@@ -1,15 +1,15 @@
-"""The link's own time: seconds for which it was up. While the link is cut this clock stands still, and all on it."""
+"""The link's own time: the seconds for which it was up. It stands still while the link is cut."""
 
 from __future__ import annotations
 
 import asyncio
 
-# asyncio's timers wake 0 to 1 ms late (epoll counts in milliseconds). Aiming this much earlier centres the error on 0.
+# asyncio's timers fire 0 to 1 ms late (epoll counts milliseconds). Aiming this much earlier centers the error on 0.
 HALF_TICK_S = 0.0005
 
 
 class LinkClock:
-    """A pausable clock over the running event loop's, 0 when it is made."""
+    """A pausable clock on the running event loop's time; 0 on creation."""
 
     def __init__(self) -> None:
         self._time = asyncio.get_running_loop().time
@@ -38,7 +38,8 @@ class LinkClock:
             self._running.set()
 
     async def sleep_until(self, when: float) -> None:
-        """Return once the clock runs and shows `when`, give or take half a tick."""
+        """Return once the clock runs and shows `when`, within half a tick."""
+        # A loop, because the clock may be stopped and resumed during the sleep.
         while not self.running or self.now() < when - HALF_TICK_S:
             await self._running.wait()
             await asyncio.sleep(max(0.0, when - HALF_TICK_S - self.now()))

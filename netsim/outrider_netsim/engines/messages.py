@@ -1,4 +1,4 @@
-"""What the tun engine tells the process that carries its packets. Both sides import them, so know them by name."""
+"""Messages between the tun engine and its packet pump process, sent as pickles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider_netsim.profiles.profile import Direction, Profile
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first request, answered by Started: the link begins now."""
+    """The first message, answered by Started: the link starts now."""
 
     profile: Profile
     seed: int
@@ -23,7 +23,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Both directions become these."""
+    """Change both directions."""
 
     up: Direction
     down: Direction
@@ -31,22 +31,22 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Drop what enters, both ways."""
+    """Drop packets that enter, both ways."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """No longer."""
+    """Undo Cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Answered by PumpStats."""
+    """Ask for PumpStats."""
 
 
 @dataclass(frozen=True, slots=True)
 class PumpStats:
-    """Packets of both directions so far."""
+    """Counters of both directions."""
 
     up: PathStats
     down: PathStats

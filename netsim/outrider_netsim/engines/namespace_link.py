@@ -1,4 +1,4 @@
-"""What engines that put a link between two namespaces share: where clients come in, and commands behind the link."""
+"""The base of engines that put a link between two namespaces: where clients connect, and commands behind the link."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider_netsim.namespaces.namespaces import Namespaces
 
 
 class NamespaceLink(AsyncResource):
-    """Namespaces and the splices into them, opened once the engine's own link is there."""
+    """Owns the namespaces and the splices into them, which open once the engine's own link is up."""
 
     def __init__(self, upstream: Address, listen: Address) -> None:
         check_port("upstream port", upstream.port)
@@ -23,7 +23,7 @@ class NamespaceLink(AsyncResource):
         self._bridge = NamespaceBridge(Namespaces())
 
     async def start(self) -> None:
-        """Raises EngineError where the machine cannot, OSError when the address cannot be had; nothing is left then."""
+        """Start the link. Raises EngineError, or OSError when it cannot listen; nothing is left behind then."""
         try:
             await self.namespaces.start()
             await self._make_link()
@@ -34,7 +34,7 @@ class NamespaceLink(AsyncResource):
 
     @property
     def address(self) -> str:
-        """`host:port` for clients in this process's own namespace."""
+        """HOST:PORT for clients in this process's own namespace."""
         if self._address is None:
             raise RuntimeError("the link is not started: use `async with`")
         return str(self._address)
@@ -51,4 +51,4 @@ class NamespaceLink(AsyncResource):
 
     @abstractmethod
     async def _make_link(self) -> None:
-        """Join 10.77.0.1 in A and 10.77.0.2 in B. Raises EngineError."""
+        """Connect 10.77.0.1 in A and 10.77.0.2 in B. Raises EngineError."""

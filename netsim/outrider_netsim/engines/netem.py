@@ -1,15 +1,15 @@
-"""What of a Direction the kernel is told: a token bucket (tbf) as root and netem in it. Knows values, not messages.
+"""Translate a Direction to kernel qdiscs: a token bucket (tbf) at the root and netem in it. Values, not messages.
 
     packets -> [ netem: loss, at most `queue_packets` in it, each its delay, sorted by time ] -> [ tbf: rate ] -> veth
 
 netem without a rate of its own sends whatever is due first, so jitter reorders; tbf behind it has the rate. netem with
-a rate never lets a packet leave before the one before it: that is `in_order`, and tbf then lets everything through. The
-pair is the same for every direction, so that each can be changed into any other without a packet under way being lost;
-What netem loses and what its full queue turns away are one count in both, so the two cannot be told apart.
+a rate never lets a packet overtake: that is `in_order`, and tbf then lets everything through. Every direction has both
+qdiscs, so that each can be changed into any other without losing packets under way. Losses and packets that the full
+queue refuses share one counter and cannot be told apart.
 
-A delay is `latency + jitter * entry / 8192` for an entry that netem picks from a table of signed 16-bit numbers, all
-alike. Ours is the quantile function of base + max(0, X) at the middles of 4096 equal shares, and `jitter` so large that
-the outermost entry fits: tables scaled by the deviation, as tc's, clip what is over 4 deviations from the mean.
+A delay is `latency + jitter * entry / 8192` for an entry that netem picks uniformly from a table of signed 16-bit
+numbers. Ours is the quantile function of base + max(0, X) at the middles of 4096 equal shares, with `jitter` just large
+enough for the outermost entry: tables scaled by the deviation, as tc's are, clip everything beyond 4 deviations.
 
 Sources: net/sched/sch_netem.c (tabledist, netem_enqueue, loss_event, loss_gilb_ell), net/sched/sch_tbf.c of Linux 6.1.
 """
@@ -31,7 +31,7 @@ JITTER_MAX_NS = 2**31 - 1  # netem_change() caps it there, silently
 LOSS_ALL = 2**32 - 1
 UNLIMITED_BPS = 1e12  # a full frame in 12 ns
 FRAME_BYTES = 1514  # a full packet and its Ethernet header
-BURST_S = 0.001  # what tbf may send at once after a pause; above the lateness of a high-resolution timer
+BURST_S = 0.001  # what tbf may send at once after a pause; longer than a high-resolution timer is late
 NS_PER_MS = 1e6
 
 
@@ -41,13 +41,15 @@ class DelayTable:
 
     latency_ns: int
     jitter_ns: int
-    entries: tuple[int, ...]  # empty: none needed, for jitter_ns is 0
+    entries: tuple[int, ...]  # empty where jitter_ns is 0
 
 
 @dataclass(frozen=True, slots=True)
 class BurstLoss:
-    """struct tc_netem_gemodel; shares of 2^32 - 1. `h` is the share that passes in the bad state, `k1` is lost in the
-    good one."""
+    """struct tc_netem_gemodel, in units of 1 / (2^32 - 1).
+
+    `h` is the share that passes in the bad state, `k1` the share lost in the good one.
+    """
 
     p: int
     r: int
@@ -57,7 +59,7 @@ class BurstLoss:
 
 @dataclass(frozen=True, slots=True)
 class Netem:
-    """One netem. `rate_bytes` a second, 0: none; then packets may overtake each other."""
+    """One netem qdisc. `rate_bytes` is per second; with 0, no rate, packets may overtake each other."""
 
     limit: int
     delay: DelayTable
@@ -69,7 +71,7 @@ class Netem:
 
 @dataclass(frozen=True, slots=True)
 class Tbf:
-    """One token bucket. `limit_bytes` holds only until netem takes the place of its queue."""
+    """One tbf qdisc. `limit_bytes` holds only until netem replaces its queue."""
 
     rate_bytes: int
     burst_bytes: int
@@ -85,10 +87,10 @@ class QdiscConfig:
 
 
 def qdisc_config(direction: Direction, seed: int, *, is_cut: bool = False) -> QdiscConfig:
-    """How the kernel makes `direction`, its trace left aside. Raises EngineError where netem cannot."""
+    """Return the qdiscs for `direction`, ignoring its trace. Raises EngineError where netem cannot."""
     delay = delay_table(direction.distribution, direction.delay_ms, direction.jitter_ms, direction.base_ms)
     rate = direction.rate_bps or UNLIMITED_BPS
-    # Constant delays reorder nothing, and netem's own rate is exact.
+    # Constant delays never reorder, so netem's own rate, which is exact, serves them too.
     ordered = direction.in_order or not direction.jitter_ms
     netem = Netem(
         limit=direction.queue_packets,
@@ -102,13 +104,13 @@ def qdisc_config(direction: Direction, seed: int, *, is_cut: bool = False) -> Qd
 
 
 def share_of_u32(share: float) -> int:
-    """A probability as netem takes it: 0 none, 2^32 - 1 all."""
+    """Return a probability in netem's units: 0 is none, 2^32 - 1 all."""
     return round(share * LOSS_ALL)
 
 
-@lru_cache(maxsize=256)  # a trace comes back to its delays, and a link cuts and restores its own
+@lru_cache(maxsize=256)  # traces repeat their delays, and links are cut and restored
 def delay_table(distribution: Distribution, delay_ms: float, jitter_ms: float, base_ms: float) -> DelayTable:
-    """The table of base + max(0, X). Raises EngineError for a spread that netem cannot hold."""
+    """Return the table of base + max(0, X). Raises EngineError for a spread too wide for netem."""
     law = Direction(delay_ms, jitter_ms, distribution, base_ms=base_ms)
     latency = round(law.mean_delay_ms * NS_PER_MS)
     if not jitter_ms:
@@ -116,6 +118,7 @@ def delay_table(distribution: Distribution, delay_ms: float, jitter_ms: float, b
     shares = ((i + 0.5) / TABLE_ENTRIES for i in range(TABLE_ENTRIES))
     away = [law.quantile_s(u) * 1e9 - latency for u in shares]  # from the mean, ns, in rising order
     reach = max(-away[0], away[-1])
+    # Rounded up, so that the outermost entry never exceeds 16 bits.
     jitter = max(1, round(law.delay_deviation_ms * NS_PER_MS), -int(-reach * TABLE_SCALE // ENTRY_MAX))
     if jitter > JITTER_MAX_NS:
         raise EngineError(
@@ -126,13 +129,13 @@ def delay_table(distribution: Distribution, delay_ms: float, jitter_ms: float, b
 
 
 def table_bytes(table: DelayTable) -> bytes:
-    """The entries as the kernel reads them: s16 in its own byte order."""
+    """Return the entries as the kernel reads them: s16 in native byte order."""
     return array("h", table.entries).tobytes()
 
 
 def _burst_loss(bursts: Bursts) -> BurstLoss:
-    """The kernel draws the loss in the state that the packet before it left behind, so its chain runs one packet late;
-    the laws are the same."""
+    """Translate bursts to netem's Gilbert-Elliott model."""
+    # The kernel draws the loss in the state left by the packet before: its chain runs one packet late, by the same law.
     share = share_of_u32
     return BurstLoss(p=share(bursts.p), r=share(bursts.r), h=share(1 - bursts.bad), k1=share(bursts.good))
 

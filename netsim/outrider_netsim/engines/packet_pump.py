@@ -1,10 +1,10 @@
-"""The process that carries packets between two TUN devices through two Paths; ends when its parent does.
+"""The process that moves packets between two TUN devices through two Paths; ends when its parent does.
 
     A's device --read--> [ up: Path ] --write--> B's device
     A's device <--write- [ down: Path ] <--read- B's device      one thread, select() to the microsecond
 
-A process of its own, since in its parent's it would wait for the interpreter's lock, up to 5 ms at a time, while the
-splices and the programs under test run there. The parent sends channel and gets statistics over a multiprocessing pipe.
+It is a process of its own because in its parent it would wait for the interpreter lock, up to 5 ms at a time, while the
+splices and the programs under test run there. The parent sends requests and gets counters over a multiprocessing pipe.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from outrider_netsim.namespaces import syscalls
 from outrider_netsim.namespaces.processes import die_with_parent
 
 READ_BYTES = 65_536
-BATCH_PACKETS = 64  # read from one device before the other, and what is due, get their turn
-NICENESS = -10  # ahead of the programs under test, where we may
-WAKE_EARLY_S = 60e-6  # what select() oversleeps on a quiet machine; the rest of the wait is spent asking the clock
+BATCH_PACKETS = 64  # read from one device before the other device and due packets get their turn
+NICENESS = -10  # ahead of the programs under test, where permitted
+WAKE_EARLY_S = 60e-6  # how long select() oversleeps on a quiet machine; the rest is busy waiting
 
 
 class PumpLane:
-    """One direction: what it reads from `source` comes out of its path into `target`."""
+    """One direction: packets read from `source` go through a path to `target`."""
 
     def __init__(self, source: int, target: int, path: Path) -> None:
         self.source = source
@@ -40,22 +40,23 @@ class PumpLane:
         self.path = path
 
     def take(self) -> None:
-        """Read what waits. IPv6 is left out: only the kernel's own announcements come by it."""
+        """Read waiting packets."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(BATCH_PACKETS):
                 data = os.read(self.source, READ_BYTES)
+                # IPv4 only: the link has no IPv6 but the kernel's own announcements.
                 if data[0] >> 4 == 4:
                     self.path.push(Packet.of_ip(data), time.monotonic())
 
     def deliver(self) -> None:
-        """Write what is due."""
+        """Write due packets."""
         for packet in self.path.pop_ready(time.monotonic()):
             with contextlib.suppress(BlockingIOError):
                 os.write(self._target, packet.data)
 
 
 class PacketPump:
-    """Both lanes and the parent's channel."""
+    """Serves both lanes and the parent's requests."""
 
     def __init__(self, channel: Connection, up: PumpLane, down: PumpLane) -> None:
         self._channel = channel
@@ -63,12 +64,13 @@ class PacketPump:
         self._down = down
 
     def serve(self) -> None:
-        """Until the parent hangs up."""
+        """Run until the parent closes the channel."""
         lanes = (self._up, self._down)
         sources = [self._channel.fileno(), *(lane.source for lane in lanes)]
         while True:
             ready, _, _ = select.select(sources, [], [], self._wait_s())
-            while self._channel.poll():  # first, so that a cut holds for every packet sent after it
+            # Requests first, so that a cut holds for every packet sent after it.
+            while self._channel.poll():
                 self._handle()
             for lane in lanes:
                 if lane.source in ready:
@@ -99,7 +101,7 @@ class PacketPump:
 
 
 def start(channel: Connection, a: int, b: int) -> PacketPump:
-    """The pump that the parent's first request describes. Raises EOFError when the parent has gone."""
+    """Build the pump from the parent's Start message. Raises EOFError when the parent has gone."""
     request = channel.recv()
     assert isinstance(request, Start)
     profile, now = request.profile, time.monotonic()
@@ -110,7 +112,7 @@ def start(channel: Connection, a: int, b: int) -> PacketPump:
 
 
 def _be_prompt() -> None:
-    """Wake when due, not when convenient; never stop to look for garbage among what will not become any."""
+    """Reduce the process's own delays: timer slack, priority and garbage collection."""
     syscalls.prctl(syscalls.PR_SET_TIMERSLACK, 1)
     with contextlib.suppress(PermissionError):
         os.nice(NICENESS)
@@ -119,11 +121,13 @@ def _be_prompt() -> None:
 
 
 def main() -> None:
-    """`python -m ... ORDERS A B PARENT`: the numbers of three descriptors, the parent's id."""
+    """Run as `python -m ... CHANNEL A B PARENT`: three descriptor numbers and the parent's process id."""
     channel, a, b, parent = sys.argv[1:]
     die_with_parent(signal.SIGKILL, int(parent))
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # a terminal's keys are for the command; we end with the parent
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # a terminal's keys are meant for the command; the pump ends with its parent
     _be_prompt()
     with contextlib.suppress(EOFError, ConnectionError):
         start(Connection(os.dup(int(channel))), os.dup(int(a)), os.dup(int(b))).serve()

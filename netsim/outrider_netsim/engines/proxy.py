@@ -1,7 +1,7 @@
-"""The proxy engine: a TCP relay that gives connections the profile's delays, rate and outages. No privileges, any OS.
+"""The proxy engine: a TCP relay with the profile's delays, rate and outages. No privileges, any OS.
 
-Packets here are pieces of 1448 bytes, so what needs real ones is not in it (shaping.py): a loss is a stall and never
-slows a transfer down for good, reordering only delays, and the queue never overflows.
+Its packets are 1448-byte pieces of a stream, not real ones (shaping.py): a loss is a stall and never slows a transfer
+down for good, reordering only delays, and the queue never overflows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outrider_netsim.profiles.profile import Profile
 
 BACKLOG = 128
 
-Holder = Literal["hand", "plan"]  # who wants the link cut
+CutReason = Literal["hand", "plan"]
 
 
 class ProxyLink(AsyncResource):
@@ -34,11 +34,11 @@ class ProxyLink(AsyncResource):
 
         async with ProxyLink(profile_named("paper-5g"), Address("127.0.0.1", 7401), seed=1) as link:
             ...                     # connect to link.address
-            link.cut()              # nothing passes; connections stall, new ones hang
-            link.restore()          # all that waited goes on its way
+            link.cut()              # nothing passes; connections stall and new ones hang
+            link.restore()          # waiting bytes continue
 
-    The seed fixes delay and loss of the n-th packet of each direction. Which bytes that packet carries is up to the
-    timing of the real programs at both ends. The profile's outages count from the start.
+    The seed fixes delay and loss of the n-th packet of each direction. Which bytes it carries depends on the timing of
+    the programs at both ends. The profile's outages count from the start.
     """
 
     engine: Final = "proxy"
@@ -55,17 +55,17 @@ class ProxyLink(AsyncResource):
         self._clock: LinkClock | None = None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._holding: set[Holder] = set()
+        self._cut_reasons: set[CutReason] = set()
 
     async def start(self) -> None:
-        """Listen. Raises OSError when the address cannot be had."""
+        """Listen for clients. Raises OSError when it cannot."""
         self._clock = LinkClock()
         self._server = await asyncio.start_server(self._accept, *self._listen, backlog=BACKLOG)
         if self.profile.outages:
             self._own(asyncio.get_running_loop().create_task(run_outages(_OutageSwitch(self), self.profile.outages)))
 
     async def aclose(self) -> None:
-        """Stop listening and drop what is under way; safe to call twice."""
+        """Stop listening and drop everything under way; safe to call twice."""
         if self._server is None:
             return
         server, self._server = self._server, None
@@ -77,59 +77,59 @@ class ProxyLink(AsyncResource):
 
     @property
     def address(self) -> str:
-        """`host:port` for clients."""
+        """HOST:PORT for clients."""
         return str(Address(*self._listener.getsockname()[:2]))
 
     @property
     def stats(self) -> LinkStats:
-        """Packets that the relay made of the bytes, with the headers they would have had."""
+        """Counters of the packets that the relay cut the bytes into, with the headers they would have had."""
         return LinkStats(self._up.shaper.path.stats, self._down.shaper.path.stats, self._num_connections)
 
     @property
     def payload(self) -> tuple[PayloadStats, PayloadStats]:
-        """What came out of the link up and down, without headers."""
+        """Payload that came out of the link, up and down."""
         return self._up.stats, self._down.stats
 
     @property
     def is_cut(self) -> bool:
-        """Whether it was cut by hand."""
-        return "hand" in self._holding
+        """Whether `cut` was called, planned outages aside."""
+        return "hand" in self._cut_reasons
 
     def cut(self) -> None:
-        """The radio is gone: nothing passes either way. Connections stall with their bytes held back; on Linux new ones
-        hang unanswered, elsewhere the kernel accepts them and they stall too."""
+        """Cut the link: nothing passes either way, and connections stall.
+
+        New connections hang unanswered on Linux; elsewhere the kernel accepts them and they stall.
+        """
         self._hold("hand")
 
     def restore(self) -> None:
-        """The radio is back, but for planned outages: what was held back goes on its way, with the delay it still had
-        to go."""
+        """Undo `cut`; planned outages stay. Waiting bytes continue with the rest of their delay."""
         self._release("hand")
 
     def set(self, profile: Profile) -> None:
-        """Change the link for all that enters it from now on; nothing overtakes what is under way. Planned outages stay
-        those of the start."""
+        """Change the link for bytes that enter from now on. Planned outages stay those of the start."""
         now, timeout = self._running_clock.now(), timeout_s(profile)
         self.profile = profile
         self._up.shaper.set(profile.up, timeout, now)
         self._down.shaper.set(profile.down, timeout, now)
 
     async def run(self, argv: Sequence[str], upstreams: Sequence[Address], env: Mapping[str, str]) -> int:
-        """Run a command that connects to OUTRIDER_LINK_ADDRESS; its exit status, 128 + n if signal n ended it.
+        """Run a command that connects to OUTRIDER_LINK_ADDRESS and return its exit status (128 + n for signal n).
 
-        Raises ProfileError for another upstream than the relay's, OSError when the command cannot be executed.
+        Raises ProfileError for any upstream but the relay's, OSError when the command cannot be executed.
         """
         if tuple(upstreams) != (self._upstream,):
             raise ProfileError(f"{len(upstreams)} upstreams: a relay has one server behind it; use --engine tun")
         return await run_command(argv, {ADDRESS_VARIABLE: self.address, **env})
 
-    def _hold(self, holder: Holder) -> None:
+    def _hold(self, reason: CutReason) -> None:
         self._running_clock.stop()
         ignore_connections(self._listener)
-        self._holding.add(holder)
+        self._cut_reasons.add(reason)
 
-    def _release(self, holder: Holder) -> None:
-        self._holding.discard(holder)
-        if not self._holding:
+    def _release(self, reason: CutReason) -> None:
+        self._cut_reasons.discard(reason)
+        if not self._cut_reasons:
             accept_connections(self._listener)
             self._running_clock.resume()
 
@@ -139,7 +139,8 @@ class ProxyLink(AsyncResource):
             relay((reader, writer), self._upstream, self._up, self._down, self._running_clock)
         )
         self._own(task)
-        task.add_done_callback(lambda _: writer.transport.abort())  # also when it was cancelled before it ran
+        # Not in relay() alone: a task cancelled before its first step never runs its `finally`.
+        task.add_done_callback(lambda _: writer.transport.abort())
 
     def _own(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -159,7 +160,7 @@ class ProxyLink(AsyncResource):
 
 
 class _OutageSwitch:
-    """The profile's hand on the link."""
+    """The link as planned outages see it."""
 
     def __init__(self, link: ProxyLink) -> None:
         self._link = link

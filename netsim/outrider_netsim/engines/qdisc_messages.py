@@ -1,7 +1,7 @@
-"""What pyroute2's classes lack to configure netem and tbf: attributes after TCA_NETEM_RATE and TCA_TBF_PTAB, the delay
-table and burst losses. The layouts are the kernel's (include/uapi/linux/pkt_sched.h); docs/pyroute2-netem.md says what
-is missing upstream. Nothing of pyroute2 is patched. Nor are its classes subclassed: with the first use of a class
-pyroute2 stores a compiled map of attributes in it, which a subclass would inherit in place of its own.
+"""Netlink messages for netem and tbf with what pyroute2's classes lack: newer attributes, delay tables, burst losses.
+
+The layouts are the kernel's (include/uapi/linux/pkt_sched.h); docs/pyroute2-netem.md says what is missing upstream.
+Nothing of pyroute2 is patched.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ Fields = tuple[tuple[str, str], ...]
 NlaMap = tuple[tuple[str, str], ...]
 
 
+# Not a subclass of pyroute2's class, here and below: on first use pyroute2 stores a compiled attribute map in a class,
+# which a subclass would inherit in place of its own.
 class NetemOptions(nla):  # type: ignore[misc]  # pyroute2 ships no types
     """struct tc_netem_qopt and the attributes 1 to 14 behind it."""
 
@@ -53,7 +55,7 @@ class NetemOptions(nla):  # type: ignore[misc]  # pyroute2 ships no types
         fields: ClassVar[Fields] = (("value", "h"),)
 
     class netem_loss(nla):  # type: ignore[misc]  # pyroute2 has no types
-        """One of the two models; without the attribute losses are independent."""
+        """One of two loss models; without this attribute losses are independent."""
 
         nla_flags: ClassVar[int] = NLA_F_NESTED
         nla_map: ClassVar[NlaMap] = (
@@ -70,7 +72,7 @@ class NetemOptions(nla):  # type: ignore[misc]  # pyroute2 ships no types
 
 
 class TbfOptions(nla):  # type: ignore[misc]  # pyroute2 has no types
-    """Without rate tables: for a link layer that it knows the kernel computes times itself (since 3.8)."""
+    """tbf without rate tables: for a known link layer the kernel computes times itself (since 3.8)."""
 
     nla_map: ClassVar[NlaMap] = (
         ("TCA_TBF_UNSPEC", "none"),
@@ -85,7 +87,7 @@ class TbfOptions(nla):  # type: ignore[misc]  # pyroute2 has no types
     )
 
     class tbf_parms(nla):  # type: ignore[misc]  # pyroute2 has no types
-        """struct tc_tbf_qopt; pyroute2's `rate___reserved` is the link layer today."""
+        """struct tc_tbf_qopt; pyroute2's `rate___reserved` is what the kernel now calls the link layer."""
 
         fields: ClassVar[Fields] = sched_tbf.options.tbf_parms.fields
 
@@ -113,7 +115,8 @@ class QdiscMessage(nlmsg):  # type: ignore[misc]  # pyroute2 has no types
 
 
 def netem_message(index: int, netem: Netem) -> QdiscMessage:
-    """netem as the child of our tbf on interface `index`, with every value, as a change keeps what it is not told."""
+    """Build netem as the child of our tbf on interface `index`."""
+    # Every value is sent every time: a change keeps the old value of whatever it omits.
     delay = netem.delay
     fields = {
         "delay": min(delay.latency_ns // NS_PER_TICK, U32_MAX),  # LATENCY64 and JITTER64 override these two
@@ -139,7 +142,7 @@ def netem_message(index: int, netem: Netem) -> QdiscMessage:
 
 
 def tbf_message(index: int, tbf: Tbf) -> QdiscMessage:
-    """tbf as the root of interface `index`."""
+    """Build tbf as the root of interface `index`."""
     parameters = {
         "rate___reserved": LINKLAYER_ETHERNET,
         "rate": min(tbf.rate_bytes, U32_MAX),
@@ -152,7 +155,7 @@ def tbf_message(index: int, tbf: Tbf) -> QdiscMessage:
 
 
 def root_message(index: int) -> QdiscMessage:
-    """Whatever is the root of interface `index`, for deleting it."""
+    """Build a message that deletes any root qdisc of interface `index`."""
     return _addressed(index, 0, TC_H_ROOT)
 
 

@@ -1,4 +1,4 @@
-"""One TCP connection carried through the link: bytes, end of stream and resets all take the link's time."""
+"""Relay one TCP connection through the link: bytes, end of stream and resets all take the link's time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from outrider_netsim.engines.link_clock import HALF_TICK_S, LinkClock
 from outrider_netsim.engines.shaping import HANDSHAKE_TIMEOUT_S, ShapedStream, Shaper
 
 READ_BYTES = 1 << 16
-BUFFER_BYTES = 1 << 20  # a flow's bytes under way; three times rate x round trip of the built-in profiles
+BUFFER_BYTES = 1 << 20  # under way in one direction; three times rate x round trip of the built-in profiles
 CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
 class PayloadStats:
-    """Payload that came out of one direction so far."""
+    """Payload that came out of one direction."""
 
     bytes: int = 0
     chunks: int = 0
@@ -34,20 +34,20 @@ class RelayLane:
 
 
 class OneWayRelay:
-    """One direction of one connection: reads here, delivers there, later."""
+    """One direction of one connection: reads from `source` and writes to `sink`, later."""
 
     def __init__(self, lane: RelayLane, clock: LinkClock, source: StreamReader, sink: StreamWriter) -> None:
         self._lane = lane
         self._clock = clock
         self._source = source
         self._sink = sink
-        self._flow = ShapedStream(lane.shaper)
+        self._stream = ShapedStream(lane.shaper)
         self._pushed = asyncio.Event()
         self._popped = asyncio.Event()
         self._reset = False
 
     async def run(self) -> None:
-        """Carry bytes until the source's end or reset has arrived at the sink."""
+        """Relay bytes until the source's end or reset has arrived at the sink."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._feed())
             group.create_task(self._deliver())
@@ -56,9 +56,9 @@ class OneWayRelay:
         data = b"-"
         while data:
             data = await self._read()
-            self._flow.push(data, self._clock.now())
+            self._stream.push(data, self._clock.now())
             self._pushed.set()
-            while self._flow.pending_bytes > BUFFER_BYTES:
+            while self._stream.pending_bytes > BUFFER_BYTES:
                 self._popped.clear()
                 await self._popped.wait()
 
@@ -72,17 +72,18 @@ class OneWayRelay:
     async def _deliver(self) -> None:
         while True:
             await self._clock.sleep_until(await self._next_arrival())
-            for data in self._flow.pop_ready(self._clock.now() + HALF_TICK_S):
+            for data in self._stream.pop_ready(self._clock.now() + HALF_TICK_S):
                 if not data:
                     self._end()
                     return
                 self._write(data)
             self._popped.set()
-            with contextlib.suppress(OSError):  # a dead sink is the other relay's news; this one drains its source
+            # A dead sink is reported by the relay of the other direction; this one keeps draining its source.
+            with contextlib.suppress(OSError):
                 await self._sink.drain()
 
     async def _next_arrival(self) -> float:
-        while (when := self._flow.next_event()) is None:
+        while (when := self._stream.next_event()) is None:
             self._pushed.clear()
             await self._pushed.wait()
         return when
@@ -108,11 +109,9 @@ async def relay(
     down: RelayLane,
     clock: LinkClock,
 ) -> None:
-    """Carry one accepted connection to `upstream` and back, until both sides are done.
-
-    The kernel has shaken hands with the client already, at once. What the handshake would have taken on the link is
-    spent here, before the first byte.
-    """
+    """Relay one accepted connection to `upstream` and back, until both sides are done."""
+    # The kernel has already completed the client's handshake, in no time. The time that it would have taken on the link
+    # is spent here, before the first byte.
     reader, writer = client
     await _cross(up.shaper, clock)
     try:
@@ -133,15 +132,15 @@ async def relay(
 
 
 async def _cross(shaper: Shaper, clock: LinkClock) -> None:
-    """Return when a packet of the handshake, sent now, has arrived."""
-    flow = ShapedStream(shaper, HANDSHAKE_TIMEOUT_S)
-    flow.push(b"", clock.now())
-    while (when := flow.next_event()) is not None and not flow.pop_ready(clock.now() + HALF_TICK_S):
+    """Wait for as long as a packet of the handshake takes."""
+    stream = ShapedStream(shaper, HANDSHAKE_TIMEOUT_S)
+    stream.push(b"", clock.now())
+    while (when := stream.next_event()) is not None and not stream.pop_ready(clock.now() + HALF_TICK_S):
         await clock.sleep_until(when)
 
 
 def reset(writer: StreamWriter) -> None:
-    """Drop the connection with RST, as a dead process's kernel would."""
+    """Drop the connection with RST, as the kernel of a killed process would."""
     sock: socket.socket = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

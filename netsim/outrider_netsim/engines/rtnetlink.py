@@ -1,7 +1,7 @@
-"""One netlink conversation on a given socket: send a message of pyroute2's classes, wait for the kernel's verdict.
+"""A netlink client on a given socket: send a message of pyroute2's classes and wait for the kernel's answer.
 
-The socket decides about the namespace: it belongs to the one it was made in, whoever uses it. pyroute2's own sockets
-want an event loop of their own and make their sockets themselves, so we speak the dozen lines of protocol here.
+A socket belongs to the namespace it was created in, whichever process uses it. pyroute2's own clients create their
+sockets themselves and need their own event loop, so the dozen lines of protocol are here.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ SEND_BYTES = 1 << 18
 
 
 def open_netlink() -> socket.socket:
-    """A socket to the routing part of the kernel, in this process's namespace."""
+    """Open a routing netlink socket in this process's namespace."""
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
 
 
 def open_netlink_descriptor() -> PassedDescriptor:
-    """The same for another process. Two users' rights count in it: those of who opened it and of who sends."""
+    """Open a routing netlink socket for the parent process."""
+    # The kernel checks the rights of both the process that opened the socket and the one that sends on it.
     return PassedDescriptor(open_netlink().detach())
 
 
 class NetlinkError(OSError):
-    """The kernel's refusal: errno, and its own words where it has some."""
+    """The kernel's refusal: errno, with the kernel's own message if it sent one."""
 
 
 class NetlinkClient:
-    """Requests to the kernel and its answers, one after the other; never takes more than milliseconds."""
+    """Sends requests to the kernel one at a time; each takes milliseconds at most."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(ANSWER_TIMEOUT_S)
@@ -60,22 +61,22 @@ class NetlinkClient:
         self._socket.close()
 
     def namespace(self) -> int:
-        """A descriptor of the namespace that the socket belongs to; the caller closes it."""
+        """Return a descriptor of the socket's namespace; the caller closes it."""
         return fcntl.ioctl(self._socket, SIOCGSKNS)
 
     def interface_index(self, name: str) -> int:
-        """The number of an interface there. Raises OSError (ENODEV)."""
+        """Return the index of an interface in that namespace. Raises OSError (ENODEV)."""
         answer = fcntl.ioctl(self._socket, SIOCGIFINDEX, struct.pack("=16si20x", name.encode(), 0))
         return int(struct.unpack_from("=i", answer, 16)[0])
 
     def request(self, message: Any, kind: int, flags: int = 0) -> None:  # Any: pyroute2 ships no types
-        """Send and wait for the acknowledgement. Raises NetlinkError with the kernel's reason."""
+        """Send a request and wait for its acknowledgment. Raises NetlinkError with the kernel's reason."""
         self._send(message, kind, flags | NLM_F_ACK)
         for _ in self._answers():
             pass
 
     def dump(self, message: Any, kind: int) -> list[bytes]:
-        """All objects of a kind, undecoded."""
+        """Return all objects of a kind, not decoded."""
         self._send(message, kind, NLM_F_DUMP)
         return list(self._answers())
 
@@ -92,7 +93,7 @@ class NetlinkClient:
         self._socket.send(message.data)
 
     def _answers(self) -> Iterator[bytes]:
-        """What comes until the acknowledgement or the end of the dump."""
+        """Yield messages until the acknowledgment or the end of the dump."""
         while True:
             try:
                 data = self._socket.recv(ANSWER_BYTES)
@@ -101,7 +102,8 @@ class NetlinkClient:
             while data:
                 length, kind, flags, sequence, _ = HEADER.unpack_from(data)
                 message, data = data[:length], data[(length + 3) & ~3 :]
-                if sequence != self._sequence:  # an answer to a request that timed out
+                # A late answer to a request that timed out.
+                if sequence != self._sequence:
                     continue
                 if kind == NLMSG_ERROR:
                     _check(message, flags)
@@ -120,7 +122,8 @@ def _check(message: bytes, flags: int) -> None:
 
 
 def _reason(message: bytes, flags: int) -> str:
-    """The text among the attributes behind an error; struct nlmsgerr holds the code and the request or its header."""
+    """Return the text among the attributes of an error message."""
+    # struct nlmsgerr holds the code and the request, or only the request's header if capped; attributes come after it.
     (length,) = struct.unpack_from("=I", message, HEADER.size + 4)
     at = HEADER.size + 4 + (HEADER.size if flags & NLM_F_CAPPED else (length + 3) & ~3)
     while at + ATTRIBUTE.size <= len(message):

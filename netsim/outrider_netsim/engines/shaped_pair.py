@@ -1,9 +1,9 @@
-"""The kernel engine's link proper: a veth pair between the namespaces, and the qdiscs at both ends that shape it.
+"""The kernel engine's link itself: a veth pair between the namespaces, shaped by qdiscs at both ends.
 
     A: outrider0 --[ netem in tbf: up ]-->  veth  <--[ netem in tbf: down ]-- outrider0 :B
 
-Configured from this process through two netlink sockets that the holder opened, one in each namespace; a change takes
-well under a millisecond. What could not be finished is undone.
+This process configures it through two netlink sockets that the namespace holder opened, one in each namespace; a change
+takes well under a millisecond. A setup that fails halfway is undone.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ SIDES: tuple[Side, Side] = ("A", "B")
 
 @dataclass(frozen=True, slots=True)
 class QdiscCounters:
-    """What one end's qdiscs counted so far. netem's `dropped` are its losses and what a full queue turned away."""
+    """Counters of one end's qdiscs. `dropped` is netem's: its losses and the packets that its full queue refused."""
 
     packets_out: int = 0
     bytes_out: int = 0
     waiting_packets: int = 0
     waiting_bytes: int = 0
     dropped: int = 0
-    seed: int | None = None  # None: this netem takes none
+    seed: int | None = None  # None: this netem has no seed
 
 
 class ShapedPair:
-    """Both ends, up. `up` is what leaves A, `down` what leaves B."""
+    """The running link. `up` shapes packets that leave A, `down` those that leave B."""
 
     def __init__(self, clients: dict[Side, NetlinkClient], ends: dict[Side, veth.VethEnd]) -> None:
         self._clients = clients
@@ -49,39 +49,40 @@ class ShapedPair:
 
     @classmethod
     async def make(cls, namespaces: Namespaces, up: QdiscConfig, down: QdiscConfig) -> ShapedPair:
-        """Raises EngineError where this kernel cannot; the namespaces are as before then."""
+        """Create the link. Raises EngineError where the kernel cannot, and leaves the namespaces as they were."""
         with contextlib.ExitStack() as undo:
             clients: dict[Side, NetlinkClient] = {}
             for side in SIDES:
                 descriptor = await namespaces.call(side, "outrider_netsim.engines.rtnetlink:open_netlink_descriptor")
                 clients[side] = NetlinkClient(Socket(fileno=descriptor))
                 undo.callback(clients[side].close)
-            with _understood("a veth pair"):
+            with _explained_refusals("a veth pair"):
                 ends = veth.make_pair(clients)
             pair = cls(clients, ends)
             undo.callback(pair.remove)
             for side, shaping in zip(SIDES, (up, down), strict=True):
                 pair.shape(side, shaping)
-            with _understood("the addresses of the veth pair"):
+            with _explained_refusals("the addresses of the veth pair"):
                 for side in SIDES:
                     veth.bring_up(ends[side], clients[side])
             undo.pop_all()
         return pair
 
     def shape(self, side: Side, shaping: QdiscConfig) -> None:
-        """Make or change what shapes the packets that leave `side`; those under way keep the times they have.
+        """Create or change the qdiscs of `side`; packets under way keep their times.
 
-        Raises EngineError; then what held before may hold on in part, which only a machine out of memory shows.
+        Raises EngineError. The old settings may then stay in part, which needs a machine out of memory.
         """
         client, index = self._clients[side], self._ends[side].index
-        flags = NLM_F_CREATE | NLM_F_REPLACE  # a qdisc with this handle is changed in place, any other replaced
-        with _understood("tbf"):
+        # A qdisc with the same handle is changed in place, keeping its packets; any other is replaced.
+        flags = NLM_F_CREATE | NLM_F_REPLACE
+        with _explained_refusals("tbf"):
             client.request(tbf_message(index, shaping.tbf), RTM_NEWQDISC, flags)
-        with _understood("netem"):
+        with _explained_refusals("netem"):
             client.request(netem_message(index, shaping.netem), RTM_NEWQDISC, flags)
 
     def count(self, side: Side) -> QdiscCounters:
-        """What the qdiscs of `side` counted."""
+        """Return the counters of the qdiscs of `side`."""
         index = self._ends[side].index
         found: dict[str, Any] = {}  # Any: pyroute2's messages
         for data in self._clients[side].dump(QdiscMessage(), RTM_GETQDISC):
@@ -92,7 +93,7 @@ class ShapedPair:
         return _counted(found["tbf"], found["netem"])
 
     def remove(self) -> None:
-        """Take the qdiscs and the pair away, as far as they are there."""
+        """Remove the qdiscs and the pair, as far as they exist."""
         for side in SIDES:
             with contextlib.suppress(NetlinkError):
                 self._clients[side].request(root_message(self._ends[side].index), RTM_DELQDISC)
@@ -100,7 +101,7 @@ class ShapedPair:
             veth.remove_pair(self._ends["A"], self._clients["A"])
 
     def close(self) -> None:
-        """Let the sockets go; with the last of them the kernel takes the namespaces away. Safe to call twice."""
+        """Close the sockets; with the last one the kernel removes the namespaces. Safe to call twice."""
         for client in self._clients.values():
             client.close()
 
@@ -118,8 +119,8 @@ def _counted(tbf: Any, netem: Any) -> QdiscCounters:  # Any: pyroute2's messages
     )
 
 
-class _understood(contextlib.AbstractContextManager["_understood"]):
-    """Turns the kernel's refusals into EngineErrors that say what to do."""
+class _explained_refusals(contextlib.AbstractContextManager["_explained_refusals"]):
+    """Turn the kernel's refusals into EngineErrors with a remedy."""
 
     def __init__(self, what: str) -> None:
         self._what = what

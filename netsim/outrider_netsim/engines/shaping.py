@@ -1,19 +1,19 @@
-"""How the bytes of TCP connections ride on a Path, without clock or sockets: `now` is an argument in seconds.
+"""Carry the bytes of TCP connections over a Path, without clock or sockets: `now` is an argument in seconds.
 
-    flow -> segments --+                                        +-- in order -> flow
-                       +-> [ wait for room ] -> [ the Path ] -->+
-    flow -> segments --+       ^                     | lost     +-- in order -> flow
-                               +--- [ timeout ] <----+
+    stream -> segments --+                                        +-- in order -> stream
+                         +-> [ wait for room ] -> [ the Path ] -->+
+    stream -> segments --+       ^                     | lost     +-- in order -> stream
+                                 +--- [ timeout ] <----+
 
-A segment is what one packet carries. TCP hands bytes over in order, so a segment waits for those before it: a burst of
-n packets arrives after the largest of n delays, as it does over netem, whose jitter reorders packets below TCP.
+A segment is the content of one packet. TCP delivers bytes in order, so a segment waits for those before it: a burst of
+n packets arrives after the largest of n delays, as over netem, whose jitter reorders packets below TCP.
 
-A relay may not lose bytes, so **a lost packet is a stall**: it is sent again one retransmission timeout after it was
-sent, with a new chance of being lost and then twice the timeout, while what is behind it arrives and waits. The timeout
-is mean round trip + 4 deviations, at least 200 ms (RFC 6298 with Linux's TCP_RTO_MIN), and 1 s in the handshake. What
-TCP does besides is not here: fast retransmission, which mends a loss amid a long transfer sooner; needless
-retransmission when packets are reordered; and congestion control, so no loss makes a transfer slower for good. Nor
-does the Path's queue overflow: what it has no room for waits here.
+A relay must not lose bytes, so **a lost packet is a stall**: it is sent again one retransmission timeout after it was
+sent, may be lost again, and then has twice the timeout, while the segments behind it arrive and wait. The timeout is
+the mean round trip + 4 deviations, at least 200 ms (RFC 6298 with Linux's TCP_RTO_MIN), and 1 s in the handshake. The
+rest of TCP is missing: fast retransmission, which repairs a loss within a long transfer sooner; needless retransmission
+of reordered packets; and congestion control, so no loss slows a transfer down for good. Nor does the Path's queue
+overflow: packets that it has no room for wait here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from outrider_netsim.impairments.path import Path
 from outrider_netsim.profiles.profile import Direction, Profile
 
 SEGMENT_BYTES = 1448  # payload of a full packet on Ethernet: 1500 less IPv4 and TCP headers with timestamps
-HEADER_BYTES = 52 + ETHERNET_BYTES  # what else of a packet counts for the rate
+HEADER_BYTES = 52 + ETHERNET_BYTES  # of a packet, which also count for the rate
 MIN_TIMEOUT_S = 0.2
 HANDSHAKE_TIMEOUT_S = 1.0  # before a round trip has been measured
 MAX_TIMEOUT_S = 120.0
@@ -37,23 +37,23 @@ _ID_BYTES = 8
 
 
 def timeout_s(profile: Profile) -> float:
-    """When a lost packet is sent again the first time, counted from its sending."""
+    """Return how long after its transmission a lost packet is first sent again."""
     deviation_ms = math.hypot(profile.up.delay_deviation_ms, profile.down.delay_deviation_ms)
     return min(MAX_TIMEOUT_S, max(MIN_TIMEOUT_S, (profile.round_trip_ms + 4 * deviation_ms) / 1000))
 
 
 @dataclass(slots=True, eq=False)
 class StreamSegment:
-    """A piece of a flow, the `number`-th, and how long until it is sent again should it get lost."""
+    """The `number`-th piece of a stream, and how long until it is sent again if it gets lost."""
 
-    flow: ShapedStream
+    stream: ShapedStream
     number: int
     data: bytes
     timeout_s: float
 
 
 class Shaper:
-    """One direction of a link, shared by its flows."""
+    """One direction of a link, shared by its streams."""
 
     def __init__(self, direction: Direction, seed: str, timeout_s: float = MIN_TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
@@ -63,10 +63,10 @@ class Shaper:
         self._ids = count()
         self._waiting: deque[StreamSegment] = deque()
         self._under_way: dict[int, StreamSegment] = {}
-        self._lost: list[tuple[float, int, StreamSegment]] = []  # a heap, by when it is sent again
+        self._lost: list[tuple[float, int, StreamSegment]] = []  # a heap, by the time of retransmission
 
     def set(self, direction: Direction, timeout_s: float, now: float) -> None:
-        """Change the link for what enters it from now on."""
+        """Change the link for segments that enter from now on."""
         self.advance(now)
         self.timeout_s = timeout_s
         self.path.set(direction, self._now)
@@ -79,17 +79,18 @@ class Shaper:
         self._fill(self._now)
 
     def next_event(self) -> float | None:
-        """When to advance again; None while nothing is under way."""
+        """Return when to advance again; None while nothing is under way."""
         again = self._lost[0][0] if self._lost else None
         return min((when for when in (self.path.next_event(), again) if when is not None), default=None)
 
     def advance(self, now: float) -> None:
-        """Let everything happen that is due by `now`, each at its own time."""
-        self._now = max(now, self._now)  # callers round by half a tick, and a Path takes no earlier time than before
+        """Run everything due by `now`, each event at its own time."""
+        # Callers round by half a tick, so `now` may go back a little, which a Path does not allow.
+        self._now = max(now, self._now)
         while (when := self.next_event()) is not None and when <= self._now:
             for packet in self.path.pop_ready(when):
                 segment = self._under_way.pop(int.from_bytes(packet.data))
-                segment.flow.arrived(segment, when)
+                segment.stream.arrived(segment, when)
             while self._lost and self._lost[0][0] <= when:
                 self._waiting.appendleft(heapq.heappop(self._lost)[2])
             self._fill(when)
@@ -114,7 +115,7 @@ class Shaper:
 
 
 class ShapedStream:
-    """The bytes of one connection under way in one direction. Empty data marks the end of the stream, as in sockets."""
+    """The bytes of one connection in one direction. Empty data marks the end of the stream, as in sockets."""
 
     def __init__(self, shaper: Shaper, timeout_s: float | None = None) -> None:
         self._shaper = shaper
@@ -127,7 +128,7 @@ class ShapedStream:
         self.pending_bytes = 0
 
     def push(self, data: bytes, now: float) -> None:
-        """Send `data` at `now`, which must not go backwards."""
+        """Send `data` at `now`, which must never go backwards."""
         self.pending_bytes += len(data)
         for start in range(0, max(1, len(data)), SEGMENT_BYTES):
             timeout_s = self._shaper.timeout_s if self._timeout_s is None else self._timeout_s
@@ -136,7 +137,7 @@ class ShapedStream:
             self._shaper.send(segment, now)
 
     def arrived(self, segment: StreamSegment, now: float) -> None:
-        """The shaper brings this segment."""
+        """Take a segment that the shaper delivers."""
         self._early[segment.number] = segment.data
         if not self._ready:
             self._ready_at = now
@@ -145,13 +146,13 @@ class ShapedStream:
             self._num_ready += 1
 
     def next_event(self) -> float | None:
-        """When to ask again, which may be in the past; None while nothing of this flow is under way."""
+        """Return when to poll again, maybe in the past; None while nothing of this stream is under way."""
         if self._ready:
             return self._ready_at
         return self._shaper.next_event() if self._num_ready < self._num_pushed else None
 
     def pop_ready(self, now: float) -> list[bytes]:
-        """The segments that have arrived by `now`, in order."""
+        """Return the segments that have arrived by `now`, in order."""
         self._shaper.advance(now)
         ready, self._ready = self._ready, []
         self.pending_bytes -= sum(map(len, ready))

@@ -1,8 +1,8 @@
-"""The tun engine: a link in user space under real TCP. Needs TUN devices and namespaces, no sch_netem, no root.
+"""The tun engine: a user-space link under real TCP. Needs TUN devices and namespaces, but no netem and no root.
 
     client -> 10.77.0.1, A's TUN device -- two Paths in a pump process -- B's TUN device, 10.77.0.2 -> server
 
-Packets are real, so their loss and reordering meet the kernel's own TCP, as with netem.
+Packets are real: the kernel's own TCP reacts to their loss and reordering, as with netem.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ANSWER_TIMEOUT_S = 30.0
 
 
 class TunLink(NamespaceLink):
-    """A link in front of the server at `upstream`, which listens at `listen` in this process's own namespace.
+    """A link in front of the server at `upstream`; it listens at `listen` in this process's own namespace.
 
-    The seed fixes what befalls the n-th packet of each direction; which packet that is, real time decides.
+    The seed fixes the fate of the n-th packet of each direction; real time decides which packet that is.
     """
 
     engine: Final = "tun"
@@ -52,28 +52,28 @@ class TunLink(NamespaceLink):
             await self.namespaces.aclose()
 
     def cut(self) -> None:
-        """The radio is gone: packets are dropped both ways, and new connections hang."""
+        """Drop packets both ways; new connections hang."""
         self._send(Cut())
         self._bridge.cut()
         self.is_cut = True
 
     def restore(self) -> None:
-        """The radio is back; what TCP still wants to deliver comes with its next retransmission."""
+        """Undo `cut`; TCP delivers with its next retransmission."""
         self._send(Restore())
         self._bridge.restore()
         self.is_cut = False
 
     def set(self, profile: Profile) -> None:
-        """Change the link for all that enters it from now on."""
+        """Change the link for packets that enter from now on."""
         self._send(Set(profile.up, profile.down))
         self.profile = profile
 
     @property
     def stats(self) -> LinkStats:
-        """Packets of both directions and connections so far. Asks the pump, which takes part of a millisecond."""
+        """Counters of both directions, and connections. Asks the pump, which takes less than a millisecond."""
         channel = self._send(Report())
         if not channel.poll(ANSWER_TIMEOUT_S):
-            raise EngineError(f"the pump of the packets gave no answer in {ANSWER_TIMEOUT_S:g} s: start the link again")
+            raise EngineError(f"the packet pump did not answer within {ANSWER_TIMEOUT_S:g} s: start the link again")
         with _pump_expected():
             counted: PumpStats = channel.recv()
         return LinkStats(counted.up, counted.down, self._bridge.connections)
@@ -92,7 +92,7 @@ class TunLink(NamespaceLink):
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 await readable(self._channel.fileno())
         except TimeoutError:
-            raise EngineError(f"the packets' pump did not start within {ANSWER_TIMEOUT_S:g} s: try again") from None
+            raise EngineError(f"the packet pump did not start within {ANSWER_TIMEOUT_S:g} s: try again") from None
         with _pump_expected():
             self._channel.recv()
 
@@ -118,4 +118,4 @@ def _pump_expected() -> Iterator[None]:
     try:
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        raise EngineError("the pump of the packets has ended: start the link again") from None
+        raise EngineError("the packet pump has ended: start the link again") from None

@@ -1,5 +1,7 @@
-"""A pair of virtual Ethernet interfaces between the link's two namespaces, addressed and quiet: nothing but the users'
-packets crosses it (no ARP, no IPv6), and packets cross one by one (no segmentation offload), as netem counts them.
+"""A pair of virtual Ethernet interfaces between the link's two namespaces.
+
+Nothing but users' packets crosses it (no ARP, no IPv6), and they cross one by one (no segmentation offload), as netem
+counts them.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class VethEnd:
 
 
 def make_pair(sides: dict[Side, NetlinkClient]) -> dict[Side, VethEnd]:
-    """The interfaces, down and without addresses. Raises NetlinkError, ENOTSUP where the kernel has no veth."""
+    """Create both interfaces, down and without addresses. Raises NetlinkError (ENOTSUP: no veth in the kernel)."""
     namespace = sides["B"].namespace()
     try:
         peer = {"attrs": [*_identity("B"), ("IFLA_NET_NS_FD", namespace)]}
@@ -53,11 +55,12 @@ def make_pair(sides: dict[Side, NetlinkClient]) -> dict[Side, VethEnd]:
 
 
 def bring_up(end: VethEnd, client: NetlinkClient) -> None:
-    """Give an end its address and its neighbor's hardware address, and switch it on."""
+    """Set an end's address and its neighbor's hardware address, and bring it up."""
     _keep_quiet(end, client)
     other: Side = "B" if end.side == "A" else "A"
     link = ifinfmsg()
     link["index"], link["flags"], link["change"] = end.index, IFF_UP, IFF_UP
+    # Without it TCP hands over bursts of up to 64 KB that netem delays, drops and counts as one packet.
     link["attrs"] = [("IFLA_GSO_MAX_SEGS", 1)]
     client.request(link, RTM_NEWLINK)
     address = ifaddrmsg()
@@ -71,7 +74,7 @@ def bring_up(end: VethEnd, client: NetlinkClient) -> None:
 
 
 def remove_pair(end: VethEnd, client: NetlinkClient) -> None:
-    """Take away an end, and with it the other."""
+    """Remove an end; the kernel removes the other with it."""
     link = ifinfmsg()
     link["index"] = end.index
     client.request(link, RTM_DELLINK)
@@ -82,8 +85,9 @@ def _identity(side: Side) -> list[tuple[str, object]]:
 
 
 def _keep_quiet(end: VethEnd, client: NetlinkClient) -> None:
-    """No IPv6 address by itself, so that nobody looks for its routers and neighbors."""
-    if IPV6.exists():  # a kernel without IPv6 refuses to hear of it
+    """Prevent automatic IPv6 addresses, whose router and neighbor solicitations would cross the link."""
+    # A kernel without IPv6 rejects the attribute.
+    if IPV6.exists():
         modes = {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", IN6_ADDR_GEN_MODE_NONE)]}
         link = ifinfmsg()
         link["index"] = end.index

@@ -1,1 +1,1 @@
-"""Two network namespaces, what can be had from them, and the ways in and out."""
+"""Two network namespaces, their sockets, devices and commands, and TCP into and out of them. Linux only."""

@@ -1,9 +1,9 @@
-"""Make a listening socket deaf and hearing again, so that connecting to it hangs as it does without a radio.
+"""Make connections to a listening socket hang, as over a dead link.
 
-Linux only: a socket filter that passes nothing drops the SYNs, and the client's kernel tries again by its own timer.
-Elsewhere, and for users whom a newer kernel lets put no filter on TCP (seen on 6.1.192 and 6.18), these do nothing: the
-kernel then accepts, and the connection stalls. A closed socket would answer with RST, which says "no server", not "no
-network".
+Linux only: a socket filter that passes nothing drops the SYNs, and the client's kernel retries by its own timer. On
+other systems, and for users that newer kernels forbid filters on TCP (seen on 6.1.192 and 6.18), these functions do
+nothing: the kernel accepts, and the connection stalls. A closed socket would answer with RST, which means "no server",
+not "no network".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BPF_RET_NOTHING = struct.pack("HBBI", 6, 0, 0, 0)  # one classic BPF instruction
 
 
 def ignore_connections(listener: socket.socket) -> None:
-    """Drop whatever comes to `listener`."""
+    """Drop every packet that arrives at `listener`."""
     if sys.platform == "linux":
         code = ctypes.create_string_buffer(BPF_RET_NOTHING)
         program = struct.pack("HP", 1, ctypes.addressof(code))
@@ -29,7 +29,7 @@ def ignore_connections(listener: socket.socket) -> None:
 
 
 def accept_connections(listener: socket.socket) -> None:
-    """Hear again; safe on a socket that is not deaf."""
+    """Undo `ignore_connections`; safe on any socket."""
     if sys.platform == "linux":
         try:
             listener.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)

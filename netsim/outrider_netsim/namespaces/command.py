@@ -1,4 +1,4 @@
-"""A command in this process's own network, for the engine that gives it no other."""
+"""Run a command in this process's own network, for the proxy engine. Any OS."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # where the kernel does not tell who sent a signal
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # where the kernel does not say who sent a signal
 
 
 async def run_command(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Its exit status, 128 + n if signal n ended it. Our input, output and folder are its own.
+    """Run a command with our stdin, stdout and folder; return its exit status (128 + n for signal n).
 
-    Signals sent to us meanwhile go to it; on Linux it ends when we do, whatever ends us. Raises OSError when it cannot
-    be executed.
+    Signals sent to us meanwhile are forwarded to it. On Linux it ends when we do, however we end. Raises OSError when
+    it cannot be executed.
     """
     running: list[subprocess.Popen[bytes]] = []
 
@@ -31,13 +31,13 @@ async def run_command(argv: Sequence[str], env: Mapping[str, str]) -> int:
         try:
             await _ended(process)
         finally:
-            process.kill()  # nothing to an ended one
+            process.kill()  # no effect if it has ended
             status = process.wait()
     return 128 - status if status < 0 else status
 
 
 def _started(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Executed, at the return."""
+    """Start a process and return once it is executing the command."""
     return subprocess.Popen(argv, env=env, preexec_fn=_preparation())  # noqa: PLW1509 - it only makes system calls
 
 
@@ -51,7 +51,7 @@ def _signals_to(pass_on: Callable[[int], None]) -> contextlib.AbstractContextMan
 
 @contextlib.contextmanager
 def _handlers(pass_on: Callable[[int], None]) -> Iterator[None]:
-    """Ctrl-C reaches the command by itself, from the terminal."""
+    """Forward signals except Ctrl-C, which reaches the command from the terminal itself."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, lambda: None)
     for number in PASSED_ON:
@@ -64,7 +64,7 @@ def _handlers(pass_on: Callable[[int], None]) -> Iterator[None]:
 
 
 def _preparation() -> Callable[[], None] | None:
-    """What the command's process does before it becomes the command: hear signals again, and die with us."""
+    """Return what the child does before it executes the command: unblock signals, and die with us."""
     if sys.platform != "linux":
         return None
     from outrider_netsim.namespaces.processes import die_with_parent

@@ -1,6 +1,6 @@
 """Network interfaces and sockets of the namespace that this process is in, by ioctl; needs no library.
 
-The holder runs these on one side or the other. Addresses are those of the link: 10.77.0.1 on A, 10.77.0.2 on B.
+The namespace holder runs these on either side. The link's addresses are 10.77.0.1 on A and 10.77.0.2 on B.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SocketKind = Literal["tcp", "udp"]
 
 LINK_ADDRESSES: dict[Side, str] = {"A": "10.77.0.1", "B": "10.77.0.2"}
 LINK_NETMASK = "255.255.255.252"
-LINK_INTERFACE = "outrider0"  # its name in both namespaces, where no other engine's can be
+LINK_INTERFACE = "outrider0"  # its name in both namespaces
 MTU_BYTES = 1500
-TUN_QUEUE_PACKETS = 10_000  # the kernel's, ahead of the link's own queue: large enough that only the link's drops
+TUN_QUEUE_PACKETS = 10_000  # the kernel's, before the link's own queue: so large that only the link's drops packets
 
 NAME_BYTES = 15  # IFNAMSIZ, less the byte that ends it
 TUN_DEVICE = "/dev/net/tun"
@@ -38,13 +38,13 @@ NLM_F_REQUEST, NLM_F_ACK = 1, 4  # linux/netlink.h
 
 @dataclass(frozen=True, slots=True)
 class PassedDescriptor:
-    """What a function returns in the holder for its parent to have: an open file descriptor, closed here afterwards."""
+    """A file descriptor for the parent, returned by a function in the namespace holder, which closes its own copy."""
 
     descriptor: int
 
 
 def interface_name(name: str) -> str:
-    """`name`, if the kernel takes it for an interface. Raises ProfileError."""
+    """Return `name` if the kernel accepts it for an interface. Raises ProfileError."""
     if len(name.encode()) > NAME_BYTES:
         raise ProfileError(
             f"interface name {name!r}: {len(name.encode())} bytes, the kernel takes {NAME_BYTES} at most"
@@ -55,22 +55,22 @@ def interface_name(name: str) -> str:
 
 
 def open_socket(kind: SocketKind) -> PassedDescriptor:
-    """A new socket, neither bound nor connected; it stays in this namespace for life."""
+    """Open a socket, neither bound nor connected; it stays in this namespace for its lifetime."""
     return PassedDescriptor(
         socket.socket(socket.AF_INET, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM).detach()
     )
 
 
 def open_listener(host: str, port: int) -> PassedDescriptor:
-    """A TCP socket that listens there; also at ports that only root may have, which the holder is here."""
+    """Open a listening TCP socket, also on privileged ports: the holder is root in its namespaces."""
     with socket.create_server((host, port)) as listener:
         return PassedDescriptor(os.dup(listener.fileno()))
 
 
 def open_tun(name: str, address: str) -> PassedDescriptor:
-    """A TUN device with the link's address, up; the descriptor reads and writes one IPv4 packet a time.
+    """Create a TUN device with the link's address and bring it up.
 
-    Raises EngineError when the machine has none for us.
+    The descriptor reads and writes one IPv4 packet at a time. Raises EngineError when there is no TUN device for us.
     """
     device = _tun_device()
     try:
@@ -87,14 +87,14 @@ def open_tun(name: str, address: str) -> PassedDescriptor:
 
 
 def set_up(name: str) -> None:
-    """Switch an interface on."""
+    """Bring an interface up."""
     answer = _request(name, SIOCGIFFLAGS, b"")
     (flags,) = struct.unpack_from("H", answer, 16)
     _request(name, SIOCSIFFLAGS, struct.pack("H", flags | IFF_UP))
 
 
 def set_address(name: str, address: str, netmask: str = LINK_NETMASK) -> None:
-    """Give an interface its IPv4 address."""
+    """Set an interface's IPv4 address."""
     for code, value in ((SIOCSIFADDR, address), (SIOCSIFNETMASK, netmask)):
         _request(name, code, struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton(value)))
 
@@ -104,7 +104,8 @@ def set_mtu(name: str, size_bytes: int) -> None:
 
 
 def set_queue(name: str, packets: int) -> None:
-    """How many packets wait for the interface's driver. By netlink: the ioctl is refused in a user namespace."""
+    """Set how many packets may wait for the interface's driver."""
+    # By netlink, because the ioctl is refused in a user namespace.
     _route_request(name, RTM_NEWLINK, struct.pack("HHI", 8, IFLA_TXQLEN, packets))
 
 
@@ -131,7 +132,7 @@ def _request(name: str, code: int, value: bytes) -> bytes:
 
 
 def _route_request(name: str, kind: int, attributes: bytes = b"") -> None:
-    """Ask the kernel by netlink (struct nlmsghdr, struct ifinfomsg) to change or delete an interface."""
+    """Change or delete an interface by netlink (struct nlmsghdr, struct ifinfomsg)."""
     body = struct.pack("BxHiII", socket.AF_UNSPEC, 0, socket.if_nametoindex(name), 0, 0) + attributes
     header = struct.pack("IHHII", 16 + len(body), kind, NLM_F_REQUEST | NLM_F_ACK, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:

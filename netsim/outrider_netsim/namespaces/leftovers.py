@@ -1,9 +1,9 @@
-"""What earlier links left on this machine: found and removed.
+"""Find and remove what earlier links left on this machine.
 
-A link leaves nothing as a rule, also when its owner is killed: holder and pump end with the owner, commands with the
-holder, and the kernel takes away namespaces without processes. What remains possible: a holder killed by hand together
-with its owner leaves what its command had started in the background. All of these carry the owner's mark
-(processes.py). Interfaces and named namespaces are ours where their name begins with `outrider`.
+Normally a link leaves nothing, even when its owner is killed: holder and pump end with the owner, commands with the
+holder, and the kernel removes namespaces without processes. But a holder killed together with its owner leaves what its
+command started in the background. Such processes carry the owner's mark (processes.py). Interfaces and named namespaces
+are ours if their name begins with `outrider`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something of a link whose owner is gone; `name` is a process's id, or the name of the other kinds."""
+    """Something left by a link whose owner is gone; `name` is a process id, or an interface's or namespace's name."""
 
     kind: Literal["process", "interface", "namespace"]
     name: str
@@ -39,7 +39,7 @@ class Leftover:
 
 
 def find_leftovers() -> list[Leftover]:
-    """All that this user may see; inside a living link its interfaces are not taken for any."""
+    """Find all leftovers that this user may see. Inside a running link, its own interfaces do not count."""
     found = list(_processes())
     own = mark_of(os.getpid())
     if own is None or not owner_lives(own):
@@ -49,12 +49,12 @@ def find_leftovers() -> list[Leftover]:
 
 
 def remove_leftovers() -> list[str]:
-    """Remove what is found, and say of each what became of it: `removed ...`, or `could not remove ...` and why."""
+    """Remove all leftovers; return a line for each: `removed ...`, or `could not remove ...` and why."""
     return [_removed(leftover) for leftover in find_leftovers()]
 
 
 def _processes() -> Iterator[Leftover]:
-    spared = _own_line()
+    spared = _own_ancestry()
     for row in processes():
         if row.is_dead or row.pid in spared:
             continue
@@ -63,8 +63,8 @@ def _processes() -> Iterator[Leftover]:
             yield Leftover("process", str(row.pid), _command(row.pid))
 
 
-def _own_line() -> set[int]:
-    """This process and all above it: a shell that was left behind may be the one that cleans up."""
+def _own_ancestry() -> set[int]:
+    """Return this process and its ancestors: the shell that cleans up may itself be a leftover."""
     line, row = set(), process(os.getpid())
     while row is not None:
         line.add(row.pid)
@@ -105,7 +105,7 @@ def _remove(leftover: Leftover) -> None:
 def _end(pid: int) -> None:
     row = process(pid)
     mark = mark_of(pid)
-    if row is None or mark is None or owner_lives(mark):  # it ended meanwhile, and the id may be another's by now
+    if row is None or mark is None or owner_lives(mark):  # it has ended, and the id may be another's by now
         return
     kill(row)
     deadline = time.monotonic() + END_TIMEOUT_S

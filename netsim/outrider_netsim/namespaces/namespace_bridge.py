@@ -1,4 +1,4 @@
-"""The way of a TCP connection through two namespaces, whatever links them: what the kernel and tun engines share.
+"""Lead TCP connections through two namespaces, whatever links them; shared by the kernel and tun engines.
 
 here                        A                            B                             here
 client -> host:port     ->  10.77.0.1  ==== link ====  10.77.0.2:any port  ->  upstream     `listen_outside`
@@ -26,29 +26,29 @@ LOOPBACK = "127.0.0.1"
 
 
 class NamespaceBridge:
-    """Namespaces and the splices into them. The engine puts a link between 10.77.0.1 and 10.77.0.2."""
+    """Owns the namespaces and the splices into them. The engine links 10.77.0.1 and 10.77.0.2."""
 
     def __init__(self, namespaces: Namespaces) -> None:
         self.namespaces = namespaces
-        self._near: list[TcpSplice] = []  # where clients come in
+        self._near: list[TcpSplice] = []  # that accept clients
         self._far: dict[Address, TcpSplice] = {}  # in B, by upstream
-        self._inside: dict[int, Address] = {}  # upstreams that A's loopback leads to, by port
+        self._inside: dict[int, Address] = {}  # upstreams reachable on A's loopback, by port
         self._is_cut = False
 
     @property
     def connections(self) -> int:
-        """How many connections clients opened so far."""
+        """Number of connections that clients opened."""
         return sum(splice.connections for splice in self._near)
 
     async def listen_outside(self, upstream: Address, host: str = LOOPBACK, port: int = 0) -> Address:
-        """Listen in this process's own namespace for connections to `upstream`. Raises OSError when it cannot."""
+        """Listen in this process's own namespace for connections to `upstream`. Raises OSError."""
         listener = local_listener(host, port)
         address = Address(*listener.getsockname()[:2])
         await self._open_near(TcpSplice(listener, partial(self._cross, upstream)))
         return address
 
     async def listen_inside(self, upstream: Address) -> Address:
-        """Listen in A, on loopback, at the upstream's own port, so that a command there need not be told.
+        """Listen on A's loopback at the upstream's own port, so that commands there need no new address.
 
         Raises ProfileError when another upstream has that port.
         """
@@ -60,31 +60,31 @@ class NamespaceBridge:
             self._inside[upstream.port] = upstream
         elif there != upstream:
             raise ProfileError(
-                f"upstream {upstream}: port {upstream.port} leads to {there} already, and a command behind the link "
+                f"upstream {upstream}: port {upstream.port} already leads to {there}, and a command behind the link "
                 "tells servers apart by their ports: give one of them another port"
             )
         return address
 
     async def run(self, argv: Sequence[str], upstreams: Sequence[Address], env: Mapping[str, str] | None = None) -> int:
-        """Run a command in A, where 127.0.0.1:PORT of each upstream leads over the link; its exit status.
+        """Run a command in A, where 127.0.0.1:PORT of each upstream leads over the link; return its exit status.
 
-        OUTRIDER_LINK_ADDRESS holds the first one's. Raises OSError when it cannot be executed, ProfileError when two
-        upstreams have one port.
+        OUTRIDER_LINK_ADDRESS holds the first upstream's address. Raises OSError when the command cannot be executed,
+        ProfileError when two upstreams have the same port.
         """
         inside = [await self.listen_inside(upstream) for upstream in upstreams]
-        told = {ADDRESS_VARIABLE: str(inside[0])} if inside else {}
-        return await self.namespaces.run(argv, {**told, **(env or {})})
+        variables = {ADDRESS_VARIABLE: str(inside[0])} if inside else {}
+        return await self.namespaces.run(argv, {**variables, **(env or {})})
 
     def cut(self) -> None:
-        """New connections hang; those under way are the link's matter."""
+        """Let new connections hang; the link itself stalls those under way."""
         self._is_cut = True
         for splice in self._near:
-            splice.ignore()
+            splice.ignore_connections()
 
     def restore(self) -> None:
         self._is_cut = False
         for splice in self._near:
-            splice.hear()
+            splice.accept_connections()
 
     async def aclose(self) -> None:
         """Reset all connections; the namespaces stay. Safe to call twice."""
@@ -95,7 +95,7 @@ class NamespaceBridge:
         await splice.start()
         self._near.append(splice)
         if self._is_cut:
-            splice.ignore()
+            splice.ignore_connections()
 
     async def _cross(self, upstream: Address) -> SpliceLeg:
         far = self._far.get(upstream) or await self._open_far(upstream)
@@ -105,7 +105,8 @@ class NamespaceBridge:
         splice = TcpSplice(
             await self.namespaces.listener("B", LINK_ADDRESSES["B"], 0), partial(dial_locally, *upstream)
         )
-        if known := self._far.get(upstream):  # another connection was as quick
+        # Another connection may have opened the same splice during the await.
+        if known := self._far.get(upstream):
             await splice.aclose()
             return known
         self._far[upstream] = splice

@@ -1,13 +1,13 @@
 """The process that holds a link's two network namespaces and works in them for its parent; ends when the parent does.
 
-    parent --- Unix socketpair: one JSON object a message, descriptors beside it --- holder, in A or B as asked
+    parent --- Unix socketpair: one JSON object a message, descriptors beside it --- holder, in A or B as requested
     {"id": 7, "op": "call", "side": "B",
      "function": "outrider_netsim.namespaces.interfaces:open_socket", "arguments": {"kind": "tcp"}}
     {"id": 7, "value": null}  + the socket
 
-The namespaces have no name: with the last process and socket in them the kernel takes them away, whatever ended those.
-A parent's end shows as the end of the socketpair, and as a signal in case somebody else still holds its other end; the
-holder then kills the commands it runs and all that descend from them.
+The namespaces have no name: the kernel removes them with the last process and socket inside. When the parent ends, the
+socketpair closes, and a signal comes too, in case another process still holds the other end; the holder then kills its
+commands and all their descendants.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from outrider_netsim.namespaces import syscalls
 from outrider_netsim.namespaces.interfaces import PassedDescriptor, Side, set_up
 from outrider_netsim.namespaces.processes import die_with_parent, kill_descendants
 
-MESSAGE_BYTES = 1 << 17  # below what a Unix socket takes in one piece (net.core.wmem_default, 208 KiB)
+MESSAGE_BYTES = 1 << 17  # below a Unix socket's limit for one message (net.core.wmem_default, 208 KiB)
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)  # the whole group gets them
 PACKAGE = "outrider_netsim."
 REMEDY = (
@@ -43,16 +43,16 @@ Message = dict[str, Any]  # JSON
 
 
 class NamespaceHolder:
-    """Answers the parent's requests one at a time, and reports the end of the commands it runs."""
+    """Answers the parent's requests one at a time and reports the exit of its commands."""
 
     def __init__(self, channel: socket.socket, namespaces: dict[Side, int], ended: socket.socket) -> None:
         self._channel = channel
         self._namespaces = namespaces
         self._ended = ended  # readable when a child has ended
-        self._commands: dict[int, subprocess.Popen[bytes]] = {}  # by the request that began them
+        self._commands: dict[int, subprocess.Popen[bytes]] = {}  # by request id
 
     def serve(self) -> None:
-        """Until the parent closes its end."""
+        """Serve until the parent closes its end."""
         while True:
             ready, _, _ = select.select([self._channel, self._ended], [], [])
             if self._ended in ready:
@@ -74,7 +74,7 @@ class NamespaceHolder:
                 case "signal":
                     if command := self._commands.get(request["run"]):
                         os.kill(command.pid, request["number"])
-        except Exception as error:  # whatever it is, it is the parent's to hear, and the next request's turn
+        except Exception as error:  # any failure is reported to the parent, and the next request is served
             _send(self._channel, {"id": request["id"], "error": _described(error)})
 
     def _call(self, request: Message) -> Any:  # Any: JSON
@@ -99,7 +99,7 @@ class NamespaceHolder:
         by_pid = {command.pid: request for request, command in self._commands.items()}
         while pid := _ended_child():
             if (request := by_pid.get(pid)) is None:
-                os.waitpid(pid, 0)  # what an ended command left to us
+                os.waitpid(pid, 0)  # an orphan of a command; we are its subreaper
             else:
                 self._reply(request, self._commands.pop(request).wait())
 
@@ -112,7 +112,7 @@ class NamespaceHolder:
 
 
 def make_namespaces() -> dict[Side, int]:
-    """Two new network namespaces, loopback up in both; the process is left in A. Raises EngineError when refused."""
+    """Create two network namespaces with loopback up; this process ends up in A. Raises OSError when refused."""
     found: dict[Side, int] = {}
     sides: tuple[Side, Side] = ("B", "A")
     for side in sides:
@@ -131,11 +131,11 @@ def _unshare_network() -> None:
 
 
 def _become_owner() -> None:
-    """Enter a user namespace of our own, in which we keep our user and group and have every right over what we make."""
+    """Enter a new user namespace, where we keep our user and group and have all rights over what we create."""
     user, group = os.geteuid(), os.getegid()
     syscalls.unshare(syscalls.CLONE_NEWUSER)
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-    Path("/proc/self/setgroups").write_text("deny")  # else the kernel lets nobody unprivileged map a group
+    Path("/proc/self/setgroups").write_text("deny")  # required before an unprivileged process may map a group
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 
 
@@ -146,12 +146,13 @@ def _described(error: Exception) -> Message:
 
 
 def _send(channel: socket.socket, message: Message, *descriptors: int) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has gone: the loop will see
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has gone; the loop notices
         socket.send_fds(channel, [json.dumps(message).encode()], descriptors)
 
 
 def _ended_child() -> int:
-    """The id of a child that has ended and waits to be asked for; 0 when there is none."""
+    """Return the id of a child that has ended but is not reaped; 0 if there is none."""
+    # WNOWAIT: reaping here would take the exit status from subprocess.
     with contextlib.suppress(ChildProcessError):
         if found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return found.si_pid
@@ -159,7 +160,8 @@ def _ended_child() -> int:
 
 
 def _outlive_terminal() -> None:
-    """Leave Ctrl-C and the like to the command. A handler, unlike SIG_IGN, is not inherited by what is executed."""
+    """Leave Ctrl-C and similar signals to the command."""
+    # A handler, because SIG_IGN would be inherited by the executed command.
     for number in TERMINAL_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
@@ -181,7 +183,7 @@ def _parent_ended(_number: int = 0, _frame: FrameType | None = None) -> NoReturn
 
 
 def main() -> None:
-    """`python -m ... CHANNEL PARENT`: the number of the socket's descriptor, the parent's id."""
+    """Run as `python -m ... CHANNEL PARENT`: the socket's descriptor number and the parent's process id."""
     channel, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     channel.set_inheritable(False)
     _outlive_terminal()
@@ -191,10 +193,11 @@ def main() -> None:
     try:
         namespaces = make_namespaces()
     except OSError as error:
-        message = f"this machine gives us no network namespace ({error.strerror or error}): {REMEDY}"
+        message = f"this machine allows no network namespace ({error.strerror or error}): {REMEDY}"
         _send(channel, {"id": 0, "error": _described(EngineError(message))})
         return
-    die_with_parent(signal.SIGUSR2, parent)  # entering a user namespace may have undone an earlier one
+    # Only now: entering a user namespace may clear the parent-death signal.
+    die_with_parent(signal.SIGUSR2, parent)
     _send(channel, {"id": 0, "value": None})
     NamespaceHolder(channel, namespaces, _watch_children()).serve()
     _parent_ended()

@@ -1,15 +1,15 @@
-"""Two network namespaces, A (the client's side) and B (the server's), and what can be had from them.
+"""Two network namespaces, A (the client's side) and B (the server's), with their sockets, devices and commands.
 
     namespaces = Namespaces()
-    await namespaces.start()                                   # EngineError with the remedy where the machine refuses
+    await namespaces.start()                                   # EngineError with a remedy if refused
     server = await namespaces.socket("B")                      # a TCP socket that lives in B, usable from here
     tun = await namespaces.tun("A", "outrider0")               # a descriptor that reads and writes packets
     await namespaces.call("A", "outrider_netsim.namespaces.interfaces:set_mtu", name="outrider0", size_bytes=1400)
     status = await namespaces.run(["curl", "http://127.0.0.1:8000"])    # in A
     await namespaces.aclose()
 
-`call` runs a function of this package inside the holder, in the namespace of that side; arguments and result are JSON,
-or the result a PassedDescriptor of a descriptor. All of it ends with this process, whatever ends it (holder.py).
+`call` runs a function of this package inside the holder process, in the namespace of that side. Arguments and result
+are JSON, or the result is a PassedDescriptor. Everything ends with this process, however it ends (namespace_holder.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ END_TIMEOUT_S = 5.0
 
 
 class Namespaces(AsyncResource):
-    """The parent's end of a holder. Use from one event loop; `call_now` from that loop's thread."""
+    """The parent's side of a namespace holder. Use from one event loop, `call_now` from that loop's thread."""
 
     def __init__(self) -> None:
         self._holder: subprocess.Popen[bytes] | None = None
@@ -47,7 +47,7 @@ class Namespaces(AsyncResource):
         self._next_id = 0
 
     async def start(self) -> Self:
-        """Make the namespaces. Raises EngineError when this machine gives none; nothing is left then."""
+        """Create the namespaces. Raises EngineError when this machine refuses; nothing is left behind then."""
         if sys.platform != "linux":
             raise EngineError(f"{sys.platform} has no network namespaces: use --engine proxy")
         self._channel, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
@@ -62,7 +62,9 @@ class Namespaces(AsyncResource):
         except BaseException as error:
             await self.aclose()
             if isinstance(error, TimeoutError):
-                raise EngineError(f"the holder did not start within {START_TIMEOUT_S:g} s: try again") from None
+                raise EngineError(
+                    f"the namespace holder did not start within {START_TIMEOUT_S:g} s: try again"
+                ) from None
             raise
         return self
 
@@ -74,21 +76,21 @@ class Namespaces(AsyncResource):
             await _ended(holder)
 
     async def socket(self, side: Side, kind: SocketKind = "tcp") -> Socket:
-        """A non-blocking IPv4 socket of that side, neither bound nor connected."""
+        """Open a non-blocking IPv4 socket on that side, neither bound nor connected."""
         descriptor = await self.call(side, "outrider_netsim.namespaces.interfaces:open_socket", kind=kind)
         found = Socket(fileno=descriptor)
         found.setblocking(False)
         return found
 
     async def listener(self, side: Side, host: str, port: int = 0) -> Socket:
-        """A non-blocking TCP socket of that side that listens at an address there. Raises OSError when it cannot."""
+        """Open a non-blocking listening TCP socket on that side. Raises OSError."""
         descriptor = await self.call(side, "outrider_netsim.namespaces.interfaces:open_listener", host=host, port=port)
         found = Socket(fileno=descriptor)
         found.setblocking(False)
         return found
 
     async def tun(self, side: Side, name: str = LINK_INTERFACE) -> int:
-        """A new TUN device of that side with the link's address there, up. Its descriptor does not block; close it."""
+        """Create a TUN device on that side with the link's address and return its non-blocking descriptor; close it."""
         descriptor = await self.call(
             side, "outrider_netsim.namespaces.interfaces:open_tun", name=name, address=LINK_ADDRESSES[side]
         )
@@ -97,24 +99,24 @@ class Namespaces(AsyncResource):
     async def call(self, side: Side, function: str, **arguments: object) -> Any:  # Any: JSON, or a descriptor
         """Run `package.module:function` of this package on that side and return its result.
 
-        What it raises comes back: EngineError, ProfileError and OSError as they are, anything else as EngineError.
+        Re-raises its EngineError, ProfileError and OSError as they are, anything else as EngineError.
         """
         return await self._ask(op="call", side=side, function=function, arguments=arguments)
 
     def call_now(self, side: Side, function: str, **arguments: object) -> Any:  # Any: as call
-        """The same without awaiting, for what takes a millisecond or less; the event loop waits meanwhile."""
+        """Call without awaiting, which blocks the event loop: only for calls of a millisecond or less."""
         answer = self._ask(op="call", side=side, function=function, arguments=arguments)
         while not answer.done():
             if not select.select([self._open_channel], [], [], ANSWER_TIMEOUT_S)[0]:
-                raise EngineError(f"{function}: no answer from the holder within {ANSWER_TIMEOUT_S:g} s")
+                raise EngineError(f"{function}: no answer from the namespace holder within {ANSWER_TIMEOUT_S:g} s")
             self._receive()
         return answer.result()
 
     async def run(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
-        """Run a command in A with our input, output and folder, and return its exit status (128 + n for signal n).
+        """Run a command in A with our stdin, stdout and folder; return its exit status (128 + n for signal n).
 
-        `env` is added to the environment that we had at the start. Signals sent to us meanwhile go to the command.
-        Raises OSError (FileNotFoundError, PermissionError) when it cannot be executed.
+        `env` is added to the environment that we had at the start. Signals sent to us meanwhile are forwarded to the
+        command. Raises OSError (FileNotFoundError, PermissionError) when it cannot be executed.
         """
         command = self._next_id + 1
         ended = self._ask(op="run", argv=list(argv), env=dict(env or {}), cwd=os.getcwd())
@@ -145,10 +147,10 @@ class Namespaces(AsyncResource):
             try:
                 self._open_channel.send(text)
                 return
-            except BlockingIOError:  # the holder is at work; it takes milliseconds
+            except BlockingIOError:  # the holder is busy, for milliseconds
                 select.select([], [self._open_channel], [], ANSWER_TIMEOUT_S)
             except (BrokenPipeError, ConnectionResetError):
-                raise EngineError("the holder of the namespaces has ended: start the link again") from None
+                raise EngineError("the namespace holder has ended: start the link again") from None
 
     def _receive(self) -> None:
         try:
@@ -160,7 +162,7 @@ class Namespaces(AsyncResource):
             return
         message = json.loads(text)
         answer = self._waiting.pop(message["id"], None)
-        if answer is None or answer.done():  # whoever asked has gone
+        if answer is None or answer.done():  # the caller was cancelled
             _close(descriptors)
         elif "error" in message:
             answer.set_exception(_error(message["error"]))
@@ -176,8 +178,9 @@ class Namespaces(AsyncResource):
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():
-                answer.set_exception(EngineError("the holder of the namespaces has ended: start the link again"))
-                answer.exception()  # whoever waits still gets it; nobody else need be told
+                answer.set_exception(EngineError("the namespace holder has ended: start the link again"))
+                # Marks the exception as retrieved, so that asyncio does not log it when no one awaits it.
+                answer.exception()
 
     @property
     def _open_channel(self) -> Socket:
@@ -187,9 +190,9 @@ class Namespaces(AsyncResource):
 
 
 def start_module(module: str, *channels: Socket | int) -> subprocess.Popen[bytes]:
-    """Start a module of ours as a process: its arguments are the descriptors it inherits, and our own id.
+    """Start a module of this package as a process; its arguments are inherited descriptors and our process id.
 
-    It carries our mark, by which leftovers.py tells what was left by whom.
+    Its environment carries our mark, by which leftovers.py recognizes what we left behind.
     """
     numbers = [channel if isinstance(channel, int) else channel.fileno() for channel in channels]
     arguments = [sys.executable, "-P", "-m", module, *map(str, numbers), str(os.getpid())]
@@ -197,7 +200,8 @@ def start_module(module: str, *channels: Socket | int) -> subprocess.Popen[bytes
 
 
 async def readable(descriptor: int) -> None:
-    """Wait for a descriptor without a thread: threads would take the signals that `run` passes on."""
+    """Wait until a descriptor is readable."""
+    # Not in a thread: it would take the signals that `run` forwards.
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(descriptor, ready.set)
@@ -213,7 +217,7 @@ async def _ended(holder: subprocess.Popen[bytes]) -> None:
         async with asyncio.timeout(END_TIMEOUT_S):
             await readable(handle)
     except TimeoutError:
-        pass  # it is stuck in a call
+        pass  # it hangs in a system call
     finally:
         os.close(handle)
         holder.kill()

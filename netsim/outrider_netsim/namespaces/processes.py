@@ -1,7 +1,7 @@
-"""Processes of this machine as /proc shows them: who descends from whom, and which of them a link's parent left behind.
+"""Processes of this machine from /proc: who descends from whom, and which ones a link's owner left behind.
 
-Every process that a link starts carries the mark of the process that owns the link in its environment, and so do
-all that descend from it: the owner's id and the time it was started, which together never come again.
+Every process that a link starts, and all its descendants, carry a mark of the link's owner in their environment: its
+process id and start time, which together are never reused.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A row of the process table; `started` counts clock ticks since boot."""
+    """A row of the process table; `started` is in clock ticks since boot."""
 
     pid: int
     parent: int
     started: int
-    is_dead: bool  # a zombie: ended, and not yet asked for
+    is_dead: bool  # a zombie: ended but not yet waited for
 
     @property
     def mark(self) -> str:
@@ -34,12 +34,13 @@ class Process:
 
 
 def process(pid: int) -> Process | None:
-    """The process of this id, or None when there is none."""
+    """Return the process with this id, or None."""
     try:
         text = (PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold anything, also spaces and brackets
+    # From the last bracket on: the process name before it may itself contain spaces and brackets.
+    fields = text[text.rindex(")") + 2 :].split()
     return Process(pid, parent=int(fields[1]), started=int(fields[19]), is_dead=fields[0] in "ZX")
 
 
@@ -50,14 +51,14 @@ def processes() -> Iterator[Process]:
 
 
 def own_mark() -> str:
-    """The mark that this process puts on what it starts."""
+    """Return the mark that this process puts on the processes it starts."""
     found = process(os.getpid())
     assert found is not None
     return found.mark
 
 
 def mark_of(pid: int) -> str | None:
-    """Whose link a process belongs to; None where it has no mark or is none of ours to read."""
+    """Return the mark of a process; None if it has none or we may not read it."""
     try:
         environment = (PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -70,14 +71,14 @@ def mark_of(pid: int) -> str | None:
 
 
 def owner_lives(mark: str) -> bool:
-    """Whether the process that a mark names is still there."""
+    """Return whether the process named by a mark still runs."""
     pid = mark.partition(":")[0]
     owner = process(int(pid)) if pid.isdecimal() else None
     return owner is not None and owner.mark == mark and not owner.is_dead
 
 
 def descendants(ancestor: int) -> list[Process]:
-    """All living processes under `ancestor`, itself not among them."""
+    """Return all living descendants of `ancestor`, without itself."""
     table = [row for row in processes() if not row.is_dead]
     found: list[Process] = []
     wanted = {ancestor}
@@ -88,24 +89,26 @@ def descendants(ancestor: int) -> list[Process]:
 
 
 def die_with_parent(number: int, parent: int) -> None:
-    """Have the kernel send us a signal when the thread that started us ends; end now if `parent` already has."""
+    """Have the kernel send us a signal when the thread that started us ends."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, number)
+    # The parent may have ended before the call above, in which case no signal will ever come.
     if os.getppid() != parent:
         os._exit(0)
 
 
 def kill_descendants(ancestor: int) -> None:
-    """End all processes under `ancestor`, also those that they start meanwhile."""
+    """Kill all descendants of `ancestor`, also those started meanwhile."""
     while found := descendants(ancestor):
         for row in found:
             kill(row)
 
 
 def kill(target: Process) -> bool:
-    """End this very process, not another that has come by its id. False when it has ended or is not ours to end."""
+    """Kill exactly this process. Return False if it has ended or we may not kill it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         handle = os.pidfd_open(target.pid)
         try:
+            # Checked again after opening the pidfd: by now the id may belong to another process.
             now = process(target.pid)
             if now and now.mark == target.mark and not now.is_dead:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Signals sent to us that are meant for the command we run: passed on, once.
+"""Forward signals to the command that we run, each once.
 
-A terminal's Ctrl-C reaches every process of its foreground group, the command too, so only what some process sent to us
-alone (kill, a supervisor) is passed on. Which it was, the kernel says in the signal's code.
+A terminal's Ctrl-C reaches every process of its foreground group, the command included, so only signals that a process
+sent to us alone (kill, a supervisor) are forwarded. The kernel tells them apart in the signal's code.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 
 @contextlib.contextmanager
 def forward_signals(pass_on: Callable[[int], None]) -> Iterator[None]:
-    """While inside, `pass_on` is called from the event loop for each signal; none has its usual effect on us.
+    """Call `pass_on` from the event loop for each signal sent to us; none has its usual effect on us.
 
-    A signal that another thread of ours takes is passed on in any case, as its code is lost on the way: a program that
-    has such threads may give its command Ctrl-C twice. Outside the main thread nothing is passed on.
+    Outside the main thread nothing is forwarded.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
     handlers = {number: signal.getsignal(number) for number in FORWARDED}
+    # Handlers besides the signalfd: a signal that another thread takes does not appear there. Its code is lost, so it
+    # is always forwarded, and a program with such threads may send its command Ctrl-C twice.
     for number in FORWARDED:
         loop.add_signal_handler(number, pass_on, number)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
@@ -40,7 +41,7 @@ def forward_signals(pass_on: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         loop.remove_reader(source)
-        _pass_on_pending(source, lambda _: None)  # too late for the command, and not meant for us
+        _pass_on_pending(source, lambda _: None)  # too late for the command; discarded, as they were not meant for us
         os.close(source)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for number, handler in handlers.items():

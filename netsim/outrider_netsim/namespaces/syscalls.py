@@ -1,4 +1,4 @@
-"""The Linux calls that Python 3.11 has no words for: namespaces, the signal at a parent's death, signals as a file.
+"""Linux system calls that Python 3.11 lacks: namespaces, a signal at the parent's death, signals as a file.
 
 Each raises OSError with the kernel's errno.
 """
@@ -20,16 +20,16 @@ PR_SET_CHILD_SUBREAPER = 36
 SFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 SIGSET_BYTES = 128  # sigset_t of both C libraries
 SIGNALFD_RECORD_BYTES = 128  # struct signalfd_siginfo; begins with the number, errno and code, 4 bytes each
-SI_KERNEL = 0x80  # the code of a signal that nobody's kill() sent: the terminal's keys, for one
+SI_KERNEL = 0x80  # the code of a signal that no process sent, such as the terminal's Ctrl-C
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces named by `flags` for new ones."""
+    """Move this process into new namespaces of the kinds in `flags`."""
     _checked("unshare", _libc().unshare(flags))
 
 
 def setns(namespace: int, flags: int) -> None:
-    """Enter the namespace that the file descriptor stands for."""
+    """Enter the namespace of a file descriptor."""
     _checked("setns", _libc().setns(namespace, flags))
 
 
@@ -38,12 +38,12 @@ def prctl(option: int, value: int) -> None:
 
 
 def unmount(path: str) -> None:
-    """Take a mount away at once, in use or not."""
+    """Detach a mount at once, in use or not."""
     _checked("umount2", _libc().umount2(os.fsencode(path), MNT_DETACH))
 
 
 def signal_file(signals: Collection[signal.Signals]) -> int:
-    """A file descriptor that reads one record for each of `signals` that is pending; block them first."""
+    """Open a file descriptor that reads one record per pending signal; block the signals first."""
     mask = sum(1 << number - 1 for number in set(signals)).to_bytes(SIGSET_BYTES, sys.byteorder)
     return _checked("signalfd", _libc().signalfd(-1, mask, SFD_CLOEXEC_NONBLOCK))
 

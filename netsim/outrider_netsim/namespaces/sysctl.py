@@ -1,4 +1,4 @@
-"""Settings of the network that this process is in. The holder changes them on one side or the other."""
+"""Network settings of the namespace that this process is in. The namespace holder runs this on either side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SETTINGS = Path("/proc/sys")
 
 
 def set_sysctl(name: str, value: str) -> None:
-    """Set `net.ipv4.tcp_...` for this namespace alone. Raises ProfileError for what this kernel does not take."""
+    """Set `net.ipv4.tcp_...` for this namespace alone. Raises ProfileError for what this kernel rejects."""
     words = name.split(".")
     if words[0] != "net" or not all(words) or "/" in name:
         raise ProfileError(f"sysctl {name!r}: need a name such as net.ipv4.tcp_slow_start_after_idle")

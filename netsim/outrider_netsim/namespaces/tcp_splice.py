@@ -1,7 +1,7 @@
-"""Splices: where a TCP connection leaves one network namespace and goes on in another, byte for byte.
+"""Splice TCP connections from one network namespace into another, byte for byte.
 
-    client --> [ splice ] ==== the link: TCP of its own, from A to B ==== [ splice ] --> server
-      its own namespace  socket of A                       listening in B  the server's namespace
+    client --> [ splice ] ==== the link: its own TCP, from A to B ==== [ splice ] --> server
+      its own namespace  socket of A                    listening in B  the server's namespace
 
 End of stream, reset and backpressure are passed on, and small writes go out at once (TCP_NODELAY).
 """
@@ -17,13 +17,13 @@ from typing import cast
 
 from outrider_netsim.namespaces.blackhole import accept_connections, ignore_connections
 
-BUFFER_BYTES = 64 * 1024  # read from one side while the other does not take it; beyond, the reading stops
+BUFFER_BYTES = 64 * 1024  # read from one side while the other does not take it; then reading stops
 BACKLOG = 128
-RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, for no time
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, 0 seconds
 
 
 class SpliceLeg(asyncio.Protocol):
-    """One leg of a connection through a splice; what arrives on it goes out on its peer."""
+    """One leg of a spliced connection; what arrives on it goes out on its peer."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -32,12 +32,14 @@ class SpliceLeg(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        # asyncio sets this only on sockets that it creates itself, not on those of other namespaces.
         self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport.set_write_buffer_limits(BUFFER_BYTES)
         self._transport.pause_reading()  # until joined
 
     def join(self, peer: SpliceLeg) -> None:
-        """Let bytes through both ways; both legs are connected, or were."""
+        """Start passing bytes both ways."""
+        # Either leg may have been closed while the other one was still connecting.
         self._peer, peer._peer = peer, self
         for end, other in ((self, peer), (peer, self)):
             if end.is_closed:
@@ -50,7 +52,7 @@ class SpliceLeg(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def reset(self) -> None:
-        """SpliceLeg the leg at once, for the program at its far end to see as a reset."""
+        """Close the leg with RST, which the program at its far end sees as a reset."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             self._transport.abort()
@@ -82,12 +84,13 @@ class SpliceLeg(asyncio.Protocol):
             peer.reset()
 
     def _resume(self) -> None:
-        if self._transport is not None and not self._has_ended:  # after the end asyncio would read the end again
+        # Not after the end of stream: asyncio would report it again and again.
+        if self._transport is not None and not self._has_ended:
             self._transport.resume_reading()
 
     def _close(self) -> None:
         if self._transport is not None:
-            self._transport.close()  # when all is sent
+            self._transport.close()  # after everything is sent
 
     @property
     def _open_peer(self) -> asyncio.Transport | None:
@@ -95,11 +98,11 @@ class SpliceLeg(asyncio.Protocol):
         return peer if peer is not None and not peer.is_closing() else None
 
 
-Dial = Callable[[], Awaitable[SpliceLeg]]  # a new leg, connected; raises OSError when there is none to be had
+Dial = Callable[[], Awaitable[SpliceLeg]]  # connects a new leg; raises OSError
 
 
 class TcpSplice:
-    """Accepts connections on `listener`, which it owns from then on, and joins each to a leg that `dial` gives it."""
+    """Accepts connections on `listener`, which it then owns, and joins each to a leg from `dial`."""
 
     def __init__(self, listener: socket.socket, dial: Dial) -> None:
         self._listener = listener
@@ -114,7 +117,7 @@ class TcpSplice:
         self._server = await loop.create_server(self._accept, sock=self._listener, backlog=BACKLOG)
 
     async def aclose(self) -> None:
-        """Stop listening, reset what is open; safe to call twice."""
+        """Stop listening and reset open connections; safe to call twice."""
         if self._server is None:
             self._listener.close()
             return
@@ -125,18 +128,19 @@ class TcpSplice:
         await asyncio.gather(*self._joining, return_exceptions=True)
         for end in self._ends:
             end.reset()
-        await asyncio.sleep(0)  # asyncio closes an aborted socket in its next round
+        # asyncio closes an aborted socket in its next iteration; without this step some would stay open.
+        await asyncio.sleep(0)
         await server.wait_closed()
 
     @property
     def port(self) -> int:
         return int(self._listener.getsockname()[1])
 
-    def ignore(self) -> None:
-        """Let new connections hang unanswered, as without a radio."""
+    def ignore_connections(self) -> None:
+        """Let new connections hang unanswered, as over a dead link."""
         ignore_connections(self._listener)
 
-    def hear(self) -> None:
+    def accept_connections(self) -> None:
         accept_connections(self._listener)
 
     def _accept(self) -> SpliceLeg:
@@ -156,7 +160,7 @@ class TcpSplice:
 
 
 class _AcceptedLeg(SpliceLeg):
-    """An accepted leg: its splice knows of it while it is open."""
+    """An accepted leg, known to its splice while it is open."""
 
     def __init__(self, ends: set[SpliceLeg], begin: Callable[[SpliceLeg], None]) -> None:
         super().__init__()
@@ -174,7 +178,7 @@ class _AcceptedLeg(SpliceLeg):
 
 
 async def dial_with(own: socket.socket, host: str, port: int) -> SpliceLeg:
-    """A leg on a socket that is in the namespace it should be in. Raises OSError."""
+    """Connect a leg on `own`, a socket of the right namespace. Raises OSError."""
     loop = asyncio.get_running_loop()
     try:
         await loop.sock_connect(own, (host, port))
@@ -186,13 +190,13 @@ async def dial_with(own: socket.socket, host: str, port: int) -> SpliceLeg:
 
 
 async def dial_locally(host: str, port: int) -> SpliceLeg:
-    """A leg from this process's own namespace. Raises OSError."""
+    """Connect a leg from this process's own namespace. Raises OSError."""
     _, end = await asyncio.get_running_loop().create_connection(SpliceLeg, host, port)
     return end
 
 
 def local_listener(host: str, port: int) -> socket.socket:
-    """A listening socket of this process's own namespace. Raises OSError when the address cannot be had."""
+    """Bind a socket of this process's own namespace. Raises OSError."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     with contextlib.ExitStack() as undo:

@@ -66,7 +66,7 @@ def test_a_killed_owner_leaves_nothing(owner):
     assert not {str(row.pid) for row in theirs} & {found.name for found in find_leftovers()}
 
 
-def test_what_outlives_a_killed_keeper_is_found_and_removed(owner):
+def test_what_outlives_a_killed_holder_is_found_and_removed(owner):
     theirs = belonging_to(owner)
     holder = next(row for row in theirs if row.parent == owner.pid and processes.descendants(row.pid))
     aside = next(row for row in theirs if os.getsid(row.pid) == row.pid)  # setsid sleep

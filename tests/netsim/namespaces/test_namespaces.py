@@ -106,7 +106,7 @@ async def test_a_command_has_our_folder_input_and_environment(tmp_path, monkeypa
     assert (tmp_path / "here").read_text() == "old new\n"
 
 
-async def test_a_command_that_is_not_there_says_so_and_the_keeper_serves_on():
+async def test_a_command_that_is_not_there_says_so_and_the_holder_serves_on():
     async with started() as namespaces:
         with pytest.raises(FileNotFoundError):
             await namespaces.run(["outrider-no-such-command"])
@@ -176,7 +176,7 @@ async def test_what_a_command_leaves_running_ends_with_the_namespaces():
     assert not [row for row in processes.processes() if processes.mark_of(row.pid) == processes.own_mark()]
 
 
-async def test_a_killed_keeper_is_noticed_and_takes_the_command_along():
+async def test_a_killed_holder_is_noticed_and_takes_the_command_along():
     async with started() as namespaces:
         running = asyncio.create_task(namespaces.run(["sleep", "1000"]))
         await namespaces.call("A", "outrider_netsim.namespaces.interfaces:set_up", name="lo")
@@ -260,6 +260,6 @@ def test_where_the_machine_refuses_the_message_says_what_to_do(tmp_path):
     changed_root = f'mount --rbind / {tmp_path} && exec chroot {tmp_path} "$@"'  # where the kernel gives none
     done = as_nobody("unshare", "--mount", "sh", "-c", changed_root, "sh")
     assert done.returncode == 1
-    assert done.stderr.startswith("this machine gives us no network namespace")
+    assert done.stderr.startswith("this machine allows no network namespace")
     assert "--engine proxy" in done.stderr
     assert not [row for row in processes.processes() if processes.mark_of(row.pid) == processes.own_mark()]

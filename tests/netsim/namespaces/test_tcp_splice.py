@@ -116,7 +116,7 @@ async def test_a_reset_by_the_client_reaches_the_server():
             await ended
 
 
-async def test_a_server_that_is_not_there_resets_and_the_doorway_serves_on():
+async def test_a_server_that_is_not_there_resets_and_the_splice_serves_on():
     async with through_two() as splice:
         unused = local_listener("127.0.0.1", 0)
         nowhere = TcpSplice(local_listener("127.0.0.1", 0), partial(dial_locally, *unused.getsockname()))

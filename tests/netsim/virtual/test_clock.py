@@ -21,7 +21,7 @@ def test_events_happen_in_the_order_of_their_times_then_of_planning():
 
 
 def test_a_step_into_nothing_says_so():
-    with pytest.raises(StandstillError, match="nothing is planned"):
+    with pytest.raises(StandstillError, match="nothing is scheduled"):
         VirtualClock().step()
 
 

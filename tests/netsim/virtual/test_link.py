@@ -105,7 +105,7 @@ def test_messages_go_whole_and_in_order_both_ways_and_end():
             pipe.send(n, 100)
         pipe.close()
         pipe.close()
-        with pytest.raises(BrokenPipeError, match="connect anew"):
+        with pytest.raises(BrokenPipeError, match="connect again"):
             pipe.send(50, 100)
         got = [await pipe.receive() for _ in range(50)]
         for _ in range(2):
@@ -135,7 +135,7 @@ def test_connecting_over_a_cut_link_waits_for_it_and_in_the_end_gives_up():
     link.clock.run(link.connect())
     assert link.clock.now == pytest.approx(3.1)  # tried at 0, 1 and 3
     link.cut()
-    with pytest.raises(TimeoutError, match="restore it, connect anew"):
+    with pytest.raises(TimeoutError, match="restore it and connect again"):
         link.clock.run(link.connect())
 
 
@@ -168,5 +168,5 @@ def test_another_loop_is_refused():
 def test_the_exchange_as_a_command_says_what_it_saw(capsys):
     main("paper-4g", "10")
     first, second, _ = capsys.readouterr().out.splitlines()
-    assert " exchanges in 10 s of virtual time" in first
+    assert " round trips in 10 s of virtual time" in first
     assert "deciles" in second
