@@ -1,9 +1,9 @@
+from .core.engine_names import EngineChoice as EngineChoice
+from .core.engine_names import EngineName as EngineName
 from .core.errors import EngineError as EngineError
 from .core.errors import ProfileError as ProfileError
 from .impairments.path import LinkStats as LinkStats
 from .impairments.path import PathStats as PathStats
-from .link import EngineChoice as EngineChoice
-from .link import EngineName as EngineName
 from .link import Link as Link
 from .profiles.builtin import PROFILES as PROFILES
 from .profiles.builtin import profile_named as profile_named

@@ -9,10 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, Self, assert_never, cast
+from typing import TYPE_CHECKING, Protocol, Self, assert_never, cast
 
 from outrider_netsim.core.addresses import Address, check_port, parse_address
 from outrider_netsim.core.async_resource import AsyncResource
+from outrider_netsim.core.engine_names import (
+    BEST_FIRST,
+    DEFAULT_UPSTREAM,
+    PLACEHOLDER,
+    EngineChoice,
+    EngineName,
+)
 from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.impairments.path import LinkStats
 from outrider_netsim.profiles.profile import Profile
@@ -20,14 +27,7 @@ from outrider_netsim.profiles.profile import Profile
 if TYPE_CHECKING:
     from outrider_netsim.namespaces.namespaces import Namespaces  # Linux only
 
-DEFAULT_UPSTREAM = "127.0.0.1:50051"
 LOOPBACK = "127.0.0.1"
-PLACEHOLDER = "{link}"  # in a command: replaced by the address that leads through the link
-
-EngineName = Literal["kernel", "tun", "proxy"]
-EngineChoice = Literal["auto", "kernel", "tun", "proxy"]
-BEST_FIRST: tuple[EngineName, ...] = ("kernel", "tun", "proxy")
-WITH_NETWORK: tuple[EngineName, ...] = ("kernel", "tun")  # these put any command behind the link
 
 
 class EngineLink(Protocol):

@@ -6,10 +6,11 @@ import contextlib
 import pytest
 
 from outrider_netsim import link as link_module
+from outrider_netsim.core.engine_names import BEST_FIRST
 from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.engines.proxy import ProxyLink
 from outrider_netsim.impairments.path import LinkStats
-from outrider_netsim.link import BEST_FIRST, Link, candidates
+from outrider_netsim.link import Link, candidates
 from outrider_netsim.profiles.profile import Direction, Profile
 
 FAST = Profile.symmetric("fast", Direction(delay_ms=2))

@@ -1,1 +1,1 @@
-"""The command `outrider-netsim`, a file a group."""
+"""The command `outrider-netsim`, one module per group of commands."""

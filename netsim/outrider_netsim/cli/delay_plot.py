@@ -1,4 +1,4 @@
-"""A picture of a profile's delays: how likely each is, and how many packets stay below it, one panel a direction."""
+"""Plot the distribution of a profile's delays: density and cumulative share, one panel per direction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def save_plot(profile: Profile, file: Path) -> None:
-    """Draw to `file`, of the kind its name says. Raises ProfileError, or EngineError where matplotlib is missing."""
+    """Draw to `file` in the format of its suffix. Raises ProfileError, or EngineError without matplotlib."""
     if file.suffix.lower() not in FORMATS:
         raise ProfileError(f"{file}: need a name that ends in {', '.join(FORMATS)}")
     try:
@@ -44,7 +44,7 @@ def _draw(panel: Axes, name: str, direction: Direction, most_ms: float) -> None:
     shares = (np.arange(POINTS) + 0.5) / POINTS
     delays_ms = np.array([1000 * direction.quantile_s(share) for share in shares])
     counts, edges = np.histogram(delays_ms, bins=BINS, range=(0, most_ms))
-    spike = np.searchsorted(edges, direction.base_ms, side="right") - 1  # where the cut at 0 puts its share
+    spike = np.searchsorted(edges, direction.base_ms, side="right") - 1  # holds every delay that was cut at 0
     others = np.delete(counts, spike).max() or counts.max()
     panel.stairs(np.minimum(counts / others, 1), edges, fill=True, alpha=0.4, label="how likely (likeliest: 1)")
     panel.plot(delays_ms, shares, label="share of packets below")

@@ -1,4 +1,4 @@
-"""A link that says when it goes and comes, for those who watch a command."""
+"""Cut and restore a link, with a line on the console each time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider_netsim.profiles.outages import Cuttable
 
 
 class LinkControls:
-    """Passes `cut` and `restore` on to `link` and says so on `console`, with the seconds since it was made."""
+    """Passes `cut` and `restore` on to `link` and prints them with the seconds since its creation."""
 
     def __init__(self, link: Cuttable, console: Console) -> None:
         self._link = link
@@ -22,15 +22,15 @@ class LinkControls:
     def cut(self) -> None:
         self._link.cut()
         self._is_cut = True
-        self._say("[bold red]link cut[/]")
+        self._print("[bold red]link cut[/]")
 
     def restore(self) -> None:
         self._link.restore()
         self._is_cut = False
-        self._say("[bold green]link restored[/]")
+        self._print("[bold green]link restored[/]")
 
     def toggle(self) -> None:
-        """Someone pressed Enter; or the terminal went away."""
+        """Handle Enter, or the end of standard input."""
         if not sys.stdin.readline():
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
         elif self._is_cut:
@@ -38,5 +38,5 @@ class LinkControls:
         else:
             self.cut()
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(f"{asyncio.get_running_loop().time() - self._started_at:8.2f} s  {text}")

@@ -1,28 +1,26 @@
-"""`outrider-netsim probe`: measure a profile through an engine and hold it to what it claims."""
+"""`outrider-netsim probe`: measure a profile through an engine and compare."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
 from pathlib import Path
-from statistics import fmean
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from outrider_netsim.cli.terminal import console, errors, exit_on_error
+from outrider_netsim.core.engine_names import DEFAULT_LOSS_PACKETS, DEFAULT_PROBE_PACKETS, ProbeEngine
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.probe.figure_text import HEADINGS, figure_note, figure_row
-from outrider_netsim.probe.plot import check_plot_file, save_probe_plot
-from outrider_netsim.probe.report import DirectionReport
-from outrider_netsim.probe.run import LOSS_PACKETS, PACKETS, ProbeEngine, ProbeRun, probe_profile
 from outrider_netsim.probe.samples import WAYS
-from outrider_netsim.profiles.builtin import profile_named
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from outrider_netsim.probe.report import DirectionReport
+    from outrider_netsim.probe.run import ProbeRun
 
 OFF_EXIT = 1
 COLORS = {"ok": "green", "unclear": "yellow", "off": "bold red", "n/a": "dim"}
@@ -33,26 +31,45 @@ app = typer.Typer()
 @app.command()
 def probe(
     profile: Annotated[str, typer.Option(help="A built-in name, FILE.toml, or FILE.toml:NAME.")],
-    engine: Annotated[ProbeEngine, typer.Option(help="What makes the link; auto takes the best there is.")] = "auto",
-    packets: Annotated[int, typer.Option(help="For delays, each way.")] = PACKETS,
-    loss_packets: Annotated[int, typer.Option(help="For loss and order, each way.")] = LOSS_PACKETS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON, the table on stderr.")] = False,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all figures here, as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the delays, as PNG, SVG or PDF.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of delays and losses, in place of the profile's.")] = None,
-    check: Annotated[bool, typer.Option(help="End with status 1 if a figure is off.")] = True,
+    engine: Annotated[
+        ProbeEngine,
+        typer.Option(help="Engine of the link; auto takes the most realistic one that this machine allows."),
+    ] = "auto",
+    packets: Annotated[int, typer.Option(help="Packets for delays, each way.")] = DEFAULT_PROBE_PACKETS,
+    loss_packets: Annotated[
+        int, typer.Option(help="Packets for loss and reordering, each way.")
+    ] = DEFAULT_LOSS_PACKETS,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all figures as JSON, and the table to stderr.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write all figures to this file, as JSON.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also plot the delays to a PNG, SVG or PDF file.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed for delays and losses, instead of the profile's.")
+    ] = None,
+    check: Annotated[bool, typer.Option(help="Exit with status 1 if a figure is off.")] = True,
 ) -> None:
-    """Measure delay, jitter, loss, order and throughput through an engine, both ways, beside the profile.
+    """Measure delay, jitter, loss, order and throughput through an engine and compare them with the profile.
 
-    Takes half a minute; in-order profiles minutes, since packets must not wait for each other. Planned outages are left
-    out. A figure is off when chance does not explain it (99.99 %), unclear when more packets would tell.
+    Takes half a minute, or minutes for in-order profiles, whose packets must not wait for each other. Planned outages
+    are left out. A figure is off when chance does not explain it (99.99 %), unclear when more packets would tell.
     """
+    import asyncio
+
+    from outrider_netsim.probe.plot import check_plot_file, save_probe_plot
+    from outrider_netsim.probe.run import probe_profile
+    from outrider_netsim.profiles.builtin import profile_named
+
     with exit_on_error():
         shaped = profile_named(profile)
         if plot is not None:
             check_plot_file(plot)
         run = asyncio.run(
-            probe_profile(shaped, engine, packets=packets, loss_packets=loss_packets, seed=seed, say=_say)
+            probe_profile(shaped, engine, packets=packets, loss_packets=loss_packets, seed=seed, say=_print)
         )
         text = json.dumps(run.as_json(), indent=1) + "\n"
         if as_json:
@@ -66,11 +83,13 @@ def probe(
         raise typer.Exit(OFF_EXIT)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     errors.print(text, soft_wrap=True, markup=False, style="dim")
 
 
 def _show(run: ProbeRun, out: Console) -> None:
+    from statistics import fmean
+
     for way in WAYS:
         out.print(_table(f"{run.profile.name} {way}, {run.engine}", run.report.ways[way]))
     costs = [delay for times in run.seen.control.values() for delay in times.delays_ms]
@@ -83,6 +102,11 @@ def _show(run: ProbeRun, out: Console) -> None:
 
 
 def _table(title: str, found: DirectionReport) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from outrider_netsim.probe.figure_text import HEADINGS, figure_note, figure_row
+
     notes = [note for note in map(figure_note, found.figures) if note]
     table = Table(title=title, title_justify="left", caption="\n".join(notes), box=SIMPLE_HEAD, pad_edge=False)
     table.caption_justify = "left"
@@ -95,7 +119,7 @@ def _table(title: str, found: DirectionReport) -> Table:
 
 
 def _write(text: str, file: Path) -> None:
-    """Whole or not at all. Raises ProfileError where it cannot write."""
+    """Write a file whole or not at all. Raises ProfileError if it cannot."""
     partial = file.with_name(file.name + ".partial")
     try:
         partial.write_text(text)

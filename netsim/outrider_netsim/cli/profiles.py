@@ -1,18 +1,18 @@
-"""`outrider-netsim list` and `show`: the profiles there are, and what one is like."""
+"""`outrider-netsim list` and `show`: list the profiles, and describe one."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from outrider_netsim.cli.terminal import console, exit_on_error
-from outrider_netsim.profiles.builtin import PROFILES, profile_named
-from outrider_netsim.profiles.outages import outage_text
-from outrider_netsim.profiles.profile import Direction, Profile
-from outrider_netsim.profiles.profile_files import profile_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from outrider_netsim.profiles.profile import Direction, Profile
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 SYMBOLS = {"normal": "N", "uniform": "U", "pareto": "P"}
@@ -22,7 +22,11 @@ app = typer.Typer()
 
 @app.command("list")
 def list_profiles() -> None:
-    """Show the built-in profiles."""
+    """List the built-in profiles."""
+    from rich.table import Table
+
+    from outrider_netsim.profiles.builtin import PROFILES
+
     table = Table("profile", "one-way\ndelay, ms", "Mbit/s\nup, down", "loss", "order", "round\ntrip")
     for profile in PROFILES.values():
         table.add_row(*_cells(profile))
@@ -40,14 +44,19 @@ def list_profiles() -> None:
 @app.command()
 def show(
     profile: Annotated[str, typer.Argument(help="A built-in name, FILE.toml, or FILE.toml:NAME.")],
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw its delays, as PNG, SVG or PDF.")] = None,
-    toml: Annotated[bool, typer.Option("--toml", help="Print it as a file to start one's own from.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also plot its delays to a PNG, SVG or PDF file.")
+    ] = None,
+    toml: Annotated[bool, typer.Option("--toml", help="Print it as TOML, as a start for a file of your own.")] = False,
 ) -> None:
-    """Show what a profile is like, each way."""
+    """Describe a profile: delay, rate, loss, queue and order each way."""
+    from outrider_netsim.profiles.builtin import profile_named
+    from outrider_netsim.profiles.profile_files import profile_text
+
     with exit_on_error():
         shown = profile_named(profile)
         if plot is not None:
-            from outrider_netsim.cli.delay_plot import save_plot  # matplotlib takes a second to import
+            from outrider_netsim.cli.delay_plot import save_plot
 
             save_plot(shown, plot)
     if toml:
@@ -77,6 +86,8 @@ def _law(direction: Direction) -> str:
 
 
 def _table(profile: Profile) -> Table:
+    from rich.table import Table
+
     table = Table(profile.name, "up", "down")
     for name, up, down in zip(_NAMES, _rows(profile.up), _rows(profile.down), strict=True):
         table.add_row(name, up, down)
@@ -112,10 +123,12 @@ def _loss(direction: Direction) -> str:
     bursts = direction.bursts
     if bursts is None:
         return f"{direction.loss:.2%}"
-    return f"{bursts.mean_loss:.2%}, in spells of {1 / bursts.r:.0f} packets"
+    return f"{bursts.mean_loss:.2%}, in bursts of {1 / bursts.r:.0f} packets"
 
 
 def _notes(profile: Profile) -> list[str]:
+    from outrider_netsim.profiles.outages import outage_text
+
     notes = [f"round trip {profile.round_trip_ms:.1f} ms in the mean, of small messages"]
     if profile.outages:
         notes.append(f"outages: {', '.join(map(outage_text, profile.outages))} (duration@start/every)")

@@ -1,36 +1,47 @@
-"""`outrider-netsim proxy`: one TCP relay, until it is stopped."""
+"""`outrider-netsim proxy`: run a TCP relay until it is stopped."""
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_netsim.cli.link_controls import LinkControls
 from outrider_netsim.cli.terminal import console, exit_on_error, fail
 from outrider_netsim.core.addresses import parse_address
-from outrider_netsim.engines.proxy import ProxyLink
-from outrider_netsim.profiles.builtin import profile_named
-from outrider_netsim.profiles.outages import Outage, in_order, parse_outage, run_outages
-from outrider_netsim.profiles.profile import Profile
+
+if TYPE_CHECKING:
+    from outrider_netsim.engines.proxy import ProxyLink
+    from outrider_netsim.profiles.outages import Outage
+    from outrider_netsim.profiles.profile import Profile
 
 app = typer.Typer()
 
 
 @app.command()
 def proxy(
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients connect; port 0 picks a free one.")],
-    upstream: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server behind the link.")],
-    profile: Annotated[str, typer.Option(help="A name from `outrider-netsim list`, or a .toml file.")],
-    seed: Annotated[int, typer.Option(help="Seed of delays and losses.")] = 0,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address for clients to connect to; port 0 picks a free one.")
+    ],
+    upstream: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the server behind the link.")],
+    profile: Annotated[str, typer.Option(help="A name from `outrider-netsim list`, FILE.toml, or FILE.toml:NAME.")],
+    seed: Annotated[int, typer.Option(help="Random seed for delays and losses.")] = 0,
     outage: Annotated[
-        list[str] | None, typer.Option(metavar="DURATION@START", help="Such as 3s@10s; may be given again.")
+        list[str] | None,
+        typer.Option(
+            metavar="DURATION@START",
+            help="Planned outage such as 3s@10s, or 1s@5s/30s for a recurring one; repeatable.",
+        ),
     ] = None,
 ) -> None:
     """Relay TCP through an emulated link until Ctrl-C; in a terminal, Enter cuts and restores it."""
+    import asyncio
+
+    from outrider_netsim.engines.proxy import ProxyLink
+    from outrider_netsim.profiles.builtin import profile_named
+    from outrider_netsim.profiles.outages import in_order, parse_outage
+
     with exit_on_error():
         at, server = parse_address("--listen", listen), parse_address("--upstream", upstream)
         link = ProxyLink(profile_named(profile), server, seed, listen=at)
@@ -42,19 +53,24 @@ def proxy(
 
 
 async def _run(link: ProxyLink, upstream: str, outages: list[Outage]) -> None:
+    import asyncio
+
+    from outrider_netsim.cli.link_controls import LinkControls
+    from outrider_netsim.profiles.outages import run_outages
+
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     async with link:
-        told = LinkControls(link, console)
+        controls = LinkControls(link, console)
         console.print(
             f"{link.address} -> {upstream} through {link.profile.name}, {_summary(link.profile)}", soft_wrap=True
         )
         if sys.stdin.isatty():
             console.print("Enter cuts the link and restores it; Ctrl-C ends.")
-            loop.add_reader(sys.stdin.fileno(), told.toggle)
-        planned = loop.create_task(run_outages(told, outages))
+            loop.add_reader(sys.stdin.fileno(), controls.toggle)
+        planned = loop.create_task(run_outages(controls, outages))
         await stopped.wait()
         planned.cancel()
         await asyncio.gather(planned, return_exceptions=True)

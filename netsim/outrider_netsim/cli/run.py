@@ -1,42 +1,34 @@
-"""`outrider-netsim run -- COMMAND`: a command behind an emulated link."""
+"""`outrider-netsim run -- COMMAND`: run a command behind an emulated link."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from outrider_netsim.cli.link_controls import LinkControls
 from outrider_netsim.cli.terminal import errors, exit_on_error
 from outrider_netsim.core.addresses import Address, check_port, parse_address
+from outrider_netsim.core.engine_names import DEFAULT_UPSTREAM, PLACEHOLDER, WITH_NETWORK, EngineChoice, EngineName
 from outrider_netsim.core.errors import EngineError
-from outrider_netsim.impairments.path import LinkStats, PathStats
-from outrider_netsim.link import (
-    DEFAULT_UPSTREAM,
-    PLACEHOLDER,
-    WITH_NETWORK,
-    EngineChoice,
-    EngineName,
-    Link,
-    candidates,
-)
-from outrider_netsim.profiles.builtin import profile_named
-from outrider_netsim.profiles.outages import in_order, parse_outage, run_outages
-from outrider_netsim.profiles.profile import Profile
 
-NOT_EXECUTABLE_EXIT, NOT_FOUND_EXIT = 126, 127  # as shells have it
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outrider_netsim.impairments.path import LinkStats, PathStats
+    from outrider_netsim.link import Link
+    from outrider_netsim.profiles.profile import Profile
+
+NOT_EXECUTABLE_EXIT, NOT_FOUND_EXIT = 126, 127  # as in shells
 
 app = typer.Typer()
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What is to run, behind what."""
+    """The command and the link to run it behind."""
 
     profile: Profile
     engines: tuple[EngineName, ...]
@@ -47,28 +39,45 @@ class RunOptions:
 
 @app.command(no_args_is_help=True, context_settings={"allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What to run, with its arguments.")],
-    profile: Annotated[str, typer.Option(help="A name from `outrider-netsim list`, or a .toml file.")],
-    engine: Annotated[EngineChoice, typer.Option(help="What makes the link; auto takes the best there is.")] = "auto",
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Command to run, with its arguments.")],
+    profile: Annotated[str, typer.Option(help="A name from `outrider-netsim list`, FILE.toml, or FILE.toml:NAME.")],
+    engine: Annotated[
+        EngineChoice,
+        typer.Option(help="Engine of the link; auto takes the most realistic one that this machine allows."),
+    ] = "auto",
     upstream: Annotated[
         list[str] | None,
         typer.Option(
             metavar="HOST:PORT",
-            help=f"A server behind the link; may be given again.  [default: {DEFAULT_UPSTREAM}]",
+            help=f"Address of a server behind the link; repeatable.  [default: {DEFAULT_UPSTREAM}]",
             show_default=False,
         ),
     ] = None,
     outage: Annotated[
-        list[str] | None, typer.Option(metavar="DURATION@START", help="Such as 3s@10s; may be given again.")
+        list[str] | None,
+        typer.Option(
+            metavar="DURATION@START",
+            help="Planned outage such as 3s@10s, or 1s@5s/30s for a recurring one; repeatable.",
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of delays and losses, in place of the profile's.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing about the link.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed for delays and losses, instead of the profile's.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing about the link.")] = False,
 ) -> None:
-    """Run COMMAND behind an emulated link and end with its exit status.
+    """Run COMMAND behind an emulated link and exit with its status.
 
-    With the engines kernel and tun it has a network of its own, where 127.0.0.1 and the port of each --upstream lead
-    through the link to that server. The proxy has none to give: write {link} where COMMAND takes the server's address.
+    With the engines kernel and tun, COMMAND has its own network, where 127.0.0.1 and the port of each --upstream lead
+    through the link to that server. The proxy engine has no network: write {link} where COMMAND takes the server's
+    address.
     """
+    import asyncio
+
+    from rich.console import Console
+
+    from outrider_netsim.profiles.builtin import profile_named
+    from outrider_netsim.profiles.outages import in_order, parse_outage
+
     with exit_on_error():
         shaped = profile_named(profile)
         planned = in_order([*shaped.outages, *map(parse_outage, outage or [])])
@@ -84,7 +93,9 @@ def run(
 
 
 async def _run(options: RunOptions, console: Console) -> int:
-    unplanned = replace(options.profile, outages=())  # this file says when the link goes, so it cuts it
+    from outrider_netsim.link import Link
+
+    unplanned = replace(options.profile, outages=())  # cut from here instead, to print a line each time
     link = Link(unplanned, str(options.upstreams[0]), options.engines, options.seed)
     try:
         await link.start()
@@ -94,7 +105,7 @@ async def _run(options: RunOptions, console: Console) -> int:
         _introduce(link, options, console)
         async with _outages(link, options, console):
             status = await link.run(options.command, options.upstreams)
-        _say(console, totals(link.stats))
+        _print(console, totals(link.stats))
     except OSError as error:
         status = _not_executed(options.command[0], error)
     finally:
@@ -104,7 +115,12 @@ async def _run(options: RunOptions, console: Console) -> int:
 
 @contextlib.asynccontextmanager
 async def _outages(link: Link, options: RunOptions, console: Console) -> AsyncIterator[None]:
-    """The planned outages, said as they come, for as long as the command runs."""
+    """Apply and print the planned outages while the command runs."""
+    import asyncio
+
+    from outrider_netsim.cli.link_controls import LinkControls
+    from outrider_netsim.profiles.outages import run_outages
+
     planned = asyncio.create_task(run_outages(LinkControls(link, console), options.profile.outages))
     try:
         yield
@@ -115,13 +131,13 @@ async def _outages(link: Link, options: RunOptions, console: Console) -> AsyncIt
 
 def _introduce(link: Link, options: RunOptions, console: Console) -> None:
     shown = f"{link.profile.name}, mean round trip {link.profile.round_trip_ms:.1f} ms"
-    _say(console, f"{shown}; engine {link.engine}: {link.why}")
+    _print(console, f"{shown}; engine {link.engine}: {link.why}")
     if link.engine == "proxy" and not _names_link(options.command):
-        _say(console, f"only what connects to {link.address} (OUTRIDER_LINK_ADDRESS) goes through the link")
+        _print(console, f"only what connects to {link.address} (OUTRIDER_LINK_ADDRESS) goes through the link")
 
 
 def totals(stats: LinkStats) -> str:
-    """What went through a link, in words."""
+    """Return a link's counters in words."""
     return f"{stats.connections} connections; up {_counted(stats.up)}; down {_counted(stats.down)}"
 
 
@@ -132,8 +148,13 @@ def _counted(path: PathStats) -> str:
 
 
 def _engines(engine: EngineChoice, command: Sequence[str]) -> tuple[EngineName, ...]:
-    """`auto` never takes an engine past which the command would go unnoticed."""
-    return WITH_NETWORK if engine == "auto" and not _names_link(command) else candidates(engine)
+    """Return the engines to try."""
+    # Not the proxy unless the command names the link: it would silently connect past it.
+    if engine == "auto" and not _names_link(command):
+        return WITH_NETWORK
+    from outrider_netsim.link import candidates
+
+    return candidates(engine)
 
 
 def _names_link(command: Sequence[str]) -> bool:
@@ -150,12 +171,12 @@ def _with_remedy(error: EngineError, options: RunOptions) -> EngineError:
     if options.engines != WITH_NETWORK:
         return error
     return EngineError(
-        f"{error}. Or write {PLACEHOLDER} where COMMAND takes the server's address: then a relay will do"
+        f"{error}. Or write {PLACEHOLDER} where COMMAND takes the server's address: then the proxy engine will do"
     )
 
 
 def _not_executed(command: str, error: OSError) -> int:
-    """Exit status for a command that cannot be. Raises EngineError for what is not its fault."""
+    """Return the exit status for a command that cannot be executed. Raises EngineError for other failures."""
     match error:
         case FileNotFoundError():
             status = NOT_FOUND_EXIT
@@ -167,5 +188,5 @@ def _not_executed(command: str, error: OSError) -> int:
     return status
 
 
-def _say(console: Console, text: str) -> None:
+def _print(console: Console, text: str) -> None:
     console.print(f"outrider-netsim: {text}", soft_wrap=True, markup=False)

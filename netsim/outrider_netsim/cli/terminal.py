@@ -1,7 +1,7 @@
-"""What the commands share: where they write, how they read addresses, and how they end.
+"""Consoles and exit statuses of all commands.
 
-Standard output carries what was asked for, standard error everything else. 2 means that the request cannot be, 1 that
-this machine cannot do it.
+Results go to standard output, everything else to standard error. Exit status 2 means invalid arguments, 1 that this
+machine cannot do it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def exit_on_error() -> Iterator[None]:
 
 
 def fail(message: str, status: int = USAGE_EXIT) -> NoReturn:
-    """End the command. Raises typer.Exit."""
+    """Print an error and end the command. Raises typer.Exit."""
     errors.print("[bold red]error:[/]", end=" ")
     errors.print(message, soft_wrap=True, markup=False)
     raise typer.Exit(status)

@@ -1,34 +1,43 @@
-"""`outrider-netsim trace`: make traces of changing links, and check those one has."""
+"""`outrider-netsim trace`: generate traces of changing links, and check trace files."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider_netsim.cli.terminal import console, exit_on_error
-from outrider_netsim.profiles.synthetic import Cellular
-from outrider_netsim.profiles.trace_files import is_csv, load_trace, save_trace
-from outrider_netsim.profiles.trace_summary import summary
-from outrider_netsim.profiles.traces import DeliveryTrace, Trace
+
+if TYPE_CHECKING:
+    from outrider_netsim.profiles.traces import Trace
 
 app = typer.Typer()
-trace_app = typer.Typer(help="Links that change over time, as files.", no_args_is_help=True)
+trace_app = typer.Typer(help="Generate and check files of links that change over time.", no_args_is_help=True)
 app.add_typer(trace_app, name="trace")
 
 
 @trace_app.command()
 def generate(
-    file: Annotated[Path, typer.Argument(help="FILE.csv gets delay, rate and loss; any other name Mahimahi's format.")],
-    seconds: Annotated[float, typer.Option(help="Its length; it repeats after that.")] = 60.0,
+    file: Annotated[
+        Path,
+        typer.Argument(help="File to write: FILE.csv for delay, rate and loss, any other name for Mahimahi's format."),
+    ],
+    seconds: Annotated[float, typer.Option(help="Length of the trace in seconds; it repeats after that.")] = 60.0,
     mbps: Annotated[float, typer.Option(help="Mean rate in Mbit/s.")] = 20.0,
-    delay_ms: Annotated[float, typer.Option(help="One way, where the radio is strong; only in FILE.csv.")] = 20.0,
-    handover_every: Annotated[float, typer.Option(metavar="SECONDS", help="Mean interval; 0: none.")] = 30.0,
-    handover_ms: Annotated[float, typer.Option(help="How long nothing passes in a handover.")] = 50.0,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same file.")] = 0,
+    delay_ms: Annotated[
+        float, typer.Option(help="One-way delay in ms where the signal is strong; FILE.csv only.")
+    ] = 20.0,
+    handover_every: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Mean time between handovers in seconds; 0 for none.")
+    ] = 30.0,
+    handover_ms: Annotated[float, typer.Option(help="Length of a handover, in which nothing passes, in ms.")] = 50.0,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed makes the same file.")] = 0,
 ) -> None:
-    """Make up a cellular link: levels, fades and handovers."""
+    """Generate a synthetic cellular link with signal levels, fades and handovers."""
+    from outrider_netsim.profiles.synthetic import Cellular
+    from outrider_netsim.profiles.trace_files import is_csv, save_trace
+
     with exit_on_error():
         cellular = Cellular(mbps * 1e6, delay_ms, handover_every, handover_ms / 1000)
         trace = (cellular.conditions if is_csv(file) else cellular.deliveries)(seconds, seed)
@@ -37,8 +46,12 @@ def generate(
 
 
 @trace_app.command()
-def check(files: Annotated[list[Path], typer.Argument(help="FILE.csv, or Mahimahi's format.")]) -> None:
-    """Read traces and say what they hold; ends with 2 at the first line that is wrong."""
+def check(
+    files: Annotated[list[Path], typer.Argument(help="Trace files: FILE.csv, or any other name in Mahimahi's format.")],
+) -> None:
+    """Read traces and print a summary; the exit status is 2 if one is invalid."""
+    from outrider_netsim.profiles.trace_files import load_trace
+
     with exit_on_error():
         traces = {str(file): load_trace(file) for file in files}
     for name, trace in traces.items():
@@ -46,6 +59,9 @@ def check(files: Annotated[list[Path], typer.Argument(help="FILE.csv, or Mahimah
 
 
 def _print(name: str, trace: Trace) -> None:
+    from outrider_netsim.profiles.trace_summary import summary
+    from outrider_netsim.profiles.traces import DeliveryTrace
+
     found = summary(trace)
     kind = "opportunities" if isinstance(trace, DeliveryTrace) else "rows"
     gap = "" if found.longest_gap_s is None else f", longest gap {found.longest_gap_s * 1000:g} ms"

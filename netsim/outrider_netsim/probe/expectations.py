@@ -1,4 +1,4 @@
-"""What a profile foretells for a probe, beyond the moments it states itself: order, bursts, the time of the rate."""
+"""What a profile implies for a probe beyond its own moments: reordering, bursts, serialization."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from outrider_netsim.profiles.profile import Bursts, Direction
 
 
 def serialisation_ms(direction: Direction, link_bytes: int) -> float:
-    """What the rate takes for one packet of that size."""
+    """Return how long the rate takes for one packet of that size."""
     return link_bytes * 8000 / direction.rate_bps if direction.rate_bps else 0.0
 
 
 def design_effect(direction: Direction) -> float:
-    """How many packets are worth one independent one in counting losses: 1 without bursts.
+    """Return how many packets count as one independent one for losses; 1 without bursts.
 
-    Whether packets n and n + k find a Gilbert-Elliott link bad is correlated by c^k, c = 1 - p - r.
+    The states that packets n and n + k find a Gilbert-Elliott link in are correlated by c^k, c = 1 - p - r.
     """
     bursts, mean = direction.bursts, direction.mean_loss
     if bursts is None or not 0 < mean < 1:
@@ -28,7 +28,7 @@ def design_effect(direction: Direction) -> float:
 
 
 def mean_burst(direction: Direction) -> float:
-    """Expected number of losses in a row, from P(two neighbors lost): 1 / (1 - loss) if losses are independent."""
+    """Return the mean number of losses in a row: 1 / (1 - loss) if losses are independent."""
     bursts, mean = direction.bursts, direction.mean_loss
     if bursts is None or not mean:
         return in_a_row(mean)
@@ -37,12 +37,12 @@ def mean_burst(direction: Direction) -> float:
 
 
 def in_a_row(followed: float) -> float:
-    """Mean length of runs whose every member is followed by another with that probability."""
+    """Return the mean length of runs whose every member is followed by another with that probability."""
     return 1 / (1 - followed) if followed < 1 else math.inf
 
 
 def overtaken(arrivals_s: Sequence[float]) -> list[bool]:
-    """By packet in the order of sending: whether one sent later arrived before it."""
+    """Return for each packet, in the order sent, whether a later one arrived before it."""
     earliest, flags = math.inf, []
     for arrival in reversed(arrivals_s):
         flags.append(arrival > earliest)
@@ -51,7 +51,7 @@ def overtaken(arrivals_s: Sequence[float]) -> list[bool]:
 
 
 def expected_overtaken(sent_s: Sequence[float], direction: Direction, seed: int) -> float:
-    """Share of packets sent then that are overtaken, by the profile's own draws."""
+    """Return the expected share of overtaken packets, by draws from the profile."""
     if direction.in_order:
         return 0.0
     rng = random.Random(f"{seed}/overtaken")
@@ -59,7 +59,7 @@ def expected_overtaken(sent_s: Sequence[float], direction: Direction, seed: int)
 
 
 def waiting_share(sent_s: Sequence[float], direction: Direction, seed: int) -> float:
-    """How much of the mean delay of packets sent then is waiting for earlier ones, by the profile's own draws."""
+    """Return which share of the mean delay is waiting for earlier packets, by draws from the profile."""
     if not direction.in_order or not direction.jitter_ms:
         return 0.0
     rng = random.Random(f"{seed}/waiting")
@@ -73,6 +73,6 @@ def waiting_share(sent_s: Sequence[float], direction: Direction, seed: int) -> f
 
 
 def _state_variance(bursts: Bursts) -> float:
-    """Variance, over packets, of the loss share that the state they find has."""
+    """Return the variance, over packets, of the loss probability of the state they find."""
     in_bad = bursts.p / (bursts.p + bursts.r)
     return (bursts.bad - bursts.good) ** 2 * in_bad * (1 - in_bad)

@@ -1,4 +1,4 @@
-"""Figures as people read them: a row of a table, in the unit that suits."""
+"""Format figures for tables, in suitable units."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from outrider_netsim.probe.figures import Figure, Name
 
 HEADINGS = ("", "measured", "99 % interval", "profile", "±", "verdict")
-TITLES: dict[Name, tuple[str, float]] = {  # title with its unit, how many of the unit make one
+TITLES: dict[Name, tuple[str, float]] = {  # title with unit, factor to that unit
     "mean_delay_ms": ("mean delay, ms", 1.0),
     "deviation_ms": ("standard deviation, ms", 1.0),
     "shape_gap_ms": ("quantiles off by, ms", 1.0),
@@ -19,7 +19,7 @@ TITLES: dict[Name, tuple[str, float]] = {  # title with its unit, how many of th
 
 
 def figure_row(figure: Figure) -> tuple[str, ...]:
-    """One cell for each of HEADINGS; the note is not among them."""
+    """Return one cell per heading, without the note."""
     title, scale = TITLES[figure.name]
     measured, interval, expected = figure.measured, figure.interval, figure.expected
     return (
@@ -33,7 +33,7 @@ def figure_row(figure: Figure) -> tuple[str, ...]:
 
 
 def figure_note(figure: Figure) -> str:
-    """Its note with its title, or nothing."""
+    """Return the note with the figure's title, or an empty string."""
     return f"{TITLES[figure.name][0].partition(',')[0]}: {figure.note}" if figure.note else ""
 
 

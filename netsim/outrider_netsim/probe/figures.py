@@ -1,15 +1,15 @@
-"""Measured figures, each with its interval and judged against the profile. Pure: no clock, no sockets.
+"""Measured figures with their confidence intervals and verdicts against the profile. Pure: no clock, no sockets.
 
-A figure with a tolerance is `ok` within it; beyond, it is `unclear` while its 99.99 % interval still reaches into the
-tolerance (chance explains it: take more packets) and `off` otherwise. A figure that only chance blurs (loss, bursts) is
-`ok` when its 99 % interval holds the profile's value, `unclear` when only its 99.99 % interval does, else `off`.
+A figure with a tolerance is `ok` within it. Outside it is `unclear` while its 99.99 % interval overlaps the tolerance
+(chance may explain it: take more packets), else `off`. A figure without systematic error (loss, bursts) is `ok` when
+its 99 % interval holds the profile's value, `unclear` when only its 99.99 % interval does, else `off`.
 
-    delay        TOLERANCE, or TIMER_MS where that is more: the timers of user-space engines are as coarse
-    shape        mean distance between measured and claimed quantiles (Wasserstein): a uniform jitter in place of a
-                 normal one has the right mean and deviation and is 0.14 deviations away; chance gives 1.1 / sqrt(n)
-    loss         Clopper-Pearson; where losses come in bursts n packets are worth n / design_effect independent ones
-    loss burst   losses in a row; each is followed by another with q = 1 - 1/burst, so a share again
-    overtaken    share of packets that arrive after one sent later, beside the profile's own draws at the same times
+    delay        TOLERANCE, or TIMER_MS where that is more, the resolution of user-space engines' timers
+    shape        mean distance between measured and expected quantiles (Wasserstein): uniform in place of normal
+                 jitter has the right mean and deviation but is 0.14 deviations off; chance gives 1.1 / sqrt(n)
+    loss         Clopper-Pearson; with bursty losses n packets count as n / design_effect independent ones
+    loss burst   losses in a row; each is followed by another with probability 1 - 1/burst, so again a share
+    overtaken    share of packets that arrive after one sent later, against draws from the profile
     throughput   bytes over time while more is offered than passes
 """
 
@@ -39,9 +39,9 @@ Verdict = Literal["ok", "unclear", "off", "n/a"]
 Name = Literal["mean_delay_ms", "deviation_ms", "shape_gap_ms", "loss", "loss_burst", "overtaken", "throughput_bps"]
 
 TOLERANCE = 0.05  # of delay, deviation and rate
-TIMER_MS = 0.3  # deviation of a wake-up that is even over a millisecond
+TIMER_MS = 0.3  # standard deviation of a wake-up uniform over a millisecond
 OVERTAKEN_TOLERANCE = 0.03
-SHAPE_TOLERANCE, SHAPE_CHANCE = 0.05, 2.2  # of the deviation; the second over sqrt(n), twice its median
+SHAPE_TOLERANCE, SHAPE_CHANCE = 0.05, 2.2  # of the deviation; the second, over sqrt(n), is twice its median
 SHOWN, CERTAIN = 0.99, 0.9999  # confidences
 SLICES = 20
 EDGE_S = 0.8
@@ -50,7 +50,7 @@ LEAST_ARRIVALS = 20
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value beside the profile's, in the unit of its name (ms, bit/s, packets, or a share)."""
+    """A measured value beside the profile's, in the unit of its name (ms, bit/s, packets, or a share)."""
 
     name: Name
     measured: float | None
@@ -62,7 +62,7 @@ class Figure:
 
 
 def mean_figure(times: PacketTimes, direction: Direction, link_bytes: int, seed: int) -> Figure:
-    """Mean one-way delay of lone packets, with the time that the rate takes for one of them."""
+    """Compare the mean one-way delay of lone packets, serialization included."""
     delays_ms = times.delays_ms
     if not delays_ms:
         return missing("mean_delay_ms", "nothing came through", "off")
@@ -75,7 +75,7 @@ def mean_figure(times: PacketTimes, direction: Direction, link_bytes: int, seed:
 
 
 def deviation_figure(times: PacketTimes, direction: Direction) -> Figure:
-    """Standard deviation of one-way delays of lone packets."""
+    """Compare the standard deviation of the one-way delays of lone packets."""
     delays_ms = times.delays_ms
     if not delays_ms:
         return missing("deviation_ms", "nothing came through", "off")
@@ -86,22 +86,22 @@ def deviation_figure(times: PacketTimes, direction: Direction) -> Figure:
 
 
 def shape_figure(times: PacketTimes, direction: Direction, link_bytes: int) -> Figure:
-    """How far the measured quantiles lie from the profile's, on average."""
+    """Compare quantiles: how far the measured ones lie from the profile's on average."""
     ordered = sorted(times.delays_ms)
     if not ordered:
         return missing("shape_gap_ms", "nothing came through", "off")
     if direction.trace:
         return missing("shape_gap_ms", "the trace decides")
     extra, count = serialisation_ms(direction, link_bytes), len(ordered)
-    claimed = (direction.quantile_s((rank + 0.5) / count) * 1000 + extra for rank in range(count))
-    gap = fmean(abs(mine - theirs) for mine, theirs in zip(ordered, claimed, strict=True))
+    expected = (direction.quantile_s((rank + 0.5) / count) * 1000 + extra for rank in range(count))
+    gap = fmean(abs(mine - theirs) for mine, theirs in zip(ordered, expected, strict=True))
     share = SHAPE_TOLERANCE + SHAPE_CHANCE / math.sqrt(count)
     tolerance = max(TIMER_MS, share * direction.delay_deviation_ms)
     return Figure("shape_gap_ms", gap, None, 0.0, tolerance, "ok" if gap <= tolerance else "off")
 
 
 def loss_figure(times: PacketTimes, direction: Direction) -> Figure:
-    """Share of packets that never came."""
+    """Compare the share of lost packets."""
     sent, lost = len(times.sent_s), sum(times.lost)
     effect = design_effect(direction)
     shown, certain = (share_interval(lost / effect, sent / effect, level) for level in (SHOWN, CERTAIN))
@@ -110,7 +110,7 @@ def loss_figure(times: PacketTimes, direction: Direction) -> Figure:
 
 
 def burst_figure(times: PacketTimes, direction: Direction) -> Figure:
-    """Mean number of packets lost in a row."""
+    """Compare the mean number of packets lost in a row."""
     lost = times.lost
     losses, followed = sum(lost), sum(before and after for before, after in pairwise(lost))
     if not losses:
@@ -122,7 +122,7 @@ def burst_figure(times: PacketTimes, direction: Direction) -> Figure:
 
 
 def overtaken_figure(times: PacketTimes, direction: Direction, seed: int) -> Figure:
-    """Share of packets that arrive after one that was sent later."""
+    """Compare the share of packets that arrive after one that was sent later."""
     came = [(s, r) for s, r in zip(times.sent_s, times.received_s, strict=True) if r is not None]
     if len(came) < 2 * SLICES:
         return missing("overtaken", f"{len(came)} packets came: too few")
@@ -135,7 +135,7 @@ def overtaken_figure(times: PacketTimes, direction: Direction, seed: int) -> Fig
 
 
 def throughput_figure(load_times: LoadTimes, direction: Direction) -> Figure:
-    """Link bytes over time while more was offered than passes. No interval: a rate leaves nothing to chance."""
+    """Compare the throughput of a saturated link. No interval: a rate has no randomness."""
     measured_bps = passed_bps(load_times)
     if measured_bps is None:
         return missing("throughput_bps", f"{len(load_times.arrivals)} arrivals: too few", "off")
@@ -152,11 +152,9 @@ def throughput_figure(load_times: LoadTimes, direction: Direction) -> Figure:
 
 
 def passed_bps(load_times: LoadTimes) -> float | None:
-    """Bytes over time between two moments, EDGE_S after the first arrival and before sending ended; None if too few.
-
-    A stream shows a loss as a stall, after which all that waited comes at once: an edge amid a stall would lack bytes.
-    So each edge is the moment, within EDGE_S, when most had arrived for its time. Jitter shifts both edges alike.
-    """
+    """Return the rate of arrivals from EDGE_S after the first one until sending ended; None if too few."""
+    # A stream shows a loss as a stall, after which everything waiting arrives at once, so an edge within a stall would
+    # lack bytes. So each edge is the moment within EDGE_S with the most arrivals for its time. Jitter shifts both.
     counted, arrived = [], 0.0
     for when, size in load_times.arrivals:
         arrived += size
@@ -173,12 +171,12 @@ def passed_bps(load_times: LoadTimes) -> float | None:
 
 
 def missing(name: Name, note: str, verdict: Verdict = "n/a") -> Figure:
-    """A figure that could not be measured, and why."""
+    """Return a figure that could not be measured, with the reason."""
     return Figure(name, None, None, None, 0.0, verdict, note)
 
 
 def _untraced(direction: Direction, expected: float) -> float | None:
-    """A trace decides from moment to moment, so that there is no one value to hold a figure against."""
+    """Return `expected`, or None with a trace, whose values change over time."""
     return None if direction.trace else expected
 
 

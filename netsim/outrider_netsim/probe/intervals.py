@@ -1,10 +1,10 @@
-"""Confidence intervals of what a probe counts and times, with the standard library alone (a bare guest has no more).
+"""Confidence intervals for a probe's measurements, with the standard library alone (a bare guest has no more).
 
-share      Clopper and Pearson: exact, never too narrow. Its ends are quantiles of beta distributions:
+share      Clopper-Pearson: exact, never too narrow. Its ends are quantiles of beta distributions:
            low = B(a/2; k, n-k+1), high = B(1-a/2; k+1, n-k). k and n need not be whole: correlated
-           trials are worth fewer independent ones, and both shrink by the same factor.
-mean       normal, from the sample's deviation.
-deviation  normal, from the sample's fourth moment: var(s) = (m4 - s^4) / (4 n s^2), for any distribution.
+           trials count as fewer independent ones, so both shrink by the same factor.
+mean       normal approximation, from the sample's deviation.
+deviation  normal approximation, from the sample's fourth moment: var(s) = (m4 - s^4) / (4 n s^2), for any distribution.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TINY = 1e-300
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """From `low` to `high`, both included."""
+    """A closed interval."""
 
     low: float
     high: float
@@ -29,7 +29,7 @@ class Interval:
 
 
 def share_interval(successes: float, trials: float, confidence: float) -> Interval:
-    """Where the probability behind `successes` of `trials` lies (Clopper and Pearson)."""
+    """Return the Clopper-Pearson interval of the probability behind `successes` of `trials`."""
     if not 0 <= successes <= trials or trials <= 0:
         raise ValueError(f"successes={successes:g} of trials={trials:g}: need 0 <= successes <= trials > 0")
     tail = (1 - confidence) / 2
@@ -40,7 +40,7 @@ def share_interval(successes: float, trials: float, confidence: float) -> Interv
 
 
 def mean_interval(values: Sequence[float], confidence: float) -> Interval:
-    """Where the mean behind independent `values` lies; anywhere with fewer than two."""
+    """Return the interval of the mean behind independent `values`; unbounded with fewer than two."""
     if len(values) < 2:
         return Interval(-math.inf, math.inf)
     mean = fmean(values)
@@ -48,7 +48,7 @@ def mean_interval(values: Sequence[float], confidence: float) -> Interval:
 
 
 def deviation_interval(values: Sequence[float], confidence: float) -> Interval:
-    """Where the standard deviation behind independent `values` lies; anywhere with fewer than two."""
+    """Return the interval of the standard deviation behind independent `values`; unbounded with fewer than two."""
     if len(values) < 2:
         return Interval(0.0, math.inf)
     variance = central_moment(values, 2)
@@ -64,17 +64,18 @@ def central_moment(values: Sequence[float], order: int) -> float:
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
-    """Regularised incomplete beta function, the distribution function of B(a, b) at `x` (DLMF 8.17.22)."""
+    """Return the regularized incomplete beta function, the CDF of B(a, b), at `x` (DLMF 8.17.22)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # beyond the mode the fraction converges slowly; the mirrored one does not
+    # Beyond the mode the fraction converges slowly; the mirrored one does not.
+    if x > (a + 1) / (a + b + 2):
         return 1 - incomplete_beta(b, a, 1 - x)
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     return math.exp(log_front) / a * _beta_fraction(a, b, x)
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:
-    """1/(1 + d1/(1 + d2/(1 + ...))), from the front (Lentz's recurrence)."""
+    """Evaluate 1/(1 + d1/(1 + d2/(1 + ...))) from the front (Lentz's algorithm)."""
     c, d, value = 1.0, 0.0, 1.0
     for step in range(1, 10_000):
         coefficient = _beta_coefficient(a, b, x, step)
@@ -98,7 +99,7 @@ def _not_zero(value: float) -> float:
 
 
 def _solve(rising: Callable[[float], float], level: float) -> float:
-    """Where `rising`, from 0 at 0 to 1 at 1, reaches `level`."""
+    """Return where `rising`, which goes from 0 at 0 to 1 at 1, reaches `level`."""
     low, high = 0.0, 1.0
     for _ in range(80):
         middle = (low + high) / 2

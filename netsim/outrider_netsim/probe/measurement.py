@@ -1,12 +1,12 @@
-"""Measure a link through a real engine: what to send, how fast, and in which order. Asks no target what engine it is.
+"""Plan and run a probe: what to send, how fast, and in which order. Knows no engine.
 
     control     a short train over bare sockets: what measuring costs here; reported, never subtracted
-    delay       lone packets, so far apart that none waits for another: SPACING_S, and where they stay in order, so that
-                a late one holds up the next, what lies between a late delay (quantile LATE) and a quick one (QUICK)
-    loss        many packets, as fast as the rate (QUIET_SHARE of it) and half the queue allow; also their order
-    throughput  OVERLOAD x the rate, one way after the other; last, since it leaves the link's queue full
+    delay       lone packets, so far apart that none waits for another: SPACING_S, and for in-order links, where a late
+                packet holds up the next, the time between a late delay (quantile LATE) and a quick one (QUICK)
+    loss        many packets, as fast as QUIET_SHARE of the rate and half the queue allow; also measures reordering
+    throughput  OVERLOAD x the rate, one way after the other; last, because it fills the link's queue
 
-Both ways are probed at once but for throughput. Standard library only, for guests that have no more.
+Both ways are probed at once, except for throughput. Standard library only, for bare guests.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ MOST_PACKETS = 10_000_000
 
 
 class ProbeTarget(Protocol):
-    """A link between two ends that packets can be sent through: sockets of an engine, or virtual time."""
+    """A link with two ends to send packets between: an engine's sockets, or a virtual link."""
 
     @property
     def transport(self) -> Transport: ...
     @property
     def link_bytes(self) -> int:
-        """A packet of a train, as the link's rate counts it."""
+        """Size of a packet of a train, as the link's rate counts it."""
 
     @property
     def least_spacing_s(self) -> float:
-        """Packets of a train cannot be closer."""
+        """Least possible time between packets of a train."""
 
     async def send_train(self, train: PacketTrain) -> dict[Way, PacketTimes]: ...
     async def send_load(self, load: SaturatingLoad) -> LoadTimes: ...
     async def control(self, train: PacketTrain) -> dict[Way, PacketTimes]:
-        """The same train without a link between the ends."""
+        """Send the same train without a link between the ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ProbePlan:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What was sent and what was seen; `control` is the delay train's like over bare sockets."""
+    """What was sent and received; `control` is a train over bare sockets."""
 
     plan: ProbePlan
     samples: Samples
@@ -78,7 +78,7 @@ class Measurements:
 
 
 def plan_probe(target: ProbeTarget, profile: Profile, packets: int, loss_packets: int) -> ProbePlan:
-    """How `profile` has to be probed."""
+    """Plan the trains and loads for `profile`."""
     directions, link_bytes, least_s = (profile.up, profile.down), target.link_bytes, target.least_spacing_s
     settle_s = max(map(_settle_s, directions))
     delay_spacing_s = max(least_s, *(_lone_spacing_s(direction, link_bytes) for direction in directions))
@@ -91,19 +91,19 @@ def plan_probe(target: ProbeTarget, profile: Profile, packets: int, loss_packets
 
 
 def check_counts(packets: int, loss_packets: int) -> None:
-    """Raises ProfileError for absurd ones."""
+    """Raise ProfileError for packet counts out of range."""
     for name, count in (("packets", packets), ("loss packets", loss_packets)):
         if not 1 <= count <= MOST_PACKETS:
             raise ProfileError(f"{name}={count}: need 1 to {MOST_PACKETS}")
 
 
 async def measure(target: ProbeTarget, planned: ProbePlan, say: Callable[[str], None] = lambda _: None) -> Measurements:
-    """Carry out the plan; `say` is told what is under way. Raises EngineError when measuring failed."""
+    """Run the plan; `say` gets a line per step. Raises EngineError when measuring fails."""
     say(f"control: {CONTROL.packets} packets each way over bare sockets")
     control = await target.control(CONTROL)
-    say(_told("delay", planned.delay))
+    say(_announcement("delay", planned.delay))
     delay = await target.send_train(planned.delay)
-    say(_told("loss", planned.loss))
+    say(_announcement("loss", planned.loss))
     loss = await target.send_train(planned.loss)
     load_times = {}
     for load in planned.loads:
@@ -128,7 +128,7 @@ def _settle_s(direction: Direction) -> float:
 
 
 def _full_rate(direction: Direction) -> float:
-    """The rate to exceed; 0 where there is none."""
+    """Return the rate to exceed; 0 if there is none."""
     trace = direction.trace
     if isinstance(trace, DeliveryTrace):
         return trace.mean_rate_bps
@@ -142,6 +142,6 @@ def _load(way: Way, direction: Direction) -> SaturatingLoad:
     return SaturatingLoad(way, offered_bps, LOAD_S + 2 * direction.mean_delay_ms / 1000, _settle_s(direction))
 
 
-def _told(what: str, train: PacketTrain) -> str:
+def _announcement(what: str, train: PacketTrain) -> str:
     seconds = train.packets * train.spacing_s
     return f"{what}: {train.packets:,} packets each way, one every {train.spacing_s * 1000:g} ms, {seconds:.0f} s"

@@ -1,6 +1,5 @@
-"""Numbered packets from one socket to another: datagrams, or messages over streams. When each went and came.
+"""Send numbered packets from one socket to another, as datagrams or over streams, and record their times.
 
-Linux stamps what it receives (SO_TIMESTAMPNS), in the wall clock's time, so sends are stamped with that clock too.
 Standard library only.
 """
 
@@ -29,7 +28,9 @@ _ANCILLARY_BYTES = 128
 
 @dataclass(slots=True)
 class PacketLog:
-    """One direction of a train, in nanoseconds of the wall clock (the one that kernel stamps come from)."""
+    """Send and receive times of one direction of a train."""
+
+    # In ns of the wall clock, for sends as well: SO_TIMESTAMPNS stamps received packets with it.
 
     sent_ns: list[int] = field(default_factory=list)
     received_ns: dict[int, int] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class PacketLog:
 
 
 class PacketChannel(Protocol):
-    """One direction: where numbered packets go in, and where they come out."""
+    """One direction: sends numbered packets and records those that arrive."""
 
     seen: PacketLog
 
@@ -94,7 +95,7 @@ class DatagramChannel:
         self.seen.overflows = max(self.seen.overflows, overflows)
         if len(data) >= NUMBER.size:
             train, number = NUMBER.unpack_from(data)
-            if train == self._volley:  # not a latecomer of the one before
+            if train == self._volley:  # not a late packet of an earlier train
                 self.seen.received_ns.setdefault(number, when)
 
 
@@ -128,7 +129,7 @@ class StreamChannel:
 
 
 def stamp_arrivals(sink: socket.socket) -> None:
-    """Have the kernel stamp what comes in and count what it has no room for, and give it much room."""
+    """Have the kernel stamp received packets and count overflows, and enlarge the socket's buffers."""
     if sys.platform != "linux":
         return
     sink.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -142,7 +143,7 @@ def stamp_arrivals(sink: socket.socket) -> None:
 
 
 def _stamps(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int]:
-    """When it was received in ns of the wall clock, and how many the socket had no room for so far."""
+    """Return the receive time in ns of the wall clock and the number of overflows so far."""
     when, overflows = 0, 0
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:

@@ -1,4 +1,4 @@
-"""A picture of a probe: measured delays on the profile's density, each way, and beside them all figures judged."""
+"""Plot a probe: measured delays over the profile's density, each way, and a table of all figures."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ FORMATS = (".png", ".svg", ".pdf")
 BINS = 60
 POINTS = 20_000
 SHOWN = 0.999  # of the packets
-PEAK_SHARE = 0.05  # what is flatter beside a peak is left flat
+PEAK_SHARE = 0.05  # bins lower than this share of the peak are not magnified
 COLORS = {"ok": "#54A24B", "unclear": "#E3A33B", "off": "#E45756", "n/a": "#999999"}
 
 
 def check_plot_file(file: Path) -> None:
-    """Before measuring. Raises ProfileError for a name that no picture can have, EngineError without matplotlib."""
+    """Check before measuring. Raises ProfileError for an unknown image format, EngineError without matplotlib."""
     if file.suffix.lower() not in FORMATS:
         raise ProfileError(f"{file}: need a name that ends in {', '.join(FORMATS)}")
     try:
-        import matplotlib.figure  # noqa: F401 - only whether it is there
+        import matplotlib.figure  # noqa: F401 - checks that it is installed
     except ImportError:
         raise EngineError("pictures need matplotlib: pip install 'outrider[netsim]'") from None
 
 
 def save_probe_plot(run: ProbeRun, file: Path) -> None:
-    """Draw to `file`, of the kind its name says. Raises as check_plot_file, and ProfileError where it cannot write."""
+    """Draw to `file` in the format of its suffix. Raises as check_plot_file, and ProfileError if it cannot write."""
     check_plot_file(file)
     from matplotlib.figure import Figure
 
@@ -87,7 +87,7 @@ def _draw_figures(axes: Axes, found: DirectionReport) -> None:
 
 
 def _range_ms(found: DirectionReport, direction: Direction) -> tuple[float, float]:
-    """Where nearly all packets are, measured and claimed, in a range that is never nothing."""
+    """Return a non-empty range that holds nearly all packets, measured and expected."""
     ordered = sorted(found.delays_ms) or [0.0]
     low, high = ordered[0], ordered[int(SHOWN * (len(ordered) - 1))]
     if direction.trace is None:
@@ -106,12 +106,12 @@ def _shares(delays_ms: tuple[float, ...] | list[float], low: float, high: float)
 
 
 def _without_peak(shares: list[float]) -> list[float]:
-    """All but the two highest: what is cut at 0 piles up in a bin or on the border of two, and flattens the rest."""
+    """Return all but the two highest: delays cut at 0 pile up in a bin, or on the border of two."""
     return sorted(shares)[:-2]
 
 
 def _peak(top: float, claimed: list[float], measured: list[float]) -> str:
-    """What the highest bin and its neighbors hold, if it does not fit into the picture."""
+    """Return a note on the highest bin and its neighbors if it does not fit into the plot."""
     highest = max(claimed)
     if highest <= top:
         return ""

@@ -1,4 +1,4 @@
-"""From what a probe saw to a report of both directions, in plain data. Pure; the figures are figures.py's."""
+"""Turn a probe's samples into a report of both directions, as plain data. Pure; figures.py computes the figures."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Quantile:
 
     share: float
     measured_ms: float
-    expected_ms: float | None  # None: a trace decides
+    expected_ms: float | None  # None where a trace decides
 
 
 @dataclass(frozen=True, slots=True)
 class DirectionReport:
-    """What one direction did; delays are those of lone packets, in the order of sending."""
+    """Results of one direction; the delays are those of lone packets, in the order sent."""
 
     figures: tuple[Figure, ...]
     quantiles: tuple[Quantile, ...]
@@ -45,24 +45,23 @@ class DirectionReport:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Both directions, judged."""
+    """Results of both directions with their verdict."""
 
     ways: dict[Way, DirectionReport]
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all figures."""
+        """The worst verdict of all figures."""
         seen = {figure.verdict for way in self.ways.values() for figure in way.figures}
         return "off" if "off" in seen else "unclear" if "unclear" in seen else "ok"
 
     def as_json(self) -> dict[str, object]:
-        """Everything but the single delays."""
+        """Return everything but the single delays."""
         return {"verdict": self.verdict} | {way: _as_json(found) for way, found in self.ways.items()}
 
 
 def report(samples: Samples, profile: Profile, seed: int = 0) -> ProbeReport:
-    """Judge `samples` against `profile`. `seed` is for the profile's own draws that the order of packets is held
-    against."""
+    """Compare `samples` with `profile`. `seed` is for the draws of the expected reordering."""
     directions = {"up": profile.up, "down": profile.down}
     return ProbeReport({way: _judged(samples, way, directions[way], seed) for way in WAYS})
 
@@ -128,5 +127,5 @@ def _figure_as_json(figure: Figure) -> dict[str, object]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
+    """Return None for infinity, which JSON lacks."""
     return value if math.isfinite(value) else None

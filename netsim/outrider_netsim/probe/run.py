@@ -1,6 +1,6 @@
-"""One probe from profile to JSON: opens the engine, plans, measures, judges, and says how it was made.
+"""One probe from profile to JSON: open the engine, plan, measure, report, and record how it was made.
 
-Standard library only (and what the engine needs), so that a bare guest runs it as well as the command does:
+Needs the standard library and the engine's own packages only, so that it also runs in a bare guest:
 
     probed = asyncio.run(probe_profile(profile_named("paper-4g"), "kernel"))
     print(json.dumps(probed.as_json()))
@@ -20,9 +20,9 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Literal
 
 from outrider_netsim.core.addresses import parse_address
+from outrider_netsim.core.engine_names import DEFAULT_LOSS_PACKETS, DEFAULT_PROBE_PACKETS, ProbeEngine
 from outrider_netsim.engines.shaping import timeout_s
 from outrider_netsim.link import Link
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side
@@ -33,16 +33,12 @@ from outrider_netsim.probe.samples import PacketTimes
 from outrider_netsim.probe.targets import DatagramTarget, StreamTarget, VirtualTarget, listening_socket
 from outrider_netsim.profiles.profile import Direction, Profile
 
-ProbeEngine = Literal["auto", "kernel", "tun", "proxy", "virtual"]
-
-PACKETS = 2_000
-LOSS_PACKETS = 20_000
 PACKAGES = ("outrider", "pyroute2")
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedTarget:
-    """A target, the engine that it goes through, and why that one."""
+    """A probe target, its engine, and why that engine was chosen."""
 
     target: ProbeTarget
     engine: str
@@ -63,7 +59,7 @@ class ProbeRun:
     report: ProbeReport
 
     def as_json(self) -> dict[str, object]:
-        """Everything but the single packets."""
+        """Return everything but the single packets."""
         return {
             "profile": _profile_as_json(self.profile),
             "engine": self.engine,
@@ -99,14 +95,14 @@ async def probe_profile(
     profile: Profile,
     engine: ProbeEngine = "auto",
     *,
-    packets: int = PACKETS,
-    loss_packets: int = LOSS_PACKETS,
+    packets: int = DEFAULT_PROBE_PACKETS,
+    loss_packets: int = DEFAULT_LOSS_PACKETS,
     seed: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> ProbeRun:
-    """Measure `profile` through an engine and judge it; planned outages are left out, they would count as loss.
+    """Measure `profile` through an engine and report. Planned outages are left out: they would count as loss.
 
-    Raises ProfileError for what cannot be, EngineError where this machine cannot or measuring failed.
+    Raises ProfileError for invalid arguments, EngineError when this machine cannot run the engine or measuring fails.
     """
     check_counts(packets, loss_packets)
     seed = profile.seed if seed is None else seed

@@ -1,4 +1,4 @@
-"""What a probe sends through a link and what it sees come out: plain data between measuring and judging."""
+"""What a probe sends through a link and what it receives: plain data between measurement and report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WAYS: tuple[Way, Way] = ("up", "down")
 
 @dataclass(frozen=True, slots=True)
 class PacketTrain:
-    """Numbered packets to send both ways at once, one each way every `spacing_s`; then `settle_s` for the last ones."""
+    """Numbered packets sent both ways at once, one each way every `spacing_s`, then `settle_s` of waiting."""
 
     packets: int
     spacing_s: float
@@ -21,7 +21,7 @@ class PacketTrain:
 
 @dataclass(frozen=True, slots=True)
 class SaturatingLoad:
-    """More than the link's rate, one way, for `duration_s`: `offered_bps` of link bytes in full packets."""
+    """Full packets at `offered_bps` of link bytes, above the link's rate, one way for `duration_s`."""
 
     way: Way
     offered_bps: float
@@ -31,9 +31,9 @@ class SaturatingLoad:
 
 @dataclass(frozen=True, slots=True)
 class PacketTimes:
-    """One direction of a train, by packet, in seconds of one clock for both ends.
+    """When each packet of one direction was sent and received, in seconds of one clock.
 
-    None: it never came, or over streams only after a stall.
+    None: it never arrived, or, over streams, only after a stall.
     """
 
     sent_s: tuple[float, ...]
@@ -41,33 +41,33 @@ class PacketTimes:
 
     @property
     def delays_ms(self) -> list[float]:
-        """One-way delays of the packets that came, in the order they were sent."""
+        """One-way delays of the packets that arrived, in the order sent."""
         pairs = zip(self.sent_s, self.received_s, strict=True)
         return [(received - sent) * 1000 for sent, received in pairs if received is not None]
 
     @property
     def lost(self) -> list[bool]:
-        """By packet, in the order of sending."""
+        """Whether each packet was lost, in the order sent."""
         return [received is None for received in self.received_s]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTimes:
-    """What came of a load: when, and how many bytes as the link's rate counts them."""
+    """What arrived of a saturating load, and when, in bytes as the link's rate counts them."""
 
     started_s: float
-    ended_s: float  # of sending
+    ended_s: float  # end of sending
     arrivals: tuple[tuple[float, float], ...]  # (s, link bytes), by time
-    offered_bps: float  # what was really sent
-    held_back: bool  # the sender had to wait for the link, so that it had all it could take
+    offered_bps: float  # actually sent
+    held_back: bool  # the sender had to wait, so the link was saturated
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Everything one probe saw."""
+    """Everything one probe measured."""
 
     transport: Transport
-    link_bytes: int  # of a packet in the volleys, as the link's rate counts them
+    link_bytes: int  # of a packet in the trains, as the link's rate counts them
     delay: dict[Way, PacketTimes]
     loss: dict[Way, PacketTimes]
     load_times: dict[Way, LoadTimes]  # ways without a rate are left out

@@ -1,4 +1,4 @@
-"""Probe targets that are real sockets: a pair for datagrams, or streams through a relay. The work is the worker's."""
+"""Probe targets: a pair of UDP sockets, TCP streams through a relay, or a virtual link. worker.py does the I/O."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACKLOG = 256
 
 
 class DatagramTarget:
-    """Two connected UDP sockets, the client's end and the server's, with the link between them."""
+    """Two connected UDP sockets with the link between them: the client's end and the server's."""
 
     transport: Transport = "datagrams"
     full_payload_bytes = 1472  # fills 1500 bytes of IP
@@ -41,12 +41,12 @@ class DatagramTarget:
         self._number = 0
 
     async def send_train(self, train: PacketTrain) -> dict[Way, PacketTimes]:
-        """Raises EngineError when the measurement itself failed."""
+        """Raises EngineError when the measurement itself fails."""
         seen = await self._send(train, ["up", "down"], PAYLOAD_BYTES, None)
         return {way: _times(seen[way]) for way in ("up", "down")}
 
     async def send_load(self, load: SaturatingLoad) -> LoadTimes:
-        """Raises EngineError when the measurement itself failed."""
+        """Raises EngineError when the measurement itself fails."""
         packet_bytes = self.full_payload_bytes + self.overhead_bytes
         spacing_s = packet_bytes * 8 / load.offered_bps
         train = PacketTrain(int(2 * load.duration_s / spacing_s), spacing_s, load.settle_s)
@@ -58,7 +58,7 @@ class DatagramTarget:
         return LoadTimes(started_s, ended_s, tuple(arrivals), offered_bps, bool(seen["blocked"]))
 
     async def control(self, train: PacketTrain) -> dict[Way, PacketTimes]:
-        """The same train over bare loopback: what measuring itself costs on this machine."""
+        """Send the same train over bare loopback, to see what measuring costs on this machine."""
         with _loopback_socket() as client, _loopback_socket() as server:
             return await DatagramTarget(client, server).send_train(train)
 
@@ -79,10 +79,10 @@ class DatagramTarget:
 
 
 class StreamTarget:
-    """TCP connections to `address`, which arrive at `listener`: many in turn for messages, one for the rate.
+    """TCP connections to `address`, accepted at `listener`: many in turn for messages, one for the rate.
 
-    A stream shows a lost packet as a stall: what takes `stall_s` or longer counts as lost. A message must not wait for
-    the one before it on its connection, stalled and sent again (within `quiet_s`) or not.
+    A stream shows a lost packet as a stall: messages that take `stall_s` or longer count as lost. A connection carries
+    a message only every `quiet_s`, so that none waits for the one before it, not even for a retransmitted one.
     """
 
     transport: Transport = "streams"
@@ -101,7 +101,7 @@ class StreamTarget:
         return self._quiet_s / MAX_CONNECTIONS
 
     async def send_train(self, train: PacketTrain) -> dict[Way, PacketTimes]:
-        """Raises EngineError when the measurement itself failed."""
+        """Raises EngineError when the measurement itself fails."""
         task = {
             "kind": "streams",
             "ways": ["up", "down"],
@@ -112,13 +112,13 @@ class StreamTarget:
         return {way: _stalls_as_lost(_times(seen[way]), self._stall_s) for way in ("up", "down")}
 
     async def send_load(self, load: SaturatingLoad) -> LoadTimes:
-        """Goodput of one connection; its bytes count with the headers of the full segments that they take."""
+        """Measure the goodput of one connection; bytes count with the headers of full segments."""
         inflation = (self.segment_bytes + self.overhead_bytes) / self.segment_bytes
         task = {
             "kind": "pour",
             "ways": [load.way],
             "connections": 1,
-            "offered_bps": 4 * load.offered_bps,  # a stream is held back by what it may have under way
+            "offered_bps": 4 * load.offered_bps,  # TCP's window limits the stream anyway
             "duration_s": load.duration_s,
         }
         seen = (await self._run_worker(task))[load.way]
@@ -128,7 +128,7 @@ class StreamTarget:
         return LoadTimes(started_s, ended_s, arrivals, offered_bps, held_back=True)
 
     async def control(self, train: PacketTrain) -> dict[Way, PacketTimes]:
-        """The same train over bare loopback: what measuring itself costs on this machine."""
+        """Send the same train over bare loopback, to see what measuring costs on this machine."""
         with listening_socket() as listener:
             return await StreamTarget(listener.getsockname(), listener, self._stall_s, self._quiet_s).send_train(train)
 
@@ -138,7 +138,7 @@ class StreamTarget:
 
 
 class VirtualTarget:
-    """Both directions of a virtual link. Its time goes on from one run to the next."""
+    """Both directions of a virtual link. Its time continues from one train to the next."""
 
     transport: Transport = "datagrams"
     link_bytes = 106  # as DatagramTarget's
@@ -159,7 +159,7 @@ class VirtualTarget:
         return LoadTimes(times.sent_s[0], times.sent_s[-1], tuple(arrivals), load.offered_bps, held_back=False)
 
     async def control(self, train: PacketTrain) -> dict[Way, PacketTimes]:
-        """A link that does nothing to packets: measuring costs nothing here."""
+        """Send the same train over a perfect link: measuring costs nothing in virtual time."""
         return await VirtualTarget(Profile.symmetric("none", Direction()), 0).send_train(train)
 
     def _carry(self, ways: Sequence[Way], train: PacketTrain, size_bytes: int) -> dict[Way, PacketTimes]:
@@ -181,9 +181,9 @@ class VirtualTarget:
 
 
 async def run_worker(task: Json, sockets: Sequence[socket.socket]) -> Json:
-    """Have a worker process do `task` on `sockets`; what it saw in each way.
+    """Have a worker process run `task` on `sockets` and return what it saw each way.
 
-    Raises EngineError when it failed, its sockets could not hold what came, or the wall clock was set meanwhile.
+    Raises EngineError when it fails, its sockets overflow, or the wall clock is set meanwhile.
     """
     descriptors = [each.fileno() for each in sockets]
     process = await asyncio.create_subprocess_exec(
@@ -206,7 +206,7 @@ async def run_worker(task: Json, sockets: Sequence[socket.socket]) -> Json:
 
 
 def listening_socket() -> socket.socket:
-    """On loopback, for `StreamTarget`."""
+    """Listen on loopback, for StreamTarget."""
     return socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
 
 
@@ -217,7 +217,7 @@ def _checked(seen: Json) -> Json:
     overflows = max(way.get("overflows", 0) for way in seen["ways"].values())
     if overflows:
         raise EngineError(
-            f"the probe's own socket had no room for {overflows} packets: give it some, "
+            f"the probe's own socket had no room for {overflows} packets: enlarge it "
             "with sysctl net.core.rmem_max=16777216"
         )
     ways: Json = seen["ways"]

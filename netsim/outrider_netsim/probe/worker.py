@@ -1,9 +1,9 @@
-"""The probe's hands: sends and receives on sockets it was given, in a process of its own.
+"""The probe's worker process: sends and receives on inherited sockets.
 
-    python -m outrider_netsim.probe.worker < task.json > seen.json       (sockets come as inherited descriptors)
+    python -m outrider_netsim.probe.worker < task.json > seen.json       (sockets are inherited descriptors)
 
-Its own process, because an engine in user space shares the caller's interpreter lock and would be measured waiting for
-the probe. One thread: between two sends it waits for arrivals. On Linux the kernel stamps what it receives
+It is a process of its own because a user-space engine shares the caller's interpreter lock: the probe would measure the
+engine waiting for it. One thread: between two sends it waits for arrivals. On Linux the kernel stamps received packets
 (SO_TIMESTAMPNS), so nothing depends on how soon this process wakes up to read; a send is stamped right before its
 system call. Standard library only.
 """
@@ -29,7 +29,7 @@ from outrider_netsim.probe.packet_channels import (
     stamp_arrivals,
 )
 
-CATCH_UP_S = 0.005  # a sender that was not scheduled makes up for this much, never with a longer burst
+CATCH_UP_S = 0.005  # a sender that was not scheduled catches up by at most this, never with a longer burst
 CONNECT_TIMEOUT_S = 30.0
 
 
@@ -54,8 +54,10 @@ def send_trains(
 
 
 def pour(source: socket.socket, sink: socket.socket, offered_bps: float, duration_s: float) -> tuple[int, list[Any]]:
-    """Write to a stream for `duration_s` as fast as it takes it (at most `offered_bps` of payload); what arrived until
-    then, as [wall ns, bytes], and how many were written."""
+    """Write to a stream for `duration_s` as fast as it accepts, at most `offered_bps` of payload.
+
+    Returns how many bytes were written and what arrived until then, as [wall ns, bytes].
+    """
     source.setblocking(False)
     written, arrivals, chunk = 0, [], bytes(CHUNK_BYTES)
     started = time.monotonic()
@@ -71,7 +73,7 @@ def pour(source: socket.socket, sink: socket.socket, offered_bps: float, duratio
 
 
 def open_streams(address: tuple[str, int], listener: socket.socket, count: int) -> list[list[socket.socket]]:
-    """`count` connections through the link: our ends, and the other ends in the same order."""
+    """Open `count` connections through the link; return our ends, and the other ends in the same order."""
     near = [socket.create_connection(address, CONNECT_TIMEOUT_S) for _ in range(count)]
     for number, connection in enumerate(near):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -88,7 +90,8 @@ def open_streams(address: tuple[str, int], listener: socket.socket, count: int) 
 
 
 def run_task(task: Json) -> Json:
-    """Do one task (its keys are written by sockets.py) and say what was seen in each way."""
+    """Run one task (targets.py writes its keys) and return what was seen each way."""
+    # If the wall clock is set meanwhile, its offset from the monotonic clock changes, and the stamps are worthless.
     clock_offset = time.time_ns() - time.monotonic_ns()
     match task["kind"]:
         case "datagrams":
@@ -120,7 +123,7 @@ def _streams(task: Json) -> Json:
 def _fire(channels: Mapping[str, PacketChannel], ends: Sequence[socket.socket], task: Json) -> Json:
     for end in ends:
         stamp_arrivals(end)
-    time.sleep(0.05)  # the kernel turns stamping on a moment later
+    time.sleep(0.05)  # the kernel enables stamping a moment later, in a work queue
     send_trains(list(channels.values()), task["packets"], task["spacing_s"], task["settle_s"], task["duration_s"])
     return {way: channel.seen.as_json() for way, channel in channels.items()}
 
@@ -132,7 +135,7 @@ def _pour(task: Json) -> Json:
     started_ns = time.time_ns()
     written, arrivals = pour(source, sink, task["offered_bps"], task["duration_s"])
     ended_ns = time.time_ns()
-    for connection in (source, sink):  # drop what is still under way
+    for connection in (source, sink):  # drop bytes still under way
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
     return {way: {"started_ns": started_ns, "ended_ns": ended_ns, "written": written, "arrivals": arrivals}}

@@ -44,7 +44,7 @@ def test_show_tells_outages_bursts_and_traces(tmp_path):
     both = '[both]\nbursts = {p = 0.1, r = 0.4}\ntrace = "t.csv"'
     (tmp_path / "mine.toml").write_text(f'outages = ["1s@5s/30s"]\n{both}\n')
     shown = listed("show", tmp_path / "mine.toml").output
-    for expected in ("1s@5s/30s", "20.00%, in spells of 2", "a trace replaces", "no limit"):
+    for expected in ("1s@5s/30s", "20.00%, in bursts of 2", "a trace replaces", "no limit"):
         assert expected in shown
 
 

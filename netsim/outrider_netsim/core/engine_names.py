@@ -1,0 +1,16 @@
+"""The names of the engines, and defaults of the command line. Imports nothing, so that --help is quick."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+EngineName = Literal["kernel", "tun", "proxy"]
+EngineChoice = Literal["auto", "kernel", "tun", "proxy"]
+ProbeEngine = Literal["auto", "kernel", "tun", "proxy", "virtual"]
+BEST_FIRST: tuple[EngineName, ...] = ("kernel", "tun", "proxy")
+WITH_NETWORK: tuple[EngineName, ...] = ("kernel", "tun")  # these put any command behind the link
+
+DEFAULT_UPSTREAM = "127.0.0.1:50051"
+PLACEHOLDER = "{link}"  # in a command: replaced by the address that leads through the link
+DEFAULT_PROBE_PACKETS = 2_000
+DEFAULT_LOSS_PACKETS = 20_000
