@@ -126,7 +126,7 @@ def test_without_privileges_the_relay_is_named_as_the_remedy(monkeypatch):
     def refuses(*_, **__):
         raise EngineError("the kernel gives no namespaces")
 
-    monkeypatch.setattr(link_module, "built", refuses)
+    monkeypatch.setattr(link_module, "build_engine", refuses)
     result = invoke("run", "--profile", "lan", "--", "true")
     assert result.exit_code == 1
     assert "kernel, tun: the kernel gives no namespaces. Or write {link}" in result.stderr
