@@ -12,7 +12,7 @@ from outrider_bench.core.tables import ResultTable, table
 from outrider_bench.studies.tcp.tcp_exchange import TcpExchanger, congestion_control, set_sysctls
 from outrider_bench.studies.tcp.tcp_statistics import ExchangePlan, ExchangeStats, measure_exchanges
 from outrider_netsim import Link, profile_named
-from outrider_netsim.link import WITH_NETWORK, EngineName
+from outrider_netsim.core.engine_names import WITH_NETWORK, EngineName
 from outrider_netsim.namespaces.namespaces import Namespaces
 from outrider_proto.errors import UsageError
 
