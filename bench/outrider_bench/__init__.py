@@ -1,6 +1,6 @@
-"""Measurements that need both sides: traces, evaluation, overhead, recovery, exactness, always against controls.
+"""Measurements that need server and client together, always beside controls.
 
-What the examples use is here, and loads when it is first used.
+The names that examples use are exported here, and load on first use.
 """
 
 import lazy_loader

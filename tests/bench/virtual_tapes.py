@@ -22,18 +22,18 @@ def guess(token, rank):
     """The target's token at its rank among others that it never writes there."""
     others = [other for other in range(4, VOCAB) if other != token][:23]
     tokens = [*others[:rank], token, *others[rank:]]
-    return Guess(tuple(tokens), (BELIEVED, NEXT, *(OTHERS - 0.1 * place for place in range(len(tokens) - 2))))
+    return Guess(tuple(tokens), (BELIEVED, NEXT, *(OTHERS - 0.1 * position for position in range(len(tokens) - 2))))
 
 
 def recording_of(limit, ranks=lambda number: RIGHT, name="hand-0", prompt=PROMPT, salt=0):
     """The answer's token number n is at rank ranks(n) in whatever is drafted."""
     answer = answer_of(limit + MARGIN, salt)
-    places = []
+    positions = []
     for root in range(len(answer)):
         ahead = range(root + 1, min(root + LEVELS + 2, len(answer)))
         guesses = {answer[root + 1 : number]: guess(answer[number], ranks(number)) for number in ahead}
-        places.append(TapedPosition(guesses))
-    return TapedAnswer(name, prompt, answer, tuple(places), limit)
+        positions.append(TapedPosition(guesses))
+    return TapedAnswer(name, prompt, answer, tuple(positions), limit)
 
 
 def tape_of(*recordings, breadth=4):

@@ -1,1 +1,1 @@
-"""What every study shares."""
+"""What all studies share: the pair, processes, prompts, reference answers, reports, tables and plots."""

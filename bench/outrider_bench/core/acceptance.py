@@ -1,4 +1,4 @@
-"""Mean acceptance length by family, chain and tree, every answer checked against the target's own."""
+"""Mean acceptance lengths and acceptance by position; every answer is checked against the target's own."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ SHAPES = {"chain": CHAIN, "tree": TREE}
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceResult:
-    """tau by family and over all; `mismatches` counts answers that differ from the target's own (0, or a defect)."""
+    """Mean acceptance length by family and over all.
+
+    `mismatches` counts answers that differ from the target's own: 0, or there is a defect.
+    """
 
     by_family: dict[str, float]
     overall: float
     mismatches: int
 
 
-async def acceptance(
+async def measure_acceptance(
     pair: InProcessPair,
     shape: TreeShape,
     asked: Sequence[Question],
     expected: Sequence[tuple[int, ...]],
     step: Callable[[], None] = lambda: None,
 ) -> AcceptanceResult:
-    """Answer all questions with `shape`, greedily; `expected` are the target's own answers, which set the limit too.
+    """Answer all questions greedily with trees of `shape`.
 
-    `step` is called after every answer.
+    `expected` are the target's own answers, which also limit the lengths. `step` is called after every answer.
     """
     cycles: list[tuple[Cycle, ...]] = []
     mismatches = 0
@@ -51,7 +54,7 @@ async def acceptance(
 
 
 def acceptance_by_family(asked: Sequence[Question], cycles: Sequence[Sequence[Cycle]]) -> dict[str, float]:
-    """Mean acceptance length over each family's questions; cycles[i] are those of question i's answer."""
+    """Return the mean acceptance length of each family; `cycles[i]` belong to question i."""
     return {
         family: mean_acceptance_length([cycle for number in numbers for cycle in cycles[number]])
         for family, numbers in by_family(asked).items()
@@ -60,8 +63,11 @@ def acceptance_by_family(asked: Sequence[Question], cycles: Sequence[Sequence[Cy
 
 @dataclass(frozen=True, slots=True)
 class PositionAcceptance:
-    """Of the verdicts on trees `reached[d]` is the share that accepted at least d + 1 drafted tokens, `kept[d]` their
-    share of those that had accepted d; `rate` is accepted over drafted tokens."""
+    """Acceptance by position in the draft.
+
+    `reached[d]` is the share of the verdicts on trees that accepted at least d + 1 drafted tokens, `kept[d]` their
+    share of those that accepted d; `rate` is accepted over drafted tokens.
+    """
 
     reached: tuple[float, ...]
     kept: tuple[float, ...]
@@ -69,7 +75,7 @@ class PositionAcceptance:
 
 
 def acceptance_by_position(cycles: Sequence[Cycle]) -> PositionAcceptance:
-    """Cycles whose request was a draft tree; none at all give empty shares."""
+    """Count the cycles that sent a draft tree; without any, the shares are empty."""
     drafts = [(cycle.request.tree, len(cycle.verdict.path)) for cycle in cycles if isinstance(cycle.request, Draft)]
     levels = max((max(tree.depths(), default=0) for tree, _ in drafts), default=0)
     at_least = [sum(1 for _, accepted in drafts if accepted >= depth) for depth in range(levels + 1)]

@@ -1,4 +1,4 @@
-"""One answer gathered from its events: tokens, cycles, statistics."""
+"""One answer collected from its events: tokens, cycles, statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from outrider_proto.frames import Draft
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """New tokens, the cycles after the prompt's own, and what it cost. A cycle may have had nothing to draft."""
+    """New tokens, the cycles after the prompt's own, and the statistics.
+
+    A cycle may have had nothing to draft.
+    """
 
     token_ids: tuple[int, ...]
     cycles: tuple[Cycle, ...]
@@ -25,7 +28,7 @@ class AnswerRecord:
 async def gather(
     client: AsyncClient, prompt: Sequence[int], **overrides: Any
 ) -> AnswerRecord:  # Any: ClientConfig's fields
-    """Run one answer to its end."""
+    """Run one answer to its end and collect its events."""
     tokens: list[int] = []
     cycles: list[Cycle] = []
     statistics = Statistics()
@@ -44,6 +47,6 @@ async def gather(
 
 
 def mean_acceptance_length(cycles: Sequence[Cycle]) -> float:
-    """Tokens committed per verdict, bonus included; 0 without cycles."""
+    """Return the tokens committed per verdict, bonus included; 0 without cycles."""
     tokens = sum(len(c.verdict.path) + (c.verdict.bonus is not None) for c in cycles)
     return tokens / len(cycles) if cycles else 0.0

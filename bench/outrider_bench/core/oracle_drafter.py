@@ -1,4 +1,4 @@
-"""What stand-ins for a client's drafting have in common: they read nothing, and count the features they are given."""
+"""The base of drafting that already knows what to draft: it reads no tokens and only counts features."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider_proto.frames import TapInfo
 
 
 class OracleDrafting:
-    """Half of the client's Drafting; whoever inherits drafts."""
+    """The part of the client's Drafting that does not draft."""
 
     def __init__(self, tap: TapInfo, *, stale_tolerant: bool) -> None:
         self.tap = tap
@@ -30,7 +30,7 @@ class OracleDrafting:
             self._num_features = max(self._num_features, first + len(rows))
 
     async def follow(self, tokens: Sequence[int]) -> None:
-        """Reading takes no time."""
+        """Do nothing: reading takes no time."""
 
     async def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is nothing to stop."""

@@ -1,4 +1,4 @@
-"""A target and drafters in one process: the real verifier, the client's own loop, and no network between them."""
+"""A target and drafters in one process: the real verifier, the client's own loop, no network between them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from outrider_server.sessions.verifier import Verifier
 
 
 def stop_and_wait_config(**fields: Any) -> ClientConfig:  # Any: each field has its own type, which ClientConfig checks
-    """The loop that acceptance is measured in: stop and wait, every draft with all features. Raises UsageError."""
+    """Return the configuration that acceptance is measured with.
+
+    Stop and wait, and every draft with all features. Raises UsageError.
+    """
     return ClientConfig(mode="stop-and-wait", wait_for_features=True, opening=False, **fields)
 
 
 @dataclass(frozen=True, slots=True)
 class InProcessPair:
-    """A served target and the client's side of one drafter."""
+    """A target being served, and the client's side of one drafter."""
 
     target: Target
     verifier: Verifier
@@ -35,7 +38,7 @@ class InProcessPair:
         return LocalTransport(self.verifier.describe, self.verifier.session)
 
     def client(self) -> AsyncClient:
-        """A client of its own session; use as `async with`."""
+        """Return a client with a session of its own; use it as `async with`."""
         return AsyncClient(self.config, models=self.models, transport=self.transport())
 
 
@@ -43,7 +46,7 @@ class InProcessPair:
 async def in_process(
     target_dir: Path, config: ClientConfig, target: Target | None = None
 ) -> AsyncIterator[InProcessPair]:
-    """Serve `target_dir` (or the loaded `target` of it) to the drafter that `config` names. Raises UsageError."""
+    """Serve `target_dir`, or the loaded `target`, to the drafter named by `config`. Raises UsageError."""
     models = LocalModels.load(config)
     loaded = target if target is not None else Target.load(str(target_dir))
     drafters = [drafter for drafter in config.drafters if drafter is not None]

@@ -1,4 +1,4 @@
-"""What the pictures of all results share: colors, and a figure that is saved when it is drawn."""
+"""What all plots share: colors, and a figure that is saved once it is drawn."""
 
 from __future__ import annotations
 

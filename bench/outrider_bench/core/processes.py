@@ -1,4 +1,4 @@
-"""A real `outrider-server` as a process of its own: started, killed without warning, started again where it was."""
+"""A real `outrider-server` in a process of its own, which can be killed and restarted at the same address."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _STOP_TIMEOUT_S = 30.0
 
 
 class ServerProcess:
-    """Use as a context manager; `options` are those of `outrider-server serve`. Raises UsageError if it fails."""
+    """An `outrider-server serve` with these `options`; use it as a context manager.
+
+    Raises UsageError if it does not start.
+    """
 
     def __init__(self, options: Sequence[str], port: int = 0) -> None:
         self._options = list(options)
@@ -58,7 +61,7 @@ class ServerProcess:
         self._directory.cleanup()
 
     def start(self) -> None:
-        """Return at once; `wait_ready` waits."""
+        """Start the process and return at once; `wait_ready` waits for it."""
         self._ready_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "outrider_server", "serve", "--port", str(self._port), *self._options]
         with self._log.open("wb") as log:
@@ -76,7 +79,7 @@ class ServerProcess:
         self.metrics = ready["metrics"]
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye, no drain."""
+        """Kill the process with SIGKILL, without a drain."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -91,8 +94,12 @@ class ServerProcess:
 
 
 @contextmanager
-def own_cores(server_pid: int) -> Iterator[bool]:
-    """This process keeps one core and the server another, threads to come included. False where that cannot be had."""
+def pinned_apart(server_pid: int) -> Iterator[bool]:
+    """Pin this process to one core and the server to another, as if on two machines.
+
+    Sharing a core, they share caches and wake each other up across cores. Later threads are pinned too. Yields False
+    where this is not possible.
+    """
     if not hasattr(os, "sched_setaffinity") or len(cores := sorted(os.sched_getaffinity(0))) < 2:
         yield False
         return

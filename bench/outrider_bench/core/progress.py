@@ -1,4 +1,4 @@
-"""One progress line on a terminal, nothing where standard error is no terminal."""
+"""A progress line on a terminal; nothing where standard error is no terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Step = Callable[[str, int, int], None]  # what is being done, how much of it is 
 
 
 class ProgressCounter:
-    """Tells `step` how far one task is."""
+    """Counts the steps of one task and passes the count on to `step`."""
 
     def __init__(self, step: Step, task: str, total: int) -> None:
         self._step, self._task, self._total, self._done = step, task, total, 0
@@ -25,7 +25,7 @@ class ProgressCounter:
 
 @contextmanager
 def progress_line() -> Iterator[Step]:
-    """A Step that draws; tasks follow one another."""
+    """Yield a Step that draws the line; tasks follow one another."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bars:
         task = bars.add_task("")

@@ -1,4 +1,4 @@
-"""Held-out prompts of the embedded corpus, as token ids and with the means to judge an answer."""
+"""Held-out prompts of the embedded corpus: token ids, and the sample that judges an answer."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ class Question:
 
 
 def questions(models: LocalModels, count: Callable[[Family], int] | int, seed: int = SEED) -> list[Question]:
-    """`count` questions of every family, or as many as it says for each, from compositions never trained on."""
+    """Return `count` questions per family, from compositions that are never trained on.
+
+    `count` may depend on the family.
+    """
     of_family = count if callable(count) else lambda family: count
     samples = [sample for family in FAMILIES for sample in generate(family, "test", seed, of_family(family))]
     return [Question(sample, _encode(models, sample.messages)) for sample in samples]
 
 
 def by_family(asked: Sequence[Question]) -> dict[str, list[int]]:
-    """Numbers of the questions of every family."""
+    """Group the indices of the questions by family."""
     groups: dict[str, list[int]] = {}
     for number, question in enumerate(asked):
         groups.setdefault(question.sample.family, []).append(number)

@@ -1,4 +1,4 @@
-"""What the target writes by itself: the answers that every other way is checked against."""
+"""The target's own greedy answers, which all others are checked against."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider_server.engine.target import Target
 
 
 def plain_answers(target: Target, asked: Sequence[Question], limit: int, step: Step) -> list[tuple[int, ...]]:
-    """Greedy, by transformers' plain loop, of at most `limit` tokens."""
+    """Answer by the plain one-token loop, with at most `limit` tokens each."""
     counter = ProgressCounter(step, "target alone", len(asked))
     answers = []
     for question in asked:
@@ -27,7 +27,7 @@ def plain_answers(target: Target, asked: Sequence[Question], limit: int, step: S
 def generated(
     target_dir: Path, asked: Sequence[Question], max_new_tokens: int, step: Callable[[], None] = lambda: None
 ) -> list[tuple[int, ...]]:
-    """What `generate` answers, greedily: the reference, which shares no code with the engine."""
+    """Answer by transformers' `generate`, which shares no code with the engine."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(str(target_dir), dtype=torch.float32)

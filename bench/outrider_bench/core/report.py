@@ -1,4 +1,4 @@
-"""Reports as files: JSON written whole or not at all, with its provenance inside."""
+"""Reports as JSON files, written atomically, with their provenance inside."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PACKAGES = ("outrider", "torch", "transformers", "grpcio", "numpy")
 
 
 def write_report(path: Path | None, results: Mapping[str, object]) -> None:
-    """Write `results` and their provenance to `path`; to standard output when it is `-`, nowhere when None.
+    """Write `results` and their provenance to `path`.
 
-    Raises UsageError when the place cannot be written.
+    `-` is standard output; None writes nothing. Raises UsageError when the file cannot be written.
     """
     if path is None:
         return
@@ -35,7 +35,7 @@ def write_report(path: Path | None, results: Mapping[str, object]) -> None:
 
 
 def provenance() -> dict[str, object]:
-    """Command line, package versions, processor, threads and load average of this process."""
+    """Return command line, package versions, processor, threads and load average."""
     import torch
 
     return {

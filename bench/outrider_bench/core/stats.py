@@ -1,4 +1,4 @@
-"""Means, medians and percentiles, which are None where there is nothing to take them of. Standard library alone."""
+"""Means, medians and percentiles that are None for no values. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as tables and lines on standard error: stacked to fit a terminal, as wide as they need be elsewhere."""
+"""Results as tables on standard error: stacked to fit a terminal, in full width elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BORDERS = 3  # characters that a column adds to its text: two of padding, one o
 class ResultTable:
     """A table whose first `keys` columns name its rows.
 
-    Where it is wider than the console, the other columns are spread over tables below each other, each with the keys.
+    Where it is wider than the console, the other columns are spread over several tables, each with the keys.
     """
 
     title: str
@@ -33,7 +33,7 @@ class ResultTable:
             yield self._part(group, None if number else self.title, self.caption if is_last else None)
 
     def _groups(self, max_width: int) -> list[list[int]]:
-        """Return the numbers of the columns beside the keys, table by table; at least one each."""
+        """Split the columns beside the keys into one group per table."""
         widths = [self._width(number) for number in range(len(self.columns))]
         room = max_width - 1 - sum(widths[: self.keys])
         groups: list[list[int]] = [[]]

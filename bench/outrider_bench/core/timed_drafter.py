@@ -1,4 +1,4 @@
-"""A drafter under a stopwatch, so that the arithmetic of drafting can be told from what goes on around it."""
+"""A drafter that measures its own forward passes, so that the rest of drafting can be told apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider_drafters.emulation.drafter_wrapper import DrafterWrapper, StateWra
 
 
 class TimedDrafter(DrafterWrapper):
-    """Adds up the time of its states' forward passes, those over features too, and counts the levels these drafted."""
+    """Adds up the time of its forward passes and of features, and counts drafted levels."""
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
@@ -23,7 +23,7 @@ class TimedDrafter(DrafterWrapper):
         return _TimedState(self.inner.new_state(), self)
 
     def around(self, run: Callable[[], Tensor]) -> Tensor:
-        """What it answers, timed."""
+        """Run a forward pass and measure it."""
         started = time.perf_counter()
         logits = run()
         self.num_levels += 1

@@ -1,1 +1,1 @@
-"""Many clients of one server: how much it verifies, how long each waits, and whether every token stays right."""
+"""Many clients of one server: throughput, latency, fairness, memory, and whether every token is right."""

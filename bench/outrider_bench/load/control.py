@@ -1,4 +1,4 @@
-"""The control: the same prompts, one by one, by transformers' own `generate` on the server's share of the machine."""
+"""The control: transformers' `generate`, prompt by prompt, on the server's cores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider_server.engine.hf_model import DTYPES
 
 @dataclass(frozen=True, slots=True)
 class GenerateResult:
-    """Greedy; `wrong` answers differ from the expected ones."""
+    """Greedy results; `wrong` counts answers that differ from the expected ones."""
 
     use_cache: bool
     prompts: int
@@ -27,7 +27,7 @@ class GenerateResult:
 
 
 class GenerateControl:
-    """transformers' model of a target."""
+    """The target as a transformers model."""
 
     def __init__(self, directory: Path, dtype: str, device: str, cores: Sequence[int]) -> None:
         from transformers import AutoModelForCausalLM
@@ -38,7 +38,7 @@ class GenerateControl:
         self._cores = cores
 
     def measure(self, texts: Sequence[LoadText], limit: int, step: Step, *, use_cache: bool) -> GenerateResult:
-        """After one that does not count."""
+        """Answer the texts one by one, after one that is not counted."""
         counter = ProgressCounter(step, "generate" if use_cache else "generate without a cache", len(texts))
         tokens, seconds, wrong = 0, 0.0, 0
         with on_cores(self._cores):

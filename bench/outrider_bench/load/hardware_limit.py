@@ -31,7 +31,7 @@ _LEAST_PASSES = 5
 
 @dataclass(frozen=True, slots=True)
 class HardwareLimit:
-    """Passes of so many sessions' drafts of `rows` rows each, context of `context` tokens: verifies a second."""
+    """Verifies per second for drafts of `rows` rows of so many sessions, after `context` tokens."""
 
     num_sessions: int
     rows: int
@@ -42,7 +42,7 @@ class HardwareLimit:
 
 @torch.inference_mode()
 def hardware_limits(target: Target, sessions: abc.Sequence[int], rows: int, context: int) -> list[HardwareLimit]:
-    """`rows`: the root and the nodes of a draft."""
+    """Measure each number of sessions; `rows` are the root and the nodes of a draft."""
     found = []
     engine = Engine(target)
     for count in sessions:
@@ -91,7 +91,7 @@ def _passes(engine: Engine, count: int, rows: int, context: int) -> Callable[[],
 
 
 def _seconds(once: Callable[[], None]) -> float:
-    """Of one, the median; the first is for warming up."""
+    """Return the median time of a call; the first one warms up and is not counted."""
     once()
     times: list[float] = []
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the clients counted, as figures."""
+"""Metrics of a load run from the clients' counters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENOUGH_VERDICTS = 100  # of a client, for a 99th percentile that means something
 
 @dataclass(frozen=True, slots=True)
 class LatencyPercentiles:
-    """In ms."""
+    """Percentiles in ms."""
 
     p50: float
     p95: float
@@ -28,9 +28,12 @@ class LatencyPercentiles:
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """`p99_ratio`: the largest of the clients' 99th percentiles of verdict latency by the smallest, over the
-    `num_judged` clients with enough verdicts; None with fewer than two. `jain`: Jain's index of tokens a second
-    (Jain, Chiu and Hawe, DEC-TR-301, 1984): 1 where all get the same, 1/n where one gets all."""
+    """How evenly the clients are served.
+
+    `p99_ratio`: the largest by the smallest of the clients' 99th percentiles of verdict latency, over the `num_judged`
+    clients with enough verdicts; None for fewer than two. `jain`: Jain's index of tokens per second (Jain, Chiu and
+    Hawe, DEC-TR-301, 1984): 1 where all get the same, 1/n where one gets all.
+    """
 
     p99_ratio: float | None
     num_judged: int
@@ -38,13 +41,13 @@ class Fairness:
 
     @classmethod
     def of(cls, client_counters: Sequence[ClientCounters]) -> Fairness:
-        judged = [
+        on_verdict = [
             counters.verdict_s.percentile_ms(99)
             for counters in client_counters
             if counters.verdict_s.count >= ENOUGH_VERDICTS
         ]
-        ratio = max(judged) / min(judged) if len(judged) > 1 else None
-        return cls(ratio, len(judged), jain_index([counters.tokens for counters in client_counters]))
+        ratio = max(on_verdict) / min(on_verdict) if len(on_verdict) > 1 else None
+        return cls(ratio, len(on_verdict), jain_index([counters.tokens for counters in client_counters]))
 
 
 def jain_index(shares: Sequence[float]) -> float:
@@ -54,7 +57,7 @@ def jain_index(shares: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
-    """Of the server or of all clients' processes together: processor seconds meanwhile, memory before and after."""
+    """Processor seconds and memory before and after, of the server or of all client processes."""
 
     cpu_s: float
     rss_before_bytes: int
@@ -67,9 +70,12 @@ class ResourceUse:
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """One number of clients. `verdict` latency is that of drafts, `first_verdict` that of prompts, as the client sees
-    it; `queue` and `verify` are parts of both, as the server tells them; `request` begins where the question came, in
-    an open loop perhaps before the client was free. `verifies_per_s` counts all verdicts."""
+    """The metrics of one number of clients.
+
+    `verdict` is the latency of drafts, `first_verdict` that of prompts, as the client sees it; `queue` and `verify` are
+    parts of both, as the server reports them; `request` begins when the request is due, which in an open loop may be
+    before the client is free. `verifies_per_s` counts all verdicts.
+    """
 
     num_clients: int
     seconds: float

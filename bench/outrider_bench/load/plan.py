@@ -1,4 +1,4 @@
-"""What `outrider-bench load` was told, checked once, and what it makes of it."""
+"""The settings of `outrider-bench load`, validated."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ MODES_OF_REPLAY: tuple[Mode, ...] = ("stop-and-wait", "stream", "auto")
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Raises UsageError. `server`: one that runs already; else one is started with `server_options` beside the usual
-    ones. `clients`: how many at once, one run after another."""
+    """The settings of a load run. Raises UsageError.
+
+    `clients`: how many at once, one run after another. `server`: a running one; None: one is started with
+    `server_options` added to the usual ones.
+    """
 
     target: Path
     drafter: Path
@@ -73,7 +76,7 @@ class LoadPlan:
 
     @property
     def serve_options(self) -> list[str]:
-        """Of `outrider-server serve`."""
+        """Options for `outrider-server serve`."""
         room = max(64, 2 * max(self.clients))  # a session whose link broke is parked while its client comes back
         named = ["--target", str(self.target), "--drafter", str(self.drafter), "--max-sessions", str(room)]
         named += ["--dtype", self.dtype, "--device", self.device, "--shared-prefixes", self.shared_prefixes]
@@ -103,7 +106,7 @@ class LoadPlan:
 
 
 def client_counts(text: str) -> tuple[int, ...]:
-    """Of `1,4,16,64`. Raises UsageError."""
+    """Read `1,4,16,64`. Raises UsageError."""
     try:
         counts = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -114,7 +117,7 @@ def client_counts(text: str) -> tuple[int, ...]:
 
 
 def mix_of(text: str, families: Sequence[Family], per_family: int, long_tokens: int, limit: int) -> PromptMix:
-    """Of `short:3,long:1`: three short prompts to every long one. Raises UsageError."""
+    """Read `short:3,long:1`: three short prompts to every long one. Raises UsageError."""
     weights = {"short": 0.0, "long": 0.0}
     for part in text.split(","):
         name, _, weight = part.partition(":")
@@ -129,7 +132,7 @@ def mix_of(text: str, families: Sequence[Family], per_family: int, long_tokens: 
 
 
 def options_of(text: str) -> tuple[str, ...]:
-    """Words as a shell would take them. Raises UsageError."""
+    """Split `text` into words as a shell would. Raises UsageError."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Load as a picture: throughput, latency and memory."""
+"""Plots of load runs: throughput, latency and memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plot_load(
     controls: Sequence[GenerateResult],
     path: Path,
 ) -> None:
-    """Verifies and tokens a second, and the verdicts' latency, against the number of clients."""
+    """Plot verifies and tokens per second, and verdict latency, against the number of clients."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -59,7 +59,7 @@ def plot_load(
 
 
 def plot_memory(title: str, samples: Sequence[MemorySample], warm_up_s: float, path: Path) -> None:
-    """Resident memory of every process against time."""
+    """Plot the resident memory of every process against time."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""The server under load: a process of our own, which can be killed and comes back, or one that runs already."""
+"""The server under load: one that is started and can be killed, or one that runs already."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ PASS_METRICS = (
 
 
 class ServerUnderTest:
-    """`process` is None for a server that others started."""
+    """The server under load; `process` is None for one that runs already."""
 
     def __init__(self, address: str, process: ServerProcess | None, cores: Sequence[int] = ()) -> None:
         self.address = address
-        self.lives = 1
+        self.num_starts = 1
         self._process = process
         self._cores = cores
 
     @property
     def pid(self) -> int | None:
-        """None where it is not known."""
+        """The process id; None for a server that runs already."""
         return None if self._process is None else self._process.pid
 
     @property
     def use(self) -> ProcessUse:
-        """Zeros where it cannot be known."""
+        """Resource use; zeros for a server that runs already."""
         return ProcessUse() if self._process is None else ProcessUse.of(self._process.pid)
 
     async def passes(self) -> PassMetrics:
-        """What its metrics say, if it has any."""
+        """Scrape its metrics, if it has any."""
         return await scrape(None if self._process is None else self._process.metrics, PASS_METRICS)
 
     async def kill(self) -> None:
-        """SIGKILL, and start it again at the same address; returns when it serves."""
+        """Kill the server with SIGKILL, restart it at the same address, and wait until it serves."""
         if self._process is None:
             raise UsageError("kills: only a server that this command started can be killed; leave --server out")
         await asyncio.to_thread(self._restart, self._process)
-        self.lives += 1
+        self.num_starts += 1
 
     def _restart(self, process: ServerProcess) -> None:
         process.kill()
@@ -60,7 +60,7 @@ class ServerUnderTest:
 async def server_under_test(
     address: str | None, options: Sequence[str], cores: Sequence[int]
 ) -> AsyncIterator[ServerUnderTest]:
-    """The server at `address`, or one of our own with those options on those cores. Raises UsageError."""
+    """Use the server at `address`, or start one with `options` on `cores`. Raises UsageError."""
     if address is not None:
         yield ServerUnderTest(address, None)
         return

@@ -1,4 +1,4 @@
-"""Hours of load with faults: links cut or silent, the server killed. Is every token right, does memory grow?"""
+"""Hours of load with faults, to see whether every token is right and memory stays constant."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from outrider_proto.errors import UsageError
 
 MAX_GROWTH = 0.02
 _LONG_S = 600.0  # to have seen all prompts several times
-_TELL_S = 60.0
-_BACK_S = 180.0
-_LOOK_S = 0.25
+_LOG_INTERVAL_S = 60.0
+_RECOVERY_TIMEOUT_S = 180.0
+_POLL_S = 0.25
 _CUT_TRIALS = 40
 _SILENCE_S = (0.5, 4.0)
 _FAULT_S = 3.0  # between two of them, where no time is given
@@ -34,9 +34,12 @@ Fault = Literal["cut", "outage", "kill"]
 
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
-    """`cuts`: TCP connections shut down; `outages`: links silent for a while, connections standing; `kills`: of the
-    server, by SIGKILL. They come at random moments spread over `seconds`; None: 3 s apart on the average, and the run
-    ends with them. Raises UsageError."""
+    """Length and faults of a soak. Raises UsageError.
+
+    `cuts`: TCP connections shut down; `outages`: silences of the link, connections kept; `kills`: SIGKILLs of the
+    server. They come at random moments within `seconds`; with None they come 3 s apart on average, and the run ends
+    with them.
+    """
 
     seconds: float | None = None
     cuts: int = 0
@@ -59,7 +62,7 @@ class SoakPlan:
         return self.cuts + self.outages + self.kills
 
     def faults(self, generator: random.Random) -> list[tuple[float, Fault]]:
-        """What is to happen when, in seconds since the beginning."""
+        """Draw the moments of all faults, in seconds since the start."""
         counts: dict[Fault, int] = {"cut": self.cuts, "outage": self.outages, "kill": self.kills}
         kinds = [kind for kind, count in counts.items() for _ in range(count)]
         span = self.num_faults * _FAULT_S if self.seconds is None else self.seconds
@@ -91,7 +94,7 @@ def plan_soak(
 
 @dataclass(slots=True)
 class SoakResult:
-    """What came of it. `faults`: done, by kind."""
+    """The result of a soak; `faults` counts those injected, by kind."""
 
     seconds: float = 0.0
     interrupted: bool = False
@@ -103,7 +106,7 @@ class SoakResult:
 
     @property
     def deviations(self) -> list[str]:
-        """In words; empty when all is well."""
+        """What went wrong, in words; empty when all is well."""
         named = {
             "answers with a wrong token": sum(counters.wrong for counters in self.client_counters),
             "verdicts twice or unasked": sum(counters.strays for counters in self.client_counters),
@@ -129,30 +132,28 @@ class SoakResult:
 
 
 class SoakRun:
-    """One run."""
-
     def __init__(
         self,
         plan: SoakPlan,
         server: ServerUnderTest,
         worker_pool: WorkerPool,
         generator: random.Random,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self._plan = plan
         self._server = server
         self._pool = worker_pool
         self._generator = generator
-        self._say = say
+        self._log = log
         self._began = time.monotonic()
         self.result = SoakResult()
 
     async def run(self) -> None:
-        """Until the time is over or, where none is given, all faults have been; then wait for the clients."""
+        """Run until the time is up or, without a time, until all faults are injected."""
         self._pool.begin(self._began, None)
-        watching = [asyncio.create_task(self._sample()), asyncio.create_task(self._tell())]
+        watching = [asyncio.create_task(self._sample()), asyncio.create_task(self._log_state())]
         try:
-            await _first_to_fail(self._go(), *watching)
+            await _first_to_fail(self._run_until_end(), *watching)
         finally:
             for task in watching:
                 task.cancel()
@@ -164,70 +165,73 @@ class SoakRun:
         self._pool.stop()
         self.result.client_counters = await self._pool.client_counters()
 
-    async def _go(self) -> None:
+    async def _run_until_end(self) -> None:
         end = None if self._plan.seconds is None else asyncio.get_running_loop().time() + self._plan.seconds
         with suppress(TimeoutError):
             async with asyncio.timeout_at(end):
-                await self._go_through_faults()
+                await self._inject_faults()
                 if end is not None:
                     await asyncio.Event().wait()
 
-    async def _go_through_faults(self) -> None:
-        """What takes long delays those behind it: each finds the others at work."""
+    async def _inject_faults(self) -> None:
+        """Inject the faults one by one; a slow one delays the next."""
         earlier = 0.0
         for moment, fault in self._plan.faults(self._generator):
             await asyncio.sleep(moment - earlier)
             earlier = moment
-            if await self._do(fault):
+            if await self._inject(fault):
                 self.result.faults[fault] += 1
 
-    async def _do(self, fault: Fault) -> bool:
-        member = self._generator.choice(self._pool.members)
+    async def _inject(self, fault: Fault) -> bool:
+        worker = self._generator.choice(self._pool.workers)
         match fault:
             case "kill":
                 await self._server.kill()
-                await self._see_verdict()
+                await self._wait_for_verdict()
                 return True
             case "cut":
-                return await self._cut(member)
+                return await self._cut(worker)
             case "outage":
-                member.tell({"do": "silence", "seconds": self._generator.uniform(*_SILENCE_S)})
-                return bool((await member.answer("silence"))["done"])
+                worker.send({"do": "silence", "seconds": self._generator.uniform(*_SILENCE_S)})
+                return bool((await worker.receive("silence"))["done"])
 
-    async def _cut(self, member: WorkerProcess) -> bool:
-        """As soon as there is a connection."""
+    async def _cut(self, worker: WorkerProcess) -> bool:
+        """Cut a connection as soon as there is one."""
         for _ in range(_CUT_TRIALS):
-            member.tell({"do": "cut"})
-            if (await member.answer("cut"))["done"]:
+            worker.send({"do": "cut"})
+            if (await worker.receive("cut"))["done"]:
                 return True
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         return False
 
-    async def _see_verdict(self) -> None:
-        """The clients are back. Raises UsageError."""
-        before = (await self._pool.told())["verdicts"]
-        give_up_at = self._now + _BACK_S
-        while (await self._pool.told())["verdicts"] == before:
+    async def _wait_for_verdict(self) -> None:
+        """Wait until the clients get verdicts again. Raises UsageError."""
+        before = (await self._pool.totals())["verdicts"]
+        give_up_at = self._now + _RECOVERY_TIMEOUT_S
+        while (await self._pool.totals())["verdicts"] == before:
             if self._now > give_up_at:
-                raise UsageError(f"no verdict within {_BACK_S:g} s after the server was killed and started again")
-            await asyncio.sleep(_LOOK_S)
+                raise UsageError(
+                    f"no verdict within {_RECOVERY_TIMEOUT_S:g} s after the server was killed and started again"
+                )
+            await asyncio.sleep(_POLL_S)
 
     async def _sample(self) -> None:
         while True:
             await asyncio.sleep(self._plan.sample_s)
-            named = [(f"server {self._server.lives}", self._server.use)]
-            named += [(f"clients {number}", member.use) for number, member in enumerate(self._pool.members, 1)]
+            named = [(f"server {self._server.num_starts}", self._server.use)]
+            named += [(f"clients {number}", worker.use) for number, worker in enumerate(self._pool.workers, 1)]
             self.result.samples += [MemorySample(self._now, who, use.rss_bytes) for who, use in named if use.rss_bytes]
 
-    async def _tell(self) -> None:
+    async def _log_state(self) -> None:
         while True:
-            await asyncio.sleep(_TELL_S)
-            told = await self._pool.told()
+            await asyncio.sleep(_LOG_INTERVAL_S)
+            totals = await self._pool.totals()
             newest = {sample.who: sample.rss_bytes / 2**20 for sample in self.result.samples[-8:]}
             memory = ", ".join(f"{who} {mib:.1f} MiB" for who, mib in newest.items())
-            self._say(
-                f"{self._now:.0f} s: {told['answers']} answers, {told['tokens']} tokens, {told['verdicts']} verdicts, "
-                f"{told['outages']} losses of the link, {told['wrong']} wrong; {dict(self.result.faults)}; {memory}"
+            self._log(
+                f"{self._now:.0f} s: {totals['answers']} answers, {totals['tokens']} tokens, "
+                f"{totals['verdicts']} verdicts, "
+                f"{totals['outages']} losses of the link, {totals['wrong']} wrong; {dict(self.result.faults)}; {memory}"
             )
 
     @property
@@ -240,11 +244,11 @@ async def soak(
     server: ServerUnderTest,
     assignment: Assignment,
     num_workers: int,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> SoakResult:
-    """Also when interrupted (SIGINT, SIGTERM), or when a process fails, there is a result."""
-    async with worker_pool(assignment, num_workers) as members:
-        run = SoakRun(plan, server, members, random.Random(f"{assignment.seed}/faults"), say)
+    """Run a soak; there is a result even when it is interrupted or a process fails."""
+    async with worker_pool(assignment, num_workers) as workers:
+        run = SoakRun(plan, server, workers, random.Random(f"{assignment.seed}/faults"), log)
         going = asyncio.create_task(run.run())
         with _stopped_by_signals(going):
             await asyncio.wait((going,))
@@ -259,7 +263,7 @@ async def soak(
 
 
 async def _first_to_fail(main: Coroutine[None, None, None], *others: asyncio.Task[None]) -> None:
-    """`main` to its end, or the error of whichever fails first."""
+    """Run `main` to its end; raise the error of whichever task fails first."""
     task = asyncio.create_task(main)
     try:
         done, _ = await asyncio.wait((task, *others), return_when=asyncio.FIRST_COMPLETED)

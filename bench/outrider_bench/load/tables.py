@@ -1,4 +1,4 @@
-"""Load as tables for a terminal."""
+"""Tables of load runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MIB = 2**20
 
 
 def throughput_table(title: str, runs: Sequence[LoadRun], hardware_limits: Sequence[HardwareLimit]) -> ResultTable:
-    """A row for each number of clients; ratios are to the first."""
+    """Build a row per number of clients; ratios are to the first."""
     limit_of = {limit.num_sessions: limit for limit in hardware_limits}
     rows = [_throughput(run, runs[0], limit_of.get(run.num_clients)) for run in runs]
     columns = ("clients", "verifies/s", "ratio", "tokens/s", "ratio", "tau", "nodes", "sessions/pass", "known")
@@ -95,7 +95,7 @@ def _throughput(run: LoadRun, single: LoadRun, limit: HardwareLimit | None) -> l
 
 
 def _known(batches: dict[str, float]) -> float:
-    """Share of the contexts' tokens that needed no pass."""
+    """Return the share of the contexts' tokens that needed no pass."""
     return share_of(batches, "outrider_prefix_cache_hits_total", "outrider_prefix_cache_queries_total")
 
 

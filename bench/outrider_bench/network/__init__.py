@@ -1,1 +1,1 @@
-"""Drafting across a link, measured: every mode beside the controls, on the same prompts, in the same run."""
+"""Drafting across an emulated link: every mode beside the controls, on the same prompts, in the same run."""

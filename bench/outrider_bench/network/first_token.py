@@ -1,4 +1,4 @@
-"""How answers begin: the way to their first tokens, beside the stream's to the same prompt. Pure."""
+"""Time to the first and the 32nd token, beside the stream's. Pure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import Self
 
 from outrider_bench.network.timed_answer import TimedAnswer
 
-FURTHER = 32  # tokens
+LATER_TOKEN = 32  # tokens
 
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """A way's time to the first token, and to token number 32, as a share of the stream's: prompt by prompt, those left
-    out whose answer is shorter."""
+    """A variant's times to the first and the 32nd token, as shares of the stream's.
+
+    One value per prompt; prompts with shorter answers are left out.
+    """
 
     ttft_ratios: tuple[float, ...]
     to_32nd_ratios: tuple[float, ...]
 
     @classmethod
     def of(cls, records: Sequence[TimedAnswer], streamed: Sequence[TimedAnswer]) -> Self:
-        return cls(_ratios(records, streamed, 1), _ratios(records, streamed, FURTHER))
+        return cls(_ratios(records, streamed, 1), _ratios(records, streamed, LATER_TOKEN))
 
 
 def ms_to_token(record: TimedAnswer, number: int) -> float | None:
-    """From the question to token `number`, counted from 1; None in a shorter answer."""
+    """Return the ms from the question to token `number`, counted from 1; None in a shorter answer."""
     tokens = 0
     for arrival in record.arrivals:
         tokens += arrival.tokens

@@ -1,4 +1,4 @@
-"""The way from client to server: an emulated link, or none, and what has gone through it."""
+"""The address that clients connect to: an emulated link or the server itself, and the traffic through it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_LINK = "none"  # the profile's name for both sides on one device
 
 @dataclass(frozen=True, slots=True)
 class LinkTraffic:
-    """IP packets and their bytes that entered the link so far, acknowledgements included."""
+    """IP packets and bytes that entered the link so far, acknowledgements included."""
 
     packets_up: int = 0
     packets_down: int = 0
@@ -32,7 +32,10 @@ class LinkTraffic:
 
 @dataclass(frozen=True, slots=True)
 class LinkEndpoint:
-    """Where clients connect. `engine` and `why`: what makes the link; `traffic` gives None where there is none."""
+    """Where clients connect.
+
+    `engine` and `why`: what makes the link; `traffic` returns None without a link.
+    """
 
     address: str
     traffic: Callable[[], LinkTraffic | None] = lambda: None
@@ -41,7 +44,7 @@ class LinkEndpoint:
 
 
 def profile_or_none(name: str) -> Profile | None:
-    """None for `none`. Raises UsageError."""
+    """Return the named profile; None for `none`. Raises UsageError."""
     try:
         return None if name == NO_LINK else profile_named(name)
     except ProfileError as error:
@@ -52,7 +55,10 @@ def profile_or_none(name: str) -> Profile | None:
 async def open_link(
     profile: Profile | None, server: str, engine: EngineChoice, seed: int
 ) -> AsyncIterator[LinkEndpoint]:
-    """A way to the server while the context lasts. Raises UsageError where the machine cannot make the link."""
+    """Put a link in front of the server while the context lasts.
+
+    Raises UsageError where this machine cannot emulate it.
+    """
     if profile is None:
         yield LinkEndpoint(server)
         return

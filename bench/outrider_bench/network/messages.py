@@ -30,8 +30,10 @@ from outrider_server.engine.target import Target
 
 @dataclass(frozen=True, slots=True)
 class MessageSizes:
-    """Means in bytes a message; the prompt's are those of one answer's first. `width` is values a token,
-    padded or not."""
+    """Mean bytes per message.
+
+    The prompt's are those of an answer's first message. `width`: values per token, padded or not.
+    """
 
     drafter: str
     codec: Codec
@@ -50,7 +52,7 @@ class MessageSizes:
 
 @dataclass(slots=True)
 class MessageSizeLog:
-    """Bytes by kind; a verdict's features are one message in as many frames as it takes."""
+    """Bytes by kind of message; a verdict's features count as one message in however many frames."""
 
     codec: Codec = "int8"
     nodes: list[int] = field(default_factory=list)
@@ -122,7 +124,7 @@ async def message_sizes(
     padded_width: int,
     step: Callable[[], None],
 ) -> MessageSizes:
-    """Of one drafter and codec, over all questions."""
+    """Measure one drafter and codec over all questions."""
     log, down, tokens = MessageSizeLog(), 0, 0
     async with in_process(Path(str(config.target)), config, target) as pair:
         sized = TappedTransport(pair.transport(), lambda inner: SizedConnection(inner, log, padded_width))

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from outrider_bench.core.stats import Number, mean, median, percentiles, ratio, weighted_mean
-from outrider_bench.network.first_token import FURTHER, ms_to_token
+from outrider_bench.network.first_token import LATER_TOKEN, ms_to_token
 from outrider_bench.network.link_endpoint import LinkTraffic
 from outrider_bench.network.timed_answer import TimedAnswer, VerdictRecord
 
@@ -29,10 +29,11 @@ Metric = Number | Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class VariantMetrics:
-    """None: does not apply. What is counted an answer is a mean, like all times but `ttft_ms`.
+    """The metrics of one variant in one run; None where one does not apply.
 
-    `inter_token_ms` shares the time before an arrival among its tokens; `pause_ms` is that time undivided, which is
-    what a reader sees. `bytes_*` are frames, `link_bytes_*` and packets all that the link carried.
+    What is counted per answer is a mean, like all times but `ttft_ms`. `inter_token_ms` shares the time before an
+    arrival among its tokens; `pause_ms` is that time undivided, which is what a reader sees. `bytes_*` are frames;
+    `link_bytes_*` and packets are all that the link carried.
     """
 
     tokens_per_second: Number
@@ -68,12 +69,12 @@ class VariantMetrics:
 
 
 def variant_metrics(records: Sequence[TimedAnswer], rtt_ms: float, *, bounded: bool) -> VariantMetrics:
-    """`bounded`: the link's round trip bounds this way, so that it has an eta."""
+    """Compute the metrics; `bounded` variants wait for the link's round trip and have an eta."""
     decoding = Decoding.of(records)
     tokens = sum(len(record.token_ids) for record in records)
     replies = sum(len(record.replies) for record in records)
     traffic = [record.traffic for record in records if record.traffic is not None]
-    told = [record.statistics for record in records]
+    statistics_of_answers = [record.statistics for record in records]
     return VariantMetrics(
         tokens_per_second=decoding.tokens_per_second,
         answer_tokens_per_second=ratio(tokens * 1e3, sum(record.arrivals[-1].at_ms for record in records)),
@@ -82,32 +83,32 @@ def variant_metrics(records: Sequence[TimedAnswer], rtt_ms: float, *, bounded: b
         rtt_ms=rtt_ms,
         verify_ms=decoding.verify_ms,
         ttft_ms=statistics.median(record.arrivals[0].at_ms for record in records),
-        to_32nd_ms=median(ms_to_token(record, FURTHER) for record in records),
+        to_32nd_ms=median(ms_to_token(record, LATER_TOKEN) for record in records),
         inter_token_ms=percentiles(_inter_token_ms(records)),
         pause_ms=percentiles(gap for record in records for gap, _ in _gaps(record)),
-        bytes_up_per_token=ratio(sum(one.bytes_up for one in told), tokens),
-        bytes_down_per_token=ratio(sum(one.bytes_down for one in told), tokens),
+        bytes_up_per_token=ratio(sum(one.bytes_up for one in statistics_of_answers), tokens),
+        bytes_down_per_token=ratio(sum(one.bytes_down for one in statistics_of_answers), tokens),
         **_of_link(traffic, tokens, replies),
-        target_calls=mean(one.target_calls for one in told),
-        hit_rate=weighted_mean((one.hit_rate, one.forecasts) for one in told),
+        target_calls=mean(one.target_calls for one in statistics_of_answers),
+        hit_rate=weighted_mean((one.hit_rate, one.forecasts) for one in statistics_of_answers),
         stale_tokens=weighted_mean((record.statistics.stale_tokens, _num_drafted(record)) for record in records),
-        stale_drafts=mean(one.stale_drafts for one in told),
-        wasted_nodes=mean(one.wasted_nodes for one in told),
+        stale_drafts=mean(one.stale_drafts for one in statistics_of_answers),
+        wasted_nodes=mean(one.wasted_nodes for one in statistics_of_answers),
         split_ms=_split(records),
         exchange_ms=_drafted_mean((record.statistics.exchange_ms, record) for record in records),
         level_ms=_drafted_mean((record.statistics.level_ms, record) for record in records),
         ahead_level_ms=_drafted_mean((record.statistics.ahead_level_ms, record) for record in records),
-        queue_ms=ratio(sum(one.split_ms.queue * one.new_tokens for one in told), replies),
+        queue_ms=ratio(sum(one.split_ms.queue * one.new_tokens for one in statistics_of_answers), replies),
         server_busy_ms_per_token=decoding.server_busy_ms_per_token,
         tokens=tokens / len(records),
-        unverified=sum(one.unverified for one in told),
-        outages=sum(one.outages for one in told),
+        unverified=sum(one.unverified for one in statistics_of_answers),
+        outages=sum(one.outages for one in statistics_of_answers),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """All that follows the first tokens of the answers, summed."""
+    """Everything after the first tokens of the answers, summed."""
 
     tokens: int
     ms: float
@@ -127,7 +128,7 @@ class Decoding:
 
     @property
     def tau(self) -> Number:
-        """Of a target that decodes alone, 1."""
+        """Tokens per verdict on a draft; per pass where the target decodes alone."""
         judging = [reply for reply in self.replies if reply.drafted] or [
             reply for reply in self.replies if reply.tokens
         ]
@@ -135,12 +136,12 @@ class Decoding:
 
     @property
     def verify_ms(self) -> Number:
-        """T_v: a pass of the target; replies that took none do not count."""
+        """Mean time T_v of a target pass; replies without a pass do not count."""
         return mean(reply.verify_ms for reply in self.replies if reply.verify_ms)
 
     @property
     def server_busy_ms_per_token(self) -> Number:
-        """Passes of the target, and of a drafter beside it."""
+        """Time of the passes of the target, and of a drafter on the server."""
         return ratio(sum(reply.verify_ms + reply.draft_ms for reply in self.replies), self.tokens)
 
     def eta(self, rtt_ms: float) -> Number:
@@ -149,12 +150,12 @@ class Decoding:
 
 
 def medians(runs: Sequence[VariantMetrics]) -> dict[str, Metric]:
-    """Of every figure over the runs in which it applies."""
+    """Return the median of every metric over the runs in which it applies."""
     return _medians([asdict(run) for run in runs])
 
 
 def _drafted_mean(values: Iterable[tuple[float, TimedAnswer]]) -> Number:
-    """By the drafts judged; 0 is a way that has no such thing."""
+    """Average over the drafts judged; values of 0 mean that the variant has no such time."""
     return weighted_mean((value, _num_drafted(record)) for value, record in values if value)
 
 
@@ -163,7 +164,7 @@ def _num_drafted(record: TimedAnswer) -> int:
 
 
 def _gaps(record: TimedAnswer) -> list[tuple[float, int]]:
-    """Time before an arrival and its tokens, from the second one on."""
+    """Return the time before every arrival but the first, and its tokens."""
     return [(later.at_ms - earlier.at_ms, later.tokens) for earlier, later in pairwise(record.arrivals)]
 
 
@@ -186,7 +187,7 @@ def _of_link(traffic: Sequence[LinkTraffic], tokens: int, replies: int) -> dict[
 
 
 def _split(records: Sequence[TimedAnswer]) -> dict[str, float]:
-    """Where a token's time went, over all tokens; with what a drafter on the server took."""
+    """Return where a token's time went, averaged over all tokens, drafting on the server included."""
     splits = [(asdict(record.statistics.split_ms), len(record.token_ids)) for record in records]
     tokens = max(sum(count for _, count in splits), 1)
     drafting_ms = sum(reply.draft_ms for record in records for reply in record.replies)

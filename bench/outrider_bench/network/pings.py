@@ -1,4 +1,4 @@
-"""R as it is: round trips of a small frame that reaches no model, over the same link and between the same answers."""
+"""The measured round trip R: a small frame that reaches no model, over the same link, between the answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class PingStats:
-    """Of so many pings, in ms. The mean is R: jitter is in it, and what gRPC and the machine add."""
+    """Round trips in ms. The mean is R: it includes jitter, and what gRPC and the machine add."""
 
     pings: int
     mean_ms: float
@@ -38,7 +38,10 @@ class PingStats:
 
 
 class Pinger:
-    """A session of its own, with nothing else on its connection. Use as a context manager; `clock` counts seconds."""
+    """A session of its own, alone on its connection; use it as a context manager.
+
+    `clock` counts seconds.
+    """
 
     def __init__(self, address: str, open_frame: Open, clock: Callable[[], float]) -> None:
         self._transport = GrpcTransport(address)
@@ -59,7 +62,7 @@ class Pinger:
             await self._connection.close()
 
     async def ping(self, count: int) -> None:
-        """So many, one at a time, each after a short pause. Raises LinkError."""
+        """Send `count` pings one at a time, each after a short pause. Raises LinkError."""
         for _ in range(count):
             await asyncio.sleep(_PAUSE_S)
             started = self._clock()

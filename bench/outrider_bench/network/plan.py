@@ -1,4 +1,4 @@
-"""What to measure, and the measuring: one server, every drafter over every link, run after run."""
+"""What to measure, and the measurement: one server, every drafter over every link, run after run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ from outrider_proto.frames import Codec
 
 @dataclass(frozen=True, slots=True)
 class NetworkPlan:
-    """`variants` are texts (ways.py), `common` the options of all; profile `none` is no link; prompts have at least
-    `prompt_tokens`. Raises UsageError."""
+    """What to measure. Raises UsageError.
+
+    `variants` are texts (see variants.py), `common` the options of all of them; profile `none` is no link; prompts have
+    at least `prompt_tokens` tokens.
+    """
 
     target: Path
     profiles: Sequence[str]
@@ -48,15 +51,15 @@ class NetworkPlan:
     def __post_init__(self) -> None:
         for profile in self.profiles:
             profile_or_none(profile)
-        for variant in self.all_ways:
+        for variant in self.all_variants:
             if variant.name in self.variants:
                 variant.configured(self.config(self.drafters[0]))
         if self.pace is not None:
             Pace.load(self.pace)
 
     @property
-    def all_ways(self) -> list[Variant]:
-        """The controls first."""
+    def all_variants(self) -> list[Variant]:
+        """All variants, the controls first."""
         return with_controls([Variant.parse(text, self.common) for text in self.variants], self.common)
 
     @property
@@ -66,33 +69,33 @@ class NetworkPlan:
         return ["--target", str(self.target), *drafters, "--server-draft", *pace]
 
     def config(self, drafter: str, **choices: Any) -> ClientConfig:  # Any: fields of ClientConfig
-        """Of the clients of all ways."""
+        """Return the configuration that the clients of all variants share."""
         return replace(
             ClientConfig(target=self.target, drafter=drafter_source(drafter), codec=self.codec, pace=self.pace),
             **{"max_new_tokens": self.max_new_tokens, **choices},
         )
 
     def prompt_set(self, models: LocalModels) -> PromptSet:
-        """The families in turn, as many prompts as wanted."""
+        """Return as many prompts as wanted, the families in turn."""
         each = -(-self.prompts // len(self.families))
         asked = questions(models, lambda family: each if family in self.families else 0)
         in_turn = [asked[family * each + number] for number in range(each) for family in range(len(self.families))]
         warm_up = questions(models, lambda family: int(family == self.families[0]), SEED + 1)[0]
-        return PromptSet(warm_up, self._late(in_turn[: self.prompts], models), models)
+        return PromptSet(warm_up, self._lengthened(in_turn[: self.prompts], models), models)
 
-    def _late(self, asked: Sequence[Question], models: LocalModels) -> Sequence[Question]:
-        """With as much before them as was asked for. Raises UsageError."""
+    def _lengthened(self, asked: Sequence[Question], models: LocalModels) -> Sequence[Question]:
+        """Lengthen the prompts as the plan says. Raises UsageError where the context is too short."""
         if not self.prompt_tokens:
             return asked
-        late = lengthened(asked, models, self.prompt_tokens)
+        longer = lengthened(asked, models, self.prompt_tokens)
         most = models.max_context - self.max_new_tokens
-        if (longest := max(len(question.prompt) for question in late)) > most:
+        if (longest := max(len(question.prompt) for question in longer)) > most:
             raise UsageError(f"prompt_tokens={self.prompt_tokens} makes prompts of {longest}: there is room for {most}")
-        return late
+        return longer
 
 
 async def measure(plan: NetworkPlan, step: Step) -> list[Scenario]:
-    """A case for every drafter and profile, in that order."""
+    """Measure a scenario for every drafter and profile, in that order."""
     with ServerProcess(plan.server_options) as server:
         return [
             await _case(plan, drafter, name, server.address, step)
@@ -105,7 +108,7 @@ async def _case(plan: NetworkPlan, drafter: str, profile: str, server: str, step
     models = LocalModels.load(plan.config(drafter, server=server))
     models.prepare()
     prompt_set = plan.prompt_set(models)
-    variants, missing = await available_variants(plan.all_ways, prompt_set, plan.config(drafter, server=server))
+    variants, missing = await available_variants(plan.all_variants, prompt_set, plan.config(drafter, server=server))
     counter = ProgressCounter(step, f"{drafter} over {profile}", plan.runs * len(prompt_set.asked) * len(variants))
     shape = profile_or_none(profile)
     async with open_link(shape, server, plan.engine, plan.seed) as endpoint:
@@ -137,7 +140,7 @@ def _setting(
 
 
 def _tree(plan: NetworkPlan, drafter: str, models: LocalModels) -> dict[str, Any]:  # Any: a shape's numbers, or choices
-    """Of the ways that name none of their own."""
+    """Return the tree of the variants that name none of their own."""
     asked = Variant.parse("stream", plan.common).configured(plan.config(drafter)).shape
     own = None if models.drafter is None else models.drafter.plan
     shape = asked or own or TreeShape()

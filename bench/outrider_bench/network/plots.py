@@ -1,4 +1,4 @@
-"""Figures of links as pictures: speed by way and profile, and where the time went."""
+"""Plots of scenarios: speed by variant and profile, and the split of a token's time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARTS = ("draft", "wire", "queue", "server_draft", "verify", "wait")
 
 
 def plot_network(scenarios: Sequence[Scenario], path: Path) -> None:
-    """Bars of tokens a second, the whiskers from the slowest to the fastest run; below, the split of a token's time."""
+    """Plot tokens per second with whiskers over the runs, and below it the split of a token's time."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -101,7 +101,7 @@ def _footnote(scenarios: Sequence[Scenario]) -> str:
 
 
 def _in_legend(scenarios: Sequence[Scenario], name: str) -> str:
-    """A label and, where it is not the name, what it stands for."""
+    """Return a variant's label, and its options if it has any."""
     scenario, variant = next(
         (scenario, variant) for scenario in scenarios for variant in scenario.variants if variant.name == name
     )

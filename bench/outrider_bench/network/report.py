@@ -1,4 +1,4 @@
-"""The report of one case and of several: medians over the runs, the controls beside, and how it was made."""
+"""Reports of scenarios: medians over the runs, the controls, and the settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ReportDict = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class ScenarioSetting:
-    """What a case was measured under; `round_trip_ms` is what the profile claims."""
+    """What a scenario is measured under; `round_trip_ms` is what the profile claims."""
 
     profile: str
     engine: str
@@ -39,7 +39,7 @@ class ScenarioSetting:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """All runs of one setting. `variants` are those measured, the controls among them, those asked for last."""
+    """All runs of one setting; `variants` are those measured, the controls first."""
 
     setting: ScenarioSetting
     variants: Sequence[Variant]
@@ -48,22 +48,22 @@ class Scenario:
 
     @property
     def mismatches(self) -> int:
-        """Answers, of all ways and runs, that differ from the stream's."""
+        """Number of answers that differ from the stream's, over all variants and runs."""
         return sum(sum(run.mismatches.values()) for run in self.runs)
 
     def label(self, variant: Variant) -> str:
-        """Its mode, numbered where several have the same."""
+        """Return the variant's mode, numbered where several variants have the same."""
         same = [other.name for other in self.variants if other.mode == variant.mode]
         return variant.mode if len(same) == 1 else f"{variant.mode} {same.index(variant.name) + 1}"
 
     def medians_of(self, name: str) -> dict[str, Metric]:
-        """Medians over the runs, the ratio to the stream among them."""
+        """Return medians over the runs, the ratio to the stream included."""
         ratios = [ratio for run in self.runs if (ratio := run.ratio_to_stream(name)) is not None]
         metrics = medians([run.metrics[name] for run in self.runs])
-        return metrics | {"ratio_to_stream": median(ratios)} | self._beginnings(name)
+        return metrics | {"ratio_to_stream": median(ratios)} | self._first_token_medians(name)
 
-    def _beginnings(self, name: str) -> dict[str, Metric]:
-        """Medians over the prompts of all runs."""
+    def _first_token_medians(self, name: str) -> dict[str, Metric]:
+        """Return medians over the prompts of all runs."""
         begun = [run.first_tokens[name] for run in self.runs if name in run.first_tokens]
         of_first = [ratio for one in begun for ratio in one.ttft_ratios]
         of_32nd = [ratio for one in begun for ratio in one.to_32nd_ratios]
@@ -73,7 +73,7 @@ class Scenario:
         }
 
     def as_dict(self) -> ReportDict:
-        """The figures of the way asked for first are its own; `variants` has all of them, with every run's."""
+        """Return the report: on top the metrics of the first variant asked for, under `ways` those of all."""
         first = next(
             (variant for variant in self.variants if variant.name not in (STREAM, SERVER_DRAFT)), self.variants[0]
         )
@@ -106,5 +106,5 @@ class Scenario:
 
 
 def network_report(scenarios: Sequence[Scenario]) -> ReportDict:
-    """The first case's keys on top, all cases below."""
+    """Put the first scenario's keys on top and all scenarios under `cases`."""
     return scenarios[0].as_dict() | {"cases": [scenario.as_dict() for scenario in scenarios]}

@@ -1,5 +1,7 @@
-"""One link and one drafter: every way answers the same prompts in turn, so that what the machine or the link does at a
-moment befalls all; and again in every run, with new sessions."""
+"""One run of a scenario: every variant answers the same prompts in turn.
+
+What the machine or the link does at a moment so affects all variants alike. Every run has new sessions.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class ScenarioRun:
-    """By way: figures; how many of its answers differ from the stream's; how they began beside the stream's."""
+    """Metrics by variant, the number of answers that differ from the stream's, and first-token times."""
 
     metrics: Mapping[str, VariantMetrics]
     mismatches: Mapping[str, int]
@@ -40,7 +42,7 @@ class ScenarioRun:
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """What every run asks: `warm_up` first, which is not counted."""
+    """What every run asks; the answer to `warm_up` is not counted."""
 
     warm_up: Question
     asked: Sequence[Question]
@@ -50,12 +52,15 @@ class PromptSet:
 async def available_variants(
     variants: Sequence[Variant], prompt_set: PromptSet, config: ClientConfig
 ) -> tuple[list[Variant], dict[str, str]]:
-    """Those that client and server take, and why a control is not among them. Raises what a way asked for raises."""
+    """Return the variants that client and server support, and why a control is not among them.
+
+    Raises what a variant other than a control raises.
+    """
     taken, missing = [], {}
     for variant in variants:
         try:
             async with AsyncExitStack() as stack:
-                await _ready(variant, prompt_set, config, stack)
+                await _warm_client(variant, prompt_set, config, stack)
         except (UsageError, Refusal) as error:
             if variant.name != SERVER_DRAFT:
                 raise
@@ -73,30 +78,34 @@ async def run_once(
     number: int,
     step: Callable[[], None],
 ) -> ScenarioRun:
-    """All prompts by all ways; `number` counts the runs."""
+    """Answer all prompts with all variants; `number` counts the runs."""
     records: dict[str, list[TimedAnswer]] = {variant.name: [] for variant in variants}
     async with AsyncExitStack() as stack:
-        clients = {variant.name: await _ready(variant, prompt_set, config, stack) for variant in variants}
+        clients = {variant.name: await _warm_client(variant, prompt_set, config, stack) for variant in variants}
         open_frame = prompt_set.models.open_frame(config.codec)
         pinger = await stack.enter_async_context(Pinger(endpoint.address, open_frame, time.perf_counter))
         for place, question in enumerate(prompt_set.asked):
             await pinger.ping(PINGS)
-            for name in _turned(list(clients), place + number):
+            for name in _rotated(list(clients), place + number):
                 answer = await ask(clients[name], question.prompt, endpoint.traffic, time.perf_counter)
                 records[name].append(answer)
                 step()
-        return _run(variants, records, PingStats.of(pinger.times_ms))
+        return _scenario_run(variants, records, PingStats.of(pinger.times_ms))
 
 
-async def _ready(variant: Variant, prompt_set: PromptSet, config: ClientConfig, stack: AsyncExitStack) -> AsyncClient:
-    """A client with a session of its own, which has answered something."""
+async def _warm_client(
+    variant: Variant, prompt_set: PromptSet, config: ClientConfig, stack: AsyncExitStack
+) -> AsyncClient:
+    """Return a client with a session of its own that has answered something."""
     client = AsyncClient(variant.configured(config), models=prompt_set.models)
     await stack.enter_async_context(client)
     await client.complete(prompt_set.warm_up.prompt, max_new_tokens=WARM_UP_TOKENS)
     return client
 
 
-def _run(variants: Sequence[Variant], records: Mapping[str, Sequence[TimedAnswer]], trips: PingStats) -> ScenarioRun:
+def _scenario_run(
+    variants: Sequence[Variant], records: Mapping[str, Sequence[TimedAnswer]], trips: PingStats
+) -> ScenarioRun:
     expected = [record.token_ids for record in records[STREAM]]
     differing = {
         name: sum(mine.token_ids != theirs for mine, theirs in zip(answers, expected, strict=True))
@@ -110,7 +119,7 @@ def _run(variants: Sequence[Variant], records: Mapping[str, Sequence[TimedAnswer
     return ScenarioRun(of_ways, differing, trips, first_tokens)
 
 
-def _turned(names: Sequence[str], by: int) -> list[str]:
-    """Another one is the first each time."""
+def _rotated(names: Sequence[str], by: int) -> list[str]:
+    """Rotate the names, so that another one comes first each time."""
     first = by % len(names)
     return [*names[first:], *names[:first]]

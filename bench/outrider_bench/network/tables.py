@@ -1,4 +1,4 @@
-"""Figures of a link as tables for a terminal."""
+"""Tables of scenarios."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _EVENNESS = ("inter_token_ms", "pause_ms")
 
 
 def legend(scenario: Scenario) -> list[str]:
-    """What labels stand for, where they are not the name."""
+    """Explain the labels that differ from the variants' names."""
     return [
         f"{label}: {variant.name}"
         for variant in scenario.variants
@@ -49,22 +49,24 @@ def legend(scenario: Scenario) -> list[str]:
 
 
 def speed_table(scenario: Scenario) -> ResultTable:
-    """How fast every way is, and against which bound; medians over the runs."""
-    return _figures(title(scenario), scenario, _SPEED)
+    """Build the table of speeds and their bounds; medians over the runs."""
+    return _metrics_table(title(scenario), scenario, _SPEED)
 
 
 def first_token_table(scenario: Scenario) -> ResultTable:
-    """Time to the first token and to the 32nd; ratios prompt by prompt."""
-    return _figures("how answers begin: first and 32nd token", scenario, _BEGINNING)
+    """Build the table of times to the first and the 32nd token; ratios are taken prompt by prompt."""
+    return _metrics_table("how answers begin: first and 32nd token", scenario, _BEGINNING)
 
 
 def cost_table(scenario: Scenario) -> ResultTable:
-    """What it costs the link and the server."""
-    return _figures("bytes a token, packets a reply, tokens and calls an answer, server ms a token", scenario, _COST)
+    """Build the table of costs for the link and the server."""
+    return _metrics_table(
+        "bytes a token, packets a reply, tokens and calls an answer, server ms a token", scenario, _COST
+    )
 
 
 def split_table(scenario: Scenario) -> ResultTable:
-    """Where a token's time went."""
+    """Build the table of where a token's time went."""
     rows = [
         [scenario.label(variant), *_parts(scenario.medians_of(variant.name)["split_ms"], _PARTS)]
         for variant in scenario.variants
@@ -75,7 +77,7 @@ def split_table(scenario: Scenario) -> ResultTable:
 
 
 def pauses_table(scenario: Scenario) -> ResultTable:
-    """How evenly tokens came."""
+    """Build the table of the times between tokens and between arrivals."""
     rows = []
     for variant in scenario.variants:
         metrics = scenario.medians_of(variant.name)
@@ -87,7 +89,7 @@ def pauses_table(scenario: Scenario) -> ResultTable:
 
 
 def link_table(scenarios: Sequence[Scenario]) -> ResultTable:
-    """The layout of the base paper's Table 3: a row a drafter and way, a column a link."""
+    """Build the base paper's Table 3: a row per drafter and variant, a column per link."""
     links = list(dict.fromkeys(scenario.setting.profile for scenario in scenarios))
     last = {
         scenario.setting.drafter: scenario for scenario in scenarios
@@ -109,7 +111,7 @@ def link_table(scenarios: Sequence[Scenario]) -> ResultTable:
 
 
 def title(scenario: Scenario) -> str:
-    """What was measured, in a line."""
+    """Say in one line what was measured."""
     setting = scenario.setting
     round_trip = scenario.runs[-1].round_trips.mean_ms
     pace = "not paced" if setting.pace is None else f"PACED as {setting.pace}"
@@ -118,7 +120,7 @@ def title(scenario: Scenario) -> str:
     return f"{setting.drafter} over {link}, R {round_trip:.1f} ms, {pace}, trees: {shape}"
 
 
-def _figures(heading: str, scenario: Scenario, columns: Sequence[tuple[str, str, int]]) -> ResultTable:
+def _metrics_table(heading: str, scenario: Scenario, columns: Sequence[tuple[str, str, int]]) -> ResultTable:
     rows = [
         [
             scenario.label(variant),
@@ -129,17 +131,17 @@ def _figures(heading: str, scenario: Scenario, columns: Sequence[tuple[str, str,
     return table(heading, ("way", *(name for name, _, _ in columns)), rows)
 
 
-def _parts(figure: Metric, names: Sequence[str]) -> list[str]:
-    given = figure if isinstance(figure, dict) else {}
+def _parts(metric: Metric, names: Sequence[str]) -> list[str]:
+    given = metric if isinstance(metric, dict) else {}
     return [_number(given.get(name), 1) for name in names]
 
 
-def _number(figure: Metric, digits: int) -> str:
-    return f"{figure:.{digits}f}" if isinstance(figure, int | float) else "-"
+def _number(metric: Metric, digits: int) -> str:
+    return f"{metric:.{digits}f}" if isinstance(metric, int | float) else "-"
 
 
 def messages_table(sizes: Sequence[MessageSizes]) -> ResultTable:
-    """What messages weigh (the base paper's Table 7)."""
+    """Build the base paper's Table 7: bytes of messages."""
     rows = [
         [
             f"{one.drafter},\n  {one.codec}",

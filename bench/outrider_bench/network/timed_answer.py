@@ -1,4 +1,4 @@
-"""One answer as the one who asked saw it: what came when, the verdicts that brought it, and the packets it took."""
+"""One answer as its client sees it: arrivals, the verdicts that brought them, and the packets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider_proto.frames import Draft, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Tokens that came together, in ms after the question."""
+    """Tokens that arrived together, `at_ms` after the question."""
 
     at_ms: float
     tokens: int
@@ -23,8 +23,10 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class VerdictRecord:
-    """A verdict: the tokens that stand by it, and the server's time. `drafted`: it judged what a drafter proposed, here
-    or there; the prompt's own did not."""
+    """One verdict: the tokens that it committed, and the server's time.
+
+    `drafted`: it judged a draft, of the client's or the server's; the prompt's own verdict did not.
+    """
 
     tokens: int
     drafted: bool
@@ -34,7 +36,10 @@ class VerdictRecord:
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """An answer. The first arrival and the first reply are the prompt's. `traffic` is None where there is no link."""
+    """An answer whose first arrival and first reply are the prompt's.
+
+    `traffic` is None without a link.
+    """
 
     token_ids: tuple[int, ...]
     arrivals: tuple[Arrival, ...]
@@ -45,30 +50,30 @@ class TimedAnswer:
 
 @dataclass(slots=True)
 class AnswerRecorder:
-    """Takes events with the time they came at, in ms after the question."""
+    """Takes events with their times in ms after the question."""
 
     token_ids: list[int] = field(default_factory=list)
     statistics: Statistics = field(default_factory=Statistics)
     _arrivals: list[Arrival] = field(default_factory=list)
     _cycles: list[tuple[Cycle, bool]] = field(default_factory=list)  # and whether it followed the prompt's own
-    _standing: list[int] = field(default_factory=list)  # tokens that stand by each of them
+    _tokens_by_cycle: list[int] = field(default_factory=list)  # tokens that stand by each of them
     _joins: bool = False  # path and bonus of one verdict are two events and one arrival
 
     def take(self, event: Event, at_ms: float) -> None:
         match event:
             case Cycle():
                 self._cycles.append((event, bool(self.token_ids)))
-                self._standing.append(0)
+                self._tokens_by_cycle.append(0)
                 self._joins = False
             case Committed(tokens=new):
                 self._append(new, at_ms)
-                self._stand(len(new))
+                self._count_tokens(len(new))
                 self._joins = True
             case Unverified(tokens=new):
                 self._joins = False
                 self._append(new, at_ms)
             case Verified(count=count):
-                self._stand(count)
+                self._count_tokens(count)
             case RolledBack(count=count):
                 self._drop(count)
             case Finished(statistics=statistics):
@@ -79,7 +84,7 @@ class AnswerRecorder:
     def recorded(self, traffic: LinkTraffic | None) -> TimedAnswer:
         replies = (
             _reply(cycle.verdict, count, later and _judges_a_draft(cycle))
-            for (cycle, later), count in zip(self._cycles, self._standing, strict=True)
+            for (cycle, later), count in zip(self._cycles, self._tokens_by_cycle, strict=True)
         )
         return TimedAnswer(tuple(self.token_ids), tuple(self._arrivals), tuple(replies), self.statistics, traffic)
 
@@ -88,9 +93,9 @@ class AnswerRecorder:
         joined = self._arrivals.pop() if self._joins else Arrival(at_ms, 0)
         self._arrivals.append(replace(joined, tokens=joined.tokens + len(tokens)))
 
-    def _stand(self, count: int) -> None:
-        if self._standing:
-            self._standing[-1] += count
+    def _count_tokens(self, count: int) -> None:
+        if self._tokens_by_cycle:
+            self._tokens_by_cycle[-1] += count
 
     def _drop(self, count: int) -> None:
         del self.token_ids[len(self.token_ids) - count :]
@@ -104,7 +109,7 @@ class AnswerRecorder:
 async def ask(
     client: AsyncClient, prompt: Sequence[int], traffic: Callable[[], LinkTraffic | None], clock: Callable[[], float]
 ) -> TimedAnswer:
-    """The client's answer to `prompt`. `clock` counts seconds."""
+    """Ask `prompt` and record the answer; `clock` counts seconds."""
     recorder, before, asked_at = AnswerRecorder(), traffic(), clock()
     async with aclosing(client.generate(prompt)) as events:
         async for event in events:

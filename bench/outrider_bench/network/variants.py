@@ -1,6 +1,6 @@
-"""A way to have an answer written, as text: `MODE[,OPTION=VALUE...]`, such as `stop-and-wait,wait_for_features=true`.
+"""Variants of answering, written `MODE[,OPTION=VALUE...]`, e.g. `stop-and-wait,wait_for_features=true`.
 
-The controls are ways like the others; they are in every run.
+The controls are variants like the others, and are part of every run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OF_TREE = ("breadth", "levels", "budget")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """`name` is the text it was asked for by, `choices` what an answer's configuration is told."""
+    """`name` is the text that it was parsed from, `choices` the options of a request."""
 
     name: str
     mode: str
@@ -31,7 +31,7 @@ class Variant:
 
     @classmethod
     def parse(cls, text: str, common: Options) -> Variant:
-        """`common` are options of all ways, which the text may change. Raises UsageError."""
+        """Parse `text`, whose options win over the `common` ones. Raises UsageError."""
         mode, *pairs = text.split(",")
         options = {name: value for name, value in common.items() if value is not None} | dict(map(_read, pairs))
         shape = tree_plan(None, **{name: options.pop(name, None) for name in _OF_TREE})
@@ -39,22 +39,22 @@ class Variant:
         return cls(text, mode, choices)
 
     def configured(self, config: ClientConfig) -> ClientConfig:
-        """Raises UsageError for what the client does not know."""
+        """Apply the options to `config`. Raises UsageError for unknown ones."""
         return config.for_answer(**self.choices)
 
     @property
     def choices_as_dict(self) -> dict[str, Any]:
-        """The choices, for a report."""
+        """The options for a report."""
         return {name: asdict(value) if isinstance(value, TreeShape) else value for name, value in self.choices.items()}
 
     @property
     def waits_for_verdicts(self) -> bool:
-        """Whether the link's round trip bounds its speed, which eta is about."""
+        """True where the link's round trip bounds the speed, so that eta applies."""
         return self.mode not in CONTROLS
 
 
 def with_controls(asked: list[Variant], common: Options) -> list[Variant]:
-    """The controls, then the ways asked for that are none."""
+    """Put the controls that were not asked for before the variants."""
     names = {variant.name for variant in asked}
     return [*(Variant.parse(name, common) for name in CONTROLS if name not in names), *asked]
 

@@ -1,1 +1,1 @@
-"""Studies of the pair, its drafters, features and links, a package a subject."""
+"""Studies of the pair, drafters, features, serving and TCP, one package each."""

@@ -1,2 +1,1 @@
-"""Virtual time: what a drafter guessed and a target wrote, taped once and replayed against links and hardware without
-sleeping, through the client's own loops."""
+"""Virtual time: drafts and answers taped once, then replayed against links and hardware without sleeping."""

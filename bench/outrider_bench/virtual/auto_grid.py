@@ -1,7 +1,6 @@
-"""Whether `auto` finds the fastest way: on a grid of points, each mode alone and `auto` beside, with the server's own
-drafting on offer and without.
+"""A check that `auto` is as fast as the best mode, on a grid of points, with and without server-draft.
 
-    at least 0.95 of the best mode, and 0.98 of stream and, where it is on offer, of server-draft
+Required: at least 0.95 of the best mode, and 0.98 of stream and, where it is available, of server-draft.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ OF_BEST, OF_CONTROL = 0.95, 0.98
 
 @dataclass(frozen=True, slots=True)
 class AutoResult:
-    """`auto` at one point. `fixed`: tokens a second of the modes that it could have chosen."""
+    """`auto` at one point; `fixed` has tokens per second of the modes that it could choose."""
 
     rtt_ms: float
     verify_ms: float
@@ -36,7 +35,7 @@ class AutoResult:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """To the best mode, and to the controls."""
+        """Speed of `auto` as a ratio to the best mode and to the controls."""
         of_controls = {name: self.auto / self.fixed[name] for name in CONTROLS if name in self.fixed}
         return {"best": self.auto / self.fixed[self.best], **of_controls}
 
@@ -51,10 +50,11 @@ class AutoResult:
 def measure_auto(
     tape: Tape, grid: SweepGrid, variants: Sequence[Variant], conditions: SweepConditions, step: Callable[[], None]
 ) -> list[AutoResult]:
-    """Measure every point, first with server-draft on offer.
+    """Measure every point, first with server-draft available.
 
-    `variants` have the controls and `auto` among them; only `auto` learns,
-    and is given all rounds. `step` is called three times a point."""
+    `variants` have the controls and `auto` among them; only `auto` learns, and gets all rounds. `step` is called three
+    times per point.
+    """
     fixed, auto = ([variant for variant in variants if (variant.name == AUTO) is chosen] for chosen in (False, True))
     alone = sweep(tape, grid, fixed, replace(conditions, rounds=1), step)
     offered = sweep(tape, grid, auto, conditions, step)
@@ -67,7 +67,7 @@ def measure_auto(
 
 
 def auto_table(results: Sequence[AutoResult]) -> ResultTable:
-    """A row a point and offer: tokens a second of every way; what `auto` has of the best, and of the faster control."""
+    """Build a row per point: tokens per second, and the ratios of `auto`."""
     names = list(results[0].fixed)
     rows = [
         [

@@ -1,5 +1,4 @@
-"""The drafter's stand-in: it drafts as the tape has it for a drafter that lacks as many features, for as long as that
-would take."""
+"""Drafting from a tape: the drafts of a drafter with as many features, for as long as they would take."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from outrider_proto.tree import ROOT, DraftTree
 
 
 class TapedDrafter:
-    """What the client asks of a drafter before it drafts; the drafting itself is ReplayedDrafting's."""
+    """The attributes that the client asks of a drafter; TapedDrafting does the drafting."""
 
     def __init__(self, texts: TapedTexts) -> None:
         tape = texts.tape
@@ -39,8 +38,10 @@ class TapedDrafter:
 
 
 class TapedDrafting(OracleDrafting):
-    """See the client's Drafting. Jobs run one after another, a level at a time, each level as long as Pace and Overhead
-    say."""
+    """The client's Drafting from a tape.
+
+    Jobs run one after another, level by level, each level as long as Pace and Overhead say.
+    """
 
     def __init__(self, texts: TapedTexts, pace: Pace, overhead: Overhead) -> None:
         super().__init__(texts.tape.tap, stale_tolerant=texts.tape.stale_tolerant)
@@ -83,7 +84,7 @@ class TapedDrafting(OracleDrafting):
     async def _predraft(
         self, tokens: tuple[int, ...], tree: DraftTree, wanted: PreDraftSpec, ahead_draft: AheadDraft
     ) -> tuple[PreDraft, ...]:
-        """Level by level as forecast.predraft: the tree's own nodes, the bonuses, and then the drafts below them."""
+        """Draft ahead as `predraft` does: the tree's own nodes, the bonuses, then the drafts below them."""
         if not self._texts.tape.endless:
             return ()
         text, known = self._texts.of(tokens), self._num_features
@@ -118,6 +119,6 @@ class TapedDrafting(OracleDrafting):
 def _drafts_below(
     text: TapedText, tokens: tuple[int, ...], tree: DraftTree, outcome: TreeOutcome, wanted: PreDraftSpec, known: int
 ) -> tuple[ScoredTree, ...]:
-    """The draft for an outcome, after each of its levels."""
+    """Return the draft for an outcome after each of its levels."""
     depth = 0 if outcome.node == ROOT else tree.depths()[outcome.node]
     return text.drafts(len(tokens) + depth + 1, wanted.plan, known)

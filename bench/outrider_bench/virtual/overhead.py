@@ -1,5 +1,7 @@
-"""What a replay does not have of itself: time that programs and kernel take beside link and hardware. Read off a report
-of the real stack, as what three of its ways take longer than in a replay without any; none unless asked for."""
+"""Time that programs and kernel take beside link and hardware, which a replay does not have by itself.
+
+Read from a report of the real stack, as what three of its variants take longer than in a replay; none by default.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,12 @@ Ways = Mapping[str, Mapping[str, float | None]]  # figures by mode
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """`exchange_ms`: of a draft's way there and back, in equal parts. `level_ms`: of a level of drafting, here and on
-    the server; `ahead_level_ms`: of one for several outcomes. `between_passes_ms`: between two passes where the next
-    one is waiting. Raises UsageError."""
+    """Additional times in ms. Raises UsageError.
+
+    `exchange_ms`: of a draft's round trip, half each way. `level_ms`: of a drafted level, on client and server.
+    `ahead_level_ms`: of a level for several outcomes. `between_passes_ms`: between two passes when the next one is
+    waiting.
+    """
 
     exchange_ms: float = 0.0
     level_ms: float = 0.0
@@ -32,7 +37,7 @@ class Overhead:
 
     @classmethod
     def between(cls, real: Ways, bare: Ways) -> Overhead:
-        """Of the real stack over a replay that has none. Raises UsageError where a figure is missing."""
+        """Return what the real stack takes longer than a bare replay. Raises UsageError for missing metrics."""
         return cls(
             exchange_ms=_more(real, bare, IN_TURN, "exchange_ms"),
             level_ms=_more(real, bare, IN_TURN, "level_ms"),
@@ -41,16 +46,16 @@ class Overhead:
         )
 
     def on_server(self, pace: Pace) -> Pace:
-        """Hardware whose server takes so much longer for a level."""
+        """Return hardware whose server takes so much longer per level."""
         return replace(pace, server_level_ms=pace.server_level_ms + self.level_ms)
 
     def drafting_s(self, pace: Pace, outcomes: int) -> float:
-        """Seconds of a level here, for so many outcomes side by side."""
+        """Return the seconds of a level on the client for so many outcomes."""
         more = self.level_ms if outcomes == 1 else self.ahead_level_ms
         return (pace.draft_level_ms * pace.level_factor(outcomes) + more) / 1e3
 
     def on_link(self, profile: Profile) -> Profile:
-        """A link that takes longer by the exchange's part."""
+        """Return a link that takes longer by the exchange's part."""
         more = self.exchange_ms / 2
         up, down = (replace(variant, base_ms=variant.base_ms + more) for variant in (profile.up, profile.down))
         return replace(profile, up=up, down=down)

@@ -1,4 +1,4 @@
-"""A replay beside the real stack: the same ways on the same profile, in a report of `outrider-bench network`."""
+"""Replays compared with a report of `outrider-bench network`, and overhead read from one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SETTINGS = ("profile", "pace", "prompts", "max_new_tokens", "codec")
 
 @dataclass(frozen=True, slots=True)
 class RealComparison:
-    """One way over one profile: its figures here and there."""
+    """Metrics of one variant over one profile, virtual and real."""
 
     profile: str
     way: str
@@ -33,12 +33,15 @@ class RealComparison:
 
     @property
     def deviation(self) -> float:
-        """Of the virtual speed, as a share of the real one."""
+        """Deviation of the virtual speed, as a share of the real one."""
         return self.virtual["tokens_per_second"] / self.real["tokens_per_second"] - 1
 
 
 def compare_with_real(scenarios: Sequence[Scenario], report: Path) -> list[RealComparison]:
-    """All ways that both have. Raises UsageError for a report with none, or of other conditions."""
+    """Compare all variants that both have.
+
+    Raises UsageError for a report with none, or with other settings.
+    """
     found = []
     for real in real_cases(report):
         for scenario in scenarios:
@@ -60,7 +63,7 @@ def compare_with_real(scenarios: Sequence[Scenario], report: Path) -> list[RealC
 
 
 def real_comparison_table(found: Sequence[RealComparison]) -> ResultTable:
-    """Speed and tau, here and there."""
+    """Build the table of speed and tau, virtual and real."""
     rows = [
         [
             one.profile,
@@ -75,8 +78,11 @@ def real_comparison_table(found: Sequence[RealComparison]) -> ResultTable:
 
 
 def measured_overhead(report: Path, setup: ReplaySetup, common: Options, seed: int) -> Overhead:
-    """The first case's; `common` are the replay's options of all ways. Raises UsageError for other conditions than the
-    stage's, or a report that lacks what is needed."""
+    """Read the overhead from the report's first scenario.
+
+    `common` are the replay's options for all variants. Raises UsageError for settings that differ from `setup`, or
+    missing variants.
+    """
     scenario = real_cases(report)[0]
     _check_overhead(scenario, setup, report)
     names = {mode: _first_of(mode, scenario["ways"]) for mode in (STREAM, IN_TURN, AHEAD)}
@@ -90,7 +96,7 @@ def measured_overhead(report: Path, setup: ReplaySetup, common: Options, seed: i
 
 
 def real_cases(report: Path) -> list[dict[str, Any]]:  # Any: a report's content
-    """At least one. Raises UsageError."""
+    """Return the scenarios of a report, at least one. Raises UsageError."""
     try:
         scenarios = json.loads(report.read_text())["cases"]
     except OSError as error:

@@ -1,5 +1,8 @@
-"""Taping: the real target writes its answers one token a pass, and at every token the real drafter drafts once with all
-features up to there, and again with late ones. What it then holds likely after the root and every node is the tape."""
+"""Recording of tapes: at every token of the target's answers, what the drafter predicts.
+
+The target writes one token per pass, and at every token the drafter drafts once with all features up to there, and
+again with late ones. What it then considers likely after the root and every node is taped.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,10 @@ async def record(
     limit: int,
     step: Callable[[], None] = lambda: None,
 ) -> Tape:
-    """A tape of the target's answers to all prompts, given by name, of at most `limit` tokens each. `keep`: next tokens
-    taped of every node."""
+    """Tape the target's answers to all prompts, given by name, of at most `limit` tokens each.
+
+    `keep`: next tokens taped per node.
+    """
     recorder, recordings = _Recorder(pair, plan, keep), []
     for name, prompt in prompts.items():
         recordings.append(await recorder.record(name, prompt, limit))
@@ -62,18 +67,18 @@ class _Recorder:
 
     @property
     def _lags(self) -> tuple[int, ...]:
-        """None of a drafter that eats no features, or the newest alone."""
+        """The lags to tape; none for a drafter that uses no features or only the newest."""
         tap = self._drafter.tap
         return LAGS if tap.fingerprint and not tap.newest_only else ()
 
     async def record(self, name: str, prompt: tuple[int, ...], limit: int) -> TapedAnswer:
-        """One answer of at most `limit` tokens, and what is taped beyond it."""
+        """Tape one answer of at most `limit` tokens, and a margin beyond it."""
         session = _TargetSession(await self._pair.transport().connect(), self._pair)
         try:
             answer, draftings = await self._answer(prompt, limit + MARGIN, session)
         finally:
             await session.close()
-        fresh, *late = (tuple(drafting.places) for drafting in draftings)
+        fresh, *late = (tuple(drafting.positions) for drafting in draftings)
         return TapedAnswer(name, prompt, answer, fresh, limit, dict(zip(self._lags, late, strict=True)))
 
     def tape(self, recordings: Sequence[TapedAnswer]) -> Tape:
@@ -96,7 +101,7 @@ class _Recorder:
     async def _answer(
         self, prompt: tuple[int, ...], most: int, session: _TargetSession
     ) -> tuple[tuple[int, ...], list[_LaggedDrafting]]:
-        """The answer, and who noted the drafts at each of its tokens: with fresh features, and with late ones."""
+        """Return the answer, and the draftings with fresh and with late features."""
         models, draftings = (
             self._pair.models,
             [_LaggedDrafting(self._drafter.new_state(), lag) for lag in (0, *self._lags)],
@@ -104,36 +109,35 @@ class _Recorder:
         answer = [await session.first(prompt)]
         written: tuple[int, ...] = (*prompt, answer[0])
         while True:
-            self._note(draftings, written, session.arrived(), is_prompt=len(answer) == 1)
+            self._record_positions(draftings, written, session.arrived(), is_prompt=len(answer) == 1)
             ended = answer[-1] in models.eos_token_ids
             if ended or len(answer) == most or len(prompt) + len(answer) + 1 >= models.max_context:
                 return tuple(answer), draftings
             answer.append(await session.after(answer[-1]))
             written = (answer[-1],)
 
-    def _note(
+    def _record_positions(
         self, draftings: Sequence[_LaggedDrafting], written: Sequence[int], arrived: Sequence[_Rows], *, is_prompt: bool
     ) -> None:
         for drafting in draftings:
             drafting.follow(written, arrived, in_time=is_prompt)
-            drafting.places.append(taped_place(drafting.state, self._plan, self._keep))
+            drafting.positions.append(tape_position(drafting.state, self._plan, self._keep))
         self._endless = self._endless and draftings[0].state.max_levels == UNLIMITED
         if not is_prompt and len(self._rows) < SAMPLE_ROWS:
             self._rows += [rows for _, rows in arrived]
 
 
 class _LaggedDrafting:
-    """A draft state whose features come `lag` tokens late, the prompt's in time, and what it would draft at each of the
-    answer's tokens."""
+    """A draft state whose features come `lag` tokens late (the prompt's in time), and its taped positions."""
 
     def __init__(self, state: DraftState, lag: int) -> None:
         self.state = state
-        self.places: list[TapedPosition] = []
+        self.positions: list[TapedPosition] = []
         self._lag = lag
         self._on_their_way: deque[_Rows] = deque()
 
     def follow(self, written: Sequence[int], arrived: Sequence[_Rows], *, in_time: bool) -> None:
-        """Of what was written, and of features, a row a token."""
+        """Append written tokens, and add the features whose lag is over."""
         self.state.append(written)
         self._on_their_way += arrived
         while len(self._on_their_way) > (0 if in_time else self._lag):
@@ -142,12 +146,12 @@ class _LaggedDrafting:
 
 
 @torch.inference_mode()
-def taped_place(state: DraftState, plan: TreePlan, keep: int) -> TapedPosition:
-    """What the state would draft from its root, and hold likely after all of it."""
+def tape_position(state: DraftState, plan: TreePlan, keep: int) -> TapedPosition:
+    """Draft from the root, and return the likely tokens after the root and every node."""
     if not state.max_levels:
         return TapedPosition({})
     guesses: dict[TokenPath, Guess] = {}
-    growth = start_tree(_noted(guesses, (), state.root_logits(), keep), plan)
+    growth = start_tree(_record_guess(guesses, (), state.root_logits(), keep), plan)
     paths: list[TokenPath] = []
     for _ in range(1, min(plan.levels, state.max_levels)):
         if (level := growth.level()) is None:
@@ -155,30 +159,30 @@ def taped_place(state: DraftState, plan: TreePlan, keep: int) -> TapedPosition:
         logits = state.expand(level.tokens, level.parents)
         for token, parent, row in zip(level.tokens, level.parents, logits, strict=True):
             paths.append((*(() if parent == ROOT else paths[parent]), token))
-            _noted(guesses, paths[-1], row, keep)
+            _record_guess(guesses, paths[-1], row, keep)
         growth.take(logits)
     if state.max_levels == UNLIMITED:
-        _note_all(guesses, growth.drafted().tree, state, keep)
+        _record_leaves(guesses, growth.drafted().tree, state, keep)
     return TapedPosition(guesses)
 
 
-def _note_all(guesses: dict[TokenPath, Guess], tree: DraftTree, state: DraftState, keep: int) -> None:
-    """Also after the leaves, for the outcomes that end there."""
+def _record_leaves(guesses: dict[TokenPath, Guess], tree: DraftTree, state: DraftState, keep: int) -> None:
+    """Record the leaves as well, for the outcomes that end there."""
     paths: list[TokenPath] = [()]
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
         paths.append((*paths[1 + parent], token))
     for path, row in zip(paths, state.tree_logits(tree), strict=True):
         if path not in guesses:
-            _noted(guesses, path, row, keep)
+            _record_guess(guesses, path, row, keep)
 
 
-def _noted(guesses: dict[TokenPath, Guess], path: TokenPath, logits: Tensor, keep: int) -> Tensor:
+def _record_guess(guesses: dict[TokenPath, Guess], path: TokenPath, logits: Tensor, keep: int) -> Tensor:
     guesses[path] = guess_from(logits, keep)
     return logits
 
 
 class _TargetSession:
-    """A session of its own with the target: asked for one token after the other, and for all features."""
+    """A session with the target that asks for one token after the other, and for all features."""
 
     def __init__(self, connection: Connection, pair: InProcessPair) -> None:
         self._connection = connection
@@ -198,7 +202,7 @@ class _TargetSession:
         return await self._ask((), token)
 
     def arrived(self) -> list[_Rows]:
-        """Features that have come since this was asked last."""
+        """Return the features that came since the last call."""
         arrived, self._arrived = self._arrived, []
         return arrived
 

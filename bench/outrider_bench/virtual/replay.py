@@ -1,5 +1,7 @@
-"""A tape replayed against one link and one Pace: every way answers the taped prompts on a virtual link of its own, by
-the client's own loops. What is measured and how is the network bench's."""
+"""Replays of a tape against one link and one Pace, by the client's own loops.
+
+Every variant answers the taped prompts on a virtual link of its own. What is measured and how is the network bench's.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,10 @@ _PAUSE_S = 0.01  # before a ping, as network/round_trips.py
 
 @dataclass(frozen=True, slots=True)
 class ReplaySetup:
-    """All that a replay depends on but its ways and its seed. The taped prompts are asked `rounds` times over, in one
-    session; `server_draft`: the server offers to draft. Raises UsageError for more tokens than were taped."""
+    """Everything a replay depends on beside variants and seed. Raises UsageError for more tokens than taped.
+
+    The taped prompts are asked `rounds` times in one session; `server_draft`: the server offers to draft.
+    """
 
     texts: TapedTexts
     profile: Profile
@@ -67,7 +71,6 @@ class ReplaySetup:
 
     @property
     def config(self) -> ClientConfig:
-        """Nobody writes where there is no drafter: lookups take real time."""
         return ClientConfig(codec=self.codec, max_new_tokens=self.max_new_tokens, last_resort="none")
 
     @property
@@ -80,8 +83,10 @@ class ReplaySetup:
 def replay(
     setup: ReplaySetup, variants: Sequence[Variant], seed: int, step: Callable[[], None] = lambda: None
 ) -> ScenarioRun:
-    """All taped prompts by all ways. The same arguments give the same figures. `step` is called after every answer.
-    Answers that are not the tape's count as mismatches."""
+    """Answer all taped prompts with all variants; the same arguments give the same metrics.
+
+    `step` is called after every answer. Answers that differ from the tape count as mismatches.
+    """
     records = {variant.name: answers(setup, variant, seed, step) for variant in variants}
     trips = PingStats.of(pings_ms(setup, seed))
     return ScenarioRun(
@@ -98,25 +103,25 @@ def replay(
 def answers(
     setup: ReplaySetup, variant: Variant, seed: int, step: Callable[[], None] = lambda: None
 ) -> list[TimedAnswer]:
-    """To all taped prompts, one after the other over one connection."""
+    """Answer all taped prompts, one after the other over one connection."""
     link = VirtualLink(setup.overhead.on_link(setup.profile), seed)
     return link.clock.run(_answers(setup, variant, link, step))
 
 
 def pings_ms(setup: ReplaySetup, seed: int) -> list[float]:
-    """Round trips of small frames over such a link."""
+    """Return round trips of small frames over such a link."""
     link = VirtualLink(setup.overhead.on_link(setup.profile), f"{seed}/pings")
     return link.clock.run(_pings_ms(setup, link))
 
 
 def link_of(profile: str) -> Profile:
-    """By name, or none. Raises UsageError."""
+    """Return the named profile; for `none` one without delay. Raises UsageError."""
     return profile_or_none(profile) or Profile.symmetric(NO_LINK, Direction(), "both sides on one device")
 
 
 @contextlib.asynccontextmanager
 async def replaying(setup: ReplaySetup, variant: Variant, link: VirtualLink) -> AsyncIterator[AsyncClient]:
-    """A client that answers taped prompts over `link`, on whose clock the program runs."""
+    """Yield a client that answers taped prompts over `link`, whose clock the program runs on."""
     async with _served(setup, link) as transport:
         drafting = TapedDrafting(setup.texts, setup.pace, setup.overhead)
         config, clock = variant.configured(setup.config), lambda: link.clock.now
@@ -156,7 +161,7 @@ async def _pings_ms(setup: ReplaySetup, link: VirtualLink) -> list[float]:
 
 @contextlib.asynccontextmanager
 async def _served(setup: ReplaySetup, link: VirtualLink) -> AsyncIterator[VirtualTransport]:
-    """A server at the far end, while the context lasts. Raises what went wrong there."""
+    """Run a server at the far end while the context lasts. Raises what went wrong there."""
     hardware, pause_ms = setup.overhead.on_server(setup.pace), setup.overhead.between_passes_ms
     verifier = VirtualVerifier(setup.texts, hardware, server_draft=setup.server_draft, pause_ms=pause_ms)
     serving = asyncio.create_task(serve(link, verifier))

@@ -1,4 +1,4 @@
-"""Which mode wins where: replays over a grid of round trips R, verify times T_v and thinned tapes, which is tau."""
+"""Maps of the fastest mode: replays over a grid of round trips R, verify times T_v and thinned tapes (tau)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outrider_proto.frames import Codec
 
 @dataclass(frozen=True, slots=True)
 class SweepGrid:
-    """R and T_v in ms; shares of the answers' tokens that the drafter does not guess. Raises UsageError."""
+    """R and T_v in ms, and shares of the tokens that the drafter misses. Raises UsageError."""
 
     round_trips_ms: tuple[float, ...]
     verify_ms: tuple[float, ...]
@@ -36,7 +36,7 @@ class SweepGrid:
         return len(self.round_trips_ms) * len(self.verify_ms) * len(self.shares)
 
     def __iter__(self) -> Iterator[tuple[float, float, float]]:
-        """Share, T_v, R."""
+        """Yield share, T_v and R of every point."""
         for share in self.shares:
             for verify_ms in self.verify_ms:
                 for rtt_ms in self.round_trips_ms:
@@ -45,8 +45,11 @@ class SweepGrid:
 
 @dataclass(frozen=True, slots=True)
 class SweepConditions:
-    """What is the same at all points. A round trip is constant and shared by both ways, or has a normal jitter of
-    that share of each way's delay, in order; the seed is the links' and the thinning's."""
+    """What is the same at all points.
+
+    The round trip is constant and halved over both directions, or has a normal jitter of that share of each direction's
+    delay, in order; the seed is that of links and thinning.
+    """
 
     pace: Pace
     rate_bps: float = 50e6
@@ -65,7 +68,7 @@ class SweepConditions:
         return Profile.symmetric(f"{rtt_ms:g} ms", shaken)
 
     def setup(self, texts: TapedTexts, pace: Pace, rtt_ms: float) -> ReplaySetup:
-        """One point's."""
+        """Return the replay setup of one point."""
         return ReplaySetup(
             texts, self.profile(rtt_ms), pace, self.codec, self.max_new_tokens, self.rounds, self.server_draft
         )
@@ -73,7 +76,7 @@ class SweepConditions:
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """By way: tokens a second and tau. `rtt_ms` is what was asked for, `pinged_ms` what a small frame took."""
+    """Tokens per second and tau by variant; `rtt_ms` is the nominal round trip, `pinged_ms` the measured one."""
 
     rtt_ms: float
     verify_ms: float
@@ -85,17 +88,17 @@ class SweepPoint:
 
     @property
     def best(self) -> str:
-        """The fastest way; of equals the one asked for first."""
+        """The fastest variant; the first of equals."""
         return max(self.tokens_per_second, key=lambda name: self.tokens_per_second[name])
 
     @property
     def ratio_to_stream(self) -> float:
-        """Of the fastest way."""
+        """Speed of the fastest variant as a ratio to the stream."""
         return self.tokens_per_second[self.best] / self.tokens_per_second[STREAM]
 
     @property
     def tau(self) -> float:
-        """Of the first way that drafts on the device."""
+        """Mean acceptance length of the first variant that drafts on the client."""
         own = [tau for name, tau in self.mean_acceptance_length.items() if name not in CONTROLS]
         return own[0] if own else 1.0
 
@@ -107,7 +110,7 @@ def sweep(
     conditions: SweepConditions,
     step: Callable[[], None] = lambda: None,
 ) -> list[SweepPoint]:
-    """In the grid's order. `step` is called after every point."""
+    """Replay every point in the grid's order; `step` is called after each."""
     points, texts, thinned_by = [], TapedTexts(tape), 0.0
     for share, verify_ms, rtt_ms in grid:
         if share != thinned_by:

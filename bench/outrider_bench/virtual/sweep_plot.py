@@ -1,4 +1,4 @@
-"""The map of a sweep as a picture: a panel for each tau, in it R across and T_v up, and who wins."""
+"""The map of a sweep: a panel per tau, in it R across and T_v up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLORS = ("#9ECAE9", "#FFBF79", "#88D27A", "#D6A5C9", "#FF9D98", "#B2DFDB")
 
 
 def plot_sweep(grid: SweepGrid, points: Sequence[SweepPoint], names: Sequence[str], title: str, path: Path) -> None:
-    """Colour: the fastest of the ways `names`; number: how many times the stream's speed."""
+    """Color each point by its fastest variant, and print its ratio to the stream."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -32,7 +32,7 @@ TokenPath = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """The likeliest next tokens, the likeliest first, and their log-probabilities over the whole vocabulary."""
+    """The most likely next tokens in order, and their log-probabilities over the whole vocabulary."""
 
     tokens: tuple[int, ...]
     log_probabilities: tuple[float, ...]
@@ -40,28 +40,30 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class TapedPosition:
-    """By the tokens drafted below the root: what would come next."""
+    """Guesses by the path of tokens drafted below the root."""
 
     guesses: Mapping[TokenPath, Guess]
 
 
 @dataclass(frozen=True, slots=True)
 class TapedAnswer:
-    """One prompt, the target's greedy answer and a place for each of its tokens. `limit`: tokens a replay may ask
-    for; the answer is shorter only where it ends by itself. `late`: the places again, by how many tokens before the
-    root lack their features, of the answer's at most."""
+    """One prompt, the target's greedy answer and a position for each of its tokens.
+
+    `limit`: tokens that a replay may ask for; the answer is shorter only where it ends by itself. `late`: the positions
+    again, by how many tokens before the root lack their features (the answer's at most).
+    """
 
     name: str
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
-    places: tuple[TapedPosition, ...]
+    positions: tuple[TapedPosition, ...]
     limit: int
     late: Mapping[int, tuple[TapedPosition, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a replay needs to know of the target."""
+    """What a replay needs to know about the target."""
 
     size: int
     eos_token_ids: tuple[int, ...]
@@ -70,10 +72,13 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """`rows` are some of the target's own feature rows, so that replayed frames weigh what real ones do. `breadth` and
-    `levels`: the widest and deepest trees that can be grown again; `choices`: paths of the fixed trees instead, where
-    the drafter was made for those. `endless`: the drafter can go on from its own guesses for ever;
-    `stale_tolerant` and `tree_in_one_pass` as drafters have them."""
+    """Everything taped of one drafter and target.
+
+    `rows` are some of the target's own feature rows, so that replayed frames have real sizes. `breadth` and `levels`:
+    the widest and deepest trees that can be grown again; `choices`: paths of the fixed trees instead, where the drafter
+    was made for those. `endless`: the drafter can go on from its own guesses without end; `stale_tolerant` and
+    `tree_in_one` as in drafters.
+    """
 
     drafter: str
     tap: TapInfo
@@ -88,7 +93,7 @@ class Tape:
     recordings: tuple[TapedAnswer, ...]
 
     def save(self, path: Path) -> None:
-        """Whole or not at all. Raises UsageError."""
+        """Write the tape atomically. Raises UsageError."""
         data = json.dumps(_as_dict(self), separators=(",", ":")).encode()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +103,7 @@ class Tape:
 
     @classmethod
     def load(cls, path: Path) -> Tape:
-        """Raises UsageError for what is no tape, or one of another format."""
+        """Read a tape. Raises UsageError for other files and formats."""
         try:
             data = path.read_bytes()
             found = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
@@ -115,7 +120,10 @@ class Tape:
 
 
 def lengthened(tape: Tape, least: int) -> Tape:
-    """Prompts of `least` tokens, or as long as they were. Raises UsageError where the context is too short for that."""
+    """Lengthen prompts to `least` tokens by repeating them; drafts and answers stay the same.
+
+    Raises UsageError where the context is too short.
+    """
     longest = max((recording.limit for recording in tape.recordings), default=0)
     if least + longest >= tape.vocabulary.max_context:
         most = tape.vocabulary.max_context - longest - 1
@@ -154,13 +162,13 @@ def _recording_as_dict(recording: TapedAnswer) -> dict[str, object]:
         "prompt": recording.prompt,
         "answer": recording.answer,
         "limit": recording.limit,
-        "places": _packed_places(recording.places),
-        "late": [[lag, _packed_places(places)] for lag, places in recording.late.items()],
+        "places": _packed_positions(recording.positions),
+        "late": [[lag, _packed_positions(positions)] for lag, positions in recording.late.items()],
     }
 
 
-def _packed_places(places: Sequence[TapedPosition]) -> list[object]:
-    return [[[path, *_packed(guess)] for path, guess in place.guesses.items()] for place in places]
+def _packed_positions(positions: Sequence[TapedPosition]) -> list[object]:
+    return [[[path, *_packed(guess)] for path, guess in position.guesses.items()] for position in positions]
 
 
 def _packed(guess: Guess) -> tuple[tuple[int, ...], list[int]]:
@@ -190,9 +198,9 @@ def _recording(found: dict[str, Any]) -> TapedAnswer:  # Any: as above
         name=found["name"],
         prompt=tuple(found["prompt"]),
         answer=tuple(found["answer"]),
-        places=tuple(_place(each) for each in found["places"]),
+        positions=tuple(_place(each) for each in found["places"]),
         limit=found["limit"],
-        late={lag: tuple(map(_place, places)) for lag, places in found.get("late", ())},
+        late={lag: tuple(map(_place, positions)) for lag, positions in found.get("late", ())},
     )
 
 

@@ -1,9 +1,9 @@
-"""A worse drafter made of a tape: what it would have guessed right, it guesses wrong at some tokens of the answer.
+"""A worse drafter made from a tape: at some tokens of the answer its right guesses become wrong.
 
-Which tokens are hard is drawn from the seed, each with probability `share`. Wherever the target's token at such a place
-was guessed, in whatever draft, it moves down the list, to rank breadth + k with probability 2^-(k + 1): below all that
-is drafted, not below all that may be foreseen as a bonus. The probabilities stay where they were, by rank, so the
-drafter is as sure of itself as before. Trees keep their sizes and times; tau falls with the share.
+Which tokens are hard is drawn from the seed, each with probability `share`. Wherever the target's token at such a
+position was guessed, it moves down the list to rank breadth + k with probability 2^-(k + 1): below all that is drafted,
+but not below all that may be predicted as a bonus. Probabilities keep their ranks, so that the drafter is as confident
+as before. Trees keep their sizes and times; tau falls with the share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider_proto.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Thinning:
-    """`share` of the answer's tokens that the drafter does not guess; raises UsageError unless it is 0 to 1."""
+    """The share of the answer's tokens that the drafter misses. Raises UsageError unless it is 0 to 1."""
 
     share: float = 0.0
     seed: int = 0
@@ -29,7 +29,7 @@ class Thinning:
 
 
 def thinned(tape: Tape, thinning: Thinning) -> Tape:
-    """The tape as a worse drafter would have made it."""
+    """Return the tape that a worse drafter would have made."""
     if not thinning.share:
         return tape
     return replace(tape, recordings=tuple(_thinned(each, tape.breadth, thinning) for each in tape.recordings))
@@ -38,15 +38,17 @@ def thinned(tape: Tape, thinning: Thinning) -> Tape:
 def _thinned(recording: TapedAnswer, breadth: int, thinning: Thinning) -> TapedAnswer:
     ranks = [_rank(recording.name, number, breadth, thinning) for number in range(len(recording.answer))]
 
-    def harder(places: Sequence[TapedPosition]) -> tuple[TapedPosition, ...]:
-        return tuple(_harder(place, recording.answer, root, ranks) for root, place in enumerate(places))
+    def harder(positions: Sequence[TapedPosition]) -> tuple[TapedPosition, ...]:
+        return tuple(
+            _thinned_position(position, recording.answer, root, ranks) for root, position in enumerate(positions)
+        )
 
-    late = {lag: harder(places) for lag, places in recording.late.items()}
-    return replace(recording, places=harder(recording.places), late=late)
+    late = {lag: harder(positions) for lag, positions in recording.late.items()}
+    return replace(recording, positions=harder(recording.positions), late=late)
 
 
 def _rank(name: str, number: int, breadth: int, thinning: Thinning) -> int | None:
-    """Where the answer's token of this number goes, or None where it stays."""
+    """Return the rank that this token of the answer moves to, or None where it stays."""
     generator = random.Random(f"{thinning.seed}/{name}/{number}")
     if generator.random() >= thinning.share:
         return None
@@ -56,17 +58,17 @@ def _rank(name: str, number: int, breadth: int, thinning: Thinning) -> int | Non
     return rank
 
 
-def _harder(place: TapedPosition, answer: TokenPath, root: int, ranks: list[int | None]) -> TapedPosition:
-    """Along the answer from its token `root` on."""
+def _thinned_position(position: TapedPosition, answer: TokenPath, root: int, ranks: list[int | None]) -> TapedPosition:
+    """Demote the hard tokens along the answer, from its token `root` on."""
     changed = {}
     for following in range(root + 1, len(answer)):
         path = answer[root + 1 : following]
-        if path not in place.guesses:
+        if path not in position.guesses:
             break
         rank = ranks[following]
         if rank is not None:
-            changed[path] = _demoted(place.guesses[path], answer[following], rank)
-    return TapedPosition({**place.guesses, **changed}) if changed else place
+            changed[path] = _demoted(position.guesses[path], answer[following], rank)
+    return TapedPosition({**position.guesses, **changed}) if changed else position
 
 
 def _demoted(guess: Guess, token: int, rank: int) -> Guess:

@@ -1,4 +1,4 @@
-"""Frames over a virtual link: packed as on the wire for their sizes, handed over as they are."""
+"""Frames over a virtual link: packed for their sizes, handed over as they are."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FRAMING_BYTES = 14  # of a message: gRPC's prefix (5) and the header of one HTTP
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """A server's frame, and what its message weighs."""
+    """A server frame and the size of its message."""
 
     frame: ServerFrame
     size_bytes: int
 
 
 class VirtualTransport:
-    """Connections over a virtual link to a verifier that is served at its far end."""
+    """Connections over a virtual link to a verifier at its far end."""
 
     address = "virtual"
 
@@ -45,11 +45,11 @@ class VirtualTransport:
         return self._verifier.describe()
 
     async def close(self) -> None:
-        """Nothing outlives its connection."""
+        """Do nothing: no resource outlives its connection."""
 
 
 class VirtualConnection:
-    """One stream. Counts messages as gRPC would carry them, without its own framing."""
+    """One stream; counts messages as gRPC would carry them, without its own framing."""
 
     def __init__(self, pipe: MessageConnection) -> None:
         self.bytes_up = 0
@@ -72,7 +72,7 @@ class VirtualConnection:
 
 
 async def serve(link: VirtualLink, verifier: VirtualVerifier) -> None:
-    """The far end: a session for every connection, until cancelled."""
+    """Serve a session for every connection at the far end, until cancelled."""
     async with asyncio.TaskGroup() as sessions:
         while True:
             sessions.create_task(_session(await link.accept(), verifier))
@@ -99,7 +99,7 @@ async def _session(pipe: MessageConnection, verifier: VirtualVerifier) -> None:
 
 
 def _send(pipe: MessageConnection, frame: ServerFrame, codec: Codec) -> None:
-    """As one message or several, each handed over as the client would read it."""
+    """Send a frame as one message or several, each as the client would read it."""
     for message in server_frame_to_proto(frame, codec):
         size = message.ByteSize()
         piece = server_frame_from_proto(message) if isinstance(frame, Features) else frame

@@ -1,7 +1,7 @@
-"""A server in virtual time: the contract of frames, kept by a tape and a Pace instead of a target.
+"""A server in virtual time: the protocol's frames, answered from a tape and a Pace instead of a target.
 
-One model serves one pass after another, first come first served, each as long as the Pace says; passes of several
-sessions are not batched. Verdicts walk the tape's answers; features weigh what real ones do and come right after their
+One model runs one pass after another, first come first served, each as long as the Pace says; passes of several
+sessions are not batched. Verdicts follow the tape's answers; features have real sizes and come right after their
 verdict: the tap takes no time.
 """
 
@@ -43,8 +43,11 @@ NAME = "taped"  # fingerprint of target and tokenizer
 
 
 class VirtualVerifier:
-    """Serves any number of sessions on one tape. `busy_s` and `num_passes` count what the model did;
-    `fault` is the first error that ended a session, which a client takes for a lost link."""
+    """Serves any number of sessions from one tape.
+
+    `busy_s` and `num_passes` count what the model did; `fault` is the first error that ended a session, which a client
+    takes for a lost link.
+    """
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class VirtualVerifier:
         )
 
     async def session(self, incoming: AsyncIterator[ClientFrame]) -> AsyncGenerator[ServerFrame, None]:
-        """One stream, to its end."""
+        """Serve one stream to its end."""
         outgoing: asyncio.Queue[ServerFrame | None] = asyncio.Queue()
         stream = _Stream(self, outgoing.put_nowait)
         tasks = [asyncio.create_task(stream.read(incoming)), asyncio.create_task(stream.work())]
@@ -95,7 +98,10 @@ class VirtualVerifier:
                 task.result()
 
     async def run_model(self, drafting_ms: float, num_rows: int) -> tuple[float, float, float]:
-        """Wait for the model, draft, and run a pass; seconds that each took. Without rows there is no pass."""
+        """Wait for the model, draft and run a pass; return the seconds of each.
+
+        Without rows there is no pass.
+        """
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         draft_s, pass_s = drafting_ms / 1e3, self.pace.pass_s(num_rows) if num_rows else 0.0
@@ -111,7 +117,7 @@ class VirtualVerifier:
 
 @dataclass(slots=True)
 class _Sequence:
-    """One session: the tokens that it holds, and the bonus of its last verdict."""
+    """One session's tokens, and the bonus of its last verdict."""
 
     tokens: list[int] = field(default_factory=list)
     bonus: int | None = None
@@ -119,7 +125,7 @@ class _Sequence:
 
 @dataclass(frozen=True, slots=True)
 class _PassResult:
-    """What a pass said, and how long it waited, drafted and took."""
+    """The result of a pass, and its times."""
 
     accepted: AcceptedPath
     queue_s: float
@@ -133,7 +139,7 @@ class _PassResult:
 
 
 class _Stream:
-    """One connection. Pings are answered at once, drafts in the order in which they came."""
+    """One connection; pings are answered at once, drafts in the order they came."""
 
     def __init__(self, verifier: VirtualVerifier, send: Callable[[ServerFrame], None]) -> None:
         self._verifier = verifier
@@ -186,7 +192,7 @@ class _Stream:
         )
 
     async def _draft(self, frame: Draft, waited_s: float) -> None:
-        """`waited_s`: behind others of its session."""
+        """Answer a draft that waited `waited_s` behind others of its session."""
         if frame.assumes and not self._is_as_assumed(frame):
             self._send(Verdict(frame.seq, (), None, stale=True))
             return
@@ -196,7 +202,7 @@ class _Stream:
         self._send_features(frame, frame.features_from, last=True)
 
     async def _decode(self, frame: Decode) -> None:
-        """One token a pass, or with a tree of the server's own: the first pass, over the prompt, has none."""
+        """Decode one token per pass, or with the server's own trees after the first pass."""
         self._truncate(frame.base_len)
         chain, tree, left = (*frame.context, frame.root), DraftTree(), frame.max_tokens
         features_from, drafting_ms = frame.features_from, 0.0
@@ -220,7 +226,7 @@ class _Stream:
             self._send_features(frame, features_from - 1, last=True)
 
     def _own_tree(self, frame: Decode, root: int, left: int) -> tuple[DraftTree, float]:
-        """What the server drafts below `root`, and the ms that takes."""
+        """Return the server's own draft below `root`, and its time in ms."""
         levels = 0 if frame.tree is None else min(frame.tree.levels, left - 1)
         if frame.tree is None or levels < 1:
             return DraftTree(), 0.0
@@ -244,7 +250,7 @@ class _Stream:
         del self._sequence.tokens[length:]
 
     async def _pass(self, chain: Sequence[int], tree: DraftTree, drafting_ms: float = 0.0) -> _PassResult:
-        """The target's word on chain and tree; what stands is held."""
+        """Verify chain and tree, and keep what is accepted."""
         sequence, verifier = self._sequence, self._verifier
         queue_s = verify_s = 0.0
         while len(chain) + len(tree) > max(verifier.chunk_tokens, _SHORT_ROWS):
@@ -261,7 +267,7 @@ class _Stream:
 
     @property
     def _room(self) -> int:
-        """Nodes that fit below the last token held, leaving one position for the bonus."""
+        """Nodes that fit below the last token, leaving one position for the bonus."""
         return max(0, self._verifier.texts.tape.vocabulary.max_context - 1 - len(self._sequence.tokens))
 
     def _walk(self, tree: DraftTree) -> AcceptedPath:

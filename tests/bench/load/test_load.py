@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.load.clients.client import CountingWindow, _Reading
+from outrider_bench.load.clients.client import CountingWindow, _AnswerCheck
 from outrider_bench.load.clients.drafting import ReplayDrafter, ReplayDrafting, probability_for
 from outrider_bench.load.clients.texts import LoadText, PromptMix, _is_long
 from outrider_bench.load.clients.verdict_observer import ObservedConnection
@@ -163,17 +163,17 @@ def test_faults_are_spread_over_the_time():
 
 
 def test_an_answer_is_compared_whole_or_as_far_as_it_came():
-    reading = _Reading(counters := ClientCounters(0), CountingWindow())
+    reading = _AnswerCheck(counters := ClientCounters(0), CountingWindow())
     reading.take(Committed(0, (1, 2), "accepted", ""), 0.0)
     reading.take(Unverified(2, (3, 9), ""), 0.0)
     assert reading.verified == (1, 2)
-    assert reading.fits((1, 2, 3, 4))
+    assert reading.matches((1, 2, 3, 4))
     reading.take(Verified(2, 1), 0.0)
     reading.take(RolledBack(3, 1, ""), 0.0)
     assert reading.verified == (1, 2, 3)
     reading.take(Finished("limit", Statistics()), 0.0)
-    assert not reading.fits((1, 2, 3, 4))
-    assert reading.fits((1, 2, 3))
+    assert not reading.matches((1, 2, 3, 4))
+    assert reading.matches((1, 2, 3))
     assert (counters.tokens, counters.unverified, counters.rolled_back) == (3, 2, 1)
 
 
@@ -200,10 +200,10 @@ class Noted:
         self.times: list[float] = []
         self.num_strays = 0
 
-    def judged(self, verdict: Verdict, seconds: float, *, on_prompt: bool) -> None:
+    def on_verdict(self, verdict: Verdict, seconds: float, *, on_prompt: bool) -> None:
         self.times.append(seconds)
 
-    def stray(self) -> None:
+    def on_stray(self) -> None:
         self.num_strays += 1
 
 

@@ -10,7 +10,7 @@ from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.prompts import Question
 from outrider_bench.network.variants import Variant
 from outrider_bench.studies.features.recorded_features import record as all_features
-from outrider_bench.virtual.record import LAGS, record, taped_place
+from outrider_bench.virtual.record import LAGS, record, tape_position
 from outrider_bench.virtual.replay import ReplaySetup, replaying
 from outrider_bench.virtual.texts import TapedTexts
 from outrider_drafters.contracts.tree_choices import TreeChoices
@@ -67,13 +67,13 @@ def test_late_places_are_those_of_a_drafter_that_lacks_the_features(name):
     if drafter.tap.newest_only:
         assert not recording.late
         return
-    assert recording.late[LAGS[0]] != recording.places
-    for lag, place in ((LAGS[0], 3), (LAGS[0], 9), (LAGS[1], 14)):
-        root = len(PROMPTS[0]) + place
+    assert recording.late[LAGS[0]] != recording.positions
+    for lag, position in ((LAGS[0], 3), (LAGS[0], 9), (LAGS[1], 14)):
+        root = len(PROMPTS[0]) + position
         state = drafter.new_state()
         state.append(whole.tokens[: root + 1])
         state.add_features(0, whole.features[: max(root - lag, len(PROMPTS[0]))])
-        assert same(recording.late[lag][place], taped_place(state, TAPED, 16))
+        assert same(recording.late[lag][position], tape_position(state, TAPED, 16))
 
 
 async def taped_late(name):

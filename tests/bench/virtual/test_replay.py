@@ -124,8 +124,8 @@ def test_a_draft_that_waits_for_a_pass_waits_in_the_queue_and_not_on_its_way():
 def test_late_features_cost_what_was_taped_of_them():
     """Features come after their verdict; without the newest ones nothing is guessed, but at first."""
     recording = recording_of(NEW)
-    blind = recording_of(NEW, lambda number: NEVER).places
-    late = replace(recording, late={CYCLE: (*recording.places[:2], *blind[2:])})
+    blind = recording_of(NEW, lambda number: NEVER).positions
+    late = replace(recording, late={CYCLE: (*recording.positions[:2], *blind[2:])})
     on = ReplaySetup(texts_of(late), STEADY, PACE, max_new_tokens=NEW)
     fresh, without = (variant_metrics(f"stop-and-wait,wait_for_features={wait}", on) for wait in ("true", "false"))
     assert (fresh.mean_acceptance_length, fresh.stale_tokens) == (CYCLE, 0.0)
@@ -167,7 +167,7 @@ def test_every_mode_gives_the_tapes_answer_through_jitter_and_loss(text, profile
 
 def test_an_answer_may_end_before_its_limit():
     recording = recording_of(NEW)
-    ended = replace(recording, answer=(*recording.answer[:12], 0), places=recording.places[:13])
+    ended = replace(recording, answer=(*recording.answer[:12], 0), positions=recording.positions[:13])
     on = ReplaySetup(TapedTexts(tape_of(ended)), STEADY, PACE, max_new_tokens=NEW)
     for text in MODES:
         assert [one.token_ids for one in answers(on, variant(text), 1)] == [(*answer_of(12), 0)]

@@ -17,7 +17,7 @@ CHAIN = TreeShape.chain(LEVELS)
 
 @pytest.mark.parametrize("name", ["tape.json", "tape.json.gz"])
 def test_a_tape_is_read_as_it_was_written(tmp_path, name):
-    late = {5: recording_of(10, lambda number: SECOND).places}
+    late = {5: recording_of(10, lambda number: SECOND).positions}
     tape = tape_of(replace(recording_of(10), late=late), recording_of(10, name="hand-1", prompt=(9, 9), salt=3))
     tape.save(tmp_path / name)
     assert Tape.load(tmp_path / name) == tape
@@ -44,7 +44,7 @@ def test_a_draft_grows_level_by_level_as_it_was_taped():
 
 
 def test_a_draft_is_grown_from_the_taped_lag_nearest_to_what_is_missing():
-    late = {5: recording_of(10, lambda number: SECOND).places}
+    late = {5: recording_of(10, lambda number: SECOND).positions}
     recording, num_tokens = replace(recording_of(10), late=late), len(PROMPT) + 6
     text = texts_of(recording).of(PROMPT)
 
@@ -93,10 +93,10 @@ def test_a_text_of_no_recording_is_refused():
 def test_thinning_moves_tokens_below_all_that_is_drafted():
     tape = tape_of(recording_of(40))
     recording = thinned(tape, Thinning(1.0, seed=3)).recordings[0]
-    for root, place in enumerate(recording.places[:-1]):
+    for root, position in enumerate(recording.positions[:-1]):
         following = recording.answer[root + 1]
-        assert following in place.guesses[()].tokens
-        assert following not in place.guesses[()].tokens[: tape.breadth]
+        assert following in position.guesses[()].tokens
+        assert following not in position.guesses[()].tokens[: tape.breadth]
 
 
 def test_a_hard_token_is_hard_in_every_draft_and_the_share_is_kept():
@@ -104,11 +104,11 @@ def test_a_hard_token_is_hard_in_every_draft_and_the_share_is_kept():
     recording = thinned(tape, Thinning(0.3, seed=3)).recordings[0]
     answer = recording.answer
     hard = [
-        recording.places[number - 1].guesses[()].tokens[0] != answer[number] for number in range(1, len(answer) - 1)
+        recording.positions[number - 1].guesses[()].tokens[0] != answer[number] for number in range(1, len(answer) - 1)
     ]
     assert sum(hard) / len(hard) == pytest.approx(0.3, abs=0.08)
     for number in range(2, len(answer) - 1):
-        from_before = recording.places[number - 2].guesses[(answer[number - 1],)]
+        from_before = recording.positions[number - 2].guesses[(answer[number - 1],)]
         assert (from_before.tokens[0] != answer[number]) == hard[number - 1]
 
 

@@ -1,1 +1,1 @@
-"""The processes and clients that make the load."""
+"""The worker processes and the clients that they run."""

@@ -1,4 +1,4 @@
-"""The way to the server as options that travel between processes: files by name, and never the key itself."""
+"""Access options as JSON for worker processes: files by name, never the key itself."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FILES = ("ca", "client_cert", "client_key", "key_file")
 
 
 def access_to_json(options: Mapping[str, Any]) -> dict[str, Any]:  # Any: each option has its own type
-    """As JSON can hold them."""
+    """Turn paths into strings."""
     return {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
 
 
-def access_from_json(told: Mapping[str, Any]) -> Access:  # Any: as above
-    """The key is this process's, from its environment. Raises UsageError."""
-    return access_from({name: Path(value) if value and name in _FILES else value for name, value in told.items()})
+def access_from_json(options: Mapping[str, Any]) -> Access:  # Any: as above
+    """Build the Access; a key is read from this process's environment. Raises UsageError."""
+    return access_from({name: Path(value) if value and name in _FILES else value for name, value in options.items()})

@@ -1,4 +1,4 @@
-"""One client under load: it asks, thinks, asks again, leaves and comes back, and checks every token it gets."""
+"""One client under load: it asks, thinks, opens new sessions, and checks every token it gets."""
 
 from __future__ import annotations
 
@@ -30,10 +30,13 @@ _AGAIN_S = 0.5  # after an error
 
 @dataclass(frozen=True, slots=True)
 class ClientBehavior:
-    """Of all clients. Closed loop: a client asks `think_s` after its last answer, on the average of an exponential
-    distribution; with `rate`, an open one: questions come to each so often a second, whether it is free or not.
-    `requests`: then it is done; None: when the time is. `stay`: answers until it leaves and another comes, on the
-    average; None: it stays."""
+    """How all clients behave.
+
+    Closed loop: a client asks again after its last answer and a think time, exponentially distributed with mean
+    `think_s`. With `rate`, an open loop: requests arrive at that rate, whether the client is free or not. `requests`
+    per client; None: until the time is up. `stay`: mean number of answers before a client opens a new session; None: it
+    keeps its session.
+    """
 
     think_s: float = 0.0
     rate: float | None = None
@@ -43,7 +46,7 @@ class ClientBehavior:
 
 @dataclass(slots=True)
 class CountingWindow:
-    """When to count, in seconds of time.monotonic()."""
+    """The time in which to count, in seconds of time.monotonic()."""
 
     begin: float = 0.0
     end: float = float("inf")
@@ -53,7 +56,7 @@ class CountingWindow:
 
 
 class LoadClient:
-    """`drafting` is made anew for each session; None: the models' own drafter drafts."""
+    """One client; `drafting` makes the drafting of a session, None uses the models' own drafter."""
 
     def __init__(
         self,
@@ -80,13 +83,15 @@ class LoadClient:
         )
         self._client: AsyncClient | None = None
 
-    async def live(self) -> None:
-        """Ask until all is asked, or until cancelled: what is under way is then broken off and checked as far as it
-        came."""
+    async def run(self) -> None:
+        """Ask until all is asked or until cancelled.
+
+        An answer that is cancelled is checked as far as it came.
+        """
         try:
-            async with aclosing(self._moments()) as moments:
+            async with aclosing(self._request_times()) as moments:
                 async for asked_at in moments:
-                    await self._answered(self._generator.choice(self._texts), asked_at)
+                    await self._answer_with_retries(self._generator.choice(self._texts), asked_at)
                     if self._habits.stay is not None and self._generator.random() < 1 / self._habits.stay:
                         await self._leave()
         finally:
@@ -94,7 +99,7 @@ class LoadClient:
 
     # -- watching the wire --------------------------------------------------------------------------------------------
 
-    def judged(self, verdict: Verdict, seconds: float, *, on_prompt: bool) -> None:
+    def on_verdict(self, verdict: Verdict, seconds: float, *, on_prompt: bool) -> None:
         if not self._window.holds(time.monotonic()):
             return
         self.counters.verdicts += 1
@@ -102,13 +107,13 @@ class LoadClient:
         self.counters.queue_s.add(verdict.queue_us / 1e6)
         self.counters.verify_s.add(verdict.verify_us / 1e6)
 
-    def stray(self) -> None:
+    def on_stray(self) -> None:
         self.counters.strays += 1
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    async def _moments(self) -> AsyncGenerator[float]:
-        """When questions come."""
+    async def _request_times(self) -> AsyncGenerator[float]:
+        """Yield the times at which requests are due."""
         habits, due = self._habits, time.monotonic()
         left = habits.requests
         if habits.think_s and habits.rate is None:  # clients do not begin as one
@@ -122,7 +127,7 @@ class LoadClient:
                 due = time.monotonic() + (self._generator.expovariate(1 / habits.think_s) if habits.think_s else 0.0)
             left = None if left is None else left - 1
 
-    async def _answered(self, text: LoadText, asked_at: float) -> None:
+    async def _answer_with_retries(self, text: LoadText, asked_at: float) -> None:
         """Ask until there is an answer."""
         while True:
             try:
@@ -134,16 +139,16 @@ class LoadClient:
                 await asyncio.sleep(_AGAIN_S)
 
     async def _ask(self, text: LoadText, asked_at: float) -> None:
-        client, reading = self._present(text), _Reading(self.counters, self._window)
+        client, check = self._session_client(text), _AnswerCheck(self.counters, self._window)
         try:
             async with aclosing(client.generate(text.prompt)) as events:
                 async for event in events:
-                    reading.take(event, asked_at)
+                    check.take(event, asked_at)
         finally:
             expected = text.answer[: self._config.max_new_tokens]
             self.counters.checked += 1
-            if not reading.fits(expected):
-                self.counters.differs(text.name, reading.verified, expected, reading.story)
+            if not check.matches(expected):
+                self.counters.differs(text.name, check.verified, expected, check.history)
         if self._config.mode == "stop-and-wait":
             newest = self._transport.newest
             # Nothing is owed by a connection that is gone: its drafts are asked for again on the next one.
@@ -151,8 +156,8 @@ class LoadClient:
         if self._window.holds(time.monotonic()):
             self.counters.answers += 1
 
-    def _present(self, text: LoadText) -> AsyncClient:
-        """This session's client, ready for that text."""
+    def _session_client(self, text: LoadText) -> AsyncClient:
+        """Return this session's client, ready for `text`."""
         if self._client is None:
             self._drafting = None if self._make_drafting is None else self._make_drafting()
             self._client = AsyncClient(
@@ -169,8 +174,8 @@ class LoadClient:
             await client.close()
 
 
-class _Reading:
-    """One answer as it comes."""
+class _AnswerCheck:
+    """Counts and checks one answer as it arrives."""
 
     def __init__(self, counters: ClientCounters, window: CountingWindow) -> None:
         self._tally = counters
@@ -178,14 +183,14 @@ class _Reading:
         self._tokens: list[int] = []
         self._num_unverified = 0
         self._reason = ""
-        self.story = ""  # what happened at which length
+        self.history = ""  # what happened at which length
 
     @property
     def verified(self) -> tuple[int, ...]:
         return tuple(self._tokens[: len(self._tokens) - self._num_unverified])
 
-    def fits(self, expected: tuple[int, ...]) -> bool:
-        """Whether it is the whole expected answer, or where it was broken off its beginning."""
+    def matches(self, expected: tuple[int, ...]) -> bool:
+        """Return True for the expected answer, or its beginning where it was interrupted."""
         verified = self.verified
         if self._reason in ("", "unverified", "link"):
             return verified == expected[: len(verified)]
@@ -200,7 +205,7 @@ class _Reading:
             case Verified(count=count):
                 self._count(count, now)
                 self._num_unverified -= count
-                self._tell(f"{count} verified")
+                self._note(f"{count} verified")
             case Unverified(tokens=tokens):
                 self._tokens += tokens
                 self._num_unverified += len(tokens)
@@ -209,19 +214,19 @@ class _Reading:
                 del self._tokens[len(self._tokens) - count :]
                 self._num_unverified -= count
                 self._tally.rolled_back += count
-                self._tell(f"{count} rolled back")
+                self._note(f"{count} rolled back")
             case Cycle(request=Draft(tree=tree), verdict=verdict) if len(tree) and not self._num_unverified:
                 self._judge(len(tree), verdict, now)
             case LinkChanged(state=state, detail=detail):
                 self._tally.outages += state is LinkState.OFFLINE
-                self._tell(f"{state.name.lower()} {detail}".strip())
+                self._note(f"{state.name.lower()} {detail}".strip())
             case Finished():
                 self._finish(event, asked_at, now)
             case _:
                 pass
 
-    def _tell(self, what: str) -> None:
-        self.story += f"{len(self._tokens)}: {what}, "
+    def _note(self, what: str) -> None:
+        self.history += f"{len(self._tokens)}: {what}, "
 
     def _count(self, num_tokens: int, now: float) -> None:
         if self._window.holds(now):

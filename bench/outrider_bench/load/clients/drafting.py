@@ -35,7 +35,7 @@ _SURE = 1e-3  # of what is drafted, this much doubt at least
 
 
 def probability_for(tau: float, levels: int) -> float:
-    """p for that mean acceptance length. Raises UsageError where no p has it."""
+    """Return the p that has this mean acceptance length. Raises UsageError where none has."""
     if not 1 <= tau <= levels + 1:
         raise UsageError(f"tau={tau}: trees of {levels} levels have 1 to {levels + 1}")
     low, high = 0.0, 1.0
@@ -49,7 +49,7 @@ def probability_for(tau: float, levels: int) -> float:
 
 
 class ReplayDrafter:
-    """What a client asks of a drafter before it drafts: as the real one has it, so that the same features come."""
+    """The attributes of the real drafter, so that the server sends the same features."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.family = "replay"
@@ -64,7 +64,10 @@ class ReplayDrafter:
 
 
 class ReplayDrafting(OracleDrafting):
-    """See the client's Drafting. `probability`: that a level is right. `text` must be set before each answer."""
+    """The client's Drafting from the known answer.
+
+    Every level is right with `probability`. `text` must be set before each answer.
+    """
 
     names = ("replay",)
     can_draft_ahead = False
@@ -101,7 +104,7 @@ class ReplayDrafting(OracleDrafting):
         return truth[0] if truth and self._is_right() else self._wrong({*truth})
 
     def _truth(self, tokens: Sequence[int], count: int) -> tuple[int, ...]:
-        """What follows `tokens` in the text, as far as it is known; nothing after a text that went astray."""
+        """Return the tokens that follow in the known text; none once `tokens` differ from it."""
         whole, known = self.text.whole, len(tokens)
         return whole[known : known + count] if whole[:known] == tuple(tokens) else ()
 
@@ -131,12 +134,12 @@ class ReplayDrafting(OracleDrafting):
         return self._generator.random() < self._probability
 
     def _wrong(self, taken: set[int]) -> int:
-        """A token that is none of these."""
+        """Draw a token that is not in `taken`."""
         while (token := self._generator.randrange(self._vocab_size)) in taken:
             pass
         return token
 
 
 def _width(level: int, levels: int, budget: int) -> int:
-    """Nodes of a level: the budget shared out evenly, the first levels getting what is left over."""
+    """Return the nodes of a level: the budget in even shares, the remainder to the first levels."""
     return budget // levels + (level < budget % levels) if budget >= levels else 1

@@ -1,7 +1,7 @@
-"""Prompts and what the target answers to them: asked once, of transformers' plain loop, and kept.
+"""Prompts and the target's answers to them, computed once by the plain loop and cached.
 
-Answers that hang on a rounding error are left out: where two tokens are as good as equal, a pass of another shape may
-choose the other one, and that says nothing of the server.
+Answers that depend on a rounding error are left out: where two tokens are about equally likely, a pass of another shape
+may choose the other one, which says nothing about the server.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class PromptMix:
-    """What is asked: of every family so many prompts as they are and, as a share of them, long ones of at least
-    `long_tokens` tokens. Raises UsageError."""
+    """What is asked: prompts per family, a share of them lengthened to `long_tokens` tokens. Raises UsageError."""
 
     families: tuple[Family, ...] = FAMILIES
     per_family: int = 8
@@ -54,7 +53,10 @@ class PromptMix:
 
 @dataclass(frozen=True, slots=True)
 class LoadText:
-    """`answer` may be longer than what is asked for; a draft is judged by it."""
+    """A prompt and its answer, which may be longer than what is asked for.
+
+    Drafts are judged by the whole answer.
+    """
 
     name: str
     prompt: tuple[int, ...]
@@ -66,11 +68,11 @@ class LoadText:
 
 
 def load_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, device: str, step: Step) -> Path:
-    """A file of texts for this target, made unless it is there. Raises UsageError."""
+    """Return a file of texts for this target; compute it unless it is cached. Raises UsageError."""
     path = _cache_dir() / f"{_key(directory, mix, seed, dtype)}.json"
     if path.exists():
         return path
-    texts = _made(directory, mix, seed, dtype, device, step)
+    texts = _compute_texts(directory, mix, seed, dtype, device, step)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps([asdict(text) for text in texts]))
     return path
@@ -81,7 +83,7 @@ def read_texts(path: Path) -> list[LoadText]:
     return [LoadText(text["name"], tuple(text["prompt"]), tuple(text["answer"])) for text in found]
 
 
-def _made(directory: Path, mix: PromptMix, seed: int, dtype: str, device: str, step: Step) -> list[LoadText]:
+def _compute_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, device: str, step: Step) -> list[LoadText]:
     models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
     asked = _asked(models, mix, seed)
     target = Target.load(str(directory), dtype, device)
@@ -105,7 +107,7 @@ def _made(directory: Path, mix: PromptMix, seed: int, dtype: str, device: str, s
 
 
 def _asked(models: LocalModels, mix: PromptMix, seed: int) -> list[tuple[str, Question]]:
-    """Named, the long ones last."""
+    """Return the questions by name, the long ones last."""
     short = questions(models, lambda family: mix.per_family if family in mix.families else 0, seed)
     late = [question for number, question in enumerate(short) if _is_long(number, mix.long_share)]
     named = [(f"{q.sample.family} {n}", q) for n, q in enumerate(short) if not _is_long(n, mix.long_share)]
@@ -114,13 +116,13 @@ def _asked(models: LocalModels, mix: PromptMix, seed: int) -> list[tuple[str, Qu
 
 
 def _is_long(number: int, share: float) -> bool:
-    """Evenly spread: as many of the first `number + 1` as the share says."""
+    """Spread the long prompts evenly over the others."""
     return int((number + 1) * share) > int(number * share)
 
 
 @torch.inference_mode()
 def _margin(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """The least gap between the likeliest logit and the next, over the answer's tokens."""
+    """Return the smallest gap between the two most likely logits over the answer's tokens."""
     ids = torch.tensor([[*prompt, *answer[:-1]]], device=target.kv.device)
     with eager_attention(target.model):
         logits = target.model(ids, logits_to_keep=len(answer)).logits[0]
@@ -129,8 +131,8 @@ def _margin(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> flo
 
 
 def _key(directory: Path, mix: PromptMix, seed: int, dtype: str) -> str:
-    told = json.dumps([_FORMAT, target_fingerprint(directory), asdict(mix), seed, dtype])
-    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+    key_text = json.dumps([_FORMAT, target_fingerprint(directory), asdict(mix), seed, dtype])
+    return hashlib.blake2b(key_text.encode(), digest_size=16).hexdigest()
 
 
 def _cache_dir() -> Path:

@@ -1,4 +1,4 @@
-"""A transport that times every verdict and notices those that come twice, unasked or never."""
+"""A connection that times every verdict and notices duplicate, unexpected and missing ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from outrider_proto.frames import ClientFrame, Decode, Draft, Finish, ServerFram
 
 
 class VerdictObserver(Protocol):
-    """What is told of the wire."""
+    """Receives what an ObservedConnection sees."""
 
-    def judged(self, verdict: Verdict, seconds: float, *, on_prompt: bool) -> None:
-        """A verdict came so long after it was asked for."""
+    def on_verdict(self, verdict: Verdict, seconds: float, *, on_prompt: bool) -> None:
+        """Handle a verdict that came `seconds` after its request."""
         ...
 
-    def stray(self) -> None:
-        """A verdict came that nobody waited for."""
+    def on_stray(self) -> None:
+        """Handle a verdict that belongs to no pending request."""
         ...
 
 
@@ -45,7 +45,7 @@ class ObservedConnection(TappedConnection):
 
     @property
     def num_pending(self) -> int:
-        """Requests whose last verdict has not come."""
+        """Number of requests whose last verdict has not come."""
         return len(self._pending)
 
     def send(self, frame: ClientFrame) -> None:
@@ -71,9 +71,9 @@ class ObservedConnection(TappedConnection):
     def _take(self, verdict: Verdict) -> None:
         now, asked = self._clock(), self._pending.get(verdict.seq)
         if asked is None:
-            self._observer.stray()
+            self._observer.on_stray()
             return
-        self._observer.judged(verdict, now - asked.at, on_prompt=asked.on_prompt)
+        self._observer.on_verdict(verdict, now - asked.at, on_prompt=asked.on_prompt)
         asked.at, asked.on_prompt = now, False
         if not asked.streams or verdict.finish is not Finish.NOT_YET:
             del self._pending[verdict.seq]

@@ -1,7 +1,7 @@
 """A process that plays some of the clients. It is told what to do by lines of JSON on standard input and answers by
 lines of JSON on standard output: `ready`, then whatever was asked for, then `result`.
 
-Told:   the Assignment; then {"do": "begin", "begin": T, "end": T}, and any number of {"do": "tell" | "cut" | "stop"},
+Told:   the Assignment; then {"do": "begin", "begin": T, "end": T}, and any number of {"do": "totals" | "cut" | "stop"},
         {"do": "silence", "seconds": S}
 """
 
@@ -44,9 +44,11 @@ _TIMEOUTS = Timeouts(connect_s=30.0, reconnect_s=5.0)  # many clients share a co
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """All that a worker needs to know. `numbers`: the clients it plays, of `num_clients`; `cores`: where it runs, empty
-    for anywhere. `profile`: of the link in front of the server, None for none; made by the proxy engine, one for each
-    worker."""
+    """All that a worker needs to know.
+
+    It runs the clients `numbers`, out of `num_clients`, on `cores` (empty: anywhere). `profile`: the link in front of
+    the server, made by the proxy engine, one per worker; None: no link.
+    """
 
     server: str
     target: str
@@ -78,32 +80,32 @@ class Assignment:
 
 
 class LoadWorker:
-    """Plays its clients from `begin` until all is asked, the window ends or it is told to stop."""
+    """Runs its clients from `begin` until all is asked, the window ends or it is stopped."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
         self._window = CountingWindow()
-        self._tallies = [ClientCounters(number) for number in assignment.numbers]
+        self._counters = [ClientCounters(number) for number in assignment.numbers]
         self._generator = random.Random(f"{assignment.seed}/cuts/{assignment.numbers[0]}")
         self._link: Link | None = None
         self._begun = asyncio.Event()
         self._stopped = asyncio.Event()
         self._silences: set[asyncio.Task[None]] = set()
 
-    async def run(self, told: AsyncIterator[dict[str, Any]]) -> None:  # Any: JSON
+    async def run(self, commands: AsyncIterator[dict[str, Any]]) -> None:  # Any: JSON
         async with AsyncExitStack() as stack:
-            server = await self._passage(stack)
-            clients = _clients(self._assignment, server, self._window, self._tallies)
-            _say("ready", pid=os.getpid())
-            listening = asyncio.create_task(self._listen(told))
+            server = await self._open_link(stack)
+            clients = _clients(self._assignment, server, self._window, self._counters)
+            _send("ready", pid=os.getpid())
+            listening = asyncio.create_task(self._listen(commands))
             await self._begun.wait()
             await self._play(clients)
             listening.cancel()
             await asyncio.gather(listening, *self._silences, return_exceptions=True)
-        _say("result", client_counters=[counters.to_json() for counters in self._tallies])
+        _send("result", client_counters=[counters.to_json() for counters in self._counters])
 
-    async def _passage(self, stack: AsyncExitStack) -> str:
-        """Where the clients connect."""
+    async def _open_link(self, stack: AsyncExitStack) -> str:
+        """Return the address that the clients connect to."""
         assignment = self._assignment
         if assignment.profile is None:
             return assignment.server
@@ -113,60 +115,62 @@ class LoadWorker:
         return self._link.address
 
     async def _play(self, clients: list[LoadClient]) -> None:
-        lives = [asyncio.create_task(client.live(), name=f"client {client.counters.client}") for client in clients]
+        num_starts = [asyncio.create_task(client.run(), name=f"client {client.counters.client}") for client in clients]
         stopped = asyncio.create_task(self._stopped.wait())
-        everything = asyncio.gather(*lives)
+        everything = asyncio.gather(*num_starts)
         loop = asyncio.get_running_loop()
         timeout = None if self._window.end == float("inf") else max(0.0, self._window.end - loop.time())
         await asyncio.wait((everything, stopped), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if not everything.done():
             everything.cancel()
-        results = await asyncio.gather(*lives, return_exceptions=True)
+        results = await asyncio.gather(*num_starts, return_exceptions=True)
         stopped.cancel()
         for result in results:
             if isinstance(result, Exception):
                 raise result
 
-    async def _listen(self, told: AsyncIterator[dict[str, Any]]) -> None:  # Any: JSON
-        async for order in told:
-            self._obey(order)
+    async def _listen(self, commands: AsyncIterator[dict[str, Any]]) -> None:  # Any: JSON
+        async for command in commands:
+            self._handle(command)
         self._begun.set()  # whoever told us what to do is gone
         self._stopped.set()
 
-    def _obey(self, order: dict[str, Any]) -> None:  # Any: JSON
-        match order["do"]:
+    def _handle(self, command: dict[str, Any]) -> None:  # Any: JSON
+        match command["do"]:
             case "begin":
-                self._window.begin, self._window.end = order["begin"], order["end"] or float("inf")
+                self._window.begin, self._window.end = command["begin"], command["end"] or float("inf")
                 self._begun.set()
             case "stop":
                 self._stopped.set()
-            case "tell":
-                client_counters = self._tallies
+            case "totals":
+                client_counters = self._counters
                 names = ("answers", "checked", "verdicts", "tokens", "outages", "strays", "lost", "wrong")
-                _say("told", **{name: sum(getattr(counters, name) for counters in client_counters) for name in names})
+                _send(
+                    "totals", **{name: sum(getattr(counters, name) for counters in client_counters) for name in names}
+                )
             case "cut":
                 port = port_of(self._assignment.server if self._link is None else self._link.address)
-                _say("cut", done=cut_connection(port, self._generator))
+                _send("cut", done=cut_connection(port, self._generator))
             case "silence":
-                task = asyncio.create_task(self._silence(order["seconds"]))
+                task = asyncio.create_task(self._silence(command["seconds"]))
                 self._silences.add(task)
                 task.add_done_callback(self._silences.discard)
             case unknown:
                 raise AssertionError(unknown)
 
     async def _silence(self, seconds: float) -> None:
-        """Of the link, for all of this worker's clients."""
+        """Silence the link of all clients of this worker for `seconds`."""
         assert self._link is not None
         self._link.cut()
         try:
             await asyncio.sleep(seconds)
         finally:
             self._link.restore()
-        _say("silence", done=True)
+        _send("silence", done=True)
 
 
 def cut_connection(port: int, generator: random.Random) -> bool:
-    """End one of the connections to that port, drawn by lot; False where there is none. Linux only."""
+    """Shut down one connection to that port, chosen at random; False if there is none. Linux only."""
     found = _connections(port)
     try:
         if not found:
@@ -180,7 +184,7 @@ def cut_connection(port: int, generator: random.Random) -> bool:
 
 
 def _connections(port: int) -> list[socket.socket]:
-    """Copies of the descriptors; shutting one down shuts the connection down."""
+    """Duplicate the descriptors of the connections to `port`."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -246,7 +250,7 @@ def _own_share(habits: ClientBehavior, num_clients: int) -> ClientBehavior:
     return habits if habits.rate is None else replace(habits, rate=habits.rate / num_clients)
 
 
-def _say(what: str, **more: object) -> None:
+def _send(what: str, **more: object) -> None:
     sys.stdout.write(json.dumps({"what": what, **more}) + "\n")
     sys.stdout.flush()
 
@@ -259,11 +263,11 @@ async def _lines() -> AsyncIterator[dict[str, Any]]:  # Any: JSON
 
 
 async def _main() -> None:
-    told = _lines()
-    assignment = Assignment.from_json(await anext(told))
+    commands = _lines()
+    assignment = Assignment.from_json(await anext(commands))
     if assignment.cores:
         os.sched_setaffinity(0, assignment.cores)
-    await LoadWorker(assignment).run(told)
+    await LoadWorker(assignment).run(commands)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The workers as seen by who starts them: told what to do, asked, waited for."""
+"""The worker processes as the command sees them: started, sent commands, waited for."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ _STOP_TIMEOUT_S = 60.0
 
 
 class WorkerProcess:
-    """One worker process."""
-
     def __init__(self, process: asyncio.subprocess.Process, log: Any) -> None:  # Any: tempfile's own class
         self._process = process
         self._log = log
-        self._answers: dict[str, asyncio.Queue[dict[str, Any]]] = {}  # Any: JSON
+        self._messages: dict[str, asyncio.Queue[dict[str, Any]]] = {}  # Any: JSON
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
     async def start(cls, assignment: Assignment) -> WorkerProcess:
-        log = tempfile.TemporaryFile()  # noqa: SIM115 # closed by `end`
+        log = tempfile.TemporaryFile()  # noqa: SIM115 # closed by `stop`
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "outrider_bench.load.clients.worker"),
             stdin=asyncio.subprocess.PIPE,
@@ -41,9 +39,9 @@ class WorkerProcess:
             stderr=log,
             limit=_MAX_LINE,
         )
-        member = cls(process, log)
-        member.tell(assignment.to_json())
-        return member
+        worker = cls(process, log)
+        worker.send(assignment.to_json())
+        return worker
 
     @property
     def pid(self) -> int:
@@ -53,27 +51,30 @@ class WorkerProcess:
     def use(self) -> ProcessUse:
         return ProcessUse.of(self.pid)
 
-    def tell(self, order: dict[str, Any]) -> None:  # Any: JSON
+    def send(self, command: dict[str, Any]) -> None:  # Any: JSON
         assert self._process.stdin is not None
-        with contextlib.suppress(ConnectionError, RuntimeError):  # it has ended: `answer` says so
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        with contextlib.suppress(ConnectionError, RuntimeError):  # it has ended: `receive` raises
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
 
-    async def answer(self, what: str, timeout_s: float | None = _ANSWER_TIMEOUT_S) -> dict[str, Any]:  # Any: JSON
-        """The next line of that kind. Raises UsageError when the process has ended without, or takes too long."""
-        waiting = asyncio.create_task(self._queue(what).get())
+    async def receive(self, what: str, timeout_s: float | None = _ANSWER_TIMEOUT_S) -> dict[str, Any]:  # Any: JSON
+        """Return the next message of that kind.
+
+        Raises UsageError when the process ends without one, or takes longer than `timeout_s`.
+        """
+        getting = asyncio.create_task(self._queue(what).get())
         try:
-            await asyncio.wait((waiting, self._reading), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                return waiting.result()
+            await asyncio.wait((getting, self._reading), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                return getting.result()
             if not self._queue(what).empty():
                 return self._queue(what).get_nowait()
-            why = "ended" if self._reading.done() else f"said nothing for {timeout_s:g} s"
-            raise UsageError(f"a process of clients {why}: {self._said()}")
+            why = "ended" if self._reading.done() else f"sent nothing for {timeout_s:g} s"
+            raise UsageError(f"a client process {why}: {self._log_tail()}")
         finally:
-            waiting.cancel()
+            getting.cancel()
 
-    async def end(self) -> None:
-        """Ask it to, and see to it."""
+    async def stop(self) -> None:
+        """Close its input, and kill it if it does not end by itself."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -88,61 +89,60 @@ class WorkerProcess:
     async def _read(self) -> None:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
-            answer = json.loads(line)
-            self._queue(answer["what"]).put_nowait(answer)
+            message = json.loads(line)
+            self._queue(message["what"]).put_nowait(message)
 
     def _queue(self, what: str) -> asyncio.Queue[dict[str, Any]]:  # Any: JSON
-        return self._answers.setdefault(what, asyncio.Queue())
+        return self._messages.setdefault(what, asyncio.Queue())
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
         self._log.seek(0)
-        return self._log.read().decode(errors="replace").strip()[-500:] or "no word"
+        return self._log.read().decode(errors="replace").strip()[-500:] or "no output"
 
 
 class WorkerPool:
     """All workers of one run."""
 
-    def __init__(self, members: Sequence[WorkerProcess]) -> None:
-        self.members = members
+    def __init__(self, workers: Sequence[WorkerProcess]) -> None:
+        self.workers = workers
 
     def begin(self, begin: float, end: float | None) -> None:
-        """All at once; what happens before `begin` is not counted."""
-        for member in self.members:
-            member.tell({"do": "begin", "begin": begin, "end": end})
+        """Start all clients at once; what happens before `begin` is not counted."""
+        for worker in self.workers:
+            worker.send({"do": "begin", "begin": begin, "end": end})
 
     def stop(self) -> None:
-        for member in self.members:
-            member.tell({"do": "stop"})
+        for worker in self.workers:
+            worker.send({"do": "stop"})
 
     async def client_counters(self) -> list[ClientCounters]:
-        """When all are done, by client."""
-        answers = await asyncio.gather(*(member.answer("result", None) for member in self.members))
+        """Wait for all workers to end; return the counters by client."""
+        answers = await asyncio.gather(*(worker.receive("result", None) for worker in self.workers))
         found = [ClientCounters.from_json(counters) for answer in answers for counters in answer["client_counters"]]
         return sorted(found, key=lambda counters: counters.client)
 
-    async def told(self) -> dict[str, int]:
-        """Sums so far."""
-        for member in self.members:
-            member.tell({"do": "tell"})
-        answers = await asyncio.gather(*(member.answer("told") for member in self.members))
+    async def totals(self) -> dict[str, int]:
+        """Return the sums of the counters so far."""
+        for worker in self.workers:
+            worker.send({"do": "totals"})
+        answers = await asyncio.gather(*(worker.receive("totals") for worker in self.workers))
         return {name: sum(answer[name] for answer in answers) for name in answers[0] if name != "what"}
 
     @property
     def use(self) -> ProcessUse:
-        """Of all together."""
-        uses = [member.use for member in self.members]
+        uses = [worker.use for worker in self.workers]
         return ProcessUse(sum(use.cpu_s for use in uses), sum(use.rss_bytes for use in uses))
 
 
 @asynccontextmanager
 async def worker_pool(assignment: Assignment, num_workers: int) -> AsyncIterator[WorkerPool]:
-    """The assignment's clients, dealt out to so many processes that are ready to begin."""
-    hands = [assignment.numbers[first::num_workers] for first in range(num_workers)]
-    members: list[WorkerProcess] = []
+    """Start worker processes, share out the assignment's clients, and wait until all are ready."""
+    parts = [assignment.numbers[first::num_workers] for first in range(num_workers)]
+    workers: list[WorkerProcess] = []
     try:
-        for hand in filter(None, hands):
-            members.append(await WorkerProcess.start(replace(assignment, numbers=hand)))  # noqa: PERF401 # kept if the next fails
-        await asyncio.gather(*(member.answer("ready") for member in members))
-        yield WorkerPool(members)
+        for part in filter(None, parts):
+            workers.append(await WorkerProcess.start(replace(assignment, numbers=part)))  # noqa: PERF401 # kept if the next fails
+        await asyncio.gather(*(worker.receive("ready") for worker in workers))
+        yield WorkerPool(workers)
     finally:
-        await asyncio.gather(*(member.end() for member in members))
+        await asyncio.gather(*(worker.stop() for worker in workers))

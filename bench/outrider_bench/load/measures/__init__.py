@@ -1,1 +1,1 @@
-"""Counters, histograms and process figures of a load run."""
+"""Counters, histograms and resource use of a load run."""

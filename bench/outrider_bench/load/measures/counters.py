@@ -1,4 +1,4 @@
-"""What one client counts, and how it travels from its process to the one that reports."""
+"""What one client counts, and its JSON form for the trip between processes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ _MAX_EXAMPLES = 5
 
 @dataclass(slots=True)
 class ClientCounters:
-    """Of one client. `wrong`: answers that differ from the target's own, and examples of them; `strays`: verdicts that
-    came twice or unasked, `lost`: drafts whose verdict a living connection still owed when their answer was done."""
+    """The counters of one client.
+
+    `wrong`: answers that differ from the target's own, with examples; `strays`: duplicate or unexpected verdicts;
+    `lost`: drafts whose verdict was still missing on a live connection when their answer was done.
+    """
 
     client: int
     verdict_s: Histogram = field(default_factory=Histogram)  # on a draft
@@ -40,8 +43,8 @@ class ClientCounters:
     examples: list[str] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
 
-    def differs(self, text: str, got: tuple[int, ...], expected: tuple[int, ...], story: str = "") -> None:
-        """`story`: what happened to the answer."""
+    def differs(self, text: str, got: tuple[int, ...], expected: tuple[int, ...], history: str = "") -> None:
+        """Count a wrong answer; `story` tells what happened to it."""
         self.wrong += 1
         if len(self.examples) < _MAX_EXAMPLES:
             place = next((i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), None)
@@ -49,7 +52,7 @@ class ClientCounters:
             around = slice(max(0, (place or 0) - 2), (place or 0) + 4)
             these = f"{list(got[around])} for {list(expected[around])}"
             self.examples.append(
-                f"client {self.client}, {text}: differs at {where}, {these}; {story}".removesuffix("; ")
+                f"client {self.client}, {text}: differs at {where}, {these}; {history}".removesuffix("; ")
             )
 
     @property

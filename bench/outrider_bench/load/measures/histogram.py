@@ -1,4 +1,4 @@
-"""Times counted in buckets that grow by 2 %: an hour of them takes no more memory than a minute."""
+"""Times counted in buckets that grow by 2 %, in constant memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GROWTH = math.log(1.02)
 
 
 class Histogram:
-    """Of positive seconds; a percentile is off by 1 % at most."""
+    """A histogram of positive seconds; percentiles are off by 1 % at most."""
 
     def __init__(self, counts: Mapping[int, int] | None = None) -> None:
         self._counts = dict(counts or {})
@@ -39,7 +39,7 @@ class Histogram:
         return sum(self._counts.values())
 
     def percentile_ms(self, percent: float) -> float:
-        """The least time that so many percent do not exceed; 0 of none."""
+        """Return the least time that `percent` of the values do not exceed; 0 for no values."""
         left = math.ceil(self.count * percent / 100)
         for bucket, count in sorted(self._counts.items()):
             left -= count

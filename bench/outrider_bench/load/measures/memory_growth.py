@@ -1,4 +1,4 @@
-"""Does a process grow? Memory samples, warm-up left out, the last third against the first."""
+"""Memory growth of processes: the last third of the samples against the first, warm-up left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEAST_SAMPLES = 9
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """`at_s` since the beginning; `who` names a process for as long as it lives."""
+    """Resident memory at `at_s` seconds after the start; `who` names one life of a process."""
 
     at_s: float
     who: str
@@ -20,7 +20,7 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGrowth:
-    """Of one process: medians of its first and last third, and the slope of the line of least squares."""
+    """Medians of the first and the last third of one process's samples, and the least-squares slope."""
 
     who: str
     first_bytes: float
@@ -33,7 +33,7 @@ class MemoryGrowth:
 
 
 def memory_growths(samples: Sequence[MemorySample], warm_up_s: float) -> list[MemoryGrowth]:
-    """Of every process with enough samples after `warm_up_s` of its own life."""
+    """Measure every process with enough samples after `warm_up_s` of its own life."""
     by_process: dict[str, list[MemorySample]] = {}
     for sample in samples:
         by_process.setdefault(sample.who, []).append(sample)

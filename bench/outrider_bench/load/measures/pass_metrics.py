@@ -1,4 +1,4 @@
-"""The server's passes, as its metrics count them (Prometheus, text format)."""
+"""The server's passes as its Prometheus metrics count them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PassMetrics:
-    """All samples of the metrics whose names were asked for, by name and labels."""
+    """The samples that were asked for, by name and labels."""
 
     samples: Mapping[str, float] = field(default_factory=dict)
 
@@ -25,7 +25,10 @@ class PassMetrics:
 
 
 async def scrape(address: str | None, names: tuple[str, ...]) -> PassMetrics:
-    """Nothing where there is no address. Only metrics that begin with one of `names`, without their `_created`."""
+    """Fetch the samples whose names begin with one of `names`, `_created` excepted.
+
+    Without an address there are none.
+    """
     if address is None:
         return PassMetrics()
     text = await asyncio.to_thread(_fetch, address)
@@ -38,12 +41,12 @@ def parse(text: str, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def mean_of(samples: Mapping[str, float], histogram: str) -> float:
-    """Of what a histogram has seen; 0 for nothing."""
+    """Return the mean of a histogram's observations; 0 for none."""
     return samples.get(f"{histogram}_sum", 0.0) / max(samples.get(f"{histogram}_count", 0.0), 1.0)
 
 
 def share_of(samples: Mapping[str, float], part: str, whole: str) -> float:
-    """Of one counter in another; 0 of nothing."""
+    """Return the ratio of two counters; 0 if the second is 0."""
     return samples.get(part, 0.0) / max(samples.get(whole, 0.0), 1.0)
 
 

@@ -1,4 +1,4 @@
-"""What a process has used, as Linux tells of it."""
+"""Processor time and memory of a process, and pinning to cores, on Linux."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """Processor seconds of all its threads, and resident memory."""
+    """Processor seconds of all threads, and resident memory."""
 
     cpu_s: float = 0.0
     rss_bytes: int = 0
 
     @classmethod
     def of(cls, pid: int) -> ProcessUse:
-        """Zeros where there is no such process, or no /proc."""
+        """Read /proc; zeros if there is no such process, or no /proc."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
@@ -30,14 +30,14 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True)
 class CoreShares:
-    """Which cores the server has and which the clients; empty: all have all."""
+    """The cores of the server and of the clients; empty for all cores."""
 
     server: tuple[int, ...] = ()
     clients: tuple[int, ...] = ()
 
     @classmethod
     def apart(cls, num_client_cores: int) -> CoreShares:
-        """The clients get so many, but never more than half; empty where there is one core, or none can be chosen."""
+        """Give the clients so many cores, at most half; empty where cores cannot be shared out."""
         if not hasattr(os, "sched_setaffinity") or len(cores := sorted(os.sched_getaffinity(0))) < 2:
             return cls()
         theirs = min(num_client_cores, len(cores) // 2)
@@ -46,7 +46,7 @@ class CoreShares:
 
 @contextmanager
 def on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """This thread, and the processes that it starts meanwhile, run there; anywhere if none are named."""
+    """Pin this thread, and the processes that it starts meanwhile, to `cores`, if any are given."""
     if not cores:
         yield
         return

@@ -1,1 +1,1 @@
-"""Drafters compared."""
+"""Drafters compared: acceptance, cost, edge weights, routing, traces."""

@@ -1,7 +1,7 @@
-"""All drafters and the controls on the same prompts, in one run: what is accepted, what it costs, how fast it is.
+"""All drafters and controls on the same prompts, in one run: acceptance, cost and speed.
 
-Every prompt is answered by every way in turn before the next prompt comes, so that a noisy machine is noisy for all;
-speed is the median over prompts of the ratio to the plain loop on that prompt.
+Everything answers a prompt before the next prompt comes, so that a noisy machine is noisy for all. The speedup is the
+median over prompts of the ratio to the plain loop on that prompt.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ AnswerFunction = Callable[[Question], Awaitable[tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Medians over prompts: tokens a second, and how many times the plain loop's."""
+    """Medians over prompts: tokens per second, and the ratio to the plain loop."""
 
     tokens_per_s: float
     speedup: float
@@ -49,8 +49,10 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class DrafterMetrics:
-    """One drafter: mean acceptance length by family and over all, acceptance by position, the median of ms a drafted
-    level, bytes a new token; `mismatches` counts answers that differ from the plain loop's."""
+    """One drafter's acceptance lengths, acceptance by position, time per drafted level, and bytes per token.
+
+    `mismatches` counts answers that differ from the plain loop's.
+    """
 
     family: str
     tau: Mapping[str, float]
@@ -64,7 +66,7 @@ class DrafterMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """By drafter what it drafted; by way (drafters, controls, the plain loop) how fast it was."""
+    """Metrics by drafter, and speeds of drafters, controls and the plain loop."""
 
     drafters: Mapping[str, DrafterMetrics]
     speeds: Mapping[str, Speed]
@@ -72,22 +74,22 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class DrafterEntry:
-    """A drafter, by its client's configuration, and the trees it is to draft (None: its own)."""
+    """A drafter to compare: its client's configuration, and its trees (None: its own)."""
 
     config: ClientConfig
     plan: TreePlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Served:
-    """A client of the target in process, its frames packed as on the wire, its drafter under a stopwatch."""
+class _TimedClient:
+    """A client of the target in process, with frames packed as on the wire and a timed drafter."""
 
     client: AsyncClient
     timed: TimedDrafter
 
     @classmethod
-    async def begin(cls, target: Target, config: ClientConfig, stack: AsyncExitStack) -> _Served:
-        """Serve the target to the configuration's drafter until the stack ends."""
+    async def begin(cls, target: Target, config: ClientConfig, stack: AsyncExitStack) -> _TimedClient:
+        """Serve the target to the configuration's drafter until the stack closes."""
         pair = await stack.enter_async_context(in_process(Path(str(config.target)), config, target))
         assert pair.models.drafter is not None
         timed = TimedDrafter(pair.models.drafter)
@@ -96,20 +98,20 @@ class _Served:
 
 
 class DrafterRun:
-    """An entrant answering question after question."""
+    """One drafter that answers question after question."""
 
-    def __init__(self, served: _Served, plan: TreePlan | None, limit: int) -> None:
-        self._client, self._timed, self._plan, self._limit = served.client, served.timed, plan, limit
+    def __init__(self, served: _TimedClient, plan: TreePlan | None, limit: int) -> None:
+        self._client, self._answer_timed, self._plan, self._limit = served.client, served.timed, plan, limit
         self.answers: list[tuple[int, ...]] = []
         self._cycles: list[tuple[Cycle, ...]] = []
         self._ms_per_level: list[float] = []
         self._bytes = [0, 0]
 
     async def answer(self, question: Question) -> tuple[int, ...]:
-        seconds, levels = self._timed.seconds, self._timed.num_levels
+        seconds, levels = self._answer_timed.seconds, self._answer_timed.num_levels
         answer = await gather(self._client, question.prompt, shape=self._plan, max_new_tokens=self._limit)
-        if levels := self._timed.num_levels - levels:
-            self._ms_per_level.append((self._timed.seconds - seconds) * 1e3 / levels)
+        if levels := self._answer_timed.num_levels - levels:
+            self._ms_per_level.append((self._answer_timed.seconds - seconds) * 1e3 / levels)
         self._bytes[0] += answer.statistics.bytes_up
         self._bytes[1] += answer.statistics.bytes_down
         self._cycles.append(answer.cycles)
@@ -120,7 +122,7 @@ class DrafterRun:
         every = [cycle for cycles in self._cycles for cycle in cycles]
         tokens = sum(map(len, self.answers))
         return DrafterMetrics(
-            family=self._timed.family,
+            family=self._answer_timed.family,
             tau=acceptance_by_family(asked, self._cycles),
             overall=mean_acceptance_length(every),
             positions=acceptance_by_position(every),
@@ -133,8 +135,11 @@ class DrafterRun:
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """The target without us; greedy, one answer at a time. `plain` is a target that serves nobody, `model` the same one
-    as transformers runs it, `assistants` small models of the same tokenizer for its assisted generation."""
+    """The target without drafting of ours; greedy, one answer at a time.
+
+    `plain` is a target that serves nobody, `model` the same one in transformers, `assistants` small models with the
+    same tokenizer for assisted generation.
+    """
 
     plain: Target
     model: Any  # Any: transformers' classes are untyped
@@ -146,18 +151,18 @@ class Controls:
         loaded = {name: _load(path) for name, path in assistants.items()}
         return cls(Target.load(str(target)), _load(target), loaded, limit)
 
-    def ways(self) -> dict[str, AnswerFunction]:
-        ways: dict[str, AnswerFunction] = {PLAIN: self._plain, "generate": self._generating()}
-        ways["generate, prompt lookup"] = self._generating(prompt_lookup_num_tokens=LOOKUP_TOKENS)
+    def answer_functions(self) -> dict[str, AnswerFunction]:
+        answer_functions: dict[str, AnswerFunction] = {PLAIN: self._plain, "generate": self._generate_with()}
+        answer_functions["generate, prompt lookup"] = self._generate_with(prompt_lookup_num_tokens=LOOKUP_TOKENS)
         for name, model in self.assistants.items():
-            ways[f"generate, assistant {name}"] = self._generating(assistant_model=model)
-        return ways
+            answer_functions[f"generate, assistant {name}"] = self._generate_with(assistant_model=model)
+        return answer_functions
 
     async def _plain(self, question: Question) -> tuple[int, ...]:
         return tuple(plain_greedy(self.plain, question.prompt, self.limit))
 
-    def _generating(self, **how: object) -> AnswerFunction:
-        async def way(question: Question) -> tuple[int, ...]:
+    def _generate_with(self, **how: object) -> AnswerFunction:
+        async def answer(question: Question) -> tuple[int, ...]:
             ids = torch.tensor([question.prompt])
             with torch.inference_mode():
                 made = self.model.generate(
@@ -165,7 +170,7 @@ class Controls:
                 )
             return tuple(made[0, len(question.prompt) :].tolist())
 
-        return way
+        return answer
 
 
 def _load(directory: Path) -> Any:  # Any: as above
@@ -178,17 +183,19 @@ def _load(directory: Path) -> Any:  # Any: as above
 
 
 async def compare(
-    entrants: Mapping[str, DrafterEntry], controls: Controls, serving: Target, asked: Sequence[Question], step: Step
+    entries: Mapping[str, DrafterEntry], controls: Controls, serving: Target, asked: Sequence[Question], step: Step
 ) -> Comparison:
-    """Answer all questions by all ways; `serving` is the target that the entrants' server runs."""
+    """Answer all questions with drafters and controls; `serving` is the target of the drafters' server."""
     counter = ProgressCounter(step, "all ways", len(asked))
     async with AsyncExitStack() as stack:
-        runs = await _begin(entrants, controls.limit, serving, stack)
-        ways = controls.ways() | {name: run.answer for name, run in runs.items()}
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        runs = await _start_runs(entries, controls.limit, serving, stack)
+        answer_functions = controls.answer_functions() | {name: run.answer for name, run in runs.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in answer_functions}
         expected = []
         for question in asked:
-            answers = {name: await _timed(way, question, seconds[name]) for name, way in ways.items()}
+            answers = {
+                name: await _answer_timed(answer, question, seconds[name]) for name, answer in answer_functions.items()
+            }
             expected.append(answers[PLAIN])
             counter()
     lengths = [len(answer) for answer in expected]
@@ -198,24 +205,24 @@ async def compare(
     )
 
 
-async def _begin(
-    entrants: Mapping[str, DrafterEntry], limit: int, serving: Target, stack: AsyncExitStack
+async def _start_runs(
+    entries: Mapping[str, DrafterEntry], limit: int, serving: Target, stack: AsyncExitStack
 ) -> dict[str, DrafterRun]:
-    """A run for each; entrants of one configuration share its client."""
-    served: dict[ClientConfig, _Served] = {}
+    """Start a run per entry; entries with one configuration share a client."""
+    served: dict[ClientConfig, _TimedClient] = {}
     runs = {}
-    for name, entrant in entrants.items():
-        if entrant.config not in served:
-            served[entrant.config] = await _Served.begin(serving, entrant.config, stack)
-        runs[name] = DrafterRun(served[entrant.config], entrant.plan, limit)
+    for name, entry in entries.items():
+        if entry.config not in served:
+            served[entry.config] = await _TimedClient.begin(serving, entry.config, stack)
+        runs[name] = DrafterRun(served[entry.config], entry.plan, limit)
     return runs
 
 
-async def _timed(way: AnswerFunction, question: Question, seconds: list[float]) -> tuple[int, ...]:
+async def _answer_timed(answer: AnswerFunction, question: Question, seconds: list[float]) -> tuple[int, ...]:
     started = time.perf_counter()
-    answer = await way(question)
+    tokens = await answer(question)
     seconds.append(time.perf_counter() - started)
-    return answer
+    return tokens
 
 
 def _speed(seconds: Sequence[float], plain: Sequence[float], lengths: Sequence[int]) -> Speed:

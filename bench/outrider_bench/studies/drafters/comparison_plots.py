@@ -1,4 +1,4 @@
-"""Comparisons of drafters as pictures."""
+"""Plots of compared drafters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def plot_comparison(result: Comparison, path: Path) -> None:
-    """Mean acceptance length by category, acceptance by position, speed of every way."""
+    """Plot mean acceptance length by family, acceptance by position, and speeds."""
     from matplotlib.ticker import MaxNLocator
 
     with _figure(path, 3) as (left, middle, right):
@@ -40,7 +40,7 @@ def plot_comparison(result: Comparison, path: Path) -> None:
 
 
 def plot_depth_sweep(name: str, result: Comparison, path: Path) -> None:
-    """Acceptance and speed against the number of levels, with the ceiling of a chain that only its head survives."""
+    """Plot acceptance and speed against the number of levels, beside 1/n."""
     levels = [int(label) for label in result.drafters]
     with _figure(path, 2) as (left, right):
         left.plot(levels, [drafted.positions.rate for drafted in result.drafters.values()], "o-", label=name)

@@ -1,4 +1,4 @@
-"""Comparisons of drafters as tables for a terminal."""
+"""Tables of compared drafters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_POSITIONS = 8  # columns
 
 
 def families_table(result: Comparison) -> ResultTable:
-    """Mean acceptance length by category."""
+    """Build the table of mean acceptance lengths by family."""
     categories = list(next(iter(result.drafters.values())).tau)
     rows = [
         [name, drafted.family, *(f"{drafted.tau[category]:.2f}" for category in categories), f"{drafted.overall:.2f}"]
@@ -21,7 +21,7 @@ def families_table(result: Comparison) -> ResultTable:
 
 
 def positions_table(result: Comparison) -> ResultTable:
-    """Share of verdicts that accepted the n-th drafted token, of those that accepted the one before."""
+    """Build the table of shares that accepted the n-th drafted token, of those that accepted the one before."""
     depth = min(MAX_POSITIONS, max(len(drafted.positions.kept) for drafted in result.drafters.values()))
     rows = [
         [
@@ -37,7 +37,7 @@ def positions_table(result: Comparison) -> ResultTable:
 
 
 def speeds_table(result: Comparison) -> ResultTable:
-    """What each way costs, medians over prompts."""
+    """Build the table of speeds and costs; medians over prompts."""
     rows = []
     for name, speed in result.speeds.items():
         drafted = result.drafters.get(name)
@@ -51,7 +51,7 @@ def speeds_table(result: Comparison) -> ResultTable:
 
 
 def sweep_table(name: str, result: Comparison) -> ResultTable:
-    """A row for each number of levels."""
+    """Build a row per number of levels."""
     rows = []
     for levels, drafted in result.drafters.items():
         at = drafted.positions

@@ -1,4 +1,4 @@
-"""Time of a product of few rows with a matrix, by type of weights: what a drafter on the edge spends its time on."""
+"""Time of a product of few rows with a matrix, by type of weights: most of a drafter's time on the edge."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Product:
 
 
 def products(kinds: Sequence[str]) -> Iterator[Product]:
-    """One matrix in memory at a time, in torch's present number of threads."""
+    """Measure one matrix at a time, with torch's current number of threads."""
     for outputs, width in SIZES:
         plain = torch.randn(outputs, width) * 0.02
         for kind in kinds:
@@ -46,7 +46,7 @@ def products(kinds: Sequence[str]) -> Iterator[Product]:
 
 
 def products_table(made: Sequence[Product]) -> ResultTable:
-    """One row a matrix and type of weights."""
+    """Build a row per matrix and type of weights."""
     columns = ("matrix", "weights", "MB", *(f"{rows} row{'s' * (rows > 1)}" for rows in ROWS))
     rows = []
     for p in made:

@@ -1,7 +1,7 @@
-"""What smaller weights on the edge cost and bring: bytes, time of a draft level, mean acceptance length.
+"""What smaller weights on the edge cost and bring: bytes, time per draft level, mean acceptance length.
 
-For every drafter and type of weights an edge bundle is made, loaded as a client would, and asked the same held-out
-questions in process against the full target. Draft levels are timed on the same texts, in turns, so that a busy machine
+For every drafter and type of weights an edge bundle is made, loaded as a client loads it, and asked the same held-out
+questions in process against the full target. Draft levels are timed in turns on the same texts, so that a busy machine
 is busy for all.
 """
 
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from outrider_bench.core.acceptance import TREE, acceptance
+from outrider_bench.core.acceptance import TREE, measure_acceptance
 from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import questions
@@ -36,8 +36,11 @@ REPEATS = 15
 
 @dataclass(frozen=True, slots=True)
 class EdgeWeights:
-    """One drafter in one type of weights. `mean_acceptance_length` counts the bonus; `not_exact` answers differ from
-    the target's own (0, or a defect); `ms_per_level` is the median of a tree's time by its levels."""
+    """One drafter with one type of weights.
+
+    `mean_acceptance_length` counts the bonus; `not_exact` answers differ from the target's own (0, or there is a
+    defect); `ms_per_level` is the median time of a tree divided by its levels.
+    """
 
     drafter: str
     weights: str
@@ -51,7 +54,7 @@ class EdgeWeights:
 async def edge_weights(
     target_path: Path, drafters: Mapping[str, str], kinds: Sequence[str], per_family: int, step: Step
 ) -> list[EdgeWeights]:
-    """Everything in one process, drafters and weights in turn."""
+    """Measure all drafters and types of weights in one process."""
     target = Target.load(str(target_path))
     asked = questions(LocalModels.load(ClientConfig(target=target_path, drafter=NO_DRAFTER)), per_family)
     expected = plain_answers(target, asked, MAX_NEW_TOKENS, step)
@@ -66,7 +69,7 @@ async def edge_weights(
                 config = stop_and_wait_config(target=bundle, drafter=bundle)
                 async with in_process(target_path, config, target) as pair:
                     counter = ProgressCounter(step, f"{name} {kind}", len(asked))
-                    accepted = await acceptance(pair, TREE, asked, expected, counter)
+                    accepted = await measure_acceptance(pair, TREE, asked, expected, counter)
                 tensors = sum(path.stat().st_size for path in bundle.rglob("*.safetensors"))
                 results.append(
                     EdgeWeights(
@@ -77,7 +80,7 @@ async def edge_weights(
 
 
 def edge_weights_table(results: Sequence[EdgeWeights]) -> ResultTable:
-    """One row a bundle; tau also against the same drafter's first row."""
+    """Build a row per bundle; tau is also given as a share of the drafter's first row."""
     rows = []
     first: dict[str, float] = {}
     for r in results:
@@ -90,7 +93,7 @@ def edge_weights_table(results: Sequence[EdgeWeights]) -> ResultTable:
 
 
 def _level_times(bundles: Mapping[str, Path], texts: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Median ms of a draft level, the types of weights in turns on each text."""
+    """Return the median ms per draft level by type of weights, measured in turns on each text."""
     threads = torch.get_num_threads()
     drafters = {}
     for kind, bundle in bundles.items():
@@ -108,7 +111,7 @@ def _level_times(bundles: Mapping[str, Path], texts: Sequence[Sequence[int]]) ->
 
 
 def _level_ms(drafter: Drafter, tokens: Sequence[int]) -> float:
-    """One tree on a text without features, which cost the drafter the same as with; the prefix is not timed."""
+    """Time one tree without features, which costs the same as with them; the prefix is not timed."""
     state = drafter.new_state()
     state.append(tokens)
     grow_tree(state, TREE)

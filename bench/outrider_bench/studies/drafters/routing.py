@@ -1,5 +1,7 @@
-"""Routing between heads, measured: each head alone, then both, compared every cycle and behind the gate, one after
-another and in one batch. Every answer is checked against the target's own."""
+"""Routing between heads: each head alone, then both, with and without the gate, in sequence and batched.
+
+Every answer is checked against the target's own.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from outrider_server.engine.target import Target
 
 @dataclass(frozen=True, slots=True)
 class RoutingVariant:
-    """Heads, and how one is chosen; None for a head alone."""
+    """Heads, and how one of them is chosen; None for a head alone."""
 
     heads: tuple[str, ...]
     routing: Routing | None = None
@@ -34,8 +36,10 @@ class RoutingVariant:
 
 @dataclass(frozen=True, slots=True)
 class RoutingResult:
-    """`tau` by category; trees and passes as client.head_use.HeadUse counts them, over all answers. `extra_drafts` is a
-    share: the report's routers take 1.0, which is +100 %."""
+    """Results over all answers; trees and passes are counted as in HeadUse.
+
+    `tau` is by family. `extra_drafts` is a share: the routing report's routers take 1.0, which is +100 %.
+    """
 
     tau: dict[str, float]
     overall: float
@@ -53,7 +57,7 @@ class RoutingResult:
 
 
 def routing_variants(heads: Sequence[str], gate: float) -> dict[str, RoutingVariant]:
-    """What is compared, by name; `heads` are directories."""
+    """Name what is compared; `heads` are directories."""
     routings = {
         "confidence, one after another": Routing(batched=False),
         "confidence, one batch": Routing(),
@@ -87,8 +91,8 @@ async def measure_variants(
     expected: Sequence[tuple[int, ...]],
     step: Step,
 ) -> dict[str, RoutingResult]:
-    """Answer all questions in every way; `expected` are the target's own answers, which set the limits too."""
-    outcomes = {}
+    """Answer all questions with every variant; `expected` also limit the lengths."""
+    results = {}
     for name, variant in compared.items():
         first, *others = variant.heads
         chosen = replace(config, drafter=first, other_heads=tuple(others), routing=variant.routing or Routing())
@@ -99,11 +103,11 @@ async def measure_variants(
             for question, tokens in zip(asked, expected, strict=True):
                 answers.append(await gather(client, question.prompt, max_new_tokens=len(tokens)))
                 counter()
-        outcomes[name] = _outcome(asked, answers, expected)
-    return outcomes
+        results[name] = _result(asked, answers, expected)
+    return results
 
 
-def _outcome(
+def _result(
     asked: Sequence[Question], answers: Sequence[AnswerRecord], expected: Sequence[tuple[int, ...]]
 ) -> RoutingResult:
     uses = [answer.statistics.heads for answer in answers]
@@ -123,13 +127,13 @@ def _outcome(
         skipped=sum(use.gate_skips for use in uses) / num_cycles,
         draft_ms=draft_ms / num_cycles,
         shares={name: count / num_cycles for name, count in cycles.items()},
-        confidence=_joined([(use, use.confidence) for use in uses]),
-        entropy=_joined([(use, use.entropy) for use in uses]),
+        confidence=_weighted_means([(use, use.confidence) for use in uses]),
+        entropy=_weighted_means([(use, use.entropy) for use in uses]),
     )
 
 
-def _joined(splits: Sequence[tuple[HeadUse, AcceptedMeans]]) -> AcceptedMeans:
-    """The means over all answers' tokens."""
+def _weighted_means(splits: Sequence[tuple[HeadUse, AcceptedMeans]]) -> AcceptedMeans:
+    """Return the means over all answers' tokens."""
     accepted = sum(use.accepted_tokens for use, _ in splits)
     rejected = sum(use.rejected_tokens for use, _ in splits)
     return AcceptedMeans(
@@ -138,29 +142,29 @@ def _joined(splits: Sequence[tuple[HeadUse, AcceptedMeans]]) -> AcceptedMeans:
     )
 
 
-def routing_tau_table(outcomes: Mapping[str, RoutingResult]) -> ResultTable:
-    categories = list(next(iter(outcomes.values())).tau)
+def routing_tau_table(results: Mapping[str, RoutingResult]) -> ResultTable:
+    categories = list(next(iter(results.values())).tau)
     rows = [
-        [name, *(f"{outcome.tau[category]:.2f}" for category in categories), f"{outcome.overall:.2f}"]
-        for name, outcome in outcomes.items()
+        [name, *(f"{result.tau[category]:.2f}" for category in categories), f"{result.overall:.2f}"]
+        for name, result in results.items()
     ]
     return table("mean acceptance length (tokens per verdict, bonus included)", ("way", *categories, "all"), rows)
 
 
-def routing_cost_table(outcomes: Mapping[str, RoutingResult]) -> ResultTable:
+def routing_cost_table(results: Mapping[str, RoutingResult]) -> ResultTable:
     counted = ("trees/1000 tokens", "extra trees", "passes/1000 tokens")
     columns = ("way", *counted, "skipped", "draft ms a cycle", "sent", "not exact")
     rows = [
         [
             name,
-            f"{outcome.drafts_per_1000_tokens:.0f}",
-            f"{outcome.extra_drafts:+.0%}",
-            f"{outcome.passes_per_1000_tokens:.0f}",
-            f"{outcome.skipped:.0%}",
-            f"{outcome.draft_ms:.2f}",
-            " / ".join(f"{share:.0%}" for share in outcome.shares.values()),
-            f"{outcome.mismatches}",
+            f"{result.drafts_per_1000_tokens:.0f}",
+            f"{result.extra_drafts:+.0%}",
+            f"{result.passes_per_1000_tokens:.0f}",
+            f"{result.skipped:.0%}",
+            f"{result.draft_ms:.2f}",
+            " / ".join(f"{share:.0%}" for share in result.shares.values()),
+            f"{result.mismatches}",
         ]
-        for name, outcome in outcomes.items()
+        for name, result in results.items()
     ]
     return table("what it takes to draft", columns, rows)

@@ -1,4 +1,4 @@
-"""One answer in one process, cycle by cycle: what was drafted, what was accepted, what came out."""
+"""One answer in one process, cycle by cycle: drafted, accepted, committed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider_server.engine.reference_decode import plain_greedy
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """What to trace. Without a plan the drafter's own; `baseline` also runs the target alone."""
+    """What to trace; `plan=None` takes the drafter's own trees, `baseline` also runs the target alone."""
 
     target: Path
     drafter: DrafterSource
@@ -30,11 +30,11 @@ class TraceRequest:
 
 
 async def trace(request: TraceRequest) -> dict[str, object]:
-    """`family`, `output_ids`, `cycles`, `mean_acceptance_length`; with a baseline also `baseline_ids` and
-    `matches_baseline`, which typical acceptance need not.
+    """Return `family`, `output_ids`, `cycles` and `mean_acceptance_length`.
 
-    Nodes are numbered as in DraftTree: the root is not among them, parent -1 is the root, depths count from 1.
-    The prompt's own request is not a cycle. One for which the drafter had nothing to draft is, without nodes.
+    With a baseline also `baseline_ids` and `matches_baseline`, which may be false with typical acceptance. Nodes are
+    numbered as in DraftTree: the root is not among them, parent -1 is the root, depths count from 1. The prompt's own
+    request is not a cycle. A cycle for which the drafter had nothing to draft has no nodes.
     """
     config = stop_and_wait_config(
         target=request.target,
@@ -61,7 +61,7 @@ async def trace(request: TraceRequest) -> dict[str, object]:
 
 
 async def _baseline(pair: InProcessPair, request: TraceRequest) -> tuple[int, ...]:
-    """The target alone: transformers' own loop, or one token a pass through the server where tokens are drawn."""
+    """Run the target alone: the plain loop, or for sampling one token per pass through the server."""
     if not request.sampling.draws:
         return tuple(plain_greedy(pair.target, request.prompt_ids, request.max_new_tokens))
     async with pair.client() as client:

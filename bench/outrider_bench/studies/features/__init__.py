@@ -1,1 +1,1 @@
-"""What coarse, late or missing features cost."""
+"""The cost of coarse, late and missing features."""

@@ -24,26 +24,25 @@ from outrider_proto.tree import ROOT, DraftTree
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far features are behind: so many tokens, or so many verdicts."""
+    """How many tokens, or how many verdicts, features are late."""
 
     tokens: int = 0
     verdicts: int = 0
 
     def num_features(self, fresh: list[int], prompt: int) -> int:
-        """Features that are there for the newest draft; fresh[i] are those of draft i without any lag."""
+        """Return the features known to the newest draft; `fresh[i]` are those of draft i without lag."""
         return max(prompt, fresh[max(0, len(fresh) - 1 - self.verdicts)] - self.tokens)
 
 
 class AcceptanceReplay:
-    """Walks along one recording; what a draft is good for depends on where it is made and how many features are there,
-    so walks of different lags share their drafts."""
+    """Drafts along one recorded answer; replays with different lags share their drafts."""
 
     def __init__(self, drafter: Drafter, recording: RecordedAnswer, plan: TreePlan) -> None:
         self._drafter, self._recording, self._plan = drafter, recording, plan
         self._accepted: dict[tuple[int, int], int] = {}  # by number of tokens and of features
 
     def committed_by_verdict(self, lag: Lag) -> tuple[int, ...]:
-        """Tokens that each verdict commits, bonus included; the prompt's own verdict is not among them."""
+        """Return the tokens that each verdict commits, bonus included, without the prompt's own."""
         state, prompt = self._drafter.new_state(), len(self._recording.prompt)
         committed: list[int] = []
         fresh: list[int] = []
@@ -57,7 +56,7 @@ class AcceptanceReplay:
 
     @torch.inference_mode()
     def _draft(self, state: DraftState, known: int, there: int) -> int:
-        """Accepted tokens of the tree from token known - 1; brings the state there unless that is known already."""
+        """Return the accepted tokens of the tree below token known - 1; cached."""
         if (known, there) not in self._accepted:
             tokens, has = self._recording.tokens, state.num_features
             state.append(tokens[state.num_tokens : known])
@@ -68,7 +67,7 @@ class AcceptanceReplay:
 
 
 def accepted(tree: DraftTree, truth: tuple[int, ...]) -> int:
-    """Drafted tokens of the path that the truth takes through the tree."""
+    """Return the length of the path that `truth` takes through the tree."""
     children = {
         (parent, token): node for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
     }

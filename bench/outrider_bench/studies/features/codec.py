@@ -1,7 +1,7 @@
-"""What the features of recorded answers weigh in each codec, against the paper's, and what packing them costs.
+"""Bytes of recorded features in each codec, against the paper's, and the time to encode and decode them.
 
-Replies are of their real size, the root and the accepted path of a verdict on a tree; a prompt's rows go together.
-The paper's: an int8 a value and a float16 scale a token (4.2), and deflate over that, which is gzip without its header.
+Replies have their real size, the root and the accepted path of a verdict on a tree; a prompt's rows go together. The
+paper's codec (4.2): an int8 per value and a float16 scale per token, then deflate, which is gzip without its header.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PASSES = 3
 
 @dataclass(frozen=True, slots=True)
 class CodecCost:
-    """Bytes a row, and their share of the paper's; microseconds a row, the least of some passes."""
+    """Bytes per row, their share of the paper's, and microseconds per row (the least of several passes)."""
 
     bytes_per_row: float
     of_paper: float
@@ -47,7 +47,7 @@ class CodecCost:
 
 @dataclass(frozen=True, slots=True)
 class FeatureMessages:
-    """Rows as they cross the wire: one message a prompt, one a verdict."""
+    """Rows as they cross the wire: one message per prompt, one per verdict."""
 
     prompts: Sequence[Rows]
     replies: Sequence[Rows]
@@ -63,12 +63,12 @@ class FeatureMessages:
 
 
 def codec_costs(messages: Sequence[Rows]) -> dict[Codec, CodecCost]:
-    """Every codec on the same messages."""
+    """Measure every codec on the same messages."""
     return {codec: _weight(messages, codec) for codec in CODECS}
 
 
 def coders(messages: Sequence[Rows]) -> dict[str, dict[str, float]]:
-    """Bytes a row by how values are quantized and how the numbers are compressed."""
+    """Return bytes per row by quantization and entropy coder."""
     numbers = {name: [quantize(rows) for rows in messages] for name, quantize in _QUANTIZED.items()}
     num_rows = _num_rows(messages)
     return {
@@ -98,7 +98,7 @@ _CODERS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def _replies(drafter: Drafter, recording: RecordedAnswer, plan: TreePlan) -> Iterator[Rows]:
-    """A verdict that commits n tokens brings n rows: the root's and the accepted path's."""
+    """Yield the rows of each verdict: a verdict that commits n tokens brings n rows."""
     start = len(recording.prompt)
     for committed in AcceptanceReplay(drafter, recording, plan).committed_by_verdict(Lag()):
         yield recording.features.numpy()[start : start + committed]
@@ -139,8 +139,7 @@ def _least_us(work: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CodecResult:
-    """One drafter's features: bytes by codec, replies and prompts apart; share of tau by shape and codec; bytes by
-    quantisation and entropy coder."""
+    """One drafter's features: bytes by codec for replies and prompts, shares of tau, bytes by entropy coder."""
 
     width: int
     rows_per_reply: float
@@ -154,7 +153,7 @@ class CodecResult:
 async def measure_codecs(
     directory: Path, drafters: Mapping[str, Path], per_family: int, limit: int, step: Step
 ) -> dict[str, CodecResult]:
-    answered = AnsweredPrompts.by(directory, per_family, limit, step)
+    answered = AnsweredPrompts.ask(directory, per_family, limit, step)
     chosen = [Degradation(), *(Degradation(coding=codec) for codec in CODECS)]
     results = {}
     for name, path in drafters.items():
@@ -167,7 +166,7 @@ async def measure_codecs(
 
 
 def _shares(by_shape: Mapping[str, Sequence[DegradationResult]]) -> dict[str, dict[Codec, TauShare]]:
-    """Of tau, by shape and codec; the first cell is the whole that they are shares of."""
+    """Return shares of tau by shape and codec; the first degradation is the undegraded reference."""
     return {
         shape: {codec: one.overall for codec, one in zip(CODECS, degradations[1:], strict=True)}
         for shape, degradations in by_shape.items()

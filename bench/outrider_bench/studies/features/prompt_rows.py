@@ -40,22 +40,22 @@ End = Literal["newest", "oldest"]
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """So many rows of a prompt, from one of its ends."""
+    """The `rows` newest or oldest feature rows of a prompt."""
 
     end: End
     rows: int
 
     def of(self, prompt: int) -> tuple[int, int]:
-        """First row and the one after the last, of a prompt so long."""
+        """Return the first row and the one after the last, for a prompt of this length."""
         rows = min(self.rows, prompt)
         return (prompt - rows, prompt) if self.end == "newest" else (0, rows)
 
 
 class GappedState(MoAState):
-    """Told in order which rows it has and which it must do without."""
+    """A MoA draft state that can leave out rows."""
 
     def skip_to(self, position: int) -> None:
-        """The rows from the next position to this one stay away."""
+        """Leave out the rows from the next position to this one."""
         self._token_state.num_features = position
 
 
@@ -70,8 +70,10 @@ def measure_prompt_rows(
     chosen: Sequence[PromptRows],
     step: Callable[[], None] = lambda: None,
 ) -> list[TauShare]:
-    """Of all rows first, then of each part; `step` is called after each. Raises UsageError for other drafters than
-    MoA without TLI."""
+    """Measure all rows first, then each choice; `step` is called after each.
+
+    Raises UsageError for drafters other than MoA without TLI.
+    """
     if not isinstance(drafter, MoADrafter) or drafter.tail.blocks:
         raise UsageError(
             f"drafter of family {drafter.family}: only MoA without TLI can do without a prompt's older rows"
@@ -85,7 +87,7 @@ def measure_prompt_rows(
 
 @torch.inference_mode()
 def count(state: GappedState, recording: RecordedAnswer, plan: TreePlan, part: PromptRows | None) -> tuple[int, int]:
-    """Tokens and verdicts of the answer, drafted with this part of the prompt's rows and all of the answer's."""
+    """Count tokens and verdicts of the answer, drafted with these rows of the prompt and all of the answer's."""
     tokens, prompt = recording.tokens, len(recording.prompt)
     first, stop = (0, prompt) if part is None else part.of(prompt)
     known, there, verdicts = prompt + 1, prompt, 0
@@ -113,7 +115,7 @@ def ask_long_prompts(directory: Path, per_family: int, least: int) -> list[Quest
 async def measure_shares(
     directory: Path, source: Path, asked: Sequence[Question], chosen: Sequence[PromptRows], limit: int, step: Step
 ) -> dict[str, Shares]:
-    """By shape of the trees."""
+    """Measure all choices, by shape of the trees."""
     target = Target.load(str(directory))
     answers = plain_answers(target, asked, limit, step)
     drafter, recordings = await record_features(target, directory, source, asked, answers)

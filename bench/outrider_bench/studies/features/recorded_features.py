@@ -1,4 +1,4 @@
-"""What the target answers to a prompt, and what its tap makes of both: recorded once, drafted from often."""
+"""The target's answers to prompts and the features of both, recorded once and drafted from often."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REPLY = 4  # rows a reply holds, which a codec may treat otherwise than a promp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedAnswer:
-    """A prompt, the target's answer to it, and the features of all positions."""
+    """A prompt, the target's answer, and the features of all positions."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -37,7 +37,7 @@ class RecordedAnswer:
         return self.prompt + self.answer
 
     def coded(self, code: Coded) -> RecordedAnswer:
-        """As a client knows it: the prompt's rows came together, the answer's a few at a time."""
+        """Return the answer with features as a client decodes them: the prompt's together, then a few at a time."""
         rows, first = self.features.numpy(), len(self.prompt)
         prompt_row_choices = [
             rows[:first],
@@ -51,7 +51,7 @@ class RecordedAnswer:
 async def record(
     pair: InProcessPair, asked: Sequence[Question], answers: Sequence[tuple[int, ...]]
 ) -> list[RecordedAnswer]:
-    """The pair's own tap at work on all questions and their `answers`; no features where its drafter wants none."""
+    """Record the features of all questions and `answers`; none if the pair's drafter uses none."""
     return [
         RecordedAnswer(question.prompt, answer, torch.from_numpy(await _features(pair, question.prompt + answer)))
         for question, answer in zip(asked, answers, strict=True)
@@ -59,7 +59,7 @@ async def record(
 
 
 def codings() -> dict[str, Coded]:
-    """The codecs, and symmetric numbers of so many bits with a step for every 64 values."""
+    """Return the codecs, and symmetric quantizers with few bits and a scale per 64 values."""
     by_bits = {bits: StepRule("absmax", 1 / (2 ** (bits - 1) - 1)) for bits in BITS}
     return {codec: partial(_there_and_back, codec) for codec in CODECS} | {
         f"{bits} bits": partial(_quantized, rule) for bits, rule in by_bits.items()

@@ -1,6 +1,6 @@
-"""How much is accepted when features are late, coarse, or both: tau against lag and bits, as shares of tau without.
+"""Acceptance with late or coarse features, as a share of tau without either.
 
-Every cell drafts the same answers, so shares are paired; their intervals come from resampling the prompts.
+All degradations draft the same answers, so shares are paired; intervals come from resampling the prompts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SEED = 5
 
 @dataclass(frozen=True, slots=True)
 class Degradation:
-    """One way in which features fall short."""
+    """One way in which features fall short: late, coarse or both."""
 
     lag: Lag = Lag()  # noqa: RUF009 # frozen
     coding: str = EXACT
@@ -45,7 +45,7 @@ class Degradation:
 
 @dataclass(frozen=True, slots=True)
 class TauShare:
-    """Mean acceptance length, its share of that without any shortfall, and the share's 95 % interval over prompts."""
+    """Mean acceptance length, its share of the undegraded one, and the share's 95 % interval over prompts."""
 
     tau: float
     share: float
@@ -61,7 +61,7 @@ class DegradationResult:
 
 
 def degradations(has_features: bool) -> list[Degradation]:
-    """All lags, all codings, and codings that are late too; of a drafter without features a few, as a control."""
+    """Return all lags, all codings, and late codings; a few controls for a drafter without features."""
     if not has_features:
         return [Degradation(), Degradation(Lag(tokens=10)), Degradation(LATE)]
     coded = [Degradation(coding=coding) for coding in ("int8", *CODED, *(f"{bits} bits" for bits in BITS))]
@@ -71,7 +71,7 @@ def degradations(has_features: bool) -> list[Degradation]:
 async def record_features(
     target: Target, target_dir: Path, drafter: Path, asked: Sequence[Question], answers: Sequence[tuple[int, ...]]
 ) -> tuple[Drafter, list[RecordedAnswer]]:
-    """A drafter and what its tap makes of all questions and the target's answers to them."""
+    """Load a drafter and record its features for all questions and answers."""
     async with in_process(target_dir, ClientConfig(target=target_dir, drafter=drafter), target) as pair:
         assert pair.models.drafter is not None
         return pair.models.drafter, await record(pair, asked, answers)
@@ -85,7 +85,10 @@ def measure(
     chosen: Sequence[Degradation],
     step: Callable[[], None] = lambda: None,
 ) -> list[DegradationResult]:
-    """Every cell, as shares of the first; `families` are numbers of recordings, `step` is called after each of them."""
+    """Measure every degradation as a share of the first.
+
+    `families` are indices of recordings; `step` is called after each recording.
+    """
     counts = _counts(drafter, recordings, plan, chosen, step)
     return [
         DegradationResult(
@@ -98,7 +101,7 @@ def measure(
 
 
 def tau_share(counts: NDArray[np.int64], whole: NDArray[np.int64]) -> TauShare:
-    """Of prompts' counts [prompts, (tokens, verdicts)] and of the same prompts' without a shortfall."""
+    """Compare prompts' counts [prompts, (tokens, verdicts)] with the same prompts' undegraded counts."""
     draws = np.random.default_rng(_SEED).integers(0, len(counts), (_RESAMPLED, len(counts)))
     low, high = np.quantile(_tau(counts[draws]) / _tau(whole[draws]), (0.025, 0.975))
     tau = float(_tau(counts))
@@ -106,7 +109,7 @@ def tau_share(counts: NDArray[np.int64], whole: NDArray[np.int64]) -> TauShare:
 
 
 def _tau(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Where no answer was longer than the prompt's own bonus there are no verdicts, and nothing to lose: 1."""
+    """Return tokens per verdict; 1 where no answer was longer than the prompt's own bonus."""
     tokens, verdicts = np.moveaxis(counts.sum(axis=-2), -1, 0)
     return np.where(verdicts, tokens / np.maximum(verdicts, 1), 1.0)
 
@@ -118,7 +121,7 @@ def _counts(
     chosen: Sequence[Degradation],
     step: Callable[[], None],
 ) -> list[NDArray[np.int64]]:
-    """For every cell the tokens and verdicts [prompts, 2] of the answers."""
+    """Return tokens and verdicts [prompts, 2] for every degradation."""
     counts: list[list[tuple[int, int]]] = [[] for _ in chosen]
     code = codings()
     for recording in recordings:
@@ -135,7 +138,7 @@ def _counts(
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPrompts:
-    """`directory` is the target's."""
+    """Held-out prompts and the answers of the target in `directory`."""
 
     directory: Path
     target: Target
@@ -143,14 +146,14 @@ class AnsweredPrompts:
     answers: Sequence[tuple[int, ...]]
 
     @classmethod
-    def by(cls, directory: Path, per_family: int, limit: int, step: Step) -> AnsweredPrompts:
-        """The target in that directory, asked so many questions of each family."""
+    def ask(cls, directory: Path, per_family: int, limit: int, step: Step) -> AnsweredPrompts:
+        """Ask the target in `directory` so many questions per family."""
         asked = questions(LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER)), per_family)
         target = Target.load(str(directory))
         return cls(directory, target, asked, plain_answers(target, asked, limit, step))
 
     async def record_features(self, drafter: Path) -> tuple[Drafter, list[RecordedAnswer]]:
-        """A drafter and what its tap makes of all questions and answers."""
+        """Load a drafter and record its features for all questions and answers."""
         return await record_features(self.target, self.directory, drafter, self.asked, self.answers)
 
     def measured(
@@ -161,7 +164,7 @@ class AnsweredPrompts:
         chosen: Sequence[Degradation],
         step: Step,
     ) -> dict[str, list[DegradationResult]]:
-        """The chosen cells, by shape of the trees."""
+        """Measure the degradations, by shape of the trees."""
         families = by_family(self.asked)
         return {
             shape: measure(
@@ -177,7 +180,7 @@ StalenessResults = dict[str, dict[str, list[DegradationResult]]]  # by drafter a
 async def measure_staleness(
     directory: Path, drafters: Mapping[str, Path], per_family: int, limit: int, step: Step
 ) -> StalenessResults:
-    answered = AnsweredPrompts.by(directory, per_family, limit, step)
+    answered = AnsweredPrompts.ask(directory, per_family, limit, step)
     results: StalenessResults = {}
     for name, path in drafters.items():
         drafter, recordings = await answered.record_features(path)

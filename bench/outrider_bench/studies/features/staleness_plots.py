@@ -1,4 +1,4 @@
-"""The staleness-and-bits curve as a picture."""
+"""Plots of acceptance against staleness and bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STYLES = {"chain": "o--", "tree": "s-"}
 
 
 def plot_staleness(results: Mapping[str, Mapping[str, Sequence[DegradationResult]]], path: Path) -> None:
-    """Share of tau that is left against tokens without features, and against bits a value."""
+    """Plot the share of tau against tokens without features, and against bits per value."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -52,7 +52,7 @@ def _curve(
     style: str,
     color: str,
 ) -> None:
-    """The cells that have a place, with their intervals."""
+    """Plot the degradations that have a position on the axis, with their intervals."""
     points = sorted((where, one.overall) for one in measured if (where := place(one.cell)) is not None)
     if len(points) < 2:
         return

@@ -1,1 +1,1 @@
-"""The embedded pair: quality, exactness, overhead, recovery."""
+"""Studies of the embedded pair: quality, exactness, overhead, recovery, cost of verifying."""

@@ -1,5 +1,4 @@
-"""The embedded pair on held-out prompts: how good the target is, what each drafter is accepted for, and what remains
-when the link dies."""
+"""Scores of the target, acceptance of the drafters, and the quality of code after the link has died."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from outrider_bench.core.acceptance import SHAPES, AcceptanceResult, acceptance
+from outrider_bench.core.acceptance import SHAPES, AcceptanceResult, measure_acceptance
 from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Question, questions
@@ -22,7 +21,7 @@ from outrider_server.engine.target import Target
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """What to evaluate. `per_family` questions each, `code` of the code family; acceptance on `tau_per_family`."""
+    """What to evaluate: numbers of questions per family, for code, and for acceptance."""
 
     target: Path
     drafters: dict[str, Path]
@@ -34,7 +33,7 @@ class EvaluationPlan:
 
 @dataclass(frozen=True, slots=True)
 class DrafterEvaluation:
-    """By shape: acceptance. By tokens before the link died: pass@1 of code."""
+    """Acceptance by shape, and pass@1 of code by the number of tokens before the link died."""
 
     acceptance: dict[str, AcceptanceResult]
     outage: dict[int, float]
@@ -42,7 +41,7 @@ class DrafterEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """`stop` and `target_alone` bound every drafter's outage scores."""
+    """All results; `stop` and `target_alone` bound every drafter's outage scores."""
 
     scores: dict[str, Score]
     drafters: dict[str, DrafterEvaluation]
@@ -54,7 +53,7 @@ class Evaluation:
 
 
 async def evaluate(plan: EvaluationPlan, step: Step) -> Evaluation:
-    """Everything in one process; the target's own answers come from transformers' plain loop."""
+    """Evaluate everything in one process, against the answers of the plain loop."""
     target = Target.load(str(plan.target))
     async with in_process(plan.target, _config(plan.target, NO_DRAFTER), target) as pair:
         asked = questions(pair.models, lambda family: plan.code if family == "code" else plan.per_family)
@@ -83,7 +82,7 @@ async def _drafter_result(
     accepted = {}
     for shape_name, shape in SHAPES.items():
         counter = ProgressCounter(step, f"{name}, {shape_name}", len(some))
-        accepted[shape_name] = await acceptance(pair, shape, some, their_answers, counter)
+        accepted[shape_name] = await measure_acceptance(pair, shape, some, their_answers, counter)
     code = _of_family(asked, expected, "code")
     outage = {}
     for cut in CUTS:
@@ -104,7 +103,7 @@ def _of_family(
 
 
 def _first_of_each(asked: Sequence[Question], count: int) -> list[int]:
-    """Numbers of the first `count` questions of every family."""
+    """Return the indices of the first `count` questions per family."""
     taken: dict[str, int] = {}
     numbers = []
     for i, question in enumerate(asked):
@@ -116,13 +115,13 @@ def _first_of_each(asked: Sequence[Question], count: int) -> list[int]:
 
 
 def scores_table(evaluation: Evaluation) -> ResultTable:
-    """What the target alone gets right."""
+    """Build the table of the target's own scores."""
     rows = [[name, f"{s.passed}", f"{s.total}", f"{s.rate:.2f}"] for name, s in evaluation.scores.items()]
     return table("target alone, held-out compositions", ("family", "right", "of", "share"), rows)
 
 
 def acceptance_table(evaluation: Evaluation) -> ResultTable:
-    """Mean acceptance length, bonus included."""
+    """Build the table of mean acceptance lengths, bonus included."""
     columns, by_column = ["family"], []
     for name, result in evaluation.drafters.items():
         for shape, accepted in result.acceptance.items():
@@ -134,7 +133,7 @@ def acceptance_table(evaluation: Evaluation) -> ResultTable:
 
 
 def outage_table(evaluation: Evaluation) -> ResultTable:
-    """pass@1 of code when the link dies for good."""
+    """Build the table of code pass@1 after the link has died."""
     cuts = list(evaluation.stop)
     rows = [["stop"] + [f"{evaluation.stop[cut]:.2f}" for cut in cuts]]
     rows += [[name] + [f"{result.outage[cut]:.2f}" for cut in cuts] for name, result in evaluation.drafters.items()]

@@ -1,4 +1,4 @@
-"""Is the answer, token for token, that of transformers' own `generate` on the same weights in float32?"""
+"""Exactness: are answers equal, token for token, to those of transformers' `generate` in float32?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outrider_client.models.local_models import LocalModels
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """`differing` are the numbers of the questions whose answers differ."""
+    """The number of questions, and the indices of those whose answers differ."""
 
     asked: int
     differing: tuple[int, ...]
@@ -45,7 +45,7 @@ async def exactness(
 async def compare_with_generate(
     target: Path, drafters: dict[str, Path], count: int, limit: int, step: Step
 ) -> dict[str, tuple[int, ...]]:
-    """By way of asking, the numbers of the prompts whose answers differ."""
+    """Return the indices of the differing prompts, by drafter in process and over gRPC."""
     asked = spread_questions(LocalModels.load(ClientConfig(target=target, drafter=NO_DRAFTER)), count)
     expected = generated(target, asked, limit, ProgressCounter(step, "transformers", count))
     report = {}

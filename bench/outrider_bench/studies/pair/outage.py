@@ -1,4 +1,4 @@
-"""The link dies in mid-answer and does not come back: how good is what the drafter writes alone?
+"""The quality of what a drafter writes offline after the link has died for good.
 
 Lower bound `stop`: the answer ends where the link died. Upper bound: the target's own answer.
 """
@@ -30,7 +30,7 @@ async def outage_scores(
     limit: int,
     step: Callable[[], None] = lambda: None,
 ) -> float:
-    """Share of right answers when the drafter alone goes on after `cut` tokens, up to `limit` tokens in all."""
+    """Return the share of right answers when the drafter goes on alone after `cut` tokens, up to `limit`."""
     drafter = pair.models.drafter
     assert drafter is not None
     texts = []
@@ -38,7 +38,7 @@ async def outage_scores(
         answer = list(tokens[:cut])
         if len(tokens) > cut:
             features = await features_of(pair, (*question.prompt, *answer), drafter.tap.fingerprint)
-            answer += write_alone(
+            answer += write_offline(
                 drafter, (*question.prompt, *answer), features, limit - cut, pair.target.eos_token_ids
             )
         texts.append(pair.models.decode(answer))
@@ -47,15 +47,15 @@ async def outage_scores(
 
 
 def stop_scores(pair: InProcessPair, asked: Sequence[Question], expected: Sequence[tuple[int, ...]], cut: int) -> float:
-    """Share of right answers when nothing follows the first `cut` tokens."""
+    """Return the share of right answers when nothing follows the first `cut` tokens."""
     return _share(asked, [pair.models.decode(tokens[:cut]) for tokens in expected])
 
 
 @torch.inference_mode()
-def write_alone(
+def write_offline(
     drafter: Drafter, tokens: Sequence[int], features: NDArray[np.float32], limit: int, eos: Sequence[int]
 ) -> list[int]:
-    """The drafter's greedy continuation on `features` of all tokens but the last, at most `limit` tokens."""
+    """Continue greedily with `features` of all tokens but the last, for at most `limit` tokens."""
     state = drafter.new_state()
     state.append(tokens)
     state.add_features(0, torch.from_numpy(features[: len(tokens) - 1]))
@@ -68,7 +68,7 @@ def write_alone(
 
 
 async def features_of(pair: InProcessPair, tokens: tuple[int, ...], tap: str) -> NDArray[np.float32]:
-    """What the server would have sent by then: rows [len(tokens), width]. Of a tap, for without one none would come."""
+    """Return the rows [len(tokens), width] that a server with this tap sends."""
     about = pair.verifier.describe()
     connection = await pair.transport().connect()
     connection.send(Open(PROTOCOL_VERSION, about.target_fingerprint, about.tokenizer_fingerprint, tap))

@@ -1,7 +1,7 @@
-"""Where the time of a cycle goes, over real gRPC on loopback: the drafter, the wire, the queue, the target, the rest.
+"""Where the time of a cycle goes over gRPC on loopback: drafter, wire, queue, target, rest.
 
-A cycle lasts from one verdict to the next. The drafter's forward passes are timed inside its draft states, so that what
-is left of `draft` (choosing nodes, building the tree, changing threads) counts as overhead like everything else.
+A cycle lasts from one verdict to the next. The drafter's forward passes are timed inside its draft states, so that the
+rest of `draft` (choosing nodes, building the tree, changing threads) counts as overhead like everything else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider_bench.core.pair import stop_and_wait_config
-from outrider_bench.core.processes import ServerProcess, own_cores
+from outrider_bench.core.processes import ServerProcess, pinned_apart
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Question, spread_questions
 from outrider_bench.core.tables import ResultTable, show_line, table
@@ -35,7 +35,10 @@ _PAUSE_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class CycleTimes:
-    """One cycle, in ms. `draft` includes `draft_forward`; `tap` goes on during `wire` and `wait`; `other`: the rest."""
+    """One cycle in ms.
+
+    `draft` includes `draft_forward`; `tap` goes on during `wire` and `wait`.
+    """
 
     total: float
     draft: float
@@ -52,14 +55,14 @@ class CycleTimes:
 
     @property
     def outside(self) -> float:
-        """Outside the two models' forward passes; the tap's is the drafter's on the server, and is waited for."""
+        """Time outside the models' forward passes, of which the tap's is one that is waited for."""
         return self.total - self.draft_forward - self.verify - self.tap
 
 
 async def cycle_times(
     config: ClientConfig, models: LocalModels, asked: Sequence[Question], step: Callable[[], None]
 ) -> list[CycleTimes]:
-    """Times of all cycles that drafted, but each answer's first, which follows the prompt."""
+    """Time all cycles that drafted, without each answer's first, which follows the prompt."""
     assert models.drafter is not None
     timed = TimedDrafter(models.drafter)
     times: list[CycleTimes] = []
@@ -72,9 +75,9 @@ async def cycle_times(
 
 
 async def ping_ms(address: str, models: LocalModels) -> float:
-    """The control: median round trip, in ms, of a frame that reaches no model, each after a pause like a model's pass.
+    """Return the median round trip in ms of a frame that reaches no model, sent after a pause.
 
-    What gRPC and waking up two processes cost on this machine, so that `wire` can be judged.
+    The control for `wire`: what gRPC and waking up two processes cost on this machine.
     """
     connection = await GrpcTransport(address).connect()
     try:
@@ -93,14 +96,14 @@ async def ping_ms(address: str, models: LocalModels) -> float:
 
 
 def medians(times: Sequence[CycleTimes]) -> dict[str, float]:
-    """Median of every part, in ms."""
+    """Return the median of every part in ms."""
     parts = ("total", "draft", "draft_forward", "wire", "queue", "verify", "wait", "tap", "other", "outside")
     return {part: round(statistics.median(getattr(t, part) for t in times), 3) for part in parts}
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """Sums since the answer began, in ms, when a verdict had been committed."""
+    """Sums in ms since the answer began, taken when a verdict is committed."""
 
     at: float
     draft: float
@@ -148,7 +151,7 @@ async def measure_overhead(
         with ServerProcess(["--target", str(target), "--drafter", str(directory)]) as server:
             config = stop_and_wait_config(server=server.address, target=target, drafter=directory)
             models = LocalModels.load(config)
-            with own_cores(server.pid) as pinned:
+            with pinned_apart(server.pid) as pinned:
                 if not pinned:
                     show_line("server and client share their cores: this machine gives them none of their own")
                 times = await cycle_times(config, models, asked, ProgressCounter(step, name, count))
@@ -157,7 +160,7 @@ async def measure_overhead(
 
 
 def overhead_table(medians: Mapping[str, Mapping[str, float]]) -> ResultTable:
-    """Median ms of a cycle's parts, a column a drafter."""
+    """Build the table of the median parts of a cycle in ms, a column per drafter."""
     parts = list(next(iter(medians.values())))
     rows = [[part, *(f"{values[part]:.2f}" for values in medians.values())] for part in parts]
     return table("a cycle on loopback, median ms", ("part", *medians), rows)

@@ -1,4 +1,4 @@
-"""Results as pictures."""
+"""Plots of the studies of the pair."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLORS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2")
 
 
 def plot_evaluation(evaluation: Evaluation, path: Path) -> None:
-    """Acceptance by family, and code pass@1 against the moment the link died."""
+    """Plot acceptance by family, and code pass@1 against the moment the link died."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -31,7 +31,7 @@ def plot_evaluation(evaluation: Evaluation, path: Path) -> None:
 
 
 def plot_verify_costs(title: str, costs: Sequence[VerifyCost], path: Path) -> None:
-    """A pass's cost against its new tokens, in decodes."""
+    """Plot the time of a pass, in decodes, against its new tokens."""
     import matplotlib as mpl
 
     mpl.use("Agg")

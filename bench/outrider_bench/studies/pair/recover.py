@@ -1,4 +1,4 @@
-"""The server is killed in mid-answer and started again: is the final answer the undisturbed one?"""
+"""Recovery from a server that is killed and restarted in mid-answer: is the final answer the undisturbed one?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outrider_client.models.local_models import LocalModels
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One killing: after how many tokens, what was written alone meanwhile and taken back, whether all came right."""
+    """One kill: when, what was written offline and rolled back, and whether the answer is right."""
 
     killed_after: int
     interrupted: bool  # false when the whole answer was there before the server died
@@ -41,7 +41,7 @@ async def recoveries(
     seed: int,
     step: Callable[[Recovery], None],
 ) -> list[Recovery]:
-    """Kill once in every question's answer, at a random moment; answers are greedy and verified on reconnection."""
+    """Kill the server once in every answer, at a random moment; answers are verified on reconnecting."""
     generator = random.Random(seed)
     done = []
     for question, tokens in zip(asked, expected, strict=True):
@@ -84,7 +84,7 @@ async def _recover(
 
 
 def _moment(generator: random.Random, num_tokens: int) -> int:
-    """After how many tokens to kill: early enough that verdicts are still to come."""
+    """Draw the number of tokens before the kill, early enough that verdicts are still to come."""
     return generator.randrange(1, max(2, num_tokens - 12))
 
 
@@ -102,7 +102,7 @@ async def measure_recoveries(target: Path, drafter: Path, count: int, seed: int,
 
 
 def recovery_table(recoveries: Sequence[Recovery]) -> ResultTable:
-    """One row a killing."""
+    """Build a row per kill."""
     rows = [
         [f"{r.killed_after}", _yes(r.interrupted), f"{r.unverified}", f"{r.rolled_back}", r.finish, _yes(r.identical)]
         for r in recoveries

@@ -1,8 +1,8 @@
-"""What it costs the target to verify: the time of a pass over n new tokens, against one that decodes a single token.
+"""Time of a target pass over n new tokens, against a decode of a single token.
 
 Speculation pays as long as a pass over a whole tree costs little more than a decode. Every size is a root and a chain
-below it, run as the server runs a draft; nothing is committed, so every pass stands on the same context. The sizes take
-turns, so that whatever else the machine does falls on all of them.
+below it, run as the server runs a draft; nothing is committed, so every pass has the same context. The sizes take
+turns, so that whatever else the machine does affects all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WARM_UP = 3  # rounds
 
 @dataclass(frozen=True, slots=True)
 class VerifyCost:
-    """Of a forward pass over `tokens` new tokens; `ratio` of its median to that over one."""
+    """Time of a pass over `tokens` new tokens, and the ratio of its median to that of one token."""
 
     tokens: int
     median_ms: float
@@ -41,9 +41,9 @@ class VerifyCost:
 def verify_costs(
     target: Target, context: int, repeats: int, step: Callable[[], None] = lambda: None
 ) -> list[VerifyCost]:
-    """Costs of all SIZES after `context` tokens, each the median of `repeats` passes; `step` after every round.
+    """Measure all SIZES after `context` tokens, as medians of `repeats` passes.
 
-    Raises UsageError where the target's context has no room for them.
+    `step` is called after every round. Raises UsageError where the target's context has no room for them.
     """
     room = target.max_context - SIZES[-1] - 1
     if not 1 <= context <= room:
@@ -74,14 +74,14 @@ def _prefill(engine: Engine, sequence: Sequence, count: int) -> None:
 
 
 def _pass_s(engine: Engine, sequence: Sequence, size: int) -> float:
-    """Seconds of one pass over a root and size - 1 drafted tokens."""
+    """Return the seconds of one pass over a root and size - 1 drafted tokens."""
     root, *drafted = _tokens(engine, size)
     (outcome,) = engine.verify([StepInput(sequence, (root,), DraftTree.chain(drafted), Sampler(Sampling()))])
     return outcome.timing.ended - outcome.timing.started
 
 
 def _tokens(engine: Engine, count: int) -> list[int]:
-    """Any will do."""
+    """Return arbitrary tokens."""
     return [(7919 * i + 13) % engine.target.vocab_size for i in range(count)]
 
 
@@ -99,5 +99,5 @@ def verify_cost_table(name: str, context: int, costs: abc.Sequence[VerifyCost]) 
 
 
 def device_name(name: str) -> str:
-    """With the accelerator's own name."""
+    """Return the name of the accelerator, or of the device."""
     return torch.cuda.get_device_name(name) if name.startswith("cuda") else name

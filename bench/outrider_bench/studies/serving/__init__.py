@@ -1,1 +1,1 @@
-"""The gateway, private prompts and Ray."""
+"""Studies of serving: the gateway, private prompts, Ray."""

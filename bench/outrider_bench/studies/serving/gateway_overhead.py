@@ -1,4 +1,4 @@
-"""What the gateway adds to an answer: the same prompts through the library and through HTTP, in turn, on one server."""
+"""What the gateway adds to an answer: the same prompts through the library and through HTTP, in turn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DONE = b"[DONE]"
 
 @dataclass(frozen=True, slots=True)
 class AnswerTiming:
-    """One answer: seconds to its first text and to its end, from asking on."""
+    """One answer: seconds from the request to its first text and to its end."""
 
     text: str
     num_tokens: int
@@ -39,14 +39,14 @@ class AnswerTiming:
 
 @dataclass(frozen=True, slots=True)
 class PairedTiming:
-    """The same prompt both ways."""
+    """The same prompt through the library and through the gateway."""
 
     library: AnswerTiming
     gateway: AnswerTiming
 
     @property
     def per_token_ms(self) -> float:
-        """What a token takes longer, that to the first one included."""
+        """What the gateway adds per token, the first one included."""
         return (self.gateway.whole_s - self.library.whole_s) * 1e3 / self.library.num_tokens
 
     @property
@@ -62,7 +62,10 @@ async def measure_pairs(
     max_tokens: int,
     step: Callable[[], None],
 ) -> list[PairedTiming]:
-    """Each prompt both ways, every other one through the gateway first. Raises UsageError where the texts differ."""
+    """Ask each prompt both ways, every other one through the gateway first.
+
+    Raises UsageError where the texts differ.
+    """
     timed = []
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         for number, prompt in enumerate(prompts):
@@ -92,7 +95,10 @@ async def through_library(client: AsyncClient, prompt: Sequence[int], mode: str,
 def through_gateway(
     connection: http.client.HTTPConnection, asked: dict[str, Any]
 ) -> AnswerTiming:  # Any: whatever JSON holds
-    """Lines are read as they come, and made sense of afterwards: that is the app's work, not the gateway's."""
+    """Ask through HTTP.
+
+    Lines are parsed only afterwards: parsing is the app's work, not the gateway's.
+    """
     body = json.dumps(asked | {"stream": True, "temperature": 0, "stream_options": {"include_usage": True}})
     lines: list[tuple[float, bytes]] = []
     started = time.perf_counter()
@@ -110,7 +116,7 @@ def through_gateway(
 
 
 def medians(timed: Sequence[PairedTiming]) -> dict[str, float]:
-    """Medians, in ms."""
+    """Return medians in ms."""
     library = [pair.library.whole_s * 1e3 / pair.library.num_tokens for pair in timed]
     gateway = [pair.gateway.whole_s * 1e3 / pair.gateway.num_tokens for pair in timed]
     return {
@@ -140,7 +146,7 @@ async def measure_gateway(
 
 
 def _cold_starts(server: str, count: int, step: Step) -> dict[str, float]:
-    """Nothing for none."""
+    """Return the median time of so many cold starts; nothing for 0."""
     counter = ProgressCounter(step, "cold starts", count)
     taken = []
     for _ in range(count):

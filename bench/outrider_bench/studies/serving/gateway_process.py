@@ -1,4 +1,4 @@
-"""A real `outrider gateway` as a process of its own, and how long it takes from nothing to a first token."""
+"""A real `outrider gateway` in a process of its own, and its time from start to first token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _COMMAND = (sys.executable, "-c", "from outrider_client.cli.app import main; mai
 
 
 class GatewayProcess:
-    """Use as a context manager; `options` are those of `outrider gateway`. Raises UsageError if it does not link up."""
+    """An `outrider gateway` with these `options`; use it as a context manager.
+
+    Raises UsageError if it does not connect to the server.
+    """
 
     def __init__(self, server: str, options: Sequence[str] = ()) -> None:
         self.port = free_port()
@@ -55,7 +58,7 @@ class GatewayProcess:
 
 
 def cold_start_s(server: str) -> float:
-    """From starting the process to the first token of an answer, which is asked for as soon as somebody listens."""
+    """Return the seconds from starting the process to the first token, asked for as soon as it listens."""
     port = free_port()
     started = time.perf_counter()
     process = subprocess.Popen([*_COMMAND, "--server", server, "--port", str(port)], stderr=subprocess.DEVNULL)

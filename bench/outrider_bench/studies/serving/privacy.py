@@ -1,5 +1,8 @@
-"""Questions whose answer needs a private fact: how many are answered rightly by the drafter alone with the target's
-features of the safe part, without any (control), over placeholders, and where nothing is private (bounds)."""
+"""Quality of answers that need a private fact, for every way of keeping it private.
+
+The drafter writes alone with the target's features of the safe part, or without features (control), or the target
+answers over placeholders; with nothing private, target and drafter give the bounds.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ WAYS: dict[str, dict[str, Any]] = {  # Any: what an answer can choose
 
 @dataclass(frozen=True, slots=True)
 class PrivateQuestion:
-    """The prompt as it is, and with its fact private."""
+    """A question as it is, and its messages with the fact marked private."""
 
     question: Question
     turns: tuple[PromptMessage, ...]
@@ -54,7 +57,7 @@ class PrivateQuestion:
 
 
 def fact_of(sample: Sample) -> tuple[str, str] | None:
-    """The word that the answer needs, and its kind: the last that is asked for, or the last number; None without."""
+    """Return the word that the answer needs and its kind: the last entity asked for, or the last number."""
     said = " ".join(message.content for message in sample.messages)
     if isinstance(sample.check, Entities):
         word = sample.check.names[-1].split()[-1]
@@ -64,7 +67,7 @@ def fact_of(sample: Sample) -> tuple[str, str] | None:
 
 
 def private_turns(sample: Sample, word: str, kind: str) -> tuple[PromptMessage, ...]:
-    """The sample's messages with every mention of the word private."""
+    """Mark every mention of the word in the sample's messages as private."""
     pattern = re.compile(rf"\b({re.escape(word)})\b")
     return tuple(
         PromptMessage(
@@ -76,7 +79,7 @@ def private_turns(sample: Sample, word: str, kind: str) -> tuple[PromptMessage, 
 
 
 def private_questions(pair: InProcessPair, per_family: int) -> list[PrivateQuestion]:
-    """Held-out ones, as many of each family as have a fact among so many."""
+    """Return those of `per_family` held-out samples per family that have a fact."""
     samples = [sample for family in FAMILIES for sample in generate(family, "test", SEED, per_family)]
     return [_private(pair, sample, fact) for sample in samples if (fact := fact_of(sample)) is not None]
 
@@ -90,9 +93,11 @@ def _private(pair: InProcessPair, sample: Sample, fact: tuple[str, str]) -> Priv
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Of one drafter: by way and family, the share answered rightly, and by features and family, the share of the
-    target's own tokens that the drafter would have said next; by family, how many were asked and how much of their
-    prompts was safe."""
+    """One drafter's results by family.
+
+    Share of right answers by method, share of the target's tokens that the drafter predicts by the features it has,
+    number of questions, and the safe share of their prompts.
+    """
 
     shares: dict[str, dict[str, float]]
     agreement: dict[str, dict[str, float]]
@@ -103,7 +108,7 @@ class Quality:
 async def quality(
     target_dir: Path, drafter: str | Path, per_family: int, limit: int, target: Target, step: Step
 ) -> Quality:
-    """Everything in one process. Raises UsageError."""
+    """Measure everything in one process. Raises UsageError."""
     config = stop_and_wait_config(target=target_dir, drafter=drafter, max_new_tokens=limit)
     async with in_process(target_dir, config, target) as pair:
         asked = private_questions(pair, per_family)
@@ -134,7 +139,7 @@ async def _texts(
 async def _with_all_features(
     pair: InProcessPair, asked: Sequence[PrivateQuestion], expected: Sequence[tuple[int, ...]], limit: int
 ) -> dict[str, float]:
-    """What writing alone costs by itself, were everything shown to the target."""
+    """Score the drafter alone with features of the whole prompt: what writing alone costs by itself."""
     answers = dict(zip((one.question.prompt for one in asked), expected, strict=True))
     return {
         family: await outage_scores(
@@ -147,7 +152,10 @@ async def _with_all_features(
 async def _agreement(
     pair: InProcessPair, asked: Sequence[PrivateQuestion], expected: Sequence[tuple[int, ...]]
 ) -> dict[str, dict[str, float]]:
-    """Accuracy has a floor, and this has none: the drafter reads all of the target's answer up to each token."""
+    """Count how many of the target's tokens the drafter predicts, given the target's answer up to each.
+
+    Unlike accuracy this has no floor.
+    """
     drafter = pair.models.drafter
     assert drafter is not None
     hits: dict[str, Counter[str]] = {name: Counter() for name in KNOWN}

@@ -1,4 +1,4 @@
-"""Clients that write answer after answer while replicas come and go: does everything they write stay the target's?"""
+"""Clients that write answer after answer while replicas come and go; every answer is compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outrider_client.models.local_models import LocalModels
 
 @dataclass(slots=True)
 class RayCounters:
-    """What all clients together saw. `differing`: answers that are not the target's own."""
+    """What all clients together saw; `differing` answers are not the target's own."""
 
     answers: int = 0
     differing: int = 0
@@ -32,7 +32,7 @@ class RayCounters:
 
 
 class RayLoad:
-    """`config` says where the service is; `expected` are the target's own answers to `asked`."""
+    """Load on the service in `config`; `expected` are the target's own answers to `asked`."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class RayLoad:
         self._config = config
         self._models = models
         self._work = list(zip(asked, expected, strict=True))
-        self._over = False
+        self._is_over = False
         self._answered = asyncio.Event()
 
     async def run(
         self, num_clients: int, meanwhile: Callable[[], Coroutine[Any, Any, None]]
     ) -> RayCounters:  # Any: asyncio's
-        """Load by so many clients while `meanwhile` runs, and until each has finished the answer it is at."""
+        """Run so many clients while `meanwhile` runs, then let each finish its answer."""
         async with asyncio.TaskGroup() as group:
             for number in range(num_clients):
                 group.create_task(self._write(number))
@@ -60,18 +60,18 @@ class RayLoad:
                 await meanwhile()
                 await self.answers(self.counters.answers + num_clients)
             finally:
-                self._over = True
+                self._is_over = True
         return self.counters
 
     async def answers(self, count: int) -> None:
-        """Until so many have been written."""
+        """Wait until so many answers have been written."""
         while self.counters.answers < count:
             self._answered.clear()
             await self._answered.wait()
 
     async def _write(self, number: int) -> None:
         async with AsyncClient(self._config, models=self._models) as client:
-            while not self._over:
+            while not self._is_over:
                 question, expected = self._work[number % len(self._work)]
                 tokens = await self._answer(client, question, len(expected))
                 self.counters.answers += 1
@@ -96,7 +96,7 @@ class RayLoad:
 
 
 async def inject_faults(ray: RayProcess, num_replicas: int, kill: bool, update: bool) -> None:
-    """What happens to a deployment under load; each is over when there are as many replicas as before."""
+    """Kill and replace replicas; each fault ends when there are as many replicas as before."""
     if kill:
         victim = ray.kill_replica()
         typer.echo(f"killed replica {victim}")
@@ -110,7 +110,7 @@ async def inject_faults(ray: RayProcess, num_replicas: int, kill: bool, update: 
 
 
 async def _replaced(ray: RayProcess, gone: set[int], num_replicas: int) -> float:
-    """Seconds until there are so many replicas and none of `gone` is among them."""
+    """Return the seconds until there are so many replicas and none of `gone` is left."""
     started = time.monotonic()
     while len(now := ray.replicas()) < num_replicas or gone & set(now):  # noqa: ASYNC110 # processes set no event
         await asyncio.sleep(0.1)

@@ -1,5 +1,4 @@
-"""A real `outrider-server deploy` as a process of its own, with the Ray cluster it starts: updated, and bereft of
-replicas without warning."""
+"""A real `outrider-server deploy` in a process of its own, with its Ray cluster: updated, replicas killed."""
 
 from __future__ import annotations
 
@@ -26,7 +25,10 @@ _REPLICA = "ray::ServeReplica:"
 
 
 class RayProcess:
-    """Use as a context manager; `options` are those of `outrider-server deploy`. Raises UsageError if it fails."""
+    """An `outrider-server deploy` with these `options`; use it as a context manager.
+
+    Raises UsageError if it does not start.
+    """
 
     def __init__(self, options: Sequence[str]) -> None:
         self._options = list(options)
@@ -49,7 +51,7 @@ class RayProcess:
         give_up_at = time.monotonic() + _START_TIMEOUT_S
         while not ready_file.exists():
             if self._process.poll() is not None or time.monotonic() > give_up_at:
-                self._end()
+                self._stop()
                 raise UsageError(f"the service did not start: {log.read_text().strip()[-2000:]}")
             time.sleep(0.05)
         self._ready = json.loads(ready_file.read_text())
@@ -58,20 +60,20 @@ class RayProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._end()
+        self._stop()
 
     def replicas(self) -> list[int]:
-        """Process ids."""
-        return [pid for pid, name in self._ours() if name.startswith(_REPLICA)]
+        """Return the process ids of the replicas."""
+        return [pid for pid, name in self._own_processes() if name.startswith(_REPLICA)]
 
     def kill_replica(self) -> int:
-        """SIGKILL to one of them; its process id."""
+        """Kill a replica with SIGKILL and return its process id."""
         victim = self.replicas()[0]
         os.kill(victim, signal.SIGKILL)
         return victim
 
     def update(self, options: Sequence[str] = ()) -> None:
-        """Replace every replica by one with other options; returns when that is done."""
+        """Replace every replica by one with other options, and wait until that is done."""
         ports = ["--port", str(port_of(self.address)), "--ray-http-port", str(self._ready["http_port"])]
         command = [*self._command, *options, *ports, "--ray-address", self._ready["ray"]]
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
@@ -84,7 +86,7 @@ class RayProcess:
 
     @property
     def _environment(self) -> dict[str, str]:
-        """Ray's files are temporary, and so is the token of its cluster."""
+        """Environment with temporary Ray files and a token for this cluster alone."""
         name, _, value = self._mark.partition("=")
         return os.environ | {
             name: value,
@@ -93,7 +95,7 @@ class RayProcess:
             "RAY_TMPDIR": self._directory.name,
         }
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         try:
@@ -101,13 +103,13 @@ class RayProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for pid, _ in self._ours():
+        for pid, _ in self._own_processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._directory.cleanup()
 
-    def _ours(self) -> list[tuple[int, str]]:
-        """Every process that inherited our environment, and what it calls itself."""
+    def _own_processes(self) -> list[tuple[int, str]]:
+        """Return id and name of every process that inherited our environment."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):

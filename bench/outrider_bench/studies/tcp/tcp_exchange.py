@@ -30,7 +30,7 @@ SIDES: tuple[Side, ...] = ("A", "B")
 
 @dataclass(frozen=True, slots=True)
 class ExchangeShape:
-    """Sizes in bytes, the reply's first part included in `reply`; no first part: one write."""
+    """Sizes in bytes; `reply` includes its first part, and `first=0` means a single write."""
 
     reply: int
     first: int = 60
@@ -47,9 +47,9 @@ class ExchangeShape:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTiming:
-    """ms from the request's writing until the first part, and until all of the reply, were there.
+    """Time in ms from the request to the first part and to the whole reply.
 
-    The rest is the replying kernel's account of it, 0 where it is not to be had.
+    The rest are counts of the replying kernel, 0 where there are none.
     """
 
     first_ms: float
@@ -63,7 +63,10 @@ class ExchangeTiming:
 
 @dataclass(frozen=True, slots=True)
 class TcpInfo:
-    """Counts are since the connection began. An old kernel's missing fields are 0."""
+    """The kernel's state of a TCP connection (struct tcp_info of linux/tcp.h).
+
+    Counts are since the connection began; fields that an old kernel lacks are 0.
+    """
 
     rto_us: int
     rtt_us: int
@@ -83,7 +86,7 @@ class Exchanger(Protocol):
     """A connection on which one side asks and the other replies."""
 
     async def exchange(self, shape: ExchangeShape) -> ExchangeTiming:
-        """Raises LinkError, TimeoutError or OSError when the reply does not come."""
+        """Exchange once. Raises LinkError, TimeoutError or OSError when the reply does not come."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
@@ -92,7 +95,7 @@ class Exchanger(Protocol):
 
 
 class TcpExchanger:
-    """One connection from A to B. Its segments cross the link as they are: no relay, no library in between."""
+    """One connection from A to B, without a relay or library in between."""
 
     def __init__(self, namespaces: Namespaces, nagle: bool = False) -> None:
         self._namespaces = namespaces
@@ -134,7 +137,6 @@ class TcpExchanger:
         return self._timing((first - started) * 1e3, (whole - started) * 1e3, before)
 
     def _timing(self, first_ms: float, whole_ms: float, before: TcpInfo) -> ExchangeTiming:
-        """Counts go on from the last exchange's end: word of a needless packet comes a round trip after it."""
         since, now = self._counted, TcpInfo.of(self._server)
         self._counted = now
         return ExchangeTiming(
@@ -149,14 +151,17 @@ class TcpExchanger:
 
 
 async def set_sysctls(namespaces: Namespaces, settings: Mapping[str, str]) -> None:
-    """On both sides, for connections made from now on. Raises ProfileError for what the kernel does not take."""
+    """Set them on both sides, for connections made from now on.
+
+    Raises ProfileError for what the kernel does not accept.
+    """
     for side in SIDES:
         for name, value in settings.items():
             await namespaces.call(side, "outrider_netsim.namespaces.sysctl:set_sysctl", name=name, value=value)
 
 
 async def congestion_control(namespaces: Namespaces) -> str:
-    """What new connections of the replying side get."""
+    """Return the congestion control that new connections of the replying side get."""
     with await namespaces.socket("B") as new:
         return new.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
@@ -172,7 +177,7 @@ async def _reply_to_all(connection: socket.socket) -> None:
 
 
 async def _receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes. Raises ConnectionError when the other side has ended the connection."""
+    """Receive exactly `size` bytes. Raises ConnectionError when the other side closes the connection."""
     loop = asyncio.get_running_loop()
     parts = bytearray()
     while len(parts) < size:

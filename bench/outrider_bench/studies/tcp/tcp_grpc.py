@@ -1,4 +1,4 @@
-"""The same exchanges over gRPC: one bidirectional stream of raw bytes, with the options that client and server use."""
+"""The same exchanges over gRPC: a bidirectional stream of raw bytes with the product's channel options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SERVICE = "outrider.bench.Exchange"
 
 
 class GrpcReplier:
-    """A server on loopback that sends what is asked of it. `options` win over the server's own."""
+    """A server on loopback that sends what it is asked for; `options` win over the product's own."""
 
     def __init__(self, options: Options = ()) -> None:
         self._server = grpc.aio.server(options=[*SERVER_OPTIONS, *options])
@@ -42,7 +42,7 @@ class GrpcReplier:
 
 
 class GrpcExchanger:
-    """One stream on a channel of its own, as a session has it. `options` win over the client's own."""
+    """One stream on a channel of its own; `options` win over the product's own."""
 
     def __init__(self, address: str, options: Options = ()) -> None:
         self._address = address
@@ -93,7 +93,7 @@ async def _replies(requests: AsyncIterator[bytes], _: Any) -> AsyncIterator[byte
 
 
 def _messages(shape: ExchangeShape) -> list[int]:
-    """Sizes of the first part and of the rest, cut into messages."""
+    """Return the sizes of the messages for the first part and the rest."""
     rest = shape.reply - shape.first
     whole, left = divmod(rest, MESSAGE_BYTES)
     return [size for size in (shape.first, *[MESSAGE_BYTES] * whole, left) if size]

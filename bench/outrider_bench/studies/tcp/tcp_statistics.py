@@ -1,4 +1,4 @@
-"""Exchanges of every size after every idle time, and their medians and quantiles. Standard library alone."""
+"""Exchanges of every size after every idle time, and their medians and quantiles. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from outrider_bench.studies.tcp.tcp_exchange import Exchanger, ExchangeShape, Ex
 
 @dataclass(frozen=True, slots=True)
 class ExchangePlan:
-    """Each size after each idle time `repeats` times, spread over `connections` fresh connections a cell.
+    """`repeats` exchanges per size and idle time, over `connections` fresh connections.
 
-    A connection's first exchange counts as its own kind: nothing is known of the link then, and no window has grown.
+    A connection's first exchange is counted apart: nothing is known about the link then, and no window has grown.
     """
 
     shapes: tuple[ExchangeShape, ...]
@@ -34,9 +34,9 @@ class ExchangePlan:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeStats:
-    """What was measured of one size after one idle time (None: the first of a connection); times in ms.
+    """Statistics of one size after one idle time (None: first on a connection), in ms.
 
-    The counts are the replying kernel's, sums over all exchanges but for `cwnd` and `reordering`, which are medians.
+    The counts are the replying kernel's, summed over all exchanges; `cwnd` and `reordering` are medians.
     """
 
     reply_bytes: int
@@ -76,7 +76,10 @@ class ExchangeStats:
 async def measure_exchanges(
     connect: Callable[[], Exchanger], plan: ExchangePlan, step: Callable[[], None] = lambda: None
 ) -> list[ExchangeStats]:
-    """The cells in the plan's order, then one a size for the first exchanges. Raises as `exchange`."""
+    """Return the statistics in the plan's order, then one per size for first exchanges.
+
+    Raises as `exchange`.
+    """
     cells = []
     firsts: dict[ExchangeShape, list[ExchangeTiming]] = {shape: [] for shape in plan.shapes}
     for shape, idle_s in plan.cells:

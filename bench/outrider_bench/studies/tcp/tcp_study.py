@@ -21,7 +21,7 @@ Transport = Literal["tcp", "grpc"]
 
 @dataclass(frozen=True, slots=True)
 class TestedNetwork:
-    """On what it was measured."""
+    """The network that was measured."""
 
     engine: str
     kernel: str
@@ -33,7 +33,7 @@ class TestedNetwork:
 
 @dataclass(frozen=True, slots=True)
 class TcpPlan:
-    """A command's arguments, read."""
+    """The validated arguments of the command."""
 
     profile: str
     engines: tuple[EngineName, ...]

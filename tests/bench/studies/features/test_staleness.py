@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.core.acceptance import SHAPES, acceptance
+from outrider_bench.core.acceptance import SHAPES, measure_acceptance
 from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.prompts import questions
 from outrider_bench.core.reference_answers import plain_answers
@@ -101,7 +101,7 @@ async def record_and_count(target):
         asked = questions(pair.models, lambda family: 2 if family in ("math", "qa", "instruct") else 0)
     answers = plain_answers(target, asked, 96, lambda *_: None)
     async with in_process(target_dir(), config, target) as pair:
-        loop = {name: await acceptance(pair, shape, asked, answers) for name, shape in SHAPES.items()}
+        loop = {name: await measure_acceptance(pair, shape, asked, answers) for name, shape in SHAPES.items()}
         return pair.models.drafter, await record(pair, asked, answers), loop
 
 
