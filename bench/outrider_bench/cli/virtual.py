@@ -32,7 +32,7 @@ from outrider_models.core.embedded import DRAFTERS
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
-    from outrider_bench.network.variants import Variant
+    from outrider_bench.network.variants import ModeVariant
     from outrider_bench.virtual.sweep import SweepConditions
 
 PACE = "paper"
@@ -209,7 +209,7 @@ def sweep_command(
     plot: Annotated[Path | None, typer.Option(help="Draw the map to this PNG file.")] = None,
 ) -> None:
     """Map which mode is the fastest over R x T_v x tau, in virtual time."""
-    from outrider_bench.network.variants import Variant
+    from outrider_bench.network.variants import ModeVariant
     from outrider_bench.virtual.auto_grid import AUTO
     from outrider_bench.virtual.replay import VIRTUAL_NOTE
     from outrider_bench.virtual.sweep import SweepConditions, SweepGrid, sweep
@@ -221,7 +221,7 @@ def sweep_command(
     grid = SweepGrid(_numbers("rtt", rtt), _numbers("verify", verify), _numbers("thin", thin))
     conditions = SweepConditions(Pace.load(pace), rate * 1e6, jitter, codec_of(codec), max_new_tokens, seed, rounds)
     if auto_grid:
-        _measure_auto(tape, [*variants, Variant.parse(AUTO, common)], conditions, json)
+        _measure_auto(tape, [*variants, ModeVariant.parse(AUTO, common)], conditions, json)
         return
     with progress_line() as step:
         points = sweep(Tape.load(tape), grid, variants, conditions, ProgressCounter(step, "points", len(grid)))
@@ -238,7 +238,7 @@ def sweep_command(
         raise typer.Exit(1)
 
 
-def _measure_auto(tape: Path, variants: Sequence[Variant], conditions: SweepConditions, json: Path | None) -> None:
+def _measure_auto(tape: Path, variants: Sequence[ModeVariant], conditions: SweepConditions, json: Path | None) -> None:
     from outrider_bench.virtual.auto_grid import AUTO_GRID, auto_table, measure_auto
     from outrider_bench.virtual.replay import VIRTUAL_NOTE
     from outrider_bench.virtual.tape import Tape
@@ -253,12 +253,12 @@ def _measure_auto(tape: Path, variants: Sequence[Variant], conditions: SweepCond
         raise typer.Exit(1)
 
 
-def _variants(modes: Sequence[str], common: dict[str, int | None]) -> list[Variant]:
+def _variants(modes: Sequence[str], common: dict[str, int | None]) -> list[ModeVariant]:
     """Return the controls and the modes. Raises UsageError."""
-    from outrider_bench.network.variants import Variant, with_controls
+    from outrider_bench.network.variants import ModeVariant, with_controls
     from outrider_client.core.config import ClientConfig
 
-    variants = with_controls([Variant.parse(text, common) for text in modes], common)
+    variants = with_controls([ModeVariant.parse(text, common) for text in modes], common)
     for variant in variants:
         variant.configured(ClientConfig())
     return variants

@@ -39,6 +39,7 @@ async def gather(
                     tokens += new
                 case RolledBack(count=count):
                     del tokens[len(tokens) - count :]
+                # The prompt's own cycle comes before any token, and has no draft to judge.
                 case Cycle(request=Draft()) if tokens:
                     cycles.append(event)
                 case Finished():

@@ -62,6 +62,7 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start the process and return at once; `wait_ready` waits for it."""
+        # A restart must not find the ready file of the server before it.
         self._ready_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "outrider_server", "serve", "--port", str(self._port), *self._options]
         with self._log.open("wb") as log:
@@ -75,6 +76,7 @@ class ServerProcess:
                 raise UsageError(f"the server did not start: {self._log.read_text().strip()[-500:]}")
             time.sleep(0.02)
         ready = json.loads(self._ready_file.read_text())
+        # Port 0 becomes the port that the server got, so that a restart keeps the address.
         self._port = port_of(ready["address"])
         self.metrics = ready["metrics"]
 
@@ -104,6 +106,7 @@ def pinned_apart(server_pid: int) -> Iterator[bool]:
         yield False
         return
     ours, theirs = cores[:2]
+    # sched_setaffinity moves a single thread, and gRPC's and torch's run already; later ones inherit from these.
     for thread in os.listdir(f"/proc/{server_pid}/task"):
         os.sched_setaffinity(int(thread), {theirs})
     os.sched_setaffinity(0, {ours})

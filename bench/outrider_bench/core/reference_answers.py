@@ -34,6 +34,7 @@ def generated(
     answers = []
     for question in asked:
         ids = torch.tensor([question.prompt])
+        # Without a mask, generate infers one from the pad token, which may occur in a prompt.
         output = model.generate(  # type: ignore[misc] # annotated with a doubled self
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens
         )

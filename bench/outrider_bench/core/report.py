@@ -36,6 +36,7 @@ def write_report(path: Path | None, results: Mapping[str, object]) -> None:
 
 def provenance() -> dict[str, object]:
     """Return command line, package versions, processor, threads and load average."""
+    # Imported here, since commands load this module for their help.
     import torch
 
     return {

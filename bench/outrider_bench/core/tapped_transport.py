@@ -92,6 +92,7 @@ class WiredConnection(TappedConnection):
     async def receive(self) -> ServerFrame:
         if not self._arrived:
             frame = await self._inner.receive()
+            # Large features take several messages: hand them over one by one, as gRPC would.
             self._arrived += (message.SerializeToString() for message in server_frame_to_proto(frame, self._codec))
         data = self._arrived.popleft()
         self._bytes_down += len(data)

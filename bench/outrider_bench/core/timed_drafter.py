@@ -38,5 +38,6 @@ class _TimedState(StateWrapper):
 
     def add_features(self, first: int, rows: Tensor) -> None:
         started = time.perf_counter()
+        # Some drafters run a forward pass over features, so it belongs to the time of drafting.
         super().add_features(first, rows)
         self._drafter.seconds += time.perf_counter() - started

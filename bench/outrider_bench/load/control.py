@@ -55,6 +55,7 @@ class GenerateControl:
     @torch.inference_mode()
     def _answer(self, text: LoadText, limit: int, use_cache: bool) -> tuple[int, ...]:
         ids = torch.tensor([text.prompt], device=self._device)
+        # Without a mask, generate infers one from the pad token, which may occur in a prompt.
         made = self._model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=limit, use_cache=use_cache
         )

@@ -1,7 +1,7 @@
-"""The machine's own limit: what the target's passes cost with no session, no wire and no client in the way.
+"""The limit of the hardware: the target's passes without sessions, wire and clients.
 
-linear   the weights' matrix products alone, at the rows of the batch: no pass can be quicker
-engine   the whole pass with attention over as much context as the prompts have, trees walked and committed
+linear   only the matrix products with the weights, at the rows of the batch: no pass can be faster
+engine   the whole pass, with attention over a context as long as the prompts', trees verified and committed
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.kv.memory import KVMemory
 
-_LEAST_S = 1.0  # of measuring each
+_LEAST_S = 1.0  # seconds to measure each
 _LEAST_PASSES = 5
 
 
@@ -98,6 +98,7 @@ def _seconds(once: Callable[[], None]) -> float:
     while len(times) < _LEAST_PASSES or time.perf_counter() - began < _LEAST_S:
         started = time.perf_counter()
         once()
+        # CUDA runs asynchronously: without waiting, only the launches are timed.
         _settle()
         times.append(time.perf_counter() - started)
     return statistics.median_high(times)

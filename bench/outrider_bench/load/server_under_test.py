@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 
 from outrider_bench.core.processes import ServerProcess
-from outrider_bench.load.measures.pass_metrics import PassMetrics, scrape
+from outrider_bench.load.measures.pass_samples import PassSamples, scrape
 from outrider_bench.load.measures.process_use import ProcessUse, on_cores
 from outrider_proto.errors import UsageError
 
@@ -38,7 +38,7 @@ class ServerUnderTest:
         """Resource use; zeros for a server that runs already."""
         return ProcessUse() if self._process is None else ProcessUse.of(self._process.pid)
 
-    async def passes(self) -> PassMetrics:
+    async def passes(self) -> PassSamples:
         """Scrape its metrics, if it has any."""
         return await scrape(None if self._process is None else self._process.metrics, PASS_METRICS)
 
@@ -66,6 +66,7 @@ async def server_under_test(
         return
     process = ServerProcess(["--metrics-port", "0", *options])
     with ExitStack() as stack:
+        # Pushed but not entered: __enter__ waits for the server, and would block the event loop.
         stack.push(process)
         with on_cores(cores):
             process.start()

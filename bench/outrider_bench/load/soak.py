@@ -66,6 +66,7 @@ class SoakPlan:
         counts: dict[Fault, int] = {"cut": self.cuts, "outage": self.outages, "kill": self.kills}
         kinds = [kind for kind, count in counts.items() for _ in range(count)]
         span = self.num_faults * _FAULT_S if self.seconds is None else self.seconds
+        # Not at the very ends: clients need time to connect at first, and to recover at last.
         moments = sorted(generator.uniform(0.02 * span, 0.95 * span) for _ in kinds)
         generator.shuffle(kinds)
         return list(zip(moments, kinds, strict=True))
@@ -171,6 +172,7 @@ class SoakRun:
             async with asyncio.timeout_at(end):
                 await self._inject_faults()
                 if end is not None:
+                    # Wait for the timeout: nothing sets this event.
                     await asyncio.Event().wait()
 
     async def _inject_faults(self) -> None:
@@ -251,6 +253,7 @@ async def soak(
         run = SoakRun(plan, server, workers, random.Random(f"{assignment.seed}/faults"), log)
         going = asyncio.create_task(run.run())
         with _stopped_by_signals(going):
+            # wait() does not raise, so that there is a result when the run fails or is cancelled.
             await asyncio.wait((going,))
         run.result.interrupted = going.cancelled()
         if not going.cancelled() and (error := going.exception()) is not None:

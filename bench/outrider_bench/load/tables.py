@@ -8,7 +8,7 @@ from outrider_bench.core.tables import ResultTable, table
 from outrider_bench.load.control import GenerateResult
 from outrider_bench.load.hardware_limit import HardwareLimit
 from outrider_bench.load.measures.memory_growth import MemoryGrowth
-from outrider_bench.load.measures.pass_metrics import mean_of, share_of
+from outrider_bench.load.measures.pass_samples import mean_of, share_of
 from outrider_bench.load.metrics import LatencyPercentiles, LoadRun
 from outrider_bench.load.soak import SoakResult
 

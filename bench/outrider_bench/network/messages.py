@@ -1,8 +1,8 @@
-"""What a draft, a verdict and its features weigh, by drafter and codec, beside what the base paper's Table 7 counts.
+"""Sizes of drafts, verdicts and features by drafter and codec, beside the base paper's Table 7.
 
-    paper, before quantisation:   up 4M        down 3A + A * width          M nodes, A tokens of a verdict
+    paper, before quantization:   up 4M        down 3A + A * width          M nodes, A tokens of a verdict
 
-Weighed as protobuf on loopback without a network; gRPC and TCP add their own frames.
+Sizes are those of the protobuf messages; gRPC and TCP add their own frames.
 """
 
 from __future__ import annotations
@@ -128,6 +128,7 @@ async def message_sizes(
     log, down, tokens = MessageSizeLog(), 0, 0
     async with in_process(Path(str(config.target)), config, target) as pair:
         sized = TappedTransport(pair.transport(), lambda inner: SizedConnection(inner, log, padded_width))
+        # The padding is inside, so that packed frames have the padded size.
         transport = TappedTransport(sized, WiredConnection)
         async with AsyncClient(config, models=pair.models, transport=transport) as client:
             for question in asked:

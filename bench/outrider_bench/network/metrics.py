@@ -1,14 +1,14 @@
-"""What one way's answers to all prompts of one run come to. Pure.
+"""Metrics of one variant's answers to all prompts of one run. Pure.
 
     question      first tokens                                  last tokens
        |---- ttft ----|---- verdict ---- verdict --- ... --- verdict --|
                        \\____________________ T _______________________/
 
-In T come n tokens; n and T are summed over the answers.
+n tokens arrive in T; n and T are summed over the answers.
 
     tokens_per_second        = n / T
     answer_tokens_per_second = all tokens / time from the question to the last of them
-    mean_acceptance_length   = tau = tokens a verdict on a draft, the bonus included
+    mean_acceptance_length   = tau = tokens per verdict on a draft, bonus included
     eta                      = n / T * (R + T_v) / tau
 """
 
@@ -117,6 +117,7 @@ class Decoding:
     @classmethod
     def of(cls, records: Sequence[TimedAnswer]) -> Decoding:
         return cls(
+            # The first arrival pays for the prompt, so decoding is counted from there on.
             sum(arrival.tokens for record in records for arrival in record.arrivals[1:]),
             sum(record.arrivals[-1].at_ms - record.arrivals[0].at_ms for record in records),
             tuple(reply for record in records for reply in record.replies[1:]),

@@ -13,7 +13,7 @@ from outrider_bench.core.prompts import SEED, Question, lengthened, questions
 from outrider_bench.network.link_endpoint import LinkEndpoint, open_link, profile_or_none
 from outrider_bench.network.report import Scenario, ScenarioSetting
 from outrider_bench.network.scenario_run import PromptSet, available_variants, run_once
-from outrider_bench.network.variants import Options, Variant, with_controls
+from outrider_bench.network.variants import ModeVariant, Options, with_controls
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -49,6 +49,7 @@ class NetworkPlan:
     prompt_tokens: int = 0
 
     def __post_init__(self) -> None:
+        # Everything is parsed here once, so that a mistake shows before a server is started.
         for profile in self.profiles:
             profile_or_none(profile)
         for variant in self.all_variants:
@@ -58,9 +59,9 @@ class NetworkPlan:
             Pace.load(self.pace)
 
     @property
-    def all_variants(self) -> list[Variant]:
+    def all_variants(self) -> list[ModeVariant]:
         """All variants, the controls first."""
-        return with_controls([Variant.parse(text, self.common) for text in self.variants], self.common)
+        return with_controls([ModeVariant.parse(text, self.common) for text in self.variants], self.common)
 
     @property
     def server_options(self) -> list[str]:
@@ -141,7 +142,7 @@ def _setting(
 
 def _tree(plan: NetworkPlan, drafter: str, models: LocalModels) -> dict[str, Any]:  # Any: a shape's numbers, or choices
     """Return the tree of the variants that name none of their own."""
-    asked = Variant.parse("stream", plan.common).configured(plan.config(drafter)).shape
+    asked = ModeVariant.parse("stream", plan.common).configured(plan.config(drafter)).shape
     own = None if models.drafter is None else models.drafter.plan
     shape = asked or own or TreeShape()
     return asdict(shape)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from outrider_bench.core.stats import median
 from outrider_bench.network.metrics import Metric, medians
 from outrider_bench.network.scenario_run import ScenarioRun
-from outrider_bench.network.variants import SERVER_DRAFT, STREAM, Variant
+from outrider_bench.network.variants import SERVER_DRAFT, STREAM, ModeVariant
 
 PACED = (
     "paced: every pass of target and drafter lasts as long as on the named hardware, and features weigh what they "
@@ -42,7 +42,7 @@ class Scenario:
     """All runs of one setting; `variants` are those measured, the controls first."""
 
     setting: ScenarioSetting
-    variants: Sequence[Variant]
+    variants: Sequence[ModeVariant]
     missing: Mapping[str, str]  # controls that could not be had, and why
     runs: Sequence[ScenarioRun]
 
@@ -51,7 +51,7 @@ class Scenario:
         """Number of answers that differ from the stream's, over all variants and runs."""
         return sum(sum(run.mismatches.values()) for run in self.runs)
 
-    def label(self, variant: Variant) -> str:
+    def label(self, variant: ModeVariant) -> str:
         """Return the variant's mode, numbered where several variants have the same."""
         same = [other.name for other in self.variants if other.mode == variant.mode]
         return variant.mode if len(same) == 1 else f"{variant.mode} {same.index(variant.name) + 1}"

@@ -16,7 +16,7 @@ from outrider_bench.network.link_endpoint import LinkEndpoint
 from outrider_bench.network.metrics import VariantMetrics, variant_metrics
 from outrider_bench.network.pings import Pinger, PingStats
 from outrider_bench.network.timed_answer import TimedAnswer, ask
-from outrider_bench.network.variants import SERVER_DRAFT, STREAM, Variant
+from outrider_bench.network.variants import SERVER_DRAFT, STREAM, ModeVariant
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
@@ -50,8 +50,8 @@ class PromptSet:
 
 
 async def available_variants(
-    variants: Sequence[Variant], prompt_set: PromptSet, config: ClientConfig
-) -> tuple[list[Variant], dict[str, str]]:
+    variants: Sequence[ModeVariant], prompt_set: PromptSet, config: ClientConfig
+) -> tuple[list[ModeVariant], dict[str, str]]:
     """Return the variants that client and server support, and why a control is not among them.
 
     Raises what a variant other than a control raises.
@@ -71,7 +71,7 @@ async def available_variants(
 
 
 async def run_once(
-    variants: Sequence[Variant],
+    variants: Sequence[ModeVariant],
     prompt_set: PromptSet,
     config: ClientConfig,
     endpoint: LinkEndpoint,
@@ -85,7 +85,9 @@ async def run_once(
         open_frame = prompt_set.models.open_frame(config.codec)
         pinger = await stack.enter_async_context(Pinger(endpoint.address, open_frame, time.perf_counter))
         for place, question in enumerate(prompt_set.asked):
+            # R is measured between the answers, under the conditions that they have.
             await pinger.ping(PINGS)
+            # Whoever comes first may find caches cold: every variant does in turn.
             for name in _rotated(list(clients), place + number):
                 answer = await ask(clients[name], question.prompt, endpoint.traffic, time.perf_counter)
                 records[name].append(answer)
@@ -94,7 +96,7 @@ async def run_once(
 
 
 async def _warm_client(
-    variant: Variant, prompt_set: PromptSet, config: ClientConfig, stack: AsyncExitStack
+    variant: ModeVariant, prompt_set: PromptSet, config: ClientConfig, stack: AsyncExitStack
 ) -> AsyncClient:
     """Return a client with a session of its own that has answered something."""
     client = AsyncClient(variant.configured(config), models=prompt_set.models)
@@ -104,7 +106,7 @@ async def _warm_client(
 
 
 def _scenario_run(
-    variants: Sequence[Variant], records: Mapping[str, Sequence[TimedAnswer]], trips: PingStats
+    variants: Sequence[ModeVariant], records: Mapping[str, Sequence[TimedAnswer]], trips: PingStats
 ) -> ScenarioRun:
     expected = [record.token_ids for record in records[STREAM]]
     differing = {

@@ -90,6 +90,7 @@ class AnswerRecorder:
 
     def _append(self, tokens: Sequence[int], at_ms: float) -> None:
         self.token_ids += tokens
+        # Path and bonus of one verdict are two events, but arrive together.
         joined = self._arrivals.pop() if self._joins else Arrival(at_ms, 0)
         self._arrivals.append(replace(joined, tokens=joined.tokens + len(tokens)))
 

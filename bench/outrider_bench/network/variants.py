@@ -22,7 +22,7 @@ _OF_TREE = ("breadth", "levels", "budget")
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class ModeVariant:
     """`name` is the text that it was parsed from, `choices` the options of a request."""
 
     name: str
@@ -30,7 +30,7 @@ class Variant:
     choices: Options
 
     @classmethod
-    def parse(cls, text: str, common: Options) -> Variant:
+    def parse(cls, text: str, common: Options) -> ModeVariant:
         """Parse `text`, whose options win over the `common` ones. Raises UsageError."""
         mode, *pairs = text.split(",")
         options = {name: value for name, value in common.items() if value is not None} | dict(map(_read, pairs))
@@ -53,10 +53,10 @@ class Variant:
         return self.mode not in CONTROLS
 
 
-def with_controls(asked: list[Variant], common: Options) -> list[Variant]:
+def with_controls(asked: list[ModeVariant], common: Options) -> list[ModeVariant]:
     """Put the controls that were not asked for before the variants."""
     names = {variant.name for variant in asked}
-    return [*(Variant.parse(name, common) for name in CONTROLS if name not in names), *asked]
+    return [*(ModeVariant.parse(name, common) for name in CONTROLS if name not in names), *asked]
 
 
 def _read(pair: str) -> tuple[str, Any]:

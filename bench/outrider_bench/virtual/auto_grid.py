@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from outrider_bench.core.tables import ResultTable, table
-from outrider_bench.network.variants import CONTROLS, SERVER_DRAFT, Variant
+from outrider_bench.network.variants import CONTROLS, SERVER_DRAFT, ModeVariant
 from outrider_bench.virtual.sweep import SweepConditions, SweepGrid, SweepPoint, sweep
 from outrider_bench.virtual.tape import Tape
 
@@ -48,7 +48,7 @@ class AutoResult:
 
 
 def measure_auto(
-    tape: Tape, grid: SweepGrid, variants: Sequence[Variant], conditions: SweepConditions, step: Callable[[], None]
+    tape: Tape, grid: SweepGrid, variants: Sequence[ModeVariant], conditions: SweepConditions, step: Callable[[], None]
 ) -> list[AutoResult]:
     """Measure every point, first with server-draft available.
 
@@ -56,6 +56,7 @@ def measure_auto(
     times per point.
     """
     fixed, auto = ([variant for variant in variants if (variant.name == AUTO) is chosen] for chosen in (False, True))
+    # Fixed modes do not learn, so one round gives the same as all.
     alone = sweep(tape, grid, fixed, replace(conditions, rounds=1), step)
     offered = sweep(tape, grid, auto, conditions, step)
     not_offered = sweep(tape, grid, auto, replace(conditions, server_draft=False), step)

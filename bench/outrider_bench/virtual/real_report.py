@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider_bench.core.tables import ResultTable, table
 from outrider_bench.network.report import Scenario
-from outrider_bench.network.variants import Options, Variant
+from outrider_bench.network.variants import ModeVariant, Options
 from outrider_bench.virtual.overhead import AHEAD, IN_TURN, STREAM, Overhead
 from outrider_bench.virtual.replay import ReplaySetup, link_of, replay
 from outrider_proto.errors import UsageError
@@ -86,7 +86,7 @@ def measured_overhead(report: Path, setup: ReplaySetup, common: Options, seed: i
     scenario = real_cases(report)[0]
     _check_overhead(scenario, setup, report)
     names = {mode: _first_of(mode, scenario["ways"]) for mode in (STREAM, IN_TURN, AHEAD)}
-    ways = [Variant.parse(name, common) for name in names.values() if name is not None]
+    ways = [ModeVariant.parse(name, common) for name in names.values() if name is not None]
     bare = replay(replace(setup, profile=link_of(scenario["profile"]), overhead=Overhead()), ways, seed).metrics
     known = {mode: name for mode, name in names.items() if name is not None}
     return Overhead.between(
@@ -117,6 +117,7 @@ def _check(scenario: Scenario, real: Mapping[str, Any], report: Path) -> None:
 
 
 def _some(metrics: Mapping[str, Any]) -> dict[str, float]:
+    # Metrics that do not apply are null in a report.
     return {name: metrics[name] for name in _FIGURES if metrics[name] is not None}
 
 

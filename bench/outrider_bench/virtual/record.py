@@ -188,7 +188,7 @@ class _TargetSession:
         self._connection = connection
         self._pair = pair
         self._seq = 0
-        self._sequence = 0
+        self._num_sent = 0
         self._arrived: list[_Rows] = []
         self._has_tap = pair.models.drafter is not None and bool(pair.models.drafter.tap.fingerprint)
 
@@ -212,11 +212,12 @@ class _TargetSession:
     async def _ask(self, context: tuple[int, ...], root: int) -> int:
         self._seq += 1
         self._connection.send(
-            Draft(self._seq, self._sequence, context, root, DraftTree(), features_from=self._sequence)
+            Draft(self._seq, self._num_sent, context, root, DraftTree(), features_from=self._num_sent)
         )
-        self._sequence += len(context) + 1
+        self._num_sent += len(context) + 1
         verdict = await self._connection.receive()
         assert isinstance(verdict, Verdict)
+        # Without a tap no features follow, and waiting for them would never end.
         while self._has_tap:
             frame = await self._connection.receive()
             assert isinstance(frame, Features)

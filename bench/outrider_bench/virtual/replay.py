@@ -18,7 +18,7 @@ from outrider_bench.network.pings import PingStats
 from outrider_bench.network.report import Scenario, ScenarioSetting
 from outrider_bench.network.scenario_run import PINGS, WARM_UP_TOKENS, ScenarioRun
 from outrider_bench.network.timed_answer import TimedAnswer, ask
-from outrider_bench.network.variants import STREAM, Variant
+from outrider_bench.network.variants import STREAM, ModeVariant
 from outrider_bench.virtual.drafting import TapedDrafter, TapedDrafting
 from outrider_bench.virtual.overhead import Overhead
 from outrider_bench.virtual.tape import TapedAnswer
@@ -71,6 +71,7 @@ class ReplaySetup:
 
     @property
     def config(self) -> ClientConfig:
+        # Lookups by the fallback drafter take real time, which the virtual clock cannot see.
         return ClientConfig(codec=self.codec, max_new_tokens=self.max_new_tokens, last_resort="none")
 
     @property
@@ -81,7 +82,7 @@ class ReplaySetup:
 
 
 def replay(
-    setup: ReplaySetup, variants: Sequence[Variant], seed: int, step: Callable[[], None] = lambda: None
+    setup: ReplaySetup, variants: Sequence[ModeVariant], seed: int, step: Callable[[], None] = lambda: None
 ) -> ScenarioRun:
     """Answer all taped prompts with all variants; the same arguments give the same metrics.
 
@@ -101,7 +102,7 @@ def replay(
 
 
 def answers(
-    setup: ReplaySetup, variant: Variant, seed: int, step: Callable[[], None] = lambda: None
+    setup: ReplaySetup, variant: ModeVariant, seed: int, step: Callable[[], None] = lambda: None
 ) -> list[TimedAnswer]:
     """Answer all taped prompts, one after the other over one connection."""
     link = VirtualLink(setup.overhead.on_link(setup.profile), seed)
@@ -120,7 +121,7 @@ def link_of(profile: str) -> Profile:
 
 
 @contextlib.asynccontextmanager
-async def replaying(setup: ReplaySetup, variant: Variant, link: VirtualLink) -> AsyncIterator[AsyncClient]:
+async def replaying(setup: ReplaySetup, variant: ModeVariant, link: VirtualLink) -> AsyncIterator[AsyncClient]:
     """Yield a client that answers taped prompts over `link`, whose clock the program runs on."""
     async with _served(setup, link) as transport:
         drafting = TapedDrafting(setup.texts, setup.pace, setup.overhead)
@@ -132,7 +133,7 @@ async def replaying(setup: ReplaySetup, variant: Variant, link: VirtualLink) -> 
 
 
 async def _answers(
-    setup: ReplaySetup, variant: Variant, link: VirtualLink, step: Callable[[], None]
+    setup: ReplaySetup, variant: ModeVariant, link: VirtualLink, step: Callable[[], None]
 ) -> list[TimedAnswer]:
     asked, answered = setup.asked, []
     async with replaying(setup, variant, link) as client:
@@ -170,6 +171,7 @@ async def _served(setup: ReplaySetup, link: VirtualLink) -> AsyncIterator[Virtua
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
+    # The client saw a lost link; the cause is here.
     if verifier.fault is not None:
         raise verifier.fault
 
@@ -185,14 +187,14 @@ def _mismatches(setup: ReplaySetup, answered: Sequence[TimedAnswer]) -> int:
 
 
 def replay_scenario(
-    setup: ReplaySetup, variants: Sequence[Variant], runs: int, seed: int, step: Step, prompt_tokens: int
+    setup: ReplaySetup, variants: Sequence[ModeVariant], runs: int, seed: int, step: Step, prompt_tokens: int
 ) -> Scenario:
     counter = ProgressCounter(step, setup.profile.name, runs * len(variants) * len(setup.texts.tape.recordings))
     setting = replace(_setting(setup, variants, seed), prompt_tokens=prompt_tokens)
     return Scenario(setting, variants, {}, [replay(setup, variants, seed + n, counter) for n in range(runs)])
 
 
-def _setting(setup: ReplaySetup, variants: Sequence[Variant], seed: int) -> ScenarioSetting:
+def _setting(setup: ReplaySetup, variants: Sequence[ModeVariant], seed: int) -> ScenarioSetting:
     tape = setup.texts.tape
     choices = None if tape.choices is None else TreeChoices(tape.choices)
     shape = variants[-1].configured(setup.config).shape or choices or TreeShape()

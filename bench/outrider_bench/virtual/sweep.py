@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from outrider_bench.network.scenario_run import ScenarioRun
-from outrider_bench.network.variants import CONTROLS, STREAM, Variant
+from outrider_bench.network.variants import CONTROLS, STREAM, ModeVariant
 from outrider_bench.virtual.replay import ReplaySetup, replay
 from outrider_bench.virtual.tape import Tape
 from outrider_bench.virtual.texts import TapedTexts
@@ -106,13 +106,14 @@ class SweepPoint:
 def sweep(
     tape: Tape,
     grid: SweepGrid,
-    variants: Sequence[Variant],
+    variants: Sequence[ModeVariant],
     conditions: SweepConditions,
     step: Callable[[], None] = lambda: None,
 ) -> list[SweepPoint]:
     """Replay every point in the grid's order; `step` is called after each."""
     points, texts, thinned_by = [], TapedTexts(tape), 0.0
     for share, verify_ms, rtt_ms in grid:
+        # Texts cache their drafts, and points of one share come together.
         if share != thinned_by:
             texts, thinned_by = TapedTexts(thinned(tape, Thinning(share, conditions.seed))), share
         pace = replace(conditions.pace, verify_ms=verify_ms)

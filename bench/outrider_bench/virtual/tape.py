@@ -1,14 +1,14 @@
-"""The tape: what one drafter would guess at every token of the target's answers, with fresh features and late ones.
+"""The tape: one drafter's guesses at every token of the target's answers, with fresh features and late ones.
 
-    answer     t0   t1   t2   t3 ...          place i: the root is t_i, and everything up to it is known
+    answer     t0   t1   t2   t3 ...          position i: the root is t_i, and everything up to it is known
                 |    |
-                |    guesses[()]              what the drafter holds likeliest after the root of place 1
+                |    guesses[()]              most likely tokens after the root of position 1
                 |    guesses[(5,)]            ... and after token 5 below that root
-                guesses of place 0
+                guesses of position 0
 
-Guesses are the likeliest few next tokens of every node that was expanded and of every leaf of the tree, so trees of any
-shape within the taped one can be grown from them again, and outcomes ranked. Answers are longer than what a replay may
-ask for, so that the last draft is judged as the others are. A file is JSON, compressed where its name ends in .gz.
+Guesses are the most likely next tokens of every expanded node and every leaf of the tree, so that trees of any shape
+within the taped one can be grown again, and outcomes ranked. Answers are longer than what a replay may ask for, so that
+the last draft is judged as the others are. A file is JSON, compressed if its name ends in .gz.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Tape:
 
     def save(self, path: Path) -> None:
         """Write the tape atomically. Raises UsageError."""
+        # mtime=0 below: equal tapes give equal files.
         data = json.dumps(_as_dict(self), separators=(",", ":")).encode()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,6 +164,7 @@ def _recording_as_dict(recording: TapedAnswer) -> dict[str, object]:
         "answer": recording.answer,
         "limit": recording.limit,
         "places": _packed_positions(recording.positions),
+        # Pairs, not an object: JSON would turn the lags into strings.
         "late": [[lag, _packed_positions(positions)] for lag, positions in recording.late.items()],
     }
 

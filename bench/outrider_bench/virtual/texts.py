@@ -144,6 +144,7 @@ class TapedText:
         left = 1.0 - sum(math.exp(value) for value in guess.log_probabilities)
         others = size - len(guess.tokens)
         each = math.log(left / others) if left > _NOTHING and others else IMPOSSIBLE
+        # Rounding in the tape may leave the others more than the last guess has: they must stay below it.
         logits = torch.full((size,), min(each, guess.log_probabilities[-1]))
         logits[list(guess.tokens)] = torch.tensor(guess.log_probabilities)
         return logits

@@ -49,6 +49,7 @@ def _thinned(recording: TapedAnswer, breadth: int, thinning: Thinning) -> TapedA
 
 def _rank(name: str, number: int, breadth: int, thinning: Thinning) -> int | None:
     """Return the rank that this token of the answer moves to, or None where it stays."""
+    # One generator per token: which tokens are hard must not depend on order or on other answers.
     generator = random.Random(f"{thinning.seed}/{name}/{number}")
     if generator.random() >= thinning.share:
         return None

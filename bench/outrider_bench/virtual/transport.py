@@ -79,6 +79,7 @@ async def serve(link: VirtualLink, verifier: VirtualVerifier) -> None:
 
 
 async def _session(pipe: MessageConnection, verifier: VirtualVerifier) -> None:
+    # A list, since the reader of frames learns the codec that the writer of replies needs.
     codecs: list[Codec] = ["int8"]
 
     async def incoming() -> AsyncGenerator[ClientFrame, None]:
@@ -102,6 +103,7 @@ def _send(pipe: MessageConnection, frame: ServerFrame, codec: Codec) -> None:
     """Send a frame as one message or several, each as the client would read it."""
     for message in server_frame_to_proto(frame, codec):
         size = message.ByteSize()
+        # Features lose precision in the codec: the client must get what it would decode.
         piece = server_frame_from_proto(message) if isinstance(frame, Features) else frame
         pipe.send(_Reply(piece, size), size + FRAMING_BYTES)
 

@@ -105,6 +105,7 @@ class VirtualVerifier:
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         draft_s, pass_s = drafting_ms / 1e3, self.pace.pass_s(num_rows) if num_rows else 0.0
+        # asyncio.Lock is fair, which makes this first come, first served.
         async with self._model:
             await asyncio.sleep(max(self._ready_at - loop.time(), 0.0))
             started = loop.time()
@@ -223,6 +224,7 @@ class _Stream:
             tree, drafting_ms = self._own_tree(frame, verdict.bonus, left)
         self._send(Verdict(frame.seq, (), None, Finish.CANCELLED))
         if features_from is not None and features_from != frame.features_from:  # somebody waits for the last ones
+            # The client waits for a message with last=True, and an empty one cannot be sent.
             self._send_features(frame, features_from - 1, last=True)
 
     def _own_tree(self, frame: Decode, root: int, left: int) -> tuple[DraftTree, float]:

@@ -15,7 +15,7 @@ from outrider_bench.load.clients.verdict_observer import ObservedConnection
 from outrider_bench.load.measures.counters import ClientCounters
 from outrider_bench.load.measures.histogram import Histogram
 from outrider_bench.load.measures.memory_growth import LEAST_SAMPLES, MemorySample, memory_growths
-from outrider_bench.load.measures.pass_metrics import PassMetrics, parse, share_of
+from outrider_bench.load.measures.pass_samples import PassSamples, parse, share_of
 from outrider_bench.load.metrics import Fairness, jain_index
 from outrider_bench.load.plan import client_counts, mix_of, options_of
 from outrider_bench.load.soak import SoakPlan, SoakResult
@@ -223,10 +223,10 @@ def test_verdicts_are_timed_and_a_second_one_is_noticed():
 
 def test_metrics_are_read_and_subtracted():
     text = '# HELP x\nrows_bucket{le="4.0"} 3.0\nrows_created 1.0\nother 5.0\n'
-    found = PassMetrics(parse(text, ("rows",)))
+    found = PassSamples(parse(text, ("rows",)))
     assert found.as_dict() == {'rows_bucket{le="4.0"}': 3.0}
     assert found.since(found).as_dict() == {'rows_bucket{le="4.0"}': 0.0}
-    assert PassMetrics().as_dict() is None
+    assert PassSamples().as_dict() is None
     assert share_of({"hits": 3.0, "asked": 4.0}, "hits", "asked") == 0.75
     assert share_of({}, "hits", "asked") == 0.0
 

@@ -6,7 +6,7 @@ from virtual_tapes import recording_of, tape_of
 from outrider_bench.core.prompts import lengthened, questions
 from outrider_bench.network.first_token import FirstToken, ms_to_token
 from outrider_bench.network.timed_answer import Arrival, TimedAnswer
-from outrider_bench.network.variants import Variant
+from outrider_bench.network.variants import ModeVariant
 from outrider_bench.virtual.tape import lengthened as lengthened_tape
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.statistics import Statistics
@@ -55,7 +55,7 @@ def test_prompts_that_are_long_enough_stay(models):
 
 
 def test_the_opening_can_be_left_out():
-    variant = Variant.parse("stop-and-wait,opening=false", {})
+    variant = ModeVariant.parse("stop-and-wait,opening=false", {})
     assert variant.configured(ClientConfig()).opening is False
 
 

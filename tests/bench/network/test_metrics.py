@@ -8,7 +8,7 @@ from outrider_bench.network.pings import PingStats
 from outrider_bench.network.report import Scenario, ScenarioSetting, network_report
 from outrider_bench.network.scenario_run import ScenarioRun
 from outrider_bench.network.timed_answer import AnswerRecorder, Arrival, TimedAnswer, VerdictRecord
-from outrider_bench.network.variants import SERVER_DRAFT, STREAM, Variant, with_controls
+from outrider_bench.network.variants import SERVER_DRAFT, STREAM, ModeVariant, with_controls
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Committed, Cycle, Finished, RolledBack, Unverified, Verified
 from outrider_client.core.statistics import Statistics, TimeSplit
@@ -173,7 +173,7 @@ def test_an_answer_of_one_arrival_has_no_speed():
 
 
 def test_a_way_s_own_options_come_before_those_of_all():
-    variant = Variant.parse(
+    variant = ModeVariant.parse(
         "stop-and-wait,wait_for_features=true,levels=3", {"levels": 5, "budget": 12, "outcomes": None}
     )
     config = variant.configured(ClientConfig())
@@ -185,16 +185,16 @@ def test_a_way_s_own_options_come_before_those_of_all():
 @pytest.mark.parametrize("text", ["stop-and-wait,levels", "stop-and-wait,color=red", "stop-and-wait,levels=deep"])
 def test_an_option_that_is_none_is_refused(text):
     with pytest.raises(UsageError, match="option of a mode"):
-        Variant.parse(text, {})
+        ModeVariant.parse(text, {})
 
 
 def test_a_mode_that_the_client_does_not_know_is_refused():
     with pytest.raises(UsageError, match="mode='telepathy'"):
-        Variant.parse("telepathy", {}).configured(ClientConfig())
+        ModeVariant.parse("telepathy", {}).configured(ClientConfig())
 
 
 def test_the_controls_are_in_every_run():
-    assert [variant.name for variant in with_controls([Variant.parse("stop-and-wait", {})], {})] == [
+    assert [variant.name for variant in with_controls([ModeVariant.parse("stop-and-wait", {})], {})] == [
         STREAM,
         SERVER_DRAFT,
         "stop-and-wait",
@@ -214,7 +214,7 @@ def case_of(runs: list[ScenarioRun], missing: dict[str, str] | None = None) -> S
         "paper-5g", "tun", "", 30.7, "moa", "int8", "paper", {}, ("code",), 1, 21, 1, {"levels": 5}
     )
     names = [STREAM, SERVER_DRAFT, "stop-and-wait"]
-    variants = [Variant.parse(name, {}) for name in names if name not in (missing or {})]
+    variants = [ModeVariant.parse(name, {}) for name in names if name not in (missing or {})]
     return Scenario(setting, variants, missing or {}, runs)
 
 

@@ -8,7 +8,7 @@ from virtual_tapes import CYCLE, RIGHT, recording_of, tape_of, texts_of
 
 from outrider_bench.cli.app import app
 from outrider_bench.network.metrics import Decoding
-from outrider_bench.network.variants import Variant
+from outrider_bench.network.variants import ModeVariant
 from outrider_bench.virtual import auto_grid
 from outrider_bench.virtual.auto_grid import AutoResult
 from outrider_bench.virtual.replay import ReplaySetup, answers
@@ -71,5 +71,5 @@ def test_auto_learns_from_a_target_that_writes_alone_that_drafting_would_pay():
     pace = Pace("hand", "made up", verify_ms=30.0, draft_level_ms=6.0, server_level_ms=4.0)
     tree = dict(zip(("breadth", "levels", "budget"), TREES[1::2], strict=True))
     setup = ReplaySetup(texts_of(*recordings), link, pace, max_new_tokens=NEW, rounds=16, server_draft=False)
-    auto, stream = (Decoding.of(answers(setup, Variant.parse(mode, tree), 1)) for mode in ("auto", "stream"))
+    auto, stream = (Decoding.of(answers(setup, ModeVariant.parse(mode, tree), 1)) for mode in ("auto", "stream"))
     assert auto.tokens_per_second > 1.1 * stream.tokens_per_second

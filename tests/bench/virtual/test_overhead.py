@@ -7,7 +7,7 @@ import pytest
 from virtual_tapes import CYCLE, LEVELS, recording_of, texts_of
 
 from outrider_bench.network.metrics import variant_metrics
-from outrider_bench.network.variants import Variant
+from outrider_bench.network.variants import ModeVariant
 from outrider_bench.virtual.overhead import Overhead
 from outrider_bench.virtual.replay import ReplaySetup, answers
 from outrider_drafters.emulation.pace import Pace
@@ -27,7 +27,7 @@ LONG = recording_of(NEW, prompt=(1, 2, 3) * 14), recording_of(NEW, name="hand-1"
 def speed(mode: str, overhead: Overhead, recordings=SHORT, variant=FAST) -> float:
     link = Profile.symmetric("20 ms", variant)
     setup = ReplaySetup(texts_of(*recordings), link, PACE, max_new_tokens=NEW, overhead=overhead)
-    run = variant_metrics(answers(setup, Variant.parse(mode, CHAIN), 1), 20.0, bounded=False)
+    run = variant_metrics(answers(setup, ModeVariant.parse(mode, CHAIN), 1), 20.0, bounded=False)
     assert run.tokens_per_second is not None
     return run.tokens_per_second
 
@@ -55,7 +55,7 @@ def test_levels_for_several_outcomes_have_an_overhead_of_their_own():
     assert overhead.drafting_s(wide, 8) == pytest.approx(0.0115)
     link = Profile.symmetric("100 ms", Direction(50.0))
     setup = ReplaySetup(texts_of(*SHORT), link, wide, max_new_tokens=NEW, overhead=overhead)
-    run = variant_metrics(answers(setup, Variant.parse("proactive,outcomes=8", CHAIN), 1), 100.0, bounded=False)
+    run = variant_metrics(answers(setup, ModeVariant.parse("proactive,outcomes=8", CHAIN), 1), 100.0, bounded=False)
     assert (run.level_ms, run.ahead_level_ms) == (pytest.approx(7.0), pytest.approx(11.5))
 
 

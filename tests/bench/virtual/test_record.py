@@ -8,7 +8,7 @@ from golden_pairs import GOLDEN, PROMPTS, TARGETS, source
 from outrider_bench.core.answer_record import gather
 from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.prompts import Question
-from outrider_bench.network.variants import Variant
+from outrider_bench.network.variants import ModeVariant
 from outrider_bench.studies.features.recorded_features import record as all_features
 from outrider_bench.virtual.record import LAGS, record, tape_position
 from outrider_bench.virtual.replay import ReplaySetup, replaying
@@ -40,7 +40,7 @@ async def taped(name, plan):
 
 
 async def replayed(setup, link, shape):
-    variant = Variant.parse("stop-and-wait,wait_for_features=true", {})
+    variant = ModeVariant.parse("stop-and-wait,wait_for_features=true", {})
     async with replaying(setup, variant, link) as client:
         return [await gather(client, prompt, shape=shape) for prompt in PROMPTS]
 

@@ -6,7 +6,7 @@ import pytest
 from virtual_tapes import CYCLE, LEVELS, NEVER, PROMPT, RIGHT, SECOND, answer_of, recording_of, tape_of, texts_of
 
 from outrider_bench.core.answer_record import gather
-from outrider_bench.network.variants import Variant
+from outrider_bench.network.variants import ModeVariant
 from outrider_bench.virtual.replay import ReplaySetup, answers, replay, replaying
 from outrider_bench.virtual.texts import TapedTexts
 from outrider_bench.virtual.thinning import Thinning, thinned
@@ -31,7 +31,7 @@ def ends_of_cycles(number):
 
 
 def variant(text):
-    return Variant.parse(text, CHAIN)
+    return ModeVariant.parse(text, CHAIN)
 
 
 def setup(ranks=lambda number: RIGHT, profile=STEADY, pace=PACE):
@@ -229,7 +229,7 @@ def test_a_replay_cannot_ask_for_more_than_was_taped():
 @pytest.mark.parametrize("text", ["stop-and-wait", "server-draft"])
 def test_trees_that_were_not_taped_are_refused_on_either_side(text):
     with pytest.raises(UsageError, match="the tape has"):
-        answers(setup(), Variant.parse(text, {**CHAIN, "levels": LEVELS + 1}), 1)
+        answers(setup(), ModeVariant.parse(text, {**CHAIN, "levels": LEVELS + 1}), 1)
 
 
 def test_the_prompt_is_of_the_tape():

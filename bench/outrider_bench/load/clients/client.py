@@ -120,6 +120,7 @@ class LoadClient:
             due += self._generator.uniform(0, habits.think_s)
         while left is None or left > 0:
             if habits.rate is not None:
+                # Counted from when it was due, not from now: an open loop must not slow down with the server.
                 due += self._generator.expovariate(habits.rate)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             yield due
@@ -145,6 +146,7 @@ class LoadClient:
                 async for event in events:
                     check.take(event, asked_at)
         finally:
+            # In `finally`, so that an answer that is cancelled is checked as well.
             expected = text.answer[: self._config.max_new_tokens]
             self.counters.checked += 1
             if not check.matches(expected):

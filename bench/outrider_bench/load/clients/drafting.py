@@ -1,10 +1,11 @@
-"""A drafter's stand-in that knows the target's answer and drafts it, with errors, for next to no time: so one machine
-can play many clients. All else of the client is the real one.
+"""Drafting from the target's known answer, with errors, at next to no cost: one machine can run many clients.
+
+Everything else of the client is the real one.
 
     truth      a  b  c  d                 at every level the truth goes on with probability p, until it first does not
     drafted    a  b  x  y                 x, y: wrong tokens; accepted: 2
-               |  |  '- v                 siblings, wrong too, make it a tree of the size that was asked for; which of
-               w  u                       a level's nodes leads on is drawn
+               |  |  '- v                 siblings, wrong too, fill the tree to its size; which node of a level
+               w  u                       has children is random
 
 With p for every level the mean acceptance length of a tree of L levels is 1 + p + p^2 + ... + p^L.
 """
@@ -30,8 +31,9 @@ from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import ROOT, DraftTree
 
-_ALONE_S = 0.005  # a token written offline
-_SURE = 1e-3  # of what is drafted, this much doubt at least
+_OFFLINE_TOKEN_S = 0.005  # time to write a token offline
+# Confidence stays below 1: its logarithm and the siblings' shares need a remainder.
+_MIN_DOUBT = 1e-3
 
 
 def probability_for(tau: float, levels: int) -> float:
@@ -60,7 +62,7 @@ class ReplayDrafter:
         self.plan = drafter.plan
 
     def new_state(self) -> DraftState:
-        raise AssertionError("a replayed drafter has no states: its drafts come from ReplayDrafting")
+        raise AssertionError("a replayed drafter has no states: ReplayDrafting drafts")
 
 
 class ReplayDrafting(OracleDrafting):
@@ -99,7 +101,7 @@ class ReplayDrafting(OracleDrafting):
         return AheadDraft(nothing)
 
     async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
-        await asyncio.sleep(_ALONE_S)
+        await asyncio.sleep(_OFFLINE_TOKEN_S)
         truth = self._truth(tokens, 1)
         return truth[0] if truth and self._is_right() else self._wrong({*truth})
 
@@ -113,7 +115,7 @@ class ReplayDrafting(OracleDrafting):
         parents: list[int] = []
         scores: list[float] = []
         parent, right, score = ROOT, True, 0.0
-        doubt = min(max(1 - self._probability, _SURE), 1 - _SURE)
+        doubt = min(max(1 - self._probability, _MIN_DOUBT), 1 - _MIN_DOUBT)
         for level in range(min(levels, budget)):
             right = right and level < len(truth) and self._is_right()
             width = _width(level, levels, budget)

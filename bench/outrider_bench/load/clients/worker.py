@@ -1,7 +1,9 @@
-"""A process that plays some of the clients. It is told what to do by lines of JSON on standard input and answers by
-lines of JSON on standard output: `ready`, then whatever was asked for, then `result`.
+"""A worker process that runs some of the clients, with commands on standard input and answers on standard output.
 
-Told:   the Assignment; then {"do": "begin", "begin": T, "end": T}, and any number of {"do": "totals" | "cut" | "stop"},
+Both are lines of JSON. It answers `ready`, then what it is asked for, then `result`.
+
+Commands: the Assignment; then {"do": "begin", "begin": T, "end": T}, and any number of
+        {"do": "totals" | "cut" | "stop"},
         {"do": "silence", "seconds": S}
 """
 
@@ -119,6 +121,7 @@ class LoadWorker:
         stopped = asyncio.create_task(self._stopped.wait())
         everything = asyncio.gather(*num_starts)
         loop = asyncio.get_running_loop()
+        # loop.time() is time.monotonic(), in which the window is given.
         timeout = None if self._window.end == float("inf") else max(0.0, self._window.end - loop.time())
         await asyncio.wait((everything, stopped), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if not everything.done():
@@ -190,6 +193,7 @@ def _connections(port: int) -> list[socket.socket]:
         try:
             if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
                 continue
+            # A duplicated descriptor shares the connection: shutdown() ends it, close() does not.
             sock = socket.socket(fileno=os.dup(int(name)))
         except OSError:  # gone meanwhile
             continue
@@ -266,6 +270,7 @@ async def _main() -> None:
     commands = _lines()
     assignment = Assignment.from_json(await anext(commands))
     if assignment.cores:
+        # Before gRPC starts its threads, which inherit the cores.
         os.sched_setaffinity(0, assignment.cores)
     await LoadWorker(assignment).run(commands)
 

@@ -31,12 +31,14 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, assignment: Assignment) -> WorkerProcess:
+        # A file, not a pipe: nobody reads it meanwhile, and a full pipe would block the process.
         log = tempfile.TemporaryFile()  # noqa: SIM115 # closed by `stop`
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "outrider_bench.load.clients.worker"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
+            # One line holds all counters; asyncio's default of 64 KiB is too short for it.
             limit=_MAX_LINE,
         )
         worker = cls(process, log)
@@ -66,6 +68,7 @@ class WorkerProcess:
             await asyncio.wait((getting, self._reading), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if getting.done():
                 return getting.result()
+            # The message may have come just before the process ended.
             if not self._queue(what).empty():
                 return self._queue(what).get_nowait()
             why = "ended" if self._reading.done() else f"sent nothing for {timeout_s:g} s"

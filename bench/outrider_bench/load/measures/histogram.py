@@ -44,5 +44,6 @@ class Histogram:
         for bucket, count in sorted(self._counts.items()):
             left -= count
             if left <= 0:
+                # The geometric middle of the bucket halves the error.
                 return _FIRST_S * math.exp((bucket + 0.5) * _GROWTH) * 1e3
         return 0.0

@@ -50,5 +50,6 @@ def _growth(who: str, kept: Sequence[MemorySample]) -> MemoryGrowth:
     first = statistics.median(sample.rss_bytes for sample in kept[:third])
     last = statistics.median(sample.rss_bytes for sample in kept[-third:])
     times, sizes = [sample.at_s for sample in kept], [float(sample.rss_bytes) for sample in kept]
+    # linear_regression raises for samples of a single moment.
     slope = statistics.linear_regression(times, sizes).slope if times[0] != times[-1] else 0.0
     return MemoryGrowth(who, first, last, slope * 3600)

@@ -20,6 +20,7 @@ class ProcessUse:
     def of(cls, pid: int) -> ProcessUse:
         """Read /proc; zeros if there is no such process, or no /proc."""
         try:
+            # The second field is the command's name, which may contain spaces and parentheses.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         except (OSError, IndexError):
@@ -51,6 +52,7 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
         yield
         return
     before = os.sched_getaffinity(0)
+    # Affinity belongs to the thread, and is inherited by threads and processes that it starts.
     os.sched_setaffinity(0, cores)
     try:
         yield

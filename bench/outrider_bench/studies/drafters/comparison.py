@@ -165,6 +165,7 @@ class Controls:
         async def answer(question: Question) -> tuple[int, ...]:
             ids = torch.tensor([question.prompt])
             with torch.inference_mode():
+                # Without a mask, generate infers one from the pad token, which may occur in a prompt.
                 made = self.model.generate(
                     ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=self.limit, **how
                 )

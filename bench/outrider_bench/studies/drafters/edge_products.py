@@ -67,6 +67,7 @@ def _made(plain: Tensor, kind: Weights) -> Tensor:
 
 @torch.inference_mode()
 def _median_ms(x: Tensor, weight: Tensor) -> float:
+    # The first product packs the codes of quantized weights.
     F.linear(x, weight)  # packs codes
     times: list[float] = []
     until = time.perf_counter() + SECONDS

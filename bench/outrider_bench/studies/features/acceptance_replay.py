@@ -1,12 +1,12 @@
-"""One known answer drafted again with some features missing: what would have been accepted, verdict by verdict.
+"""Replays of known answers with some features missing: what would be accepted, verdict by verdict.
 
-The target's greedy answer does not depend on what is drafted, so drafts can be judged against the answer itself and no
-target has to run. Where all features are there this counts what the real loop counts.
+The target's greedy answer does not depend on the drafts, so they can be judged against the answer itself and no target
+has to run. With all features, this counts what the real loop counts.
 
     tokens        prompt | answer ........... root
     fresh         features of every position before the root
-    s tokens      the newest s of those are missing, but never the prompt's
-    k verdicts    those are there that were fresh k drafts ago: they came after the k drafts since had left
+    s tokens      the newest s of those are missing, though never the prompt's
+    k verdicts    only those are there that were fresh k drafts ago: later ones came after the drafts were sent
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class AcceptanceReplay:
     @torch.inference_mode()
     def _draft(self, state: DraftState, known: int, there: int) -> int:
         """Return the accepted tokens of the tree below token known - 1; cached."""
+        # A draft depends only on the tokens known and the features there, so lags share drafts.
         if (known, there) not in self._accepted:
             tokens, has = self._recording.tokens, state.num_features
             state.append(tokens[state.num_tokens : known])

@@ -1,7 +1,7 @@
-"""How much is accepted while only some of a prompt's features are there: its newest rows, or its oldest.
+"""Acceptance with only some of a prompt's feature rows: the newest, or the oldest.
 
-No state of the product takes rows with a gap before them. MoA's cross-attention sees a set of rows, each with its own
-position, so its state is led to do without some here: those rows are no keys, and nothing else changes.
+No state of the product accepts rows with a gap before them. MoA's cross-attention sees a set of rows, each with its own
+position, so here its state leaves some out: those rows are not among the keys, and nothing else changes.
 
     newest 3   prompt . . . . # # # | answer # # # ... root
     oldest 3          # # # . . . . |        # # #
@@ -56,6 +56,7 @@ class GappedState(MoAState):
 
     def skip_to(self, position: int) -> None:
         """Leave out the rows from the next position to this one."""
+        # Reaches into private state of MoA: the product has no way to leave rows out.
         self._token_state.num_features = position
 
 

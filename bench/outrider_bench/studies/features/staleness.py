@@ -102,6 +102,7 @@ def measure(
 
 def tau_share(counts: NDArray[np.int64], whole: NDArray[np.int64]) -> TauShare:
     """Compare prompts' counts [prompts, (tokens, verdicts)] with the same prompts' undegraded counts."""
+    # The same draws for both sides, since shares are paired prompt by prompt.
     draws = np.random.default_rng(_SEED).integers(0, len(counts), (_RESAMPLED, len(counts)))
     low, high = np.quantile(_tau(counts[draws]) / _tau(whole[draws]), (0.025, 0.975))
     tau = float(_tau(counts))
@@ -111,6 +112,7 @@ def tau_share(counts: NDArray[np.int64], whole: NDArray[np.int64]) -> TauShare:
 def _tau(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return tokens per verdict; 1 where no answer was longer than the prompt's own bonus."""
     tokens, verdicts = np.moveaxis(counts.sum(axis=-2), -1, 0)
+    # np.where computes both sides: the divisor must not be 0.
     return np.where(verdicts, tokens / np.maximum(verdicts, 1), 1.0)
 
 

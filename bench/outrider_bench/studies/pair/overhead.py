@@ -85,6 +85,7 @@ async def ping_ms(address: str, models: LocalModels) -> float:
         await connection.receive()
         times = []
         for nonce in range(_NUM_PINGS):
+            # After a pause, as after a model's pass: processes that have gone to sleep answer later.
             await asyncio.sleep(_PAUSE_S)
             started = time.perf_counter()
             connection.send(Ping(nonce))
@@ -133,6 +134,7 @@ async def _marks(client: AsyncClient, prompt: Sequence[int], timed: TimedDrafter
 def _mark(so_far: Statistics, timed: TimedDrafter) -> _Mark:
     tokens = max(so_far.new_tokens - so_far.unverified, 1)
     split = so_far.split_ms
+    # Statistics are per token: times the tokens, they are sums again.
     parts = (split.draft, timed.seconds * 1e3 / tokens, split.wire, split.queue, split.verify, split.wait, split.tap)
     return _Mark(time.perf_counter() * 1e3, *(part * tokens for part in parts))
 

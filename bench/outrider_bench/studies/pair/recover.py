@@ -77,6 +77,7 @@ async def _recover(
             if restarting is None and len(tokens) >= kill_after:
                 server.kill()
                 server.start()
+                # Waited for in a thread, since the client writes on offline meanwhile.
                 restarting = asyncio.create_task(asyncio.to_thread(server.wait_ready))
     if restarting is not None:
         await restarting

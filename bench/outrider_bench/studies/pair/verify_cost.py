@@ -52,6 +52,7 @@ def verify_costs(
     _prefill(engine, sequence, context)
     times: dict[int, list[float]] = {size: [] for size in SIZES}
     for number in range(_WARM_UP + repeats):
+        # Sizes take turns, so that a busy moment affects all of them.
         for size in SIZES:
             seconds = _pass_s(engine, sequence, size)
             if number >= _WARM_UP:

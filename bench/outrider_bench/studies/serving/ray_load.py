@@ -66,6 +66,7 @@ class RayLoad:
     async def answers(self, count: int) -> None:
         """Wait until so many answers have been written."""
         while self.counters.answers < count:
+            # Without an await between check and wait, no answer can be missed.
             self._answered.clear()
             await self._answered.wait()
 

@@ -113,6 +113,7 @@ class RayProcess:
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
+                # Ray's processes outlive their parent and rename themselves: only the environment tells whose they are.
                 if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
                     name = (folder / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
                     found.append((int(folder.name), name))

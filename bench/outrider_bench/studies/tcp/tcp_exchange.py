@@ -1,10 +1,10 @@
-"""Requests and replies of given sizes over one TCP connection from end to end of a link, timed at the client.
+"""Requests and replies of given sizes over one TCP connection across a link, timed at the client.
 
     A  --- request: what is wanted, padded --->  B
        <--- first part, in a write of its own ---     as a verdict
        <--- the rest ----------------------------     as its features
 
-Standard library and sockets alone, so that it also runs where nothing else is installed.
+It needs only the standard library and outrider_netsim, so that it also runs in a bare guest system.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class TcpInfo:
 
     @classmethod
     def of(cls, connection: socket.socket) -> TcpInfo:
+        # An older kernel returns a shorter structure: its missing fields become 0.
         data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES).ljust(_INFO_BYTES, b"\0")
         return cls(**{name: struct.unpack_from("=I", data, offset)[0] for name, offset in _AT.items()})
 
@@ -130,6 +131,7 @@ class TcpExchanger:
         async with asyncio.timeout(TIMEOUT_S):
             started = time.perf_counter()
             await loop.sock_sendall(self._client, shape.header().ljust(shape.request, b"\0"))
+            # Without a first part, the first byte is timed.
             await _receive(self._client, shape.first or 1)
             first = time.perf_counter()
             await _receive(self._client, shape.reply - (shape.first or 1))
@@ -137,6 +139,7 @@ class TcpExchanger:
         return self._timing((first - started) * 1e3, (whole - started) * 1e3, before)
 
     def _timing(self, first_ms: float, whole_ms: float, before: TcpInfo) -> ExchangeTiming:
+        # Counted from the last exchange's end: a DSACK comes a round trip after the packet that it reports.
         since, now = self._counted, TcpInfo.of(self._server)
         self._counted = now
         return ExchangeTiming(

@@ -12,30 +12,31 @@ _TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class PassMetrics:
+class PassSamples:
     """The samples that were asked for, by name and labels."""
 
     samples: Mapping[str, float] = field(default_factory=dict)
 
-    def since(self, before: PassMetrics) -> PassMetrics:
-        return PassMetrics({name: value - before.samples.get(name, 0.0) for name, value in self.samples.items()})
+    def since(self, before: PassSamples) -> PassSamples:
+        return PassSamples({name: value - before.samples.get(name, 0.0) for name, value in self.samples.items()})
 
     def as_dict(self) -> dict[str, float] | None:
         return dict(self.samples) or None
 
 
-async def scrape(address: str | None, names: tuple[str, ...]) -> PassMetrics:
+async def scrape(address: str | None, names: tuple[str, ...]) -> PassSamples:
     """Fetch the samples whose names begin with one of `names`, `_created` excepted.
 
     Without an address there are none.
     """
     if address is None:
-        return PassMetrics()
+        return PassSamples()
     text = await asyncio.to_thread(_fetch, address)
-    return PassMetrics(parse(text, names))
+    return PassSamples(parse(text, names))
 
 
 def parse(text: str, names: tuple[str, ...]) -> dict[str, float]:
+    # `_created` is a time of day: a difference of two means nothing.
     lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, _, value in lines if name.startswith(names) and "_created" not in name}
 

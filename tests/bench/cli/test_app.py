@@ -1,0 +1,32 @@
+"""What the command line loads before a command runs."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_bench.cli.app import app
+from outrider_bench.cli.options import DEFAULT_CODEC
+from outrider_proto.frames import CODECS
+
+HEAVY = ("torch", "transformers", "grpc", "numpy", "matplotlib", "google.protobuf", "safetensors", "pyroute2")
+COMMANDS = [command.name for command in app.registered_commands]
+
+
+def test_help_loads_nothing_heavy():
+    script = f"import sys, outrider_bench.cli.app; print([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_for_every_option(name):
+    result = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == 0
+    command = next(command for command in app.registered_commands if command.name == name)
+    assert (command.callback.__doc__ or "").split("\n")[0].split()[0] in result.output
+
+
+def test_the_default_codec_is_the_client_s():
+    assert CODECS[0] == DEFAULT_CODEC
