@@ -1,1 +1,1 @@
-"""Which mode an answer rides in, and how: from measurements to a choice. Pure."""
+"""Chooses the mode of an answer and its parameters from measurements. Pure: time is an argument."""

@@ -1,19 +1,22 @@
-"""How far the target follows the drafter: acceptance by position, and which of a node's children it takes. Pure."""
+"""Estimates acceptance by position, and which of a node's children the target takes. Pure."""
 
 from __future__ import annotations
 
 from outrider_client.controller.prediction import ACCEPTANCE_DECAY, PRIOR_ACCEPTANCE
 from outrider_proto.tree import ROOT, DraftTree
 
-_KEPT = 1 - 1 / 160  # of what is known, by each verdict
-_HALF_LIFE_S = 30.0  # of it while no one judges drafts: the text moves on
+_KEPT = 1 - 1 / 160  # share of the counts that each verdict leaves
+_HALF_LIFE_S = 30.0  # of the counts while no draft is verified: the text moves on
 _PRIOR_WEIGHT = 6  # verdicts
-_ENOUGH = 32  # tokens, for their ranks
+_ENOUGH = 32  # tokens before their ranks are used
 
 
 class AcceptanceEstimator:
-    """A position starts from what is known of the one before it, the first from a prior on the bright side, and goes
-    back there while it is not tried. So trees that have become shallow do not stay so by an old disappointment."""
+    """Running estimate of acceptance by position in the draft.
+
+    Each position starts from the one before it, the first from an optimistic prior, and returns there while it is not
+    tried: so trees that became shallow do not stay so because of old measurements.
+    """
 
     def __init__(self) -> None:
         self._tried: list[float] = []
@@ -21,7 +24,7 @@ class AcceptanceEstimator:
         self._ranks: list[int] = []
 
     def judged(self, levels: int, num_accepted: int) -> None:
-        """A draft of that many levels. The text's end is a rejection like others: no draft brings tokens beyond it."""
+        """Count the verdict on a draft of `levels` levels. The end of the text counts as a rejection."""
         self._age(_KEPT)
         missing = levels - len(self._tried)
         self._tried += [0.0] * missing
@@ -31,22 +34,24 @@ class AcceptanceEstimator:
             self._accepted[position] += position < num_accepted
 
     def ranked(self, tree: DraftTree, path: tuple[int, ...]) -> None:
+        """Count the rank of each accepted node among its siblings."""
         for parent, node in zip((ROOT, *path), path, strict=False):
             rank = tree.parents[:node].count(parent)
             self._ranks += [0] * (rank + 1 - len(self._ranks))
             self._ranks[rank] += 1
 
     def fade(self, seconds: float) -> None:
-        """No draft was judged for so long."""
+        """Forget part of the counts after `seconds` without a verdict on a draft."""
         self._age(0.5 ** (seconds / _HALF_LIFE_S))
 
     @property
     def num_judged(self) -> float:
-        """Drafts that are remembered."""
+        """Number of verified drafts behind the estimate, older ones counting less."""
         return self._tried[0] if self._tried else 0.0
 
     @property
     def by_position(self) -> tuple[float, ...]:
+        """Probability of acceptance at each position, given acceptance at the ones before."""
         shares: list[float] = []
         for tried, accepted in zip(self._tried, self._accepted, strict=True):
             prior = shares[-1] * ACCEPTANCE_DECAY if shares else PRIOR_ACCEPTANCE
@@ -55,7 +60,7 @@ class AcceptanceEstimator:
 
     @property
     def ranks(self) -> tuple[float, ...]:
-        """Shares; empty while there are few."""
+        """Shares of the accepted tokens' ranks among their siblings; empty while there are few."""
         total = sum(self._ranks)
         return tuple(count / total for count in self._ranks) if total >= _ENOUGH else ()
 
@@ -65,7 +70,7 @@ class AcceptanceEstimator:
 
 
 def path_of(tree: DraftTree, tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """The nodes that a target would have accepted which wrote `tokens` after the root."""
+    """Return the nodes that the target would have accepted, given the tokens it wrote after the root."""
     path: list[int] = []
     for token in tokens:
         node = tree.child(path[-1] if path else ROOT, token)

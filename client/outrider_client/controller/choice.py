@@ -1,4 +1,4 @@
-"""What the controller can choose between, and what it chose."""
+"""The modes and parameters that the controller chooses between."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from outrider_proto.frames import Codec
 
 OnlineMode = Literal["stream", "server-draft", "stop-and-wait", "proactive", "pipelined"]
 SPLIT: tuple[OnlineMode, ...] = ("stop-and-wait", "proactive", "pipelined")
-AHEAD: tuple[OnlineMode, ...] = ("proactive", "pipelined")  # those that draft while a verdict is awaited
-NON_SPLIT: tuple[OnlineMode, ...] = ("stream", "server-draft")  # blind to the round trip
+AHEAD: tuple[OnlineMode, ...] = ("proactive", "pipelined")  # modes that draft while a verdict is awaited
+NON_SPLIT: tuple[OnlineMode, ...] = ("stream", "server-draft")  # modes whose speed does not depend on the round trip
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way of feeding the drafter: the features' codec and TLI, the target layers that the drafter runs itself.
+    """How the drafter gets its features: their codec, and TLI, the target layers that the drafter runs itself.
 
-    The factors, on tau and on the time of a draft level, are against the variant in use.
+    The factors on tau and on the time of a draft level are relative to the variant in use.
     """
 
     codec: Codec = "int8"
@@ -30,10 +30,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`levels`: of a tree grown while nothing is in flight, or of the server's own; `ahead_levels`: of those grown
-    ahead of a verdict. `probe`: leave after so many tokens, it is there to be timed; 0: no probe.
+    """A mode with its parameters.
 
-    `variant` is a hint: TLI takes another drafter, and for the codec see coarseness.py.
+    `levels`: of trees grown while nothing is in flight, or of the server's own; `ahead_levels`: of trees grown ahead of
+    a verdict. `probe`: leave the mode after so many tokens, since it only runs to be timed; 0: no probe. `variant` is
+    a hint: TLI needs another drafter, and codec_choice.py chooses the codec.
     """
 
     mode: OnlineMode

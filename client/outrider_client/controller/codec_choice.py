@@ -1,9 +1,9 @@
-"""How coarse features come: coarser where they would fill the link, which verdicts have to share. Pure.
+"""Chooses the codec of features: a coarser one where they would fill the link, which verdicts share. Pure.
 
-What features in the finest codec would take of the link's rate, at the speed at which tokens come:
+The rule is on the share of the link's rate that features in the finest codec take at the current speed:
 
-    from 3/4 on     the coarsest: cycles are waiting for the link
-    below 0.6       the finest: its features would hold nothing up
+    from 3/4 on     the coarsest: cycles wait for the link
+    below 0.6       the finest: its features delay nothing
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from outrider_proto.frames import Codec
 
 FINEST: Codec = "lean"
 COARSEST: Codec = "leaner"
-SIZE_VS_FINEST: Mapping[Codec, float] = {FINEST: 1.0, COARSEST: 0.74}  # bytes of a reply's row: docs/features.md
+SIZE_VS_FINEST: Mapping[Codec, float] = {FINEST: 1.0, COARSEST: 0.74}  # bytes of a row in a reply: docs/features.md
+# Two thresholds: with one, a switch changes the load itself and would be undone at once.
 _FULL, _ROOMY = 0.75, 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureLoad:
-    """A reply's row as it would weigh in the finest codec, the tokens that come, and the link's rate downwards; None
-    for what no one has measured yet."""
+    """The load that features put on the link; None for what is not measured yet.
+
+    `row_bytes`: size of a row in a reply, in the finest codec; `down_bps`: the link's rate downwards, in bit/s.
+    """
 
     row_bytes: float | None = None
     tokens_per_second: float | None = None
@@ -30,19 +33,19 @@ class FeatureLoad:
 
     @property
     def share(self) -> float | None:
-        """Of the link's rate."""
+        """Share of the link's rate."""
         if self.row_bytes is None or self.tokens_per_second is None or not self.down_bps:
             return None
         return 8 * self.row_bytes * self.tokens_per_second / self.down_bps
 
     def __str__(self) -> str:
         if self.share is None or self.down_bps is None:
-            return "nothing is known of the link"
+            return "the link is not measured yet"
         return f"in {FINEST} they would take {self.share:.2f} of {self.down_bps / 1e3:.0f} kbit/s"
 
 
 def codec_for(load: FeatureLoad, in_use: Codec) -> Codec:
-    """The one in use where nothing speaks for another."""
+    """Return the codec to use, the one in use unless the load speaks for another."""
     share = load.share
     if share is None or _ROOMY <= share < _FULL:
         return in_use

@@ -1,9 +1,9 @@
-"""The decision itself: the fastest mode as far as is known, and no change for less than a margin.
+"""Decides on the fastest mode by prediction, and changes it only for a margin.
 
-What is predicted of a mode is multiplied by its correction: the tokens that came of it against those predicted then.
-A harbour (stream, server-draft) is blind to the round trip and sure of its speed, so that little speaks against it:
+A mode's predicted speed is multiplied by its correction: tokens measured in it over tokens predicted then. The speed of
+stream and server-draft does not depend on the round trip and is certain, so a small margin is enough for them:
 
-    to a harbour            1 % faster       so that no mode is kept that is slower than it
+    to stream, server-draft 1 % faster       so that no slower mode is kept
     to another mode         4 % faster
     within a mode           2 % faster
 """
@@ -22,13 +22,13 @@ PROBE_TOKENS = 4
 _TO_HARBOUR = 1.01
 _TO_MODE = 1.04
 _WITHIN_MODE = 1.02
-_ORDER = ("stream", *SPLIT, "server-draft")  # of equals the one that costs the server least
+_ORDER = ("stream", *SPLIT, "server-draft")  # among equals the one that costs the server least
 Corrections = Mapping[OnlineMode, float]
 
 
 @dataclass(frozen=True, slots=True)
 class ModeComparison:
-    """What was compared: the best choice of each mode, with its speed as predicted and corrected."""
+    """The best choice of each mode, with its predicted and corrected speed."""
 
     terms: PredictionTerms
     rated: Mapping[OnlineMode, RatedChoice]
@@ -40,25 +40,27 @@ class ModeComparison:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`gain`: how many times as fast as going on."""
+    """A choice; `gain` is its speed relative to keeping the current one."""
 
     choice: Choice
     gain: float = 1.0
 
 
 def choose(measured: Measurements, current: Choice | None, corrections: Corrections | None = None) -> Choice:
-    """What to do next; `current` itself (but for its `why`) where nothing is enough better."""
+    """Return the choice to use next: `current` (with another `why`) unless one is better by the margin."""
     return decide(measured, current, corrections).choice
 
 
 def decide(measured: Measurements, current: Choice | None, corrections: Corrections | None = None) -> Decision:
-    """As choose, with how much it matters."""
+    """Return the choice with its gain."""
     if measured.is_cold:
-        why = "nothing is known yet: the target writes alone and is timed"
+        why = "nothing is measured yet: the target decodes alone and is timed"
         return Decision(Choice("stream", variant=measured.limits.variants[0], probe=PROBE_TOKENS, why=why))
     weighed = _weigh(measured, corrections or {})
     if current is None or current.mode not in weighed.rated:
-        best = max(weighed.rated.values(), key=lambda rated: round(weighed.speed(rated), 6))  # of equals the first
+        best = max(
+            weighed.rated.values(), key=lambda rated: round(weighed.speed(rated), 6)
+        )  # rounded: among equals the first of _ORDER wins
         return Decision(_with_reason(weighed, best, None))
     kept = _kept(weighed, replace(current, variant=_on_offer(measured, current), probe=0))
     others = [rated for mode, rated in weighed.rated.items() if mode != current.mode]
@@ -80,7 +82,7 @@ def _on_offer(measured: Measurements, current: Choice) -> Variant:
 
 
 def _kept(weighed: ModeComparison, current: Choice) -> RatedChoice:
-    """The current mode, as it is or in a better way."""
+    """Return the current mode, as it is or with better parameters."""
     best, now = weighed.rated[current.mode], rate(weighed.terms, current)
     if not _fits(weighed.terms.limits, current):
         return best
@@ -88,7 +90,7 @@ def _kept(weighed: ModeComparison, current: Choice) -> RatedChoice:
 
 
 def _fits(limits: ModeLimits, current: Choice) -> bool:
-    """Whether the limits, which may have changed, still allow it."""
+    """Return whether the limits, which may have changed, still allow the current choice."""
     if current.mode == "stream":
         return True
     if limits.fixed and not (current.levels == current.ahead_levels == limits.shape.levels):

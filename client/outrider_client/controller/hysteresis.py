@@ -1,7 +1,7 @@
-"""Decides between cycles: reviews the choice now and then, and changes the mode only for one that stays better.
+"""Selects the mode between cycles: reviews it now and then, and changes it only for one that stays better.
 
-What a mode was really worth is remembered beside its prediction (experience.py). That of a mode not in use fades, so
-that one which disappointed is tried again in time: the later, the more often it did.
+The measured speed of a mode is kept next to its prediction (mode_history.py). The history of a mode not in use fades,
+so that a disappointing mode is tried again in time: the later, the more often it disappointed.
 """
 
 from __future__ import annotations
@@ -18,29 +18,28 @@ from outrider_client.controller.search import best_in
 
 _REVIEW_EVERY = 16  # tokens
 _PATIENCE = 3  # reviews in a row
-_URGENT = 1.25  # times as fast: no patience
+_URGENT = 1.25  # speedup at which the mode changes at once
 _UNTRIED = 1.08
-_HALF_LIFE_S = 30.0  # of experience; twice as long after each disappointment
+_HALF_LIFE_S = 30.0  # of a mode's history; doubles after each disappointment
 _LONGEST_S = 480.0
 _DISAPPOINTS = 0.95
 
 
 class ModeSelector:
-    """Of one client, over all its answers. It is not told of time: the observer is."""
+    """Selects the mode of one client over all its answers. Time comes from the observer."""
 
     def __init__(self, observer: CycleObserver) -> None:
         self.observer = observer
         self._current: Choice | None = None
         self._reviewed_at = 0  # tokens
-        self._learnt_at_s = 0.0
+        self._learned_at_s = 0.0
         self._streak = 0
-        self._experience: dict[OnlineMode, ModeHistory] = {}
+        self._histories: dict[OnlineMode, ModeHistory] = {}
         self._half_lives_s: dict[OnlineMode, float] = {}
         self._knows_hits = False
 
     def decide(self) -> Choice:
-        """What to do next: the mode under way while it is the same mode, else one to switch to. Cheap enough to be
-        asked between any two cycles."""
+        """Return the choice for the next cycle. Cheap enough to be called between any two cycles."""
         current, num_tokens = self._current, self.observer.num_tokens - self._reviewed_at
         if current is None or current.mode not in self.observer.limits.modes:
             return self._adopt(choose(self._measured(), None, self._corrections))
@@ -52,7 +51,7 @@ class ModeSelector:
 
     def _review(self, current: Choice) -> Choice:
         self._learn(current)
-        decision = decide(self._measured(), current, self._favouring_untried(current))
+        decision = decide(self._measured(), current, self._favor_untried(current))
         self._reviewed_at = self.observer.num_tokens
         if decision.choice.mode == current.mode:
             return self._adopt(decision.choice)
@@ -62,8 +61,9 @@ class ModeSelector:
         self._left(current.mode)
         return self._adopt(decision.choice)
 
-    def _favouring_untried(self, current: Choice) -> Corrections:
-        """Harbours show nothing of hits, so that a split which no one has tried is worth a trial soon."""
+    def _favor_untried(self, current: Choice) -> Corrections:
+        """Return the corrections, favoring split modes that were not tried yet over stream and server-draft."""
+        # The modes without a split say nothing about hit rates, so an untried split mode deserves a trial soon.
         untried = dict.fromkeys(SPLIT, _UNTRIED) if current.mode in NON_SPLIT else {}
         return {**untried, **self._corrections}
 
@@ -81,7 +81,7 @@ class ModeSelector:
         self._half_lives_s[mode] = min(half_life_s, _LONGEST_S) if self._disappoints(mode) else _HALF_LIFE_S
 
     def _disappoints(self, mode: OnlineMode) -> bool:
-        """Whether it was slower than its closed form says."""
+        """Return whether the mode was slower than its closed form predicts."""
         said, known = (
             best_in(PredictionTerms(self.observer.measured()), mode),
             best_in(PredictionTerms(self._measured()), mode),
@@ -89,27 +89,27 @@ class ModeSelector:
         return known.tokens_per_second * self._corrections.get(mode, 1.0) < _DISAPPOINTS * said.tokens_per_second
 
     def _learn(self, current: Choice) -> None:
-        """Of the current mode; what is known of the others fades."""
-        elapsed_s, self._learnt_at_s = self.observer.active_s - self._learnt_at_s, self.observer.active_s
-        for mode in self._experience.keys() - {current.mode}:
-            self._experience[mode].fade(0.5 ** (elapsed_s / self._half_lives_s.get(mode, _HALF_LIFE_S)))
+        """Add to the history of the current mode; the histories of the others fade."""
+        elapsed_s, self._learned_at_s = self.observer.active_s - self._learned_at_s, self.observer.active_s
+        for mode in self._histories.keys() - {current.mode}:
+            self._histories[mode].fade(0.5 ** (elapsed_s / self._half_lives_s.get(mode, _HALF_LIFE_S)))
         mode_run, measured = self.observer.take_mode_run(), self.observer.measured()
         if measured.hit_rates and not self._knows_hits:
-            self._learn_ahead_anew()
+            self._reset_ahead_histories()
         if current.mode == mode_run.mode != "stream":
-            self._experience.setdefault(mode_run.mode, ModeHistory()).learn(mode_run, predict(measured, current))
+            self._histories.setdefault(mode_run.mode, ModeHistory()).learn(mode_run, predict(measured, current))
 
-    def _learn_ahead_anew(self) -> None:
-        """Hit rates are known by now: what was late before was mostly a guess at them that was wrong."""
+    def _reset_ahead_histories(self) -> None:
+        """Drop the history of modes that draft ahead: with unknown hit rates it held mostly their wrong guess."""
         self._knows_hits = True
         for mode in AHEAD:
-            self._experience.pop(mode, None)
+            self._histories.pop(mode, None)
 
     def _measured(self) -> Measurements:
-        """With what has been learnt of the modes."""
-        late_ms = {mode: known.late_ms for mode, known in self._experience.items()}
+        """Return the measurements with the modes' histories."""
+        late_ms = {mode: known.late_ms for mode, known in self._histories.items()}
         return replace(self.observer.measured(), late_ms=late_ms)
 
     @property
     def _corrections(self) -> Corrections:
-        return {mode: known.factor for mode, known in self._experience.items()}
+        return {mode: known.factor for mode, known in self._histories.items()}

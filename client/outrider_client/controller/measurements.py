@@ -1,4 +1,4 @@
-"""What is known when a mode is chosen. None and empty stand for what no one has measured yet."""
+"""The measurements and limits that a mode is chosen by. None and empty mean not measured yet."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from outrider_proto.tree import MAX_NODES
 class ModeLimits:
     """What server, drafter and user allow. Raises UsageError.
 
-    `shape` is drafted where nothing speaks for another, or always where it is `fixed`. `outcomes` and
-    `wait_for_features`: as the user wants it; None leaves it to the controller. `variants`: the first is in use.
+    `shape`: the default shape of draft trees, or the only one if `fixed`. `outcomes` and `wait_for_features`: set by
+    the user; None leaves them to the controller. `variants`: the first is in use.
     """
 
     modes: frozenset[OnlineMode] = frozenset(("stream",))
@@ -45,15 +45,15 @@ class ModeLimits:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Times in ms, rates in bits/s. A client's, over all its answers.
+    """Measurements of one client over all its answers. Times in ms, rates in bit/s.
 
-    `verify_ms`: a pass over a draft, the wait for it included; `stream_ms`: between two tokens of a target that writes
-    alone. `acceptance`: entry k is the share of drafts of which k tokens were accepted and k + 1 drafted that had the
-    next one accepted too. `ranks`: the accepted tokens' ranks among their siblings, as shares. `hit_rates`: by number
-    of outcomes drafted ahead, from trees of `hit_levels` levels. `batch_factors`: on a level's time, by outcomes.
-    `staleness_factor`: on tau, where a draft lacks the newest features; `stale_share`: of the drafts behind
-    `acceptance`, those that did. `features_ms`: how long after their verdict the features are in. `late_ms`: by mode,
-    how much longer a cycle takes than its closed form says.
+    `verify_ms`: the target's pass over a draft, with the wait for it; `stream_ms`: time between tokens of a target that
+    decodes alone. `acceptance`: entry k is the probability that token k + 1 of a draft is accepted, given that the
+    first k were. `ranks`: shares of the accepted tokens' ranks among their siblings. `hit_rates`: by number of outcomes
+    drafted ahead, from trees of `hit_levels` levels. `batch_factors`: on a level's time, by number of outcomes.
+    `staleness_factor`: on tau, if a draft lacks the newest features; `stale_share`: share of the drafts behind
+    `acceptance` that did. `features_ms`: delay of the features after their verdict. `late_ms`: by mode, how much longer
+    a cycle takes than its closed form predicts.
     """
 
     limits: ModeLimits = field(default_factory=ModeLimits)
@@ -77,5 +77,5 @@ class Measurements:
 
     @property
     def is_cold(self) -> bool:
-        """Whether no pass of the target has been timed."""
+        """Whether no pass of the target was timed yet."""
         return self.verify_ms is None and self.stream_ms is None

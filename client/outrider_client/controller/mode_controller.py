@@ -1,4 +1,4 @@
-"""What the rides of a client teach it, and with mode `auto` what it rides next. Binds the controller to the answers."""
+"""Binds measurements and mode selection to the answers of a client: records what happens, and with `auto` chooses."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from outrider_proto.tree import MAX_NODES, DraftTree
 
 _log = logging.getLogger(__name__)
 _OUTCOMES = (8, 4, 2, 1)
-_CHEAP = 1.3  # times one outcome's time that a batch of several may take
-MANY_ROWS = 32  # of features, a prompt's: they take the link's rate longer than its delay
-_ROOM = 4  # times what features need
-_TRIAL_EVERY = 32  # tokens that the server writes
-_FIRST_TRIALS_EVERY = 8  # while so few drafts are remembered that they say little:
+_CHEAP = 1.3  # times one outcome's time: what a batch of several may take to be cheap
+MANY_ROWS = 32  # rows of features: as many are a prompt's, and the link's rate counts more than its delay
+_ROOM = 4  # times the rate that features need
+_TRIAL_EVERY = 32  # tokens that the server decodes
+_FIRST_TRIALS_EVERY = 8  # while fewer drafts than _FEW are remembered
 _FEW = 12
 _TOLERANT, _INTOLERANT = 0.98, 0.8  # of tau, one verdict late: docs/features.md
 
 
 class ModeController:
-    """Of one client, over all its answers; `clock` counts seconds."""
+    """Records measurements of one client and chooses its modes, over all its answers. `clock` returns seconds."""
 
     def __init__(self, drafting: AsyncDrafter | None, pace: Pace | None, clock: Callable[[], float]) -> None:
         self.active_mode: OnlineMode | None = None
@@ -45,34 +45,33 @@ class ModeController:
         self._config = ClientConfig()
         self._own_plan: TreePlan | None = None
         self._choice: Choice | None = None
-        self._row_s: float | None = None  # in which a row of a prompt's features comes down
-        self._row_bytes = 0.0  # and what it weighs
-        self._reply_row_bytes = Median()  # as if it came in the finest codec
+        self._row_s: float | None = None  # time that a row of a prompt's features takes downwards
+        self._row_bytes = 0.0  # and its size
+        self._reply_row_bytes = Median()  # converted to the finest codec
         self._codec: Codec = FINEST  # chosen last
-        self._trial: tuple[int, DraftTree] | None = None  # drafted on the side, at which length
-        self._tried_at = 0  # tokens of all answers
+        self._trial: tuple[int, DraftTree] | None = None  # text length and tree of a trial draft
+        self._tried_at = 0  # number of tokens, over all answers
         self._num_answers = 0
 
     @property
     def choice(self) -> Choice | None:
-        """None where the caller chose the mode."""
+        """The current choice; None if the caller fixed the mode."""
         return self._choice
 
     def begin(self, config: ClientConfig, own_plan: TreePlan | None) -> None:
-        """Another answer, and the trees its drafter was made for."""
+        """Begin another answer; `own_plan`: the trees that its drafter was made for."""
         self._config, self._own_plan = config, own_plan
         self._choice = self._trial = None
         self._num_answers += 1
 
     def enter_mode(self, mode: OnlineMode) -> None:
-        """A loop begins."""
+        """Note that the loop of `mode` begins."""
         self.active_mode = mode
         self._observer.began(mode, self._clock())
         self._trial = None
 
     def decide(self, opened: Opened | None, rtt: RttEstimator, max_nodes: int = MAX_NODES) -> Choice:
-        """What to ride next, with trees of so many nodes at most: the mode under way, unless another one has become
-        better."""
+        """Return the choice for the next cycle, with trees of at most `max_nodes` nodes."""
         if rtt.mean_s is not None:
             self._observer.record_rtt(rtt.mean_s, rtt.spread_s)
         self._observer.limits = self._limits(opened, max_nodes)
@@ -85,8 +84,10 @@ class ModeController:
 
     @property
     def codec(self) -> Codec | None:
-        """That the next request's features are to come in; None: the session's. It is the caller's to choose, but for
-        the one that nobody had to."""
+        """Codec of the next request's features; None means the session's.
+
+        Only the default codec is changed: one that the caller chose stays.
+        """
         if self._choice is None or self._config.codec != FINEST or self._codec == FINEST:
             return None
         return self._codec
@@ -101,7 +102,7 @@ class ModeController:
 
     @property
     def outcomes(self) -> int:
-        """Of a draft under way to draft for: as was chosen, or as many as cost little together as far as is known."""
+        """Outcomes of a draft to draft for: as configured or chosen, or as many as cost little together."""
         if self._config.outcomes is not None:
             return self._config.outcomes
         if self._choice is not None:
@@ -110,9 +111,10 @@ class ModeController:
         return next(count for count in _OUTCOMES if count == 1 or factors.get(count, 1.0) <= _CHEAP)
 
     def record_verdict(self, request: Draft | Decode, verdict: Verdict, *, stale: bool, is_last: bool = False) -> None:
-        """`stale`: its draft was grown without the newest features. `is_last`: the answer ends with it."""
+        """Record a verdict. `stale`: its draft lacked the newest features; `is_last`: the answer ends with it."""
         now = self._clock()
         if isinstance(request, Draft):
+            # The last draft of an answer is cut at the limit: count it with the levels that it would have had.
             cut = 0 if self._choice is None or not is_last else min(self._choice.levels, self._choice.ahead_levels)
             self._observer.record_verdict(now, verdict, request.tree or None, cut, stale=stale)
         else:
@@ -122,7 +124,7 @@ class ModeController:
         self._observer.record_drafting(seconds, num_passes)
 
     def record_ahead_draft(self, ahead_draft: AheadDraft, outcome: TreeOutcome) -> None:
-        """The verdict on what was looked out from has come."""
+        """Record the verdict on a draft for whose outcomes drafts were made ahead."""
         if ahead_draft.cost is not None:
             self._observer.record_drafting(ahead_draft.cost.seconds, ahead_draft.cost.levels, ahead_draft.cost.outcomes)
             self._observer.record_outcome(
@@ -130,7 +132,7 @@ class ModeController:
             )
 
     def record_features(self, lag_s: float, num_rows: int, num_bytes: int) -> None:
-        """All rows of a request were there so long after its first verdict."""
+        """Record that all rows of a request had arrived `lag_s` after its first verdict."""
         if num_rows < MANY_ROWS:
             self._observer.record_features(lag_s, num_bytes)
             self._weigh_reply(num_rows, num_bytes)
@@ -139,16 +141,20 @@ class ModeController:
         self._observer.record_transfer(num_bytes, lag_s)
 
     def _weigh_reply(self, num_rows: int, num_bytes: int) -> None:
-        """The codec in use is the newest request's, which need not be this one's for a reply or two."""
+        """Record the size of a reply's rows, converted to the finest codec."""
+        # After a change of codec, the one assumed here is the newest request's and wrong for a reply or two; the median
+        # ignores these.
         codec = self.codec or self._config.codec
         if codec in SIZE_VS_FINEST and 0 < num_rows <= MAX_REPLY_ROWS:
             self._reply_row_bytes.add(num_bytes / num_rows / SIZE_VS_FINEST[codec])
 
     @property
     def affords_features(self) -> bool:
-        """Whether features may come along with what the server writes alone: where the link has room for several times
-        as many, or tokens would wait behind them. While nothing is known of it they come from the second answer on,
-        or else nothing ever would be."""
+        """Whether features may be sent along while the server decodes alone.
+
+        They may if the link has room for several times as many: otherwise tokens would wait behind them.
+        """
+        # While nothing is known of the link they are sent from the second answer on: else it would never be measured.
         known = self._observer.measured()
         row_bytes = self._reply_row_bytes.value if self._row_s is None else self._row_bytes
         if row_bytes is None or known.down_bps is None or known.stream_ms is None:
@@ -156,30 +162,28 @@ class ModeController:
         return _ROOM * 8e3 * row_bytes / max(known.stream_ms, 1e-3) < known.down_bps
 
     def should_decode_first(self, num_rows: int, rtt: RttEstimator) -> bool:
-        """Whether the features of so many rows of a prompt take longer than a round trip, in which the server should
-        write alone."""
+        """Return whether a prompt's features take longer than a round trip, so that the server should decode first."""
         return num_rows >= MANY_ROWS and not self.arrive_within_rtt(num_rows, rtt)
 
     def arrive_within_rtt(self, num_rows: int, rtt: RttEstimator) -> bool:
-        """Whether so many rows more of a prompt's features are known to be here within a round trip."""
+        """Return whether so many more rows of a prompt's features are known to arrive within a round trip."""
         return self._row_s is not None and rtt.mean_s is not None and num_rows * self._row_s <= rtt.mean_s
 
     @property
     def wants_trial(self) -> bool:
-        """Whether to draft on the side, to learn what drafting would bring: once in so many tokens, of whatever answer
-        they are and in whatever bunches they came."""
+        """Whether to make a trial draft now, to learn what drafting would bring: once in so many tokens."""
         if self._choice is None or self._trial is not None:
             return False
         every = _FIRST_TRIALS_EVERY if self._observer.num_judged < _FEW else _TRIAL_EVERY
         return self._observer.num_tokens - self._tried_at >= every
 
     def record_trial(self, num_tokens: int, tree: DraftTree) -> None:
-        """What was drafted on the side, at this length of the text."""
+        """Record a trial draft, made when the text had `num_tokens` tokens."""
         self._tried_at = self._observer.num_tokens
         self._trial = (num_tokens, tree) if tree.tokens else None
 
     def record_text(self, tokens: tuple[int, ...]) -> None:
-        """The text so far, against which what was drafted on the side is judged once it is long enough."""
+        """Compare the trial draft with the text so far, once the text is long enough."""
         if self._trial is None:
             return
         length, tree = self._trial

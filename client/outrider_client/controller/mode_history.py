@@ -1,6 +1,6 @@
-"""What running a mode teaches beyond its closed form: how much longer its cycles take, how many of the tokens come.
+"""Measured deviation of a mode from its closed form: how much longer its cycles take, how many of the tokens come.
 
-Times are steady and believed soon. Tokens are as uneven as text is, so that few of them count for little.
+Times are steady and trusted soon. Numbers of tokens vary with the text, so that few of them have little weight.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from outrider_client.controller.choice import OnlineMode
 from outrider_client.controller.prediction import Prediction
 
 _HORIZON = 256.0  # cycles
-_DOUBT_CYCLES = 4.0  # as if so many had taken as long as predicted
-_DOUBT_TOKENS = 60.0  # and so many had come as predicted
+_DOUBT_CYCLES = 4.0  # prior weight: cycles that took as long as predicted
+_DOUBT_TOKENS = 60.0  # prior weight: tokens that came as predicted
 _LEAST, _MOST = 0.25, 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class ModeRun:
-    """Cycles of one mode, from verdict to verdict."""
+    """Cycles run in one mode, from verdict to verdict."""
 
     mode: OnlineMode
     cycles: int = 0
@@ -30,13 +30,13 @@ class ModeRun:
 
 
 class ModeHistory:
-    """Of one mode."""
+    """Deviation of one mode from its predictions."""
 
     def __init__(self) -> None:
         self._cycles = self._late_ms = self._tokens = self._predicted = 0.0
 
     def learn(self, mode_run: ModeRun, predicted: Prediction) -> None:
-        """`predicted`: by the closed form alone."""
+        """Add cycles. `predicted` is the closed form alone, without corrections."""
         self.fade(max(1.0 - mode_run.cycles / _HORIZON, 0.0))
         self._cycles += mode_run.cycles
         self._late_ms += 1e3 * mode_run.seconds - mode_run.cycles * predicted.cycle_ms
@@ -44,16 +44,16 @@ class ModeHistory:
         self._predicted += mode_run.cycles * predicted.tau
 
     def fade(self, kept: float) -> None:
-        """Of what is known, that share is left."""
+        """Keep the share `kept` of what is known."""
         self._cycles, self._late_ms = kept * self._cycles, kept * self._late_ms
         self._tokens, self._predicted = kept * self._tokens, kept * self._predicted
 
     @property
     def late_ms(self) -> float:
-        """Of a cycle, beyond the closed form; may be below 0."""
+        """Time of a cycle beyond the closed form; may be negative."""
         return self._late_ms / (self._cycles + _DOUBT_CYCLES)
 
     @property
     def factor(self) -> float:
-        """On tokens."""
+        """Factor on the number of tokens."""
         return min(max((self._tokens + _DOUBT_TOKENS) / (self._predicted + _DOUBT_TOKENS), _LEAST), _MOST)

@@ -1,5 +1,7 @@
-"""Keeps what the rides of a client teach, over all its answers, and hands it out as `Measurements`. Pure: it is told of
-verdicts, drafts, pings and features; `now` is in seconds of any one clock."""
+"""Collects verdicts, drafts, pings and features of a client and summarizes them as `Measurements`.
+
+Pure: `now` is in seconds of any one clock.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from outrider_proto.tree import DraftTree
 
 _HORIZON = 40  # verdicts
 _ENOUGH_HITS = 16
-_STALL_S = 3.0  # a gap as long says nothing of the mode
+_STALL_S = 3.0  # a longer gap says nothing about the mode
 
 
 @dataclass(frozen=True, slots=True)
 class Priors:
-    """What is known without measuring: from the drafter's family, or from a pace."""
+    """Values known before any measurement: from the drafter's family, or from a pace."""
 
     staleness_factor: float = 1.0
     draft_level_ms: float | None = None
@@ -30,12 +32,12 @@ class Priors:
 
 
 class CycleObserver:
-    """`limits` may be set anew, such as when another server answers."""
+    """Measurements of one client. `limits` may be replaced, such as when another server answers."""
 
     def __init__(self, limits: ModeLimits, declared: Priors | None = None) -> None:
         self.limits = limits
-        self.num_tokens = 0  # under verdicts
-        self.active_s = 0.0  # time in which answers were written
+        self.num_tokens = 0  # tokens with a verdict
+        self.active_s = 0.0  # time spent writing answers
         self._declared = declared or Priors()
         self._mode: OnlineMode = "stream"
         self._last_at: float | None = None
@@ -44,17 +46,17 @@ class CycleObserver:
         self._jitter_s = 0.0
         self._verify_ms, self._server_level_ms, self._features_ms = Median(), Median(), Median()
         self._token_ms = Mean(_HORIZON)
-        self._verify_then_ms: float | None = None  # when one-token passes were timed last
+        self._verify_then_ms: float | None = None  # _verify_ms when one-token passes were last timed
         self._level_ms: dict[int, Median] = {}
         self._acceptance = AcceptanceEstimator()
         self._hits: dict[int, Mean] = {}
         self._hit_levels, self._stale_share = Mean(_HORIZON), Mean(_HORIZON)
         self._down_bps = Median()
-        self._reply_bps = UpperQuartile()  # what else delays features makes a link look slower than it is
+        self._reply_bps = UpperQuartile()  # upper: other delays of features make a link look slower than it is
         self._cycle_s, self._cycle_tokens = Mean(_HORIZON), Mean(_HORIZON)
 
     def began(self, mode: OnlineMode, now: float) -> None:
-        """An answer, the time after an outage, or another mode: the wait for its first verdict says nothing."""
+        """Begin an answer, go on after an outage, or change the mode: the next interval is not counted."""
         if mode != self._mode:
             self._mode_run = ModeRun(mode)
         self._mode = mode
@@ -72,11 +74,15 @@ class CycleObserver:
         *,
         stale: bool = False,
     ) -> None:
-        """`tree`: what the client had drafted. `levels`: asked for where the server drafts, which it does not below the
-        first root of an answer; or of a tree that was cut, and with which the answer ends. `stale`: the draft was grown
-        without the newest features. Verdicts that are stale themselves are no verdicts: they may be left out."""
+        """Record a verdict.
+
+        `tree`: the client's draft. `levels`: of the server's own draft, or of the client's before it was cut at the
+        answer's end. `stale`: the draft lacked the newest features.
+        """
+        # A stale verdict answers a draft that the server skipped: it says nothing of the target.
         if verdict.stale:
             return
+        # The server does not draft below the first root of an answer.
         if not tree and not verdict.draft_us:
             levels = 0
         num_tokens = len(verdict.path) + len(verdict.tokens) + (verdict.bonus is not None)
@@ -94,52 +100,53 @@ class CycleObserver:
             self._record_token(elapsed_s)
 
     def record_path(self, tree: DraftTree, path: tuple[int, ...], levels: int = 0) -> None:
-        """What would have been accepted of a tree grown on the side, too. `levels`: that it would have had."""
+        """Record the accepted path of a tree or a trial draft. `levels`: that it would have had uncut."""
         self._acceptance.judged(max((*tree.depths(), levels)), len(path))
         self._acceptance.ranked(tree, path)
 
     def record_drafting(self, seconds: float, levels: int, outcomes: int = 1) -> None:
-        """Growing `levels` levels, of so many outcomes side by side, took the drafter so long."""
+        """Record the time to grow `levels` levels of so many outcomes side by side."""
         if levels:
             self._level_ms.setdefault(outcomes, Median()).add(seconds * 1e3 / levels)
 
     def record_outcome(self, rank: int | None, outcomes: int, *, is_whole: bool = True) -> None:
-        """A verdict that had been forecast: the rank (from 0) of its outcome among those drafted ahead, if any; where
-        the verdict came before all were there, whether it was among them is known, but not its rank."""
+        """Record the rank (from 0) of a verdict's outcome among those drafted ahead; None if it was not among them."""
+        # If the verdict came before all drafts were made, it is known whether its outcome was among them, but not its
+        # rank.
         if is_whole or outcomes == 1:
             self._hits.setdefault(1, Mean(_HORIZON)).add(rank == 0)
         if outcomes > 1:
             self._hits.setdefault(outcomes, Mean(_HORIZON)).add(rank is not None)
 
     def record_features(self, lag_s: float, num_bytes: int = 0) -> None:
-        """All features of a verdict, so many bytes, were in `lag_s` after it."""
+        """Record that all features of a verdict, `num_bytes`, had arrived `lag_s` after it."""
         self._features_ms.add(lag_s * 1e3)
         if num_bytes and lag_s > 0:
             self._reply_bps.add(8 * num_bytes / lag_s)
 
     def record_transfer(self, num_bytes: int, seconds: float) -> None:
-        """Something long came down, such as a prompt's features."""
+        """Record a long transfer downwards, such as a prompt's features."""
         if seconds > 0:
             self._down_bps.add(8 * num_bytes / seconds)
 
     def take_mode_run(self) -> ModeRun:
-        """In the mode under way, since this was last asked."""
+        """Return the cycles of the current mode since the last call."""
         mode_run, self._mode_run = self._mode_run, ModeRun(self._mode)
         return mode_run
 
     @property
     def num_judged(self) -> float:
-        """Drafts that are remembered."""
+        """Number of verified drafts that are remembered."""
         return self._acceptance.num_judged
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the last verdicts, in whatever mode."""
+        """Speed over the last verdicts, in any mode."""
         return self._cycle_tokens.value / self._cycle_s.value if self._cycle_s.value else None
 
     @property
     def down_bps(self) -> float | None:
-        """As a prompt's features have shown it, else as replies' have."""
+        """Rate downwards, measured on a prompt's features or else on replies."""
         return _known(self._down_bps.value, self._reply_bps.value)
 
     def measured(self) -> Measurements:
@@ -164,7 +171,7 @@ class CycleObserver:
         )
 
     def _elapsed(self, now: float) -> float | None:
-        """Since the verdict before; None where that says nothing."""
+        """Return the time since the previous verdict; None if that says nothing."""
         last_at, self._last_at = self._last_at, now
         return now - last_at if last_at is not None and now - last_at < _STALL_S else None
 
@@ -177,7 +184,7 @@ class CycleObserver:
             self._cycle_tokens.add(num_tokens)
 
     def _record_pass(self, verdict: Verdict, server_levels: int) -> None:
-        queue_us = 0 if self._mode == "pipelined" else verdict.queue_us  # there it waits for its own kind
+        queue_us = 0 if self._mode == "pipelined" else verdict.queue_us  # pipelined drafts queue behind each other
         self._verify_ms.add((queue_us + verdict.verify_us) / 1e3)
         if server_levels:
             self._server_level_ms.add(verdict.draft_us / 1e3 / server_levels)
@@ -189,7 +196,7 @@ class CycleObserver:
             self._acceptance.fade(elapsed_s)
 
     def _stream_ms(self) -> float | None:
-        """As timed last, and as much slower or faster since as passes over drafts became."""
+        """Return the time between tokens as last timed, scaled by how passes over drafts have changed since."""
         if not self._token_ms.count:
             return None
         now_ms = self._verify_ms.value

@@ -1,4 +1,4 @@
-"""How fast each mode is: tokens a cycle over the cycle's time, in closed form.
+"""Predicts the speed of each mode in closed form: tokens per cycle over the time of a cycle.
 
 R round trip, V a pass over a draft, F = R + V a flight, d a draft level, D levels, G outcomes drafted ahead at f(G)
 times a level's time, p(G) the probability that the verdict is among them.
@@ -35,9 +35,9 @@ from outrider_client.controller.choice import Choice, OnlineMode, Variant
 from outrider_client.controller.measurements import Measurements
 
 PRIOR_ACCEPTANCE = 0.8
-ACCEPTANCE_DECAY = 0.97  # acceptance of a level below the last one measured, against that one's
-_PASS_OF_LEVELS = 5.0  # draft levels that a target's pass takes as long as
-_FACTOR_PER_OUTCOME = 0.01  # drafted side by side; on a CPU 0.16, which is soon known
+ACCEPTANCE_DECAY = 0.97  # acceptance of a level over that of the last measured one, per level
+_PASS_OF_LEVELS = 5.0  # a target's pass, in draft levels
+_FACTOR_PER_OUTCOME = 0.01  # drafted side by side; 0.16 on a CPU, which is soon measured
 _DRAFT_BYTES = 100.0  # of a draft, framing and headers included
 _NODE_BYTES = 4.0
 _PACKET_BYTES = 1400.0
@@ -48,7 +48,7 @@ Floats = NDArray[np.float64]
 
 
 class PredictionTerms:
-    """Of one `Measurements`."""
+    """The terms of the closed forms, for one set of measurements."""
 
     def __init__(self, measured: Measurements) -> None:
         self.measured = measured
@@ -64,24 +64,24 @@ class PredictionTerms:
         self._taus: dict[int, Floats] = {}
 
     def flight(self, budget: Ints) -> Floats:
-        """From sending a draft of so many nodes to its verdict."""
+        """Return the time from sending a draft of `budget` nodes to its verdict."""
         per_byte = 8e3 / self.measured.up_bps if self.measured.up_bps else 0.0
         return np.asarray(self.rtt + self.verify + per_byte * (_DRAFT_BYTES + _NODE_BYTES * budget), np.float64)
 
     def transfer(self, num_tokens: Floats, bytes_per_token: float) -> Floats:
-        """Of the features of so many tokens."""
+        """Return the time to transfer the features of `num_tokens` tokens."""
         per_byte = 8e3 / self.measured.down_bps if self.measured.down_bps else 0.0
         return per_byte * bytes_per_token * num_tokens
 
     def features_wait(self, num_tokens: Floats, bytes_per_token: float) -> Floats:
-        """From a verdict to its features; a reply of several packets waits for the slowest."""
+        """Return the time from a verdict to its features; a reply of several packets waits for the slowest."""
         if self.measured.features_ms is not None:
             return np.full_like(num_tokens, self.measured.features_ms)
         late_ms = np.where(num_tokens * bytes_per_token > _PACKET_BYTES, self.measured.jitter_ms, 0.0)
         return self.transfer(num_tokens, bytes_per_token) + late_ms
 
     def tau(self, levels: Ints, breadth: int) -> Floats:
-        """Tokens a verdict on a draft with all its features: 1 + sum over i of prod over k <= i of a_k."""
+        """Return tokens per verdict on a draft with all features: 1 + sum over i of prod over k <= i of a_k."""
         if breadth not in self._taus:
             reached = np.cumprod(np.minimum(self._acceptance() * self._kept(breadth), 1.0))
             taus = 1.0 + np.concatenate(([0.0], np.cumsum(reached)))
@@ -89,25 +89,27 @@ class PredictionTerms:
         return self._taus[breadth][np.minimum(levels, self._deepest)]
 
     def hit(self, outcomes: Ints, levels: Ints, breadth: int) -> Floats:
-        """Probability that a verdict is among so many outcomes drafted ahead: what was measured, carried over to this
-        number and these levels along the prior's curve."""
+        """Return the probability that a verdict is among the outcomes drafted ahead.
+
+        The measured rate is extrapolated to this number of outcomes and levels along the prior's curve.
+        """
         exponents = np.array([self._steeper(number) for number in outcomes.ravel().tolist()]).reshape(outcomes.shape)
         return np.asarray(self._prior_hit(outcomes, levels, breadth) ** exponents)
 
     def batch(self, outcomes: Ints) -> Floats:
-        """Factor on a level's time when so many outcomes are drafted side by side."""
+        """Return the factor on a level's time when so many outcomes are drafted side by side."""
         known = {1: 1.0, **self.measured.batch_factors}
         if len(known) == 1:
             return np.asarray(1.0 + _FACTOR_PER_OUTCOME * (outcomes - 1))
         return np.array([_interpolated(known, number) for number in outcomes.ravel().tolist()]).reshape(outcomes.shape)
 
     def level_of(self, breadth: int) -> float:
-        """A draft level of another breadth than the one measured."""
+        """Return the time of a draft level of another breadth than the measured one."""
         return self.level * (1.0 + self.row_share * (breadth - 1)) / (1.0 + self.row_share * (self._breadth - 1))
 
     @property
     def row_share(self) -> float:
-        """What a row more a level costs, as a share of a level of one row: the slope of the batch factors."""
+        """Cost of another row in a level, as a share of a level of one row: the slope of the batch factors."""
         widest = max(self.measured.batch_factors, default=1)
         if widest <= 1:
             return 0.0
@@ -124,17 +126,17 @@ class PredictionTerms:
         return np.concatenate((known, known[-1] * ACCEPTANCE_DECAY**beyond))
 
     def _kept(self, breadth: int) -> float:
-        """Share of the accepted tokens that a tree of this breadth would have held too."""
+        """Return the share of the accepted tokens that a tree of this breadth would have contained."""
         ranks = self.measured.ranks
         return 1.0 if breadth >= self._breadth or not ranks else sum(ranks[:breadth]) / sum(ranks)
 
     def _prior_hit(self, outcomes: Ints, levels: Ints, breadth: int) -> Floats:
-        """The share of a draft that is accepted, to the power 2.6 / G^(1/3)."""
+        """Return the prior: the accepted share of a draft to the power 2.6 / G^(1/3)."""
         share = (self.tau(levels, breadth) - 1.0) / levels
         return np.asarray(np.clip(share, 1e-3, 1.0 - _SURE) ** (2.6 / np.cbrt(outcomes)))
 
     def _steeper(self, outcomes: int) -> float:
-        """The exponent that leads from the prior to the hit rate measured at about so many outcomes."""
+        """Return the exponent from the prior to the hit rate measured at about so many outcomes."""
         if not self.measured.hit_rates:
             return 1.0
         nearest = min(self.measured.hit_rates, key=lambda known: abs(log(known / outcomes)))
@@ -144,12 +146,12 @@ class PredictionTerms:
 
 
 def _first(*values: float | None) -> float:
-    """The first that is known."""
+    """Return the first known value."""
     return next(value for value in values if value is not None)
 
 
 def _interpolated(points: Mapping[int, float], at: int) -> float:
-    """Between the points given, and along the last two beyond them."""
+    """Interpolate linearly between the points, and extrapolate along the last two."""
     xs = sorted(points)
     right = min(max(bisect_left(xs, at), 1), len(xs) - 1)
     x0, x1 = xs[right - 1], xs[right]
@@ -157,12 +159,12 @@ def _interpolated(points: Mapping[int, float], at: int) -> float:
 
 
 _CANCELLED = 0.5  # levels
-_LEAST = 0.5  # of a cycle's time that is left where they were shorter than they should be
+_LEAST = 0.5  # share of a cycle's predicted time that negative `late_ms` leaves at least
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Means over cycles: `tau` tokens in `cycle_ms`; `hit_rate` of the drafts had been grown ahead."""
+    """Means over cycles: `tau` tokens in `cycle_ms`; a share `hit_rate` of the drafts was grown ahead."""
 
     tau: float
     cycle_ms: float
@@ -175,7 +177,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoiceGrid:
-    """Choices of one mode side by side; the arrays broadcast."""
+    """Choices of one mode as arrays that broadcast."""
 
     mode: OnlineMode
     breadth: int
@@ -190,13 +192,13 @@ class ChoiceGrid:
 
     @classmethod
     def of(cls, choice: Choice) -> Self:
-        """That one alone."""
+        """Return the grid of a single choice."""
         names = ("levels", "budget", "ahead_levels", "ahead_budget", "outcomes", "in_flight")
         numbers = (np.array([getattr(choice, name)]) for name in names)
         return cls(choice.mode, choice.breadth, choice.wait_for_features, choice.variant, *numbers)
 
     def at(self, index: int, shape: tuple[int, ...]) -> Choice:
-        """One of them, numbered as in an array of that shape."""
+        """Return the choice at a flat index of an array of that shape."""
         arrays = (self.levels, self.budget, self.ahead_levels, self.ahead_budget, self.outcomes, self.in_flight)
         levels, budget, ahead_levels, ahead_budget, outcomes, in_flight = (
             int(np.broadcast_to(array, shape).flat[index]) for array in arrays
@@ -217,7 +219,7 @@ class ChoiceGrid:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictions:
-    """Of a grid: see Prediction."""
+    """Predictions for a grid: see Prediction."""
 
     tau: Floats
     cycle_ms: Floats
@@ -229,14 +231,14 @@ class Predictions:
 
 
 def predict(measured: Measurements, choice: Choice) -> Prediction:
-    """What `choice` would bring."""
+    """Predict the speed of `choice`."""
     return predict_all(PredictionTerms(measured), ChoiceGrid.of(choice)).at(0)
 
 
 def predict_all(terms: PredictionTerms, grid: ChoiceGrid) -> Predictions:
-    """What each choice of the grid would bring."""
+    """Predict the speed of every choice in the grid."""
     tau, cycle_ms, hit_rate = _of_mode(terms, grid)
-    if grid.mode != "stream":  # features share the way with verdicts
+    if grid.mode != "stream":  # features share the link with verdicts
         cycle_ms = np.maximum(cycle_ms, terms.transfer(tau, grid.variant.bytes_per_token))
         cycle_ms = np.maximum(cycle_ms + terms.measured.late_ms.get(grid.mode, 0.0), _LEAST * cycle_ms)
     return Predictions(tau, cycle_ms, hit_rate)
@@ -271,7 +273,7 @@ def _proactive(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats
 
 def _pipelined(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, Floats]:
     tau, draft_ms = _after_a_miss(terms, grid)
-    staleness = terms.staleness ** (0.5 * (1 + grid.in_flight))  # features lag the more, the more is in flight
+    staleness = terms.staleness ** (0.5 * (1 + grid.in_flight))  # the more is in flight, the more features lag
     ahead_tau = np.maximum(_tau(terms, grid, grid.ahead_levels) * staleness, 1.0)
     hit, likeliest = _hits(terms, grid)
     flight_ms, growing_ms = terms.flight(grid.ahead_budget), _growing_ahead(terms, grid)
@@ -283,7 +285,7 @@ def _pipelined(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats
 
 
 def _after_a_miss(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats]:
-    """Tokens of a tree grown with nothing in flight, and the time that growing it takes."""
+    """Return tokens of a tree grown with nothing in flight, and the time to grow it."""
     tau = _tau(terms, grid, grid.levels)
     draft_ms = np.asarray(grid.levels * _level(terms, grid), np.float64)
     if grid.wait_for_features:
@@ -292,7 +294,7 @@ def _after_a_miss(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Flo
 
 
 def _hits(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats]:
-    """Shares of the drafts that were grown ahead, and ahead of what was thought likeliest."""
+    """Return the shares of drafts grown ahead, and grown ahead of the likeliest outcome."""
     after_hit = terms.hit(grid.outcomes, grid.ahead_levels, grid.breadth)
     after_miss = terms.hit(grid.outcomes, grid.levels, grid.breadth)
     hit = after_miss / (1.0 - after_hit + after_miss)
@@ -310,5 +312,5 @@ def _level(terms: PredictionTerms, grid: ChoiceGrid) -> float:
 
 
 def _growing_ahead(terms: PredictionTerms, grid: ChoiceGrid) -> Floats:
-    """A level more than the trees have, which tells what may follow their leaves."""
+    """Return the time to grow trees ahead: one more level than they have, to see what may follow their leaves."""
     return (grid.ahead_levels + 1) * _level(terms, grid) * terms.batch(grid.outcomes)

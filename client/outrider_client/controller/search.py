@@ -1,4 +1,4 @@
-"""The best way to ride in each mode: levels, breadth, outcomes, drafts in flight, waiting for features."""
+"""Searches the best parameters of each mode: levels, breadth, outcomes, drafts in flight, waiting for features."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from outrider_client.controller.prediction import ChoiceGrid, Ints, Prediction, 
 _LEVELS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 _OUTCOMES = (1, 2, 4, 8)
 _NEARLY = 0.99
-_DEAR_ROW = 0.01  # of a level: what costs less is not saved
-_TOLERANT = 0.995  # a family with a higher factor never waits for features
+_DEAR_ROW = 0.01  # share of a level; cheaper rows are not worth saving
+_TOLERANT = 0.995  # families with a higher staleness factor never wait for features
 
 
 @dataclass(frozen=True, slots=True)
 class RatedChoice:
-    """A choice and what it would bring."""
+    """A choice with its prediction."""
 
     choice: Choice
     prediction: Prediction
@@ -35,7 +35,7 @@ def rate(terms: PredictionTerms, choice: Choice) -> RatedChoice:
 
 
 def best_in(terms: PredictionTerms, mode: OnlineMode) -> RatedChoice:
-    """What is predicted to be the fastest in this mode; of what is nearly as fast the one that drafts least."""
+    """Return the fastest choice of a mode; among those nearly as fast the one that drafts least."""
     best = max((_best_of(terms, grid) for grid in _grids(terms, mode)), key=_speed)
     variants = terms.limits.variants
     if mode == "stream" or len(variants) == 1:
@@ -69,7 +69,9 @@ def _grid(terms: PredictionTerms, mode: OnlineMode, breadth: int, wait_for_featu
     outcomes = (_outcomes(terms) if ahead else np.ones(1, np.int64))[None, None, :]
     ahead_budget = _budget(terms, ahead_levels, breadth)
     growing_ms = (ahead_levels + 1) * terms.level_of(breadth) * terms.batch(outcomes)
-    busy_ms = np.maximum(np.maximum(terms.verify, growing_ms), 1e-3)  # more in flight than keeps both busy is no gain
+    busy_ms = np.maximum(
+        np.maximum(terms.verify, growing_ms), 1e-3
+    )  # more in flight than keep target and drafter busy gain nothing
     in_flight = np.clip(np.ceil(terms.flight(ahead_budget) / busy_ms), 2, max(terms.limits.in_flight, 2))
     return ChoiceGrid(
         mode,
@@ -98,7 +100,7 @@ def _outcomes(terms: PredictionTerms) -> Ints:
 
 
 def _breadths(terms: PredictionTerms) -> list[int]:
-    """Narrower ones too where it is known what they would cost and save."""
+    """Return the breadths to try: narrower ones only where their cost and effect are known."""
     breadth = terms.limits.shape.breadth
     if terms.limits.fixed or not terms.measured.ranks or terms.row_share < _DEAR_ROW:
         return [breadth]
@@ -114,7 +116,7 @@ def _waits(terms: PredictionTerms, mode: OnlineMode) -> list[bool]:
 
 
 def _budget(terms: PredictionTerms, levels: Ints, breadth: int) -> Ints:
-    """As many nodes a level as the shape has, but no fewer than it for a shallower tree: nodes cost next to nothing."""
+    """Return the node budget: as many nodes per level as the shape has, and no fewer in all for shallow trees."""
     shape, most = terms.limits.shape, terms.limits.max_nodes
     if terms.limits.fixed:
         return np.full_like(levels, min(shape.budget, most))

@@ -1,4 +1,4 @@
-"""Measurements made steady: running means, medians and quartiles. Pure."""
+"""Running means, medians and quartiles. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import median
 
 
 class Mean:
-    """Of all samples while there are few, and of about the last `horizon` from then on; 0 without any."""
+    """Mean of all samples while there are few, then of about the last `horizon`; 0 without any."""
 
     def __init__(self, horizon: int) -> None:
         self._horizon = horizon
@@ -20,7 +20,7 @@ class Mean:
 
 
 class Median:
-    """Of the last `window` samples; None without any."""
+    """Median of the last `window` samples; None without any."""
 
     def __init__(self, window: int = 15) -> None:
         self._samples: deque[float] = deque(maxlen=window)
@@ -34,7 +34,7 @@ class Median:
 
 
 class UpperQuartile:
-    """Of the last `window` samples; None while there are fewer than half as many."""
+    """Upper quartile of the last `window` samples; None while there are fewer than half as many."""
 
     def __init__(self, window: int = 15) -> None:
         self._enough = window // 2
