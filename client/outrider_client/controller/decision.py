@@ -58,9 +58,8 @@ def decide(measured: Measurements, current: Choice | None, corrections: Correcti
         return Decision(Choice("stream", variant=measured.limits.variants[0], probe=PROBE_TOKENS, why=why))
     weighed = _weigh(measured, corrections or {})
     if current is None or current.mode not in weighed.rated:
-        best = max(
-            weighed.rated.values(), key=lambda rated: round(weighed.speed(rated), 6)
-        )  # rounded: among equals the first of _ORDER wins
+        # Rounded: among equals the first of _ORDER must win, whatever the last bits of the speeds are.
+        best = max(weighed.rated.values(), key=lambda rated: round(weighed.speed(rated), 6))
         return Decision(_with_reason(weighed, best, None))
     kept = _kept(weighed, replace(current, variant=_on_offer(measured, current), probe=0))
     others = [rated for mode, rated in weighed.rated.items() if mode != current.mode]

@@ -69,9 +69,8 @@ def _grid(terms: PredictionTerms, mode: OnlineMode, breadth: int, wait_for_featu
     outcomes = (_outcomes(terms) if ahead else np.ones(1, np.int64))[None, None, :]
     ahead_budget = _budget(terms, ahead_levels, breadth)
     growing_ms = (ahead_levels + 1) * terms.level_of(breadth) * terms.batch(outcomes)
-    busy_ms = np.maximum(
-        np.maximum(terms.verify, growing_ms), 1e-3
-    )  # more in flight than keep target and drafter busy gain nothing
+    # More in flight than keeps both target and drafter busy is no gain.
+    busy_ms = np.maximum(np.maximum(terms.verify, growing_ms), 1e-3)
     in_flight = np.clip(np.ceil(terms.flight(ahead_budget) / busy_ms), 2, max(terms.limits.in_flight, 2))
     return ChoiceGrid(
         mode,

@@ -13,9 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from outrider_drafters.trees.grow import ScoredTree
 from outrider_proto.tree import ROOT
+
+# Only for types: the client's events and statistics read this module, and must not import torch.
+if TYPE_CHECKING:
+    from outrider_drafters.trees.grow import ScoredTree
 
 
 @dataclass(frozen=True, slots=True)
