@@ -68,7 +68,7 @@ def serve(models, made, monkeypatch):
     async def ready_made(offer, cache) -> BuiltBundle:
         return read_built(offer, made[offer.drafter_name])
 
-    monkeypatch.setattr(server_bundles, "make", ready_made)
+    monkeypatch.setattr(server_bundles, "build", ready_made)
 
     def server(port: int = 0, drafters: tuple[str, ...] = DRAFTERS) -> Server:
         sources = [str(drafter_dir(name)) for name in drafters]
