@@ -283,7 +283,7 @@ class Liar(stubs.BundlesServicer, stubs.VerifierServicer):
 @pytest.fixture
 async def liar(made, models):
     """It and its address. Honest, until it is told otherwise."""
-    offer = server_bundles.Offer(str(target_dir()), str(drafter_dir("moa")), "float32")
+    offer = server_bundles.BundleOffer(str(target_dir()), str(drafter_dir("moa")), "float32")
     manifest = manifest_to_proto(read_built(offer, made["moa"]).manifest)
     async with Server(Verifier(*models)) as server, grpc.aio.insecure_channel(server.address) as channel:
         description = await stubs.VerifierStub(channel).Describe(pb.DescribeRequest())
