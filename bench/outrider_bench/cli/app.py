@@ -5,6 +5,8 @@ The modules beside this one declare options and import what a command needs only
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from outrider_bench.cli.drafters import (
@@ -33,8 +35,29 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Measure server and client together. Exit codes: 2 usage, 3 refusal, 4 link, 1 a check that failed.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"outrider {version('outrider')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _bench(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Measure server and client together.
+
+    Exit codes: 2 usage, 3 refusal, 4 link, 1 a check that failed.
+    """
+
+
 app.command("trace")(trace_command)
 app.command("eval")(eval_command)
 app.command("exact")(exact_command)

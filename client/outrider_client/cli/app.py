@@ -31,9 +31,6 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Generate text with a large model on a server and a small drafter on this device. Colors on a terminal: green"
-    " drafted here and accepted, cyan written by the server, magenta corrected by it, yellow not verified yet, blue"
-    " private.",
 )
 
 
@@ -45,13 +42,16 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(
+    help="Generate text with a large model on a server and a small drafter on this device. Colors on a terminal: green"
+    " drafted here and accepted, cyan written by the server, magenta corrected by it, yellow not verified yet, blue"
+    " private."
+)
 def _outrider(
     version: Annotated[
         bool, Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
-) -> None:
-    """Hold the options that stand before a command. Typer takes the help from `app`."""
+) -> None: ...
 
 
 @app.command()

@@ -17,6 +17,23 @@ from outrider_proto.errors import UsageError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"outrider {version('outrider')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _models(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train targets and drafters, and bundle them for edge devices."""
+
+
 @app.command()
 def corpus(
     family: Annotated[str, typer.Option(help=f"Family of samples: {', '.join(FAMILIES)}, or all.")] = "all",

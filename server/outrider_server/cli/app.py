@@ -25,9 +25,21 @@ _SHOWN = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"outrider {version('outrider')}")
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
-    """Outrider's server: hosts a target model and verifies what edge clients draft."""
+def _server(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Host a target model and verify what edge clients draft."""
 
 
 @app.command()
