@@ -29,7 +29,7 @@ from outrider_proto.bundles import BundleFile, BundleManifest
 from outrider_proto.errors import UsageError
 
 _NICE = 10
-_CODED = ("int8", "int4")  # what torchao chooses the codes for
+_CODED = ("int8", "int4")  # kinds whose codes torchao chooses
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,12 +49,13 @@ class EdgeBundles:
         """Return the manifest of a bundle; empty arguments choose the server's first. Raises Refusal."""
         self._check_open()
         task = self._build_task(self._offer(drafter, weights))
+        # wait(), not wait_for(): a timeout must not cancel the build.
         await asyncio.wait({task}, timeout=_ANSWER_S)
         self._check_open()
         if not task.done():
-            raise Refusal(Reason.BUNDLE_NOT_READY, "the server is still making this edge bundle: ask again")
+            raise Refusal(Reason.BUNDLE_NOT_READY, "the server is still building this edge bundle: ask again")
         if task.cancelled() or task.exception() is not None:
-            raise Refusal(Reason.NO_BUNDLE, "the server could not make this edge bundle: its log says why")
+            raise Refusal(Reason.NO_BUNDLE, "the server could not build this edge bundle: its log says why")
         built = task.result()
         self._built[built.manifest.bundle_id] = built
         return replace(

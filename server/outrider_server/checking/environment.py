@@ -37,7 +37,9 @@ def _free(host: str, port: int) -> str:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC: what lingers does not count
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # as gRPC does: sockets in TIME_WAIT do not count
             probe.bind(address)
     except OSError as error:
         raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
@@ -47,7 +49,7 @@ def _free(host: str, port: int) -> str:
 def _exposure(config: ServerConfig) -> str:
     check_exposure(config.host, config.security)
     tls = "TLS" if config.security.tls_cert else "no TLS"
-    return f"{tls}, {'clients are known' if config.security.authenticates_clients else 'clients are strangers'}"
+    return f"{tls}, {'clients are authenticated' if config.security.authenticates_clients else 'anyone may connect'}"
 
 
 def _tls(config: ServerConfig) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read as grpc is imported: it would log what we say in one line
+# grpc reads this when it is imported; its own log would repeat what we say in one line.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import json
 from collections.abc import Iterator
@@ -98,7 +99,7 @@ def _findings(config: ServerConfig) -> Iterator[Finding]:
     from outrider_server.checking.environment import check_environment
 
     yield from check_environment(config)
-    from outrider_server.checking.models import check_models  # torch and transformers: what takes time comes last
+    from outrider_server.checking.models import check_models  # torch and transformers: slow checks come last
 
     yield from check_models(config)
 

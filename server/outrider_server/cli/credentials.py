@@ -59,7 +59,7 @@ def add(
     """Create a key and print it once: the file keeps only its hash."""
     known = read_keys(keys) if keys.exists() else {}
     if name in known:
-        raise UsageError(f"key {name}: is there already in {keys}; revoke it first, or take another name")
+        raise UsageError(f"key {name}: already exists in {keys}; revoke it first, or take another name")
     scopes = parse_scopes(scope or [each.value for each in Scope])
     secret = new_secret(name)
     quota = Quota(sessions, tokens_per_minute, max_context)
@@ -111,13 +111,13 @@ def certs(
 
     An existing authority signs again, so that clients need no new file.
     """
-    from outrider_server.security import certs as making  # cryptography: only where it is needed
+    from outrider_server.security import certs as making  # cryptography: loaded only here
 
     if not host and not client:
         raise UsageError("host, client: name a server's --host, or a --client, or both")
     for name in client or []:
         if not name or Path(name).name != name or name.startswith(".") or name in ("ca", "server"):
-            raise UsageError(f"client={name!r}: its files are named so; take a plain name other than ca and server")
+            raise UsageError(f"client={name!r}: names its files; take a plain name other than ca and server")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -150,5 +150,5 @@ def _until(text: str | None, now: datetime) -> datetime | None:
     except (ValueError, OverflowError):
         raise UsageError(f"expires={text}: need a day, 2027-01-31, or so many days from now, 30d") from None
     if end <= now:
-        raise UsageError(f"expires={text}: that is past")
+        raise UsageError(f"expires={text}: lies in the past")
     return end.replace(microsecond=0)

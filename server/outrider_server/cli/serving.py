@@ -59,6 +59,7 @@ async def _give_up(server: Server, why: str) -> NoReturn:
         async with asyncio.timeout(_GIVE_UP_S):
             await server.drain(0)
             await server.stop()
+    # Not sys.exit: threads stuck in a collective would keep the interpreter alive.
     os._exit(1)
 
 

@@ -55,6 +55,7 @@ def _given(known: Mapping[str, ConfigField], values: Mapping[str, Any]) -> Given
     given: Given = {}
     for name, setting in known.items():
         value = values[name]
+        # typer passes an empty list for a repeatable option that is not given.
         if value is None or value == []:
             continue
         place = given
@@ -94,4 +95,4 @@ def _shown(default: Any) -> str:  # Any: of the field's type
         case int() | float() | str():
             return f" Default: {default}."
         case _:
-            return ""  # the help says it, where there is one
+            return ""  # the help text says it

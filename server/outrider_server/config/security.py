@@ -53,5 +53,5 @@ class SecurityConfig:
 
     @property
     def authenticates_clients(self) -> bool:
-        """Whether clients need a key or a certificate."""
+        """True if clients need a key or a certificate."""
         return self.keys is not None or self.client_ca is not None

@@ -28,8 +28,8 @@ from outrider_server.engine.grouped_attention import AttentionGroup, group_segme
 Part: TypeAlias = tuple[Tensor, Tensor]  # keys and values of one layer, [kv_heads, n, dim] each
 IMPLEMENTATION = "outrider_slots"
 _PACKED_ROWS = 64  # up to here a group's query heads are stacked into the rows of one product (measured on CPU)
-_JOINED_VALUES = 2**20  # of keys, up to which a copy costs less than a product for each part (measured on CPU)
-_SCORES = 2**24  # score values held at once where they must be materialised
+_JOINED_VALUES = 2**20  # values of keys up to which a copy costs less than a product for each part (measured on CPU)
+_SCORES = 2**24  # scores held at once where they must be materialized
 
 
 class SlotAttention(Protocol):
@@ -46,7 +46,7 @@ class FlatBatch:
         self.segments = segments
         self._num_rows = sum(segment.num_rows for segment in segments)
         self._groups: list[AttentionGroup] = []
-        self._single: list[tuple[int, BatchSegment]] = []  # and where their rows begin
+        self._single: list[tuple[int, BatchSegment]] = []  # with the index of their first row
         first = 0
         for segment in segments:
             self._single.append((first, segment))
@@ -148,7 +148,7 @@ def _outrider_slots(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **extra: Any,  # whatever else a model passes to attention functions; the self-check at load judges the result
+    **extra: Any,  # other arguments that models pass; the check at load shows whether they matter
 ) -> tuple[Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment] # nn.Module's attributes have no types

@@ -24,10 +24,10 @@ from outrider_server.kv.buffers import BufferSlab
 from outrider_server.kv.prefix import Prefix
 
 Placed: TypeAlias = tuple[int, BatchSegment]  # and where its rows begin in the flat batch
-_FEW_ROWS = (8, 16, 32, 64)  # pieces of one kind are padded to one another's rows
-_MAX_PADDING = 1.5  # times the keys of the shortest, and
-_FEW_KEYS = 128  # more, which cost less than a product apart
-_MOST_SCORES = 2**20  # of one head: memory that no budget counts
+_FEW_ROWS = (8, 16, 32, 64)  # segments are padded to the most rows of their kind
+_MAX_PADDING = 1.5  # most keys of a group, times those of its shortest member, plus
+_FEW_KEYS = 128  # so many, which cost less than a separate product
+_MOST_SCORES = 2**20  # scores of one head: memory that no budget counts
 
 
 class _Lanes:
@@ -80,6 +80,7 @@ class AttentionGroup:
         self._num_rows = max(segment.num_rows for segment in self._members)
         self._num_keys = max(part.num_keys for part in self._parts)
         self._masks: dict[tuple[int | None, int], Tensor] = {}
+        # Padding points at row 0 of the batch; what comes out of it is never read back.
         padded = np.zeros((len(ordered), self._num_rows), dtype=np.int64)
         rows, back = [], []
         for place, (first, segment) in enumerate(ordered):

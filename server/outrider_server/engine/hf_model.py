@@ -17,7 +17,7 @@ from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import IMPLEMENTATION, register
 
-_SMALL = 30_000_000  # parameters
+_SMALL = 30_000_000  # parameters of a target for which one thread is fastest
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -72,12 +72,12 @@ def load_model(
     register()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(  # its annotation forgets output_loading_info
+        loaded: Any = AutoModelForCausalLM.from_pretrained(  # its annotation lacks output_loading_info
             path,
             dtype=dtype,
             attn_implementation=IMPLEMENTATION,
             output_loading_info=True,
-            trust_remote_code=False,  # without a word it would ask whether to run the directory's own code
+            trust_remote_code=False,  # None would ask on the terminal whether to run the directory's own code
             **({} if distributed_config is None else {"distributed_config": distributed_config}),
         )
     except (ValueError, OSError, KeyError, RuntimeError) as error:

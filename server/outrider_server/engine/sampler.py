@@ -84,7 +84,7 @@ def token_logprobs(logits: Tensor, tree: DraftTree, accepted: AcceptedPath, num_
     """
     bonus = () if accepted.bonus is None else (accepted.bonus,)
     tokens = torch.tensor([*tree.path_tokens(accepted.path), *bonus], device=logits.device)
-    rows = [0, *(1 + node for node in accepted.path)][: len(tokens)]  # each says what follows it
+    rows = [0, *(1 + node for node in accepted.path)][: len(tokens)]  # logits of a row predict the token after it
     judged = logits[rows].float()
     likeliest, top = judged.topk(min(num_top, judged.shape[-1]))
     scores = torch.cat([judged.gather(-1, tokens[:, None]), likeliest], dim=-1)

@@ -82,7 +82,7 @@ class Sequence:
 
     @property
     def status(self) -> Literal["parked", "idle", "waiting", "working"]:
-        """How much an eviction would hurt."""
+        """State that decides how soon its rows are evicted: parked first, working never."""
         if self._waits and not self.parked:
             return "waiting"
         if self._request is not None and not self._request.over:
@@ -101,6 +101,7 @@ class Sequence:
                 f"base_len={base_len}: the server holds {len(self.tokens)} tokens of this session",
             )
         if self.tokens[base_len:] != list(context):
+            # Before truncate(): the rows that it leaves are found by its block hashes, which truncate() drops.
             self._memory.leave(self, base_len)
             self.truncate(base_len)
             self.tokens.extend(context)

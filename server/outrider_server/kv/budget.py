@@ -84,7 +84,7 @@ def _available_bytes() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except OSError:
-        pass  # no Linux: what the C library says
+        pass  # not Linux: ask the C library
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

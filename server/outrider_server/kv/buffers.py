@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
 
-_SMALLEST = 128  # rows
+_SMALLEST = 128  # rows of the smallest buffer
 _SLAB_LANES = 16
 _SLAB_BYTES = 64 * 2**20  # at most this at once: for a large model one buffer is a slab
 _SLAB_SHARE = 8  # and at most one part in so many of the free budget

@@ -37,9 +37,7 @@ class EvictableSequence(CachedSequence, Protocol):
 
 
 _SMALL_BYTES = 256 * 1024  # a separate product in every pass costs more than this memory
-_DROP_SHARE = (
-    16  # of prefixes, one part in so many of all memory goes at once: looking for them takes time, slabs take room
-)
+_DROP_SHARE = 16  # prefixes of one part in so many of all memory go at once: finding them takes time
 _EVICTION_ORDER = {"parked": 0, "idle": 1, "waiting": 2}
 
 
@@ -60,13 +58,13 @@ class KVMemory:
         self.budget = MemoryBudget(sys.maxsize if budget_bytes is None else budget_bytes)
         self.pool = BufferPool(shape, self.budget)
         self.evictions = 0
-        self.prefix_hits_tokens = 0  # that needed no pass
-        self.prefix_asked_tokens = 0  # of texts that were begun
+        self.prefix_hits_tokens = 0  # tokens found in the cache
+        self.prefix_asked_tokens = 0  # tokens looked up
         self._prefixes = PrefixCache(self, small_bytes)
         self._sharing = sharing
         self._sequences: dict[EvictableSequence, None] = {}
-        self.must_free_all = False  # a pass has found no memory
-        self.count = 0  # of uses: the clock of what is longest unused
+        self.must_free_all = False  # a pass has failed for lack of memory
+        self.count = 0  # number of uses: the clock of least recent use
 
     @property
     def used_bytes(self) -> int:
@@ -156,7 +154,7 @@ class KVMemory:
             try:
                 self._prefixes.retain(sequence)
             # Prefixes unused for long are worth less than this one: drop them, if that alone makes enough room.
-            except OutOfKVMemory as shortage:  # what nobody has used for long is of less use, if that is enough
+            except OutOfKVMemory as shortage:
                 if shortage.num_bytes <= self.budget.free_bytes + self.prefix_bytes:
                     self._drop_some_unused(shortage.num_bytes)
                     with suppress(OutOfKVMemory):

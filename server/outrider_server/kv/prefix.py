@@ -31,9 +31,9 @@ class Prefix:
         self.tokens = list(tokens)
         self.block_hashes = list(block_hashes)
         self.buffer = buffer
-        self.users = 0  # slots that end with it, and children
-        self.num_slots = 0  # that begin with it
-        self.used_at = 0  # count of the memory's
+        self.users = 0  # slots that end with it, and child prefixes
+        self.num_slots = 0  # slots that begin with it
+        self.used_at = 0  # KVMemory.count at its last use
         if parent is not None:
             parent.users += 1
 

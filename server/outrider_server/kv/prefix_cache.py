@@ -23,7 +23,10 @@ from outrider_server.kv.slot import KVSlot
 
 
 class CachedSequence(Protocol):
-    """What the cache needs of a sequence. `block_hashes` are those of the full blocks that have rows and features."""
+    """The part of a sequence that the cache needs.
+
+    `block_hashes` are those of the full blocks that have rows and features.
+    """
 
     slot: KVSlot
     tokens: list[int]
@@ -73,7 +76,7 @@ class PrefixCache:
         self._allocator = allocator
         self._small_bytes = small_bytes
         self._owners: dict[bytes, Prefix | CachedSequence] = {}
-        self._copies: dict[Prefix, CachedSequence] = {}  # whose rows a session has copied
+        self._copies: dict[Prefix, CachedSequence] = {}  # prefixes whose rows a session has copied
         self.num_bytes = 0
         self.all: set[Prefix] = set()
 
@@ -144,6 +147,7 @@ class PrefixCache:
         for block_hash in prefix.block_hashes:
             if self._owners.get(block_hash) is prefix:
                 del self._owners[block_hash]
+                # The session with a copy becomes the owner, or its rows could no longer be found.
                 if copier is not None and _has_copied(copier, prefix):
                     self._owners[block_hash] = copier
         if prefix.parent is not None:

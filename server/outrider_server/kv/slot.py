@@ -47,7 +47,7 @@ class KVSlot:
 
     @property
     def holds_any(self) -> bool:
-        """Whether clear() would free anything."""
+        """True if clear() would free anything."""
         return self.buffer is not self._none or self.prefix is not None
 
     def reserve(self, num_rows: int, take: Take | None = None) -> None:

@@ -10,6 +10,6 @@ def load_target(config: ServerConfig) -> Target:
     """Load the target. Raises UsageError."""
     if config.tensor_parallel == 1:
         return Target.load(config.target, config.dtype, config.device, config.max_context)
-    from outrider_server.parallel.driver import load_tensor_parallel  # torch.distributed: only who needs it
+    from outrider_server.parallel.driver import load_tensor_parallel  # torch.distributed: only where it is needed
 
     return load_tensor_parallel(config)

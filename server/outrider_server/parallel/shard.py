@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from outrider_proto.errors import UsageError
 from outrider_server.engine.hf_model import DTYPES, is_small, load_model
 
-COLLECTIVE_S = 60.0  # what one rank waits for another within a pass, or to meet it
+COLLECTIVE_S = 60.0  # how long a rank waits for another, within a pass or to join
 _LOOPBACK = ("lo", "lo0")
 
 

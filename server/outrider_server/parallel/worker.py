@@ -17,7 +17,11 @@ _Inbox = SimpleQueue[bytes]
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # rank 0 gets them too, and still needs us to drain
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # sent to the whole process group; rank 0 still needs this process while it drains
         signal.signal(number, signal.SIG_IGN)
     leader: Connection = Connection(int(sys.argv[1]))
     inbox: _Inbox = SimpleQueue()
@@ -27,7 +31,8 @@ def main() -> None:
     except Exception as error:
         with suppress(OSError):
             leader.send_bytes(f"{type(error).__name__}: {error}".encode())
-        os._exit(1)  # a collective of another thread of torch's may never end
+        # Not sys.exit(): one of torch's threads may be stuck in a collective, and would keep the process alive.
+        os._exit(1)
 
 
 def _listen(leader: Connection, inbox: _Inbox) -> None:

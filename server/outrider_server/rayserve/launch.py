@@ -19,7 +19,7 @@ from outrider_server.rayserve.scale import Scale
 APPLICATION = "outrider"
 DEPLOYMENT = "verifier"
 _ROUTES_TIMEOUT_S = 60.0
-_ATTEMPTS = 3  # at starting a replica
+_ATTEMPTS = 3  # to start a replica
 _HEALTH_PERIOD_S = 2.0  # Ray's 10 would leave a dead replica's place empty for as long
 _OBJECT_STORE_BYTES = 80 * 2**20  # near Ray's least; frames do not go through it
 _ROOM_FOR_SHORT_CALLS = 64  # Describe, Check and the like beside the streams; the verifier itself limits sessions
@@ -27,7 +27,8 @@ _ROOM_FOR_SHORT_CALLS = 64  # Describe, Check and the like beside the streams; t
 
 def connect(address: str | None, **options: Any) -> None:  # Any: as ray.init has them
     """Join the cluster at `address`, or start one on this machine. Raises UsageError."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a server reports nothing to third parties
+    # Before Ray is imported: a server reports nothing to third parties.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
     if address is None:

@@ -52,4 +52,4 @@ class Replica:
     async def check_health(self) -> None:
         """Raise when the replica must be replaced; Ray asks from time to time."""
         if not self._server.verifier.alive:
-            raise RuntimeError("the model thread has ended")
+            raise RuntimeError("the engine thread has ended")

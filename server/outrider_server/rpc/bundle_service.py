@@ -78,7 +78,7 @@ class BundlesService:
 
     def _offered(self) -> EdgeBundles:
         if self._bundles is None:
-            raise Refusal(Reason.NO_BUNDLE, "this server hands out no edge bundles (--no-edge-bundle)")
+            raise Refusal(Reason.NO_BUNDLE, "this server serves no edge bundles (--no-edge-bundle)")
         return self._bundles
 
 

@@ -26,7 +26,7 @@ from outrider_server.telemetry.observer import ServerObserver
 
 _log = logging.getLogger(__name__)
 _MAX_UNREAD = 128  # ended streams of one address whose client does not read that they have ended
-_UNREAD_IN_ALL = 8  # times that
+_UNREAD_IN_ALL = 8  # times as many of all addresses
 SERVICE = pb.DESCRIPTOR.services_by_name["Verifier"].full_name
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -71,6 +71,7 @@ class VerifierService:
                 incoming = _Incoming(requests, observer, opened)
                 await self._answer(incoming, principal, context)
         except TimeoutError:
+            # The timeout in _answer(): the client does not read.
             observer.refused(Reason.STALLED)
             await self._end_unread(caller.address.name, context)
         except Refusal as refusal:
@@ -88,7 +89,7 @@ class VerifierService:
         """
         self._unread[address] += 1
         try:
-            with suppress(grpc.aio.InternalError):  # it went
+            with suppress(grpc.aio.InternalError):  # the client is gone
                 await abort(context, Refusal(Reason.STALLED, "nothing was read for too long: connect and resume"))
         finally:
             self._unread -= Counter([address])

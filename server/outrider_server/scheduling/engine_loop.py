@@ -105,6 +105,7 @@ class EngineLoop:
         patience_s = (_RETRY_S if self._is_blocked else 0.0) if self._queues else None
         started, is_idle = time.monotonic(), len(self._queues) <= self._num_paused
         try:
+            # None, from stop(), ends the loop.
             while (item := self._inbox.get(timeout=patience_s)) is not None:
                 self._idle_s += time.monotonic() - started if is_idle else 0.0
                 is_idle = False
@@ -119,6 +120,7 @@ class EngineLoop:
         planned = self._plan(self._ready_requests())
         results = self._verify(planned)
         for request, result in results:
+            # Verdicts leave before commit and tap: clients wait for them, while features can follow.
             request.apply_result(result, self._tree_nodes)
         tap_s = self._tap([pair for pair in results if self._commit(*pair)])
         self._report([result for _, result in results], tap_s)
@@ -166,6 +168,7 @@ class EngineLoop:
         try:
             results = self._engine.verify([step_input for _, step_input in planned])
         except Exception as error:
+            # An exception does not tell which session caused it: run each alone, so that only that one fails.
             if len(planned) > 1:
                 return [pair for one in planned for pair in self._verify([one])]
             _fail(planned[0][0], error)
@@ -235,7 +238,7 @@ class EngineLoop:
             request.begin()
             self._draft(request)
         # Asked again after the draft: a Cancel may have come in while it ran.
-        if request.cancelled:  # before, or while it drafted
+        if request.cancelled:
             request.cancel()
             return "over"
         return "ready"

@@ -66,7 +66,7 @@ class Request:
         self._tokens_left = frame.max_tokens if isinstance(frame, Decode) else 1
         self._features_from = frame.features_from
         self._last_features: Features | None = None  # the last row that was sent
-        self._has_replied = False  # a verdict has left
+        self._has_replied = False  # a verdict has been posted
         self._begun = False
         self._waiting_since = now
         self._lacks_memory_since: float | None = None
@@ -81,17 +81,17 @@ class Request:
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it runs for now, so that its rows may be evicted."""
+        """True while nothing of it runs, so that its rows may be evicted."""
         return self.ended or self._paused
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its replies are no longer wanted."""
+        """True once its replies are no longer wanted."""
         return self.cancelled or self.abandoned
 
     @property
     def scheduling_request(self) -> SchedulingRequest:
-        """What it wants to run in the next pass."""
+        """The rows it wants to run in the next pass."""
         payer = self.sequence.payer or id(self.sequence)
         return SchedulingRequest(
             payer, self.sequence.num_uncomputed, len(self._chain) + len(self._tree), self._waiting_since
@@ -99,7 +99,7 @@ class Request:
 
     @property
     def stale(self) -> bool:
-        """Whether the assumption it was sent on proved wrong; asked before it begins."""
+        """True if the assumption it was sent on proved wrong; asked before it begins."""
         frame = self._frame
         if self._begun or not isinstance(frame, Draft) or not frame.assumes:
             return False
@@ -107,7 +107,7 @@ class Request:
 
     @property
     def needs_draft(self) -> bool:
-        """Whether the server must draft before the next pass, and holds everything before the root."""
+        """True if the server must draft before the next pass, and holds everything before the root."""
         return self._shape is not None and not self._grown and not self.sequence.num_uncomputed
 
     def begin(self) -> None:
@@ -221,7 +221,7 @@ class Request:
     def _verdict(
         self, accepted: AcceptedPath, finish: Finish, logprobs: tuple[TokenLogprob, ...], tree_budget: int
     ) -> Verdict:
-        by_number = isinstance(self._frame, Draft)  # the client knows the tree
+        by_number = isinstance(self._frame, Draft)  # the client knows its own tree: node numbers are enough
         return Verdict(
             self._frame.seq,
             accepted.path if by_number else (),

@@ -28,13 +28,13 @@ from outrider_server.config.config import SchedulerName
 
 Payer: TypeAlias = Hashable
 SHORT_CONTEXT = 32  # rows: a request with no more context is a draft, not prefill
-_PREFILL_SHARE = 4  # of the budget, one part in so many
+_PREFILL_SHARE = 4  # one part in so many of the budget
 _SHORT_ROWS = MAX_NODES + 1
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingRequest:
-    """What the first request of a session would run: `context` rows, then `rest` (root and tree) in one piece.
+    """The rows that a session's first request would run: `context`, then `rest` (root and tree) in one piece.
 
     It has been waiting since `since`, in seconds of any clock.
     """

@@ -32,6 +32,7 @@ class StepStats:
         """Summarize one pass, or the several that replace one that failed."""
         accepted = [result for result in results if result.accepted is not None]
         rows = [result.step_input.num_rows for result in results]
+        # A set: results of one pass share one timing.
         timings = {result.timing for result in results}
         return cls(
             rows=sum(rows),

@@ -29,12 +29,14 @@ _RUNGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _REVIEW_EVERY = 8  # passes
 _REMEMBERED = 128
 _BUSY, _AT_EASE = 0.8, 0.6  # shares of the time in which the model runs
-_SHARED = 2.0  # drafts there for a pass: below, nobody waits for another's nodes
-_FULL = 0.75  # of the budget: with more, drafts soon wait for a second pass
+_SHARED = 2.0  # drafts ready for each pass: with fewer, no client waits for another's nodes
+_FULL = 0.75  # share of the row budget: above it, drafts soon wait for a second pass
 _PATIENCE = 2  # reviews
-_GAIN = 0.6  # while no tree was judged
-_KEPT = 0.98  # of what is known of trees, by each pass
-_VARIED = 0.1  # of rows a draft: where they are always the same, nobody knows which of the two takes the time
+_GAIN = 0.6  # assumed until a tree was verified
+_KEPT = 0.98  # decay of what is known of trees, for each pass
+_VARIED = (
+    0.1  # least relative deviation of rows per draft: equal sizes cannot tell the cost of drafts from that of rows
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,4 +50,4 @@ def check_exposure(host: str, security: SecurityConfig) -> None:
         lacking.append("--keys (`outrider-server keys add`) or --client-ca")
     if lacking:
         remedy = f"give {', and '.join(lacking)}"
-        raise UsageError(f"host={host}: others can reach it; {remedy}, or --open-to-network to serve strangers")
+        raise UsageError(f"host={host}: others can reach it; {remedy}, or --open-to-network to let anyone connect")

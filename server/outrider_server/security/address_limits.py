@@ -45,7 +45,7 @@ class UnopenedStreams:
     def one_more(self, address: PeerAddress) -> Iterator[Callable[[], None]]:
         """Count a stream until the block ends or the yielded function is called. Raises Refusal."""
         if self._count[address.name] >= self._limit or self._count.total() >= _UNOPENED_IN_ALL * self._limit:
-            raise Refusal(Reason.SERVER_FULL, "too many streams have not begun with Open yet: try again")
+            raise Refusal(Reason.SERVER_FULL, "too many streams have not sent Open yet: try again")
         self._count[address.name] += 1
         has_opened = False
 
@@ -53,6 +53,7 @@ class UnopenedStreams:
             nonlocal has_opened
             if not has_opened:
                 has_opened = True
+                # Counter subtraction drops addresses at zero: the table does not grow with every address ever seen.
                 self._count -= Counter([address.name])
 
         try:

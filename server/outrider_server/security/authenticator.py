@@ -32,7 +32,7 @@ Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What the transport knows of a call. `certificate`: the common name of the client's, if one is required."""
+    """A call as the transport describes it. `certificate`: the common name of the client's, if one is required."""
 
     metadata: Metadata
     address: PeerAddress
@@ -61,7 +61,7 @@ class Authenticator:
         """
         principal = self._principal(caller)
         if not principal.may(scope):
-            raise Refusal(Reason.OUT_OF_SCOPE, f"this key is not good for {scope.value}: ask for one that is")
+            raise Refusal(Reason.OUT_OF_SCOPE, f"this key does not allow {scope.value}: use one that does")
         return principal
 
     def admit_stream(self, caller: Caller) -> Principal:
@@ -99,6 +99,7 @@ class Authenticator:
         """
         while self._keyring is not None:
             await asyncio.sleep(_LOOK_S)
+            # In a thread: reading a file may block, and this is the loop of all streams.
             await asyncio.to_thread(self._keyring.refresh)
             end(self.still_admits)
 

@@ -20,7 +20,7 @@ from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
 
 _SKEW = timedelta(hours=1)  # a device's clock may be behind this one
-_MAX_NAME = 64  # of a common name, RFC 5280
+_MAX_NAME = 64  # characters of a common name, RFC 5280
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def write_issued(issued: IssuedCertificate, cert: Path, key: Path, *, force: boo
     )
     for path in (key, cert):
         if path.exists() and not force:
-            raise UsageError(f"{path}: is there already; --force replaces it")
+            raise UsageError(f"{path}: already exists; --force replaces it")
     _write(key, private, 0o600)
     _write(cert, issued.certificate.public_bytes(serialization.Encoding.PEM), 0o644)
 
@@ -76,9 +76,9 @@ def read_issued(cert: Path, key: Path) -> IssuedCertificate:
         certificate = x509.load_pem_x509_certificate(cert.read_bytes())
         private = serialization.load_pem_private_key(key.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{cert}, {key}: no authority that can be read; --force makes a new one") from error
+        raise UsageError(f"{cert}, {key}: not a readable authority; --force makes a new one") from error
     if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != certificate.public_key():
-        raise UsageError(f"{cert}, {key}: no authority of this command's; --force makes a new one")
+        raise UsageError(f"{cert}, {key}: not an authority of this command; --force makes a new one")
     return IssuedCertificate(certificate, private)
 
 

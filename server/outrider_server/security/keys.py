@@ -81,7 +81,7 @@ def read_keys(file: Path) -> dict[str, Key]:
         raise UsageError(f"keys={file}: not TOML") from None
     try:
         if told.keys() - {"key"}:
-            raise UsageError(f"unknown {', '.join(sorted(told.keys() - {'key'}))}: need [[key]] alone")
+            raise UsageError(f"unknown {', '.join(sorted(told.keys() - {'key'}))}: need only [[key]]")
         keys = [_key(entry) for entry in told.get("key", [])]
         if len({key.id for key in keys}) < len(keys):
             raise UsageError("an id occurs twice")
@@ -203,11 +203,12 @@ class Keyring:
         stamp = _stamp(self._file)
         if stamp == self._stamp:
             return
+        # Before read_keys(): a file that cannot be used is not read again until it changes.
         self._stamp = stamp
         try:
             self._keys = read_keys(self._file)
         except UsageError as error:
-            _log.error("%s; the keys from before stay in force", error)
+            _log.error("%s; the former keys stay in force", error)
         else:
             _log.info("keys=%s: read again, %d keys", self._file, len(self._keys))
 

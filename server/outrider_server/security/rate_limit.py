@@ -132,6 +132,7 @@ class RateLimiter:
 
     def _submit_due(self) -> None:
         loop = asyncio.get_running_loop()
+        # Only the head of the queue: a later request must not overtake it, even when it is due.
         while self._waiting and (self._waiting[0][2].is_stopped or self._waiting[0][0] <= loop.time()):
             self._submit(self._waiting.popleft()[2])
         if self._timer is not None:

@@ -72,11 +72,12 @@ class _CertificateReloader:
         self._stamp: Stamp | None = files.stamp()
 
     def __call__(self) -> grpc.ServerCertificateConfiguration:
-        stamp: Stamp | None = None  # where one is missing
+        stamp: Stamp | None = None  # None while a file is missing
         try:
             with suppress(OSError):
                 stamp = self._files.stamp()
             if stamp != self._stamp:
+                # Before load(): files that cannot be used are not read again until they change.
                 self._stamp = stamp
                 self._config = self._files.load()
                 _log.info("TLS files read again")

@@ -64,7 +64,7 @@ def check_drafting(frame: Decode, principal: Principal, *, is_offered: bool) -> 
     if frame.tree is None:
         return
     if not principal.may(Scope.SERVER_DRAFT):
-        raise Refusal(Reason.OUT_OF_SCOPE, "this key is not good for server-draft: decode without a tree")
+        raise Refusal(Reason.OUT_OF_SCOPE, "this key does not allow server-draft: decode without a tree")
     if not is_offered:
         raise Refusal(Reason.NO_SERVER_DRAFT, "this server does not draft for this session: decode without a tree")
 

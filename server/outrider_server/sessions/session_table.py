@@ -36,7 +36,7 @@ class SessionTable:
     def __init__(self, ttl_s: float, max_sessions: int, on_forget: Callable[[Session], None]) -> None:
         self._ttl_s = ttl_s
         self._max_sessions = max_sessions
-        self._on_forget = on_forget  # each once
+        self._on_forget = on_forget  # called once for each session
         self._sessions: dict[str, Session] = {}
 
     def __len__(self) -> int:
@@ -45,6 +45,7 @@ class SessionTable:
     @property
     def num_parked(self) -> int:
         """Number of sessions without a stream; from any thread."""
+        # list(): the event loop may add sessions while another thread counts.
         return sum(session.owner is None for session in list(self._sessions.values()))
 
     def make_room(self, now: float) -> None:
@@ -70,6 +71,7 @@ class SessionTable:
         """Return a session that is still kept and is the principal's own."""
         self.expire(now)
         session = self._sessions.get(session_id)
+        # Another principal's session counts as unknown: nobody learns that it exists.
         return session if session is not None and session.principal.payer == principal.payer else None
 
     def make_room_for(self, principal: Principal, now: float) -> None:

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerContext:
-    """What all streams of a server share.
+    """State that all streams of a server share.
 
     `drafters` by the fingerprint of the features they read, `taps` by their own; `submit` hands to the engine thread,
     whose replies come by `callbacks`.
@@ -163,6 +163,7 @@ class StreamReader:
         # Take the session over before the older stream fails: from here on its frames can no longer reach the session.
         former = server.sessions.take(session, stream)
         if isinstance(former, StreamWriter):
+            # A session has one writer: the older stream must not send for it any more.
             former.fail(_taken_over())
         if session.tap != frame.tap or (isinstance(former, StreamWriter) and former.faulty):
             server.sessions.forget(session)
@@ -191,6 +192,7 @@ class StreamReader:
         def post(info: PrefixInfo) -> None:
             loop.call_soon_threadsafe(resolve, info)
 
+        # Asked in the engine thread, behind the session's earlier requests: a takeover never sees half a pass.
         self._server.submit(PrefixQuery(session.sequence, limit, post))
         return await answer
 

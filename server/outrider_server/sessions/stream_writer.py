@@ -62,12 +62,12 @@ class StreamWriter:
 
     @property
     def is_ending(self) -> bool:
-        """Whether no further frames should be taken from the client."""
+        """True once no further frames should be taken from the client."""
         return self._ending
 
     @property
     def is_unread(self) -> bool:
-        """Whether so many verdicts wait that the client cannot be reading. From any thread.
+        """True if so many verdicts wait that the client cannot be reading. From any thread.
 
         Features do not count: they wait for the link, and no verdict waits for them.
         """

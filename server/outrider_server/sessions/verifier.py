@@ -101,7 +101,7 @@ class Verifier:
 
     @property
     def alive(self) -> bool:
-        """Whether the target can still run."""
+        """True while the target can run."""
         ranks = self._target.ranks
         return self._thread.alive and (ranks is None or not ranks.broken.done())
 
@@ -109,6 +109,7 @@ class Verifier:
         """Wait until the target can no longer run, and return why. Only a divided target can break."""
         ranks = self._target.ranks
         return await (
+            # A target in one process cannot break: wait on a future that never ends.
             asyncio.get_running_loop().create_future() if ranks is None else asyncio.wrap_future(ranks.broken)
         )
 
@@ -170,13 +171,15 @@ class Verifier:
                 async for frame in frames:
                     yield frame
         finally:
+            # The order matters: first nobody finds the stream, then replies are dropped, and only when the reader has
+            # ended is the session released, for a frame being handled may still use it.
             silence.cancel()
             self._leave(stream)
             reader.hang_up()
             reading.cancel()
             try:
                 await asyncio.wait([reading])
-            finally:  # also where this call is cancelled once more
+            finally:  # also if this call is cancelled again while it waits
                 reader.release()
                 stream.watch.ended(stream.refusal)
 
@@ -212,6 +215,7 @@ class Verifier:
     def _release(self, session: Session) -> None:
         """Give back what a session holds, once its earlier requests have ended."""
         sequence = session.sequence
+        # Through the queue: requests that are already in it still use the rows.
         self._thread.submit(PrefixQuery(sequence, 0, lambda _: sequence.release()))
 
     async def _sweep(self) -> None:

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerStats:
-    """What a verifier holds now, and some counts since its start.
+    """Values that a verifier has now, and some counts since its start.
 
     `active`, `parked`: sessions with a stream and without; `kv_bytes`: K/V and features in use, of `kv_limit_bytes`
     (None: all the machine has). Since the start: sessions evicted for memory, context tokens looked up in the prefix

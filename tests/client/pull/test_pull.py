@@ -580,7 +580,7 @@ async def test_a_server_of_another_target_names_the_remedy(models, golden):
 
 async def test_a_server_without_bundles(models, tmp_path):
     async with Server(Verifier(*models)) as server:
-        with pytest.raises(Refusal, match="hands out no edge bundles") as refused:
+        with pytest.raises(Refusal, match="serves no edge bundles") as refused:
             await pull_bundle(order(server.address, tmp_path / "device"))
     assert refused.value.reason is Reason.NO_BUNDLE
     assert list(tmp_path.iterdir()) == []

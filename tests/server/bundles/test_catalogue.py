@@ -102,7 +102,7 @@ async def test_a_spoilt_cache_is_made_anew_and_nobody_waits_long(copied, made, p
     monkeypatch.setattr(bundles_module, "_ANSWER_S", 0.0)
     (copied / "config.json").write_text("{}")
     bundles = bundles_in(copied.parent, pair)
-    with pytest.raises(Refusal, match="still making") as refused:
+    with pytest.raises(Refusal, match="still building") as refused:
         await bundles.manifest()
     assert refused.value.reason is Reason.BUNDLE_NOT_READY
     monkeypatch.undo()

@@ -96,7 +96,7 @@ def test_mistakes_are_one_line(tmp_path, options, complaint):
 
 def test_a_broken_authority_is_said_to_be_one(made):
     (made / "ca.key").write_text("nonsense")
-    with pytest.raises(UsageError, match="no authority that can be read"):
+    with pytest.raises(UsageError, match="not a readable authority"):
         certs.read_issued(made / "ca.pem", made / "ca.key")
 
 

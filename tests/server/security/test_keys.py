@@ -154,7 +154,7 @@ def test_a_changed_file_is_read_again_and_a_broken_one_changes_nothing(tmp_path,
     file.write_text("[[key")
     ring.refresh()
     assert ring.find(new) is not None
-    assert "the keys from before stay in force" in caplog.text
+    assert "the former keys stay in force" in caplog.text
     file.unlink()
     ring.refresh()
     assert ring.find(new) is not None
@@ -180,11 +180,11 @@ def test_the_commands_make_list_and_revoke(tmp_path):
     ("options", "complaint"),
     [
         (["add", "a b"], "'a b'"),
-        (["add", "known"], "is there already"),
+        (["add", "known"], "already exists"),
         (["add", "x", "--scope", "everything"], "scope=everything"),
         (["add", "x", "--sessions", "0"], "sessions=0: need at least 1"),
         (["add", "x", "--expires", "soon"], "expires=soon"),
-        (["add", "x", "--expires", "2020-01-01"], "that is past"),
+        (["add", "x", "--expires", "2020-01-01"], "lies in the past"),
         (["add", "x", "--expires", "99999999999d"], "expires="),
         (["revoke", "x"], "which has known"),
     ],
