@@ -1,3 +1,3 @@
-"""The contract of the two sides: frames, trees, tokens and features as bytes, and errors. No torch, no I/O."""
+"""The protocol between client and server: frames, trees, tokens and features as bytes, and errors. No torch, no I/O."""
 
 PROTOCOL_VERSION = 1

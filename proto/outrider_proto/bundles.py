@@ -1,5 +1,7 @@
-"""What a server says of an edge bundle, as plain values and as protobuf. The client writes files by these names: all of
-them are checked here, before anything is written."""
+"""The manifest of an edge bundle, as plain values and as protobuf.
+
+The client writes files by these names, so all of them are checked here, before anything is written.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ from fnmatch import fnmatchcase
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Reason, Violation
 
-CHUNK_BYTES = 64 * 1024  # as sent: a slow link shows within seconds that it lives
+CHUNK_BYTES = 64 * 1024  # as sent; small, so that progress shows within seconds on a slow link
 MAX_CHUNK_BYTES = 256 * 1024
 MAX_FILES = 64
 MAX_BUNDLE_BYTES = 2**40
-MAX_TEXT_BYTES = 2**28  # of a file without tensors, which whoever loads the bundle reads whole
+MAX_TEXT_BYTES = 2**28  # of a file without tensors, which the loader reads into memory whole
 SHA256_BYTES = 32
 _MAX_TEXT = 256
 _MAX_OFFERS = 64
-# A bundle's files and no others: no pickles, no index that could name files elsewhere, nothing hidden.
+# An allowlist, for security: no pickles, no index that could name files elsewhere, no hidden files.
 TARGET_FILES = (
     "config.json",
     "generation_config.json",
@@ -43,15 +45,15 @@ _SPELLING = re.compile(r"(drafter/)?[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-
 
 @dataclass(frozen=True, slots=True)
 class BundleFile:
-    """Raises Violation for a name that no bundle has, and for sizes and digests out of range."""
+    """A file of a bundle. Raises Violation for a name that no bundle has, or a size or digest out of range."""
 
     name: str
     size_bytes: int
     sha256: bytes
 
     def __post_init__(self) -> None:
-        if not _is_bundles(self.name):
-            raise _malformed(f"names {self.name[:_MAX_TEXT]!r}, which is no file of a bundle")
+        if not _is_bundle_file(self.name):
+            raise _malformed(f"names {self.name[:_MAX_TEXT]!r}, which is not a file of a bundle")
         most = MAX_BUNDLE_BYTES if self.name.endswith(".safetensors") else MAX_TEXT_BYTES
         if not 0 <= self.size_bytes <= most:
             raise _malformed(f"gives {self.name} {self.size_bytes} bytes: need 0 to {most}")
@@ -61,7 +63,7 @@ class BundleFile:
 
 @dataclass(frozen=True, slots=True)
 class BundleManifest:
-    """Raises Violation unless the files make one bundle of bounded size, each named once."""
+    """The files of a bundle and what they are for. Raises Violation unless they make one bundle of bounded size."""
 
     target_name: str
     target_fingerprint: str
@@ -74,16 +76,17 @@ class BundleManifest:
     weights_on_offer: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [file.name.lower() for file in self.files]  # some file systems do not tell cases apart
+        # Lower case: on some file systems names that differ in case only are one file.
+        names = [file.name.lower() for file in self.files]
         if not {"bundle.json", "config.json", "model.safetensors"} <= set(names):
             raise _malformed("lacks bundle.json, config.json or model.safetensors")
         if len(names) > MAX_FILES or len(set(names)) != len(names):
             raise _malformed(f"names {len(names)} files: need at most {MAX_FILES}, each once")
         if self.size_bytes > MAX_BUNDLE_BYTES:
             raise _malformed(f"has {self.size_bytes} bytes: need at most {MAX_BUNDLE_BYTES}")
-        told = (self.target_name, self.target_fingerprint, self.tokenizer_fingerprint, self.tap, self.drafter)
-        if any(not _is_line(text) for text in (*told, self.weights, *self.drafters, *self.weights_on_offer)):
-            raise _malformed(f"has a text above {_MAX_TEXT} characters, or one that is not a line of text")
+        texts = (self.target_name, self.target_fingerprint, self.tokenizer_fingerprint, self.tap, self.drafter)
+        if any(not _is_line(text) for text in (*texts, self.weights, *self.drafters, *self.weights_on_offer)):
+            raise _malformed(f"has a text above {_MAX_TEXT} characters, or one that is not a single line")
         if max(len(self.drafters), len(self.weights_on_offer)) > _MAX_OFFERS:
             raise _malformed(f"offers more than {_MAX_OFFERS} bundles")
 
@@ -93,12 +96,12 @@ class BundleManifest:
 
     @property
     def bundle_id(self) -> str:
-        """Of the content alone."""
+        """The hash of the content alone."""
         return bundle_id(self.files)
 
 
 def bundle_id(files: Sequence[BundleFile]) -> str:
-    """Hex SHA-256 of what the files are."""
+    """Return the hex SHA-256 over all files' digests, sizes and names."""
     lines = "".join(f"{file.sha256.hex()} {file.size_bytes} {file.name}\n" for file in files)
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -120,7 +123,7 @@ def manifest_to_proto(manifest: BundleManifest) -> pb.BundleManifest:
 
 
 def manifest_from_proto(message: pb.BundleManifest) -> BundleManifest:
-    """Raises Violation for whatever a client should not act on."""
+    """Raises Violation for anything a client should not act on."""
     if len(message.files) > MAX_FILES:
         raise _malformed(f"names {len(message.files)} files: need at most {MAX_FILES}")
     if max(len(message.drafters), len(message.weights_on_offer)) > _MAX_OFFERS:
@@ -137,13 +140,13 @@ def manifest_from_proto(message: pb.BundleManifest) -> BundleManifest:
         weights_on_offer=tuple(message.weights_on_offer),
     )
     if message.bundle_id != manifest.bundle_id:
-        raise _malformed(f"says that it is {message.bundle_id[:_MAX_TEXT]!r}, its files make {manifest.bundle_id}")
+        raise _malformed(f"claims the id {message.bundle_id[:_MAX_TEXT]!r}, but its files make {manifest.bundle_id}")
     return manifest
 
 
-def _is_bundles(name: str) -> bool:
-    spelt = _SPELLING.fullmatch(name) is not None and not name.endswith((".part", ".index.json"))
-    return spelt and any(fnmatchcase(name, pattern) for pattern in _NAMES)
+def _is_bundle_file(name: str) -> bool:
+    well_formed = _SPELLING.fullmatch(name) is not None and not name.endswith((".part", ".index.json"))
+    return well_formed and any(fnmatchcase(name, pattern) for pattern in _NAMES)
 
 
 def _is_line(text: str) -> bool:

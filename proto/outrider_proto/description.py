@@ -1,4 +1,4 @@
-"""What a server says of itself, to protobuf and back. Every field from the other side is checked here."""
+"""Server descriptions to protobuf and back. Every field from the other side is checked here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def description_to_proto(description: ServerDescription) -> pb.Description:
 
 
 def description_from_proto(message: pb.Description) -> ServerDescription:
-    """Raises Violation for what no server is."""
+    """Raises Violation for values out of range."""
     check_texts(message, "server_version", "target_name", "target_fingerprint", "tokenizer_fingerprint")
     check_limits(message)
     if not 1 <= message.vocab_size <= MAX_TOKEN + 1:

@@ -1,8 +1,7 @@
-"""Lossless coding of quantized features, to a size that both sides know beforehand: no more than that is allocated.
+"""Lossless coding of quantized features. Both sides know the raw size beforehand, and no more is ever allocated.
 
-zstd for what compresses as it stands, and deflate that does nothing but Huffman coding (Z_HUFFMAN_ONLY) for small
-numbers of one byte each: activations hold no repetitions that matching could find, and a search costs bytes as well as
-time. Neither says how large it is beside its content: zstd's own size must agree, deflate's stream must end there.
+zstd serves general data. Small numbers of one byte each take deflate restricted to Huffman coding (Z_HUFFMAN_ONLY):
+activations hold no repetitions to match, and searching for them costs bytes as well as time.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ _RAW = -15  # no header and no checksum: the transport has one
 
 
 class _Zstd(threading.local):
-    """One context a thread: they may not be shared, and making one costs more than compressing a few rows."""
+    """One context per thread."""
+
+    # Contexts must not be shared between threads, and creating one costs more than compressing a few rows.
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=1)
@@ -33,7 +34,8 @@ def zstd(raw: bytes) -> bytes:
 
 
 def unzstd(payload: bytes, expected: int) -> bytes:
-    """Exactly `expected` bytes, or Violation. The frame must say so of itself, and zstd holds it to its word."""
+    """Decompress to exactly `expected` bytes. Raises Violation for anything else."""
+    # Without a declared content size zstd would allocate whatever a hostile frame expands to. With one it enforces it.
     try:
         size = zstandard.get_frame_parameters(payload).content_size
         if size != expected:
@@ -46,14 +48,15 @@ def unzstd(payload: bytes, expected: int) -> bytes:
 
 
 def huffman(*parts: bytes) -> bytes:
-    """One stream in which each part has codes of its own."""
+    """Code all parts in one stream, each with its own Huffman table."""
     coder = zlib.compressobj(wbits=_RAW, strategy=zlib.Z_HUFFMAN_ONLY)
+    # Z_BLOCK ends the deflate block and with it the table, without the 4 bytes of a Z_SYNC_FLUSH.
     coded = [coder.compress(part) + coder.flush(zlib.Z_BLOCK) for part in parts[:-1]]
     return b"".join((*coded, coder.compress(parts[-1]), coder.flush()))
 
 
 def unhuffman(payload: bytes, expected: int) -> bytes:
-    """Exactly `expected` bytes (all parts), or Violation."""
+    """Decode to exactly `expected` bytes of all parts. Raises Violation for anything else."""
     decoder = zlib.decompressobj(_RAW)
     try:
         raw = decoder.decompress(payload, expected + 1)  # one more, to see whether the stream ends there

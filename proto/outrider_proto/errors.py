@@ -2,8 +2,8 @@
 
 OutriderError
 +-- UsageError      the caller's mistake: a bad argument, file or option (exit code 2)
-+-- Refusal         the peer's or our own considered "no", with a Reason (exit code 3)
-|   +-- Violation   bytes or fields that do not fit the contract
++-- Refusal         the peer or we decline a request, with a Reason (exit code 3)
+|   +-- Violation   bytes or fields that violate the protocol
 +-- LinkError       the link's fault: nothing is wrong with either side (exit code 4)
 """
 
@@ -15,7 +15,9 @@ DOMAIN = "outrider.v1"
 
 
 class Reason(Enum):
-    """Why a request is refused; the value is the name of the gRPC status code it travels as."""
+    """Why a request is refused, with the gRPC status code that it travels as."""
+
+    # The numbers only keep the values apart: members with equal values would become aliases of one another.
 
     MALFORMED_FRAME = "INVALID_ARGUMENT", 1
     MALFORMED_TREE = "INVALID_ARGUMENT", 2
@@ -39,10 +41,10 @@ class Reason(Enum):
     NO_BUNDLE = "FAILED_PRECONDITION", 20
     BUNDLE_CHANGED = "FAILED_PRECONDITION", 21
     BUNDLE_NOT_READY = "UNAVAILABLE", 22
-    NO_KEY = "UNAUTHENTICATED", 23  # none was given, or one that this server does not know
+    NO_KEY = "UNAUTHENTICATED", 23  # no key, or one that this server does not know
     OUT_OF_SCOPE = "PERMISSION_DENIED", 24  # the key does not allow it
-    OVER_QUOTA = "RESOURCE_EXHAUSTED", 25  # of the key
-    STALLED = "UNAVAILABLE", 26  # the client did not read or speak for too long: it may connect again and resume
+    OVER_QUOTA = "RESOURCE_EXHAUSTED", 25  # the key's quota
+    STALLED = "UNAVAILABLE", 26  # the client was silent or did not read for too long; it may reconnect and resume
 
     @property
     def status(self) -> str:
@@ -59,11 +61,11 @@ class OutriderError(Exception):
 
 
 class UsageError(OutriderError, ValueError):
-    """The caller's mistake; the message names the thing, the value and the remedy."""
+    """The caller's mistake; the message names the value and the remedy."""
 
 
 class Refusal(OutriderError):
-    """A considered "no" with a reason, ours or the peer's. `retry_after_s`: when to ask again, if known."""
+    """A request declined with a reason, by us or the peer. `retry_after_s`: when to retry, if known."""
 
     def __init__(self, reason: Reason, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -73,7 +75,7 @@ class Refusal(OutriderError):
 
 
 class Violation(Refusal, ValueError):
-    """Bytes or fields from the other side that do not fit the contract."""
+    """Bytes or fields from the other side that violate the protocol."""
 
 
 class LinkError(OutriderError):

@@ -1,4 +1,4 @@
-"""Checks of fields that several messages have. All raise Violation."""
+"""Checks of fields that several messages share. All raise Violation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_limits(message: pb.Opened | pb.Description) -> None:
 
 
 def check_size(name: str, items: Sized, most: int) -> None:
-    """Before they become Python's numbers, of which each takes ten times its bytes."""
+    """Check the length before the items become Python numbers, each ten times as large."""
     if len(items) > most:
         raise malformed(f"{name} of {len(items)}: at most {most}")
 

@@ -1,4 +1,4 @@
-"""The frames of a session as plain values: what each side says to the other. wire.py turns them into protobuf.
+"""The frames of a session as plain values. wire.py turns them into protobuf.
 
     client                                    server
     Open ------------------------------------>
@@ -12,10 +12,9 @@
          <------------------------------------ Pong
 
 Positions: a session's tokens are numbered from 0. The server holds K/V for the tokens before the root; it processes
-the root together with the tree. `base_len` says how many of the tokens the server holds are to be kept (it drops the
-rest), `context` the tokens that follow them and that it has yet to process, and then come root and tree. A prompt of n
-tokens is therefore Draft{base_len=0, context=prompt[:-1], root=prompt[-1], tree=empty}, and its verdict's bonus
-is the first new token.
+the root together with the tree. `base_len` is how many of its tokens the server keeps (it drops the rest), `context`
+the tokens after those that it has yet to process; then come root and tree. A prompt of n tokens is therefore
+Draft{base_len=0, context=prompt[:-1], root=prompt[-1], tree=empty}, and its verdict's bonus is the first new token.
 """
 
 from __future__ import annotations
@@ -40,25 +39,26 @@ ACCEPTANCES: tuple[Acceptance, ...] = ("exact", "typical")
 # and authorizes nobody.
 SESSION_HEADER = "x-session-id"
 MAX_TOP_LOGPROBS = 20
-MIN_LOGPROB = -9999.0  # stands for all that is less likely
+MIN_LOGPROB = -9999.0  # stands for everything less likely
 
 
 class Finish(Enum):
-    """Why a verdict is the last one of its answer."""
+    """Why a verdict is the last one of its generation."""
 
     NOT_YET = 0
     EOS = 1  # path + bonus end with an end-of-text token; nothing follows it
     CONTEXT_FULL = 2  # no room for another token in the target's context
     LIMIT = 3  # Decode only: max_tokens were written
-    CANCELLED = 4  # Decode only: the client said Cancel
+    CANCELLED = 4  # Decode only: the client sent Cancel
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the target chooses a token; temperature 0 is greedy. top_k 0 and top_p 1 switch the filter off.
 
-    acceptance: which drafted tokens stand. `exact`: those the target chooses itself. `typical`: those of probability
-    above min(epsilon, alpha * exp(-entropy)), and the target's own are argmaxes. Lossy: the text is not the target's.
+    `acceptance` decides which drafted tokens are accepted. `exact`: those that the target chooses itself. `typical`:
+    those with probability above min(epsilon, alpha * exp(-entropy)), while the target's own tokens are argmaxes; this
+    is lossy: the text is not the target's.
     Raises Violation (BAD_SAMPLING) for values out of range.
     """
 
@@ -94,14 +94,16 @@ class Sampling:
 
     @property
     def draws(self) -> bool:
-        """Whether the target's tokens are drawn at random; else they are argmaxes."""
+        """Whether the target's tokens are drawn at random; otherwise they are argmaxes."""
         return self.acceptance == "exact" and not self.greedy
 
 
 @dataclass(frozen=True, slots=True)
 class TapInfo:
-    """One kind of features a server can send: `fingerprint` names it, `width` is values a token. Of one that is
-    `newest_only` the server sends the last row of what it was asked for, which is all such a drafter reads."""
+    """One kind of features that a server can send, named by `fingerprint`, of `width` values per token.
+
+    With `newest_only` the server sends only the last requested row, which is all that such a drafter reads.
+    """
 
     fingerprint: str
     family: str
@@ -111,7 +113,7 @@ class TapInfo:
 
 @dataclass(frozen=True, slots=True)
 class ServerDescription:
-    """What Describe answers."""
+    """The reply to Describe."""
 
     protocol_version: int
     server_version: str
@@ -127,10 +129,10 @@ class ServerDescription:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """First frame of every stream. `session_id` empty starts a session, else resumes that one.
+    """The first frame of every stream. An empty `session_id` starts a session, any other resumes that one.
 
-    `committed_len` is the number of tokens the client holds as committed (resume only). `tap` is the fingerprint of
-    the features wanted, empty for none; `codec` their encoding.
+    `committed_len` is the number of tokens that the client holds as committed (resume only). `tap` is the fingerprint
+    of the requested features, empty for none; `codec` is their encoding.
     """
 
     protocol_version: int
@@ -145,10 +147,10 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The server's answer: its K/V covers the first `kept_len` tokens, whose hash is `kept_hash` (packing.py).
+    """The reply to Open: the server's K/V covers the first `kept_len` tokens, whose hash is `kept_hash` (packing.py).
 
-    A client whose own tokens hash differently sends everything again. `resumed` is false for a session that the
-    server does not know (any more). `server_draft`: a Decode may ask the server to draft.
+    A client whose own tokens hash differently sends everything again. `resumed` is false for a session that the server
+    does not know, or no longer. `server_draft`: a Decode may ask the server to draft.
     """
 
     session_id: str
@@ -163,15 +165,14 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One tree to verify. `features_from`: first position whose features the client lacks.
+    """A tree to verify. `features_from` is the first position whose features the client lacks.
 
-    `assumes`, when not empty, says that this draft was sent before the verdict it builds on: the hash (packing.py) of
-    all tokens up to and including the root; `context` is empty then. Unless exactly `base_len` tokens are held, and
-    they with the bonus of the session's last verdict hash to the same, the answer is a Verdict that is `stale`, and
-    nothing else happens.
+    A non-empty `assumes` marks a draft sent ahead of the verdict that it builds on: the hash (packing.py) of all tokens
+    up to and including the root; `context` is empty then. Unless the server holds exactly `base_len` tokens, and they
+    with the bonus of the session's last verdict have this hash, the reply is a `stale` Verdict, nothing more.
 
-    `logprobs`: have the verdict say how likely its tokens are, with so many of the likeliest in the place of each.
-    `codec`: of the features of this request; None: the session's.
+    With `logprobs` the verdict includes the log probabilities of its tokens and of that many likeliest alternatives
+    each. `codec` encodes this request's features; None means the session's.
     """
 
     seq: int
@@ -187,7 +188,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class ServerTree:
-    """Shape of the trees that a server grows itself; the names are TreeShape's."""
+    """The shape of trees that a server grows itself, with TreeShape's names."""
 
     breadth: int
     levels: int
@@ -196,9 +197,11 @@ class ServerTree:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Ask the server to write `max_tokens` tokens: the target alone, one a pass, or with a drafter beside it where
-    there is a `tree`. Every pass is answered by a Verdict with this seq. Features from `features_from` on come along
-    unless it is None. `logprobs` and `codec` as in Draft."""
+    """A request to write `max_tokens` tokens with the target alone, or with a server-side drafter if `tree` is set.
+
+    Each pass is answered by a Verdict with this seq. Features from `features_from` on are sent unless it is None.
+    `logprobs` and `codec` are as in Draft.
+    """
 
     seq: int
     base_len: int
@@ -213,7 +216,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End the Decode `seq`; it is answered by a last Verdict with Finish.CANCELLED unless it had ended already."""
+    """End the Decode `seq`, which gets a last Verdict with Finish.CANCELLED unless it has already ended."""
 
     seq: int
 
@@ -230,13 +233,15 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The client is done: the server forgets the session at once."""
+    """The client is done; the server forgets the session at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """ln p of a token under the target's softmax as it is, before temperature, top-k and top-p; and the likeliest
-    tokens in its place with theirs, the likeliest first. Values are float32. Raises Violation for one out of range.
+    """ln p of a token under the target's raw softmax, before temperature, top-k and top-p.
+
+    `top` holds the likeliest tokens in its place with theirs, the likeliest first. Values are float32. Raises Violation
+    for one out of range.
     """
 
     logprob: float
@@ -250,12 +255,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Answer to a Draft: accepted nodes in order, then the bonus token (None only when `path` ends with EOS, or when
-    a Decode was cancelled). Times are the server's: waiting for the model, the target's forward pass, and drafting.
+    """The reply to a Draft: accepted nodes in order, then the bonus token.
 
-    `stale`: the draft assumed what is not so; nothing was done. `tokens`: accepted tokens of a tree that the server
-    grew itself; `path` is empty then. `logprobs`: of path (or tokens) and bonus, if they were asked for.
-    `tree_budget`: nodes that the next drafts had better not exceed while the server is so busy; 0: no wish.
+    `bonus` is None only when `path` ends with EOS or a Decode was cancelled. The times are the server's: waiting for
+    the model, the target's forward pass, and drafting. `stale`: the draft's assumption was wrong and nothing was done.
+    `tokens`: accepted tokens of a tree that the server grew itself; `path` is empty then. `logprobs`: those of path (or
+    tokens) and bonus, if requested. `tree_budget`: the most nodes that the next drafts should have while the server is
+    this busy; 0 means no limit.
     """
 
     seq: int
@@ -273,11 +279,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """Feature rows of positions first, first + 1, ...; `last` ends the rows that belong to `seq`, whose tap took
-    `tap_us` microseconds. Sent as long as rows of `padded_width` values would be, where that is more (emulation).
+    """Feature rows of positions first, first + 1, ...
 
-    `of_rows`: how many rows there were at once, where these are a piece of them; not sent, but a codec may care.
-    `codec`: None: the session's."""
+    `last` marks the last rows of `seq`, whose tap took `tap_us` microseconds. For emulation the frame is padded to the
+    size of rows of `padded_width` values, where that is more. `of_rows`: of how many rows these are a piece; not sent,
+    but it may change the coding. `codec`: None means the session's.
+    """
 
     seq: int
     first: int

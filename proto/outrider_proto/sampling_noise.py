@@ -1,4 +1,4 @@
-"""The random number that decides a sampled token. Both sides draw with it, so it is part of the contract."""
+"""The random numbers that decide sampled tokens. Both sides draw the same ones, so they are part of the protocol."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-_BLOCK = 256  # numbers made at a time
+_BLOCK = 256  # numbers generated at a time
 _BELOW_ONE = 1.0 - 2.0**-40  # keeps u * total below total in float64
 
 
 def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) that decides `position` under `seed`: Philox keyed by (seed, position's block of 256)."""
+    """Return the number in [0, 1) that decides `position` under `seed`: Philox keyed by (seed, position // 256)."""
     block, offset = divmod(position, _BLOCK)
     return float(_uniform_block(seed, block)[offset])
 

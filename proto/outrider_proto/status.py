@@ -1,5 +1,7 @@
-"""Errors as gRPC statuses and back, with google.rpc.ErrorInfo as the detail, and RetryInfo where it is known when to
-try again. The one file here that needs grpc."""
+"""Errors to gRPC statuses and back, with google.rpc.ErrorInfo as the detail, and RetryInfo where the time is known.
+
+The only module here that needs grpc.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,15 @@ from google.rpc.status_pb2 import Status
 from outrider_proto.errors import DOMAIN, LinkError, OutriderError, Reason, Refusal, UsageError
 
 DETAILS_KEY = "grpc-status-details-bin"  # where gRPC's richer error model puts google.rpc.Status
-MAX_RETRY_S = 24 * 3600.0  # of what either side says and believes
+MAX_RETRY_S = 24 * 3600.0  # cap on what either side sends and believes
 _LINK_CODES = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.INTERNAL,  # without our detail: a peer that died while we wrote to it, or a broken HTTP/2 stream
+    # Without our detail, INTERNAL is a peer that died while we wrote to it, or a broken HTTP/2 stream.
+    grpc.StatusCode.INTERNAL,
 }
-# What the transport itself says, without our detail.
+# Sent by the transport itself, without our detail.
 _TRANSPORT_REASONS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Reason.FRAME_TOO_LARGE,
     grpc.StatusCode.INVALID_ARGUMENT: Reason.MALFORMED_FRAME,
@@ -29,7 +32,7 @@ _TRANSPORT_REASONS = {
 
 
 def refusal_status(refusal: Refusal) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
-    """Arguments of `context.abort(code, details, trailing_metadata)`."""
+    """Return the arguments of `context.abort(code, details, trailing_metadata)`."""
     code = grpc.StatusCode[refusal.reason.status]
     detail = AnyMessage()
     detail.Pack(ErrorInfo(reason=refusal.reason.name, domain=DOMAIN))
@@ -42,7 +45,7 @@ def refusal_status(refusal: Refusal) -> tuple[grpc.StatusCode, str, tuple[tuple[
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> OutriderError:
-    """What an RPC's failure means: the peer's refusal, a peer that speaks something else, or the link's fault."""
+    """Translate a failed RPC: the peer's refusal, a peer that is no Outrider server, or the link's fault."""
     details = _details(error)
     reason = _reason(details)
     text = error.details() or error.code().name

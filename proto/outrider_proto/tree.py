@@ -1,4 +1,4 @@
-"""The draft tree: drafted tokens, each with a parent, and the questions both sides ask of it.
+"""The draft tree: drafted tokens, each with a parent, and its queries.
 
             root (last committed token, not in the tree)         parents = (-1, -1, 0, 0, 1)
            /    \\
@@ -25,10 +25,10 @@ MAX_NODES = 255  # a parent travels as one byte, 0 being the root
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """Drafted tokens and their parents; checked on construction.
+    """Drafted tokens and their parents.
 
-    Raises Violation when the lengths differ, a parent is not an earlier node or the root, two siblings
-    carry the same token, or there are more than MAX_NODES nodes.
+    Raises Violation when the lengths differ, a parent is not an earlier node or the root, two siblings carry the same
+    token, or there are more than MAX_NODES nodes.
     """
 
     tokens: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ class DraftTree:
 
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> DraftTree:
-        """A tree without branches."""
+        """Create a tree without branches."""
         return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)))
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -62,14 +62,14 @@ class DraftTree:
                 )
 
     def depths(self) -> tuple[int, ...]:
-        """Depth of every node; children of the root have depth 1."""
+        """Return the depth of every node; children of the root have depth 1."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return tuple(depths)
 
     def ancestors(self) -> NDArray[np.bool_]:
-        """[nodes, nodes] bool: entry (i, j) says that j is i or an ancestor of i."""
+        """Return a [nodes, nodes] bool mask: entry (i, j) says that j is i or an ancestor of i."""
         import numpy as np  # here, since every command line imports this module
 
         mask = np.eye(len(self), dtype=np.bool_)
@@ -79,16 +79,16 @@ class DraftTree:
         return mask
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of `node` (ROOT for the root) that carries `token`, if drafted."""
+        """Return the child of `node` (or ROOT) that carries `token`, if drafted."""
         for i in range(node + 1, len(self)):
             if self.parents[i] == node and self.tokens[i] == token:
                 return i
         return None
 
     def path_tokens(self, path: Sequence[int]) -> tuple[int, ...]:
-        """Tokens along `path`, a chain of nodes that starts at a child of the root.
+        """Return the tokens along `path`, a chain of nodes from a child of the root.
 
-        Raises Violation when it is no such chain.
+        Raises Violation for any other sequence of nodes.
         """
         parent = ROOT
         for node in path:

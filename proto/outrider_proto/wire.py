@@ -1,5 +1,7 @@
-"""A session's frames to protobuf and back: the only place that knows both. Every field from the other side is checked
-here, except what only a session can know (vocabulary, context, sequence)."""
+"""A session's frames to protobuf and back: the only module that knows both.
+
+Every field from the other side is checked here, except what only a session can know (vocabulary, context, sequence).
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ _ACCEPTANCE_FROM_PB: dict[int, f.Acceptance] = {number: acceptance for acceptanc
 
 
 def client_frame_to_proto(frame: f.ClientFrame) -> pb.ClientFrame:
-    """Raises Violation for token ids that do not fit the wire."""
+    """Raises Violation for token ids out of range."""
     match frame:
         case f.Open():
             return pb.ClientFrame(open=_open_to_proto(frame))
@@ -89,7 +91,7 @@ def client_frame_from_proto(message: pb.ClientFrame) -> f.ClientFrame:
 
 
 def server_frame_to_proto(frame: f.ServerFrame, codec: f.Codec) -> Iterator[pb.ServerFrame]:
-    """One message, or several for features, so that none exceeds MAX_FRAME_BYTES. `codec`: the session's."""
+    """Yield one message, or several for features, so that none exceeds MAX_FRAME_BYTES. `codec` is the session's."""
     match frame:
         case f.Opened():
             yield pb.ServerFrame(opened=_opened_to_proto(frame))
@@ -187,7 +189,8 @@ def _draft_to_proto(frame: f.Draft) -> pb.Draft:
 def _draft_from_proto(message: pb.Draft) -> f.Draft:
     if message.assumes and (len(message.assumes) != HASH_BYTES or message.context):
         raise malformed(f"assumes: need {HASH_BYTES} bytes and no context")
-    if len(message.parents) > MAX_NODES or len(message.tokens) > TOKEN_BYTES * MAX_NODES:  # before they are numbers
+    # Checked before unpacking: Python numbers take ten times the memory of the message.
+    if len(message.parents) > MAX_NODES or len(message.tokens) > TOKEN_BYTES * MAX_NODES:
         raise Violation(Reason.TREE_TOO_LARGE, f"{len(message.parents)} nodes: at most {MAX_NODES}")
     return f.Draft(
         seq=message.seq,

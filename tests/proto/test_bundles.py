@@ -52,7 +52,7 @@ def test_the_id_is_of_the_content():
     "tokenizer.py", "tokenizer.pkl", "vocab.pkl", "vocab.so", "chat_template.py", "tokenizer",
 ])  # fmt: skip
 def test_names_that_no_bundle_has(name):
-    with pytest.raises(Violation, match="no file of a bundle"):
+    with pytest.raises(Violation, match="not a file of a bundle"):
         BundleFile(name, 5, DIGEST)
 
 
@@ -71,7 +71,7 @@ def test_names_that_no_bundle_has(name):
             "has 10995",
         ),
         ({"target_name": "x" * 300}, "above 256 characters"),
-        ({"drafter": "\x1b[2J"}, "not a line of text"),
+        ({"drafter": "\x1b[2J"}, "not a single line"),
         ({"drafters": ("x",) * 65}, "more than 64 bundles"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -93,7 +93,7 @@ def test_sizes_and_digests(size, digest, message):
 def test_an_id_that_is_not_the_files():
     message = manifest_to_proto(manifest())
     message.bundle_id = "0" * 64
-    with pytest.raises(Violation, match="says that it is"):
+    with pytest.raises(Violation, match="claims the id"):
         manifest_from_proto(message)
 
 

@@ -119,9 +119,10 @@ class Namespaces(AsyncResource):
         command. Raises OSError (FileNotFoundError, PermissionError) when it cannot be executed.
         """
         command = self._next_id + 1
-        ended = self._ask(op="run", argv=list(argv), env=dict(env or {}), cwd=os.getcwd())
+        # Handlers first: the command may already run, and someone who sees it may signal us, before our next line does.
+        # The event loop calls them, so never before the request is sent.
         with forward_signals(lambda number: self._send(op="signal", run=command, number=number)):
-            status = int(await ended)
+            status = int(await self._ask(op="run", argv=list(argv), env=dict(env or {}), cwd=os.getcwd()))
         return 128 - status if status < 0 else status
 
     def _ask(self, **request: object) -> asyncio.Future[Any]:

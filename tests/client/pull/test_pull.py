@@ -342,7 +342,7 @@ async def test_a_file_that_ends_early(liar, tmp_path):
         ("manifest", {"target_fingerprint": "0"}, "has target_fingerprint 0, the server itself"),
         ("manifest", {"tokenizer_fingerprint": "none"}, "has tokenizer_fingerprint none"),
         ("manifest", {"tap": "moa:0"}, "needs features moa:0, which the server does not offer"),
-        ("manifest", {"bundle_id": "0" * 64}, "says that it is"),
+        ("manifest", {"bundle_id": "0" * 64}, "claims the id"),
         ("manifest", {"tap": ""}, "not the one in its manifest"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
