@@ -30,7 +30,7 @@ class ServerProcess:
     def __init__(self, options: Sequence[str], port: int = 0) -> None:
         self._options = list(options)
         self._port = port
-        self.metrics: str | None = None  # host:port, where it was told to have some
+        self.metrics: str | None = None  # host:port, if it serves metrics
         self._directory = tempfile.TemporaryDirectory(prefix="outrider-server-")
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -100,7 +100,7 @@ class LoadRun:
     outages: int
     errors: dict[str, int]
     examples: tuple[str, ...]
-    batches: dict[str, float] | None = None  # what the server's own metrics say of its passes
+    batches: dict[str, float] | None = None  # the server's own metrics of its passes
 
     @property
     def is_right(self) -> bool:

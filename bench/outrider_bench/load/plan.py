@@ -59,7 +59,7 @@ class LoadPlan:
             raise UsageError(f"clients_kind={self.kind}: need one of {', '.join(KINDS)}")
         if self.kind == "replay" and self.mode not in MODES_OF_REPLAY:
             raise UsageError(
-                f"mode={self.mode}: replayed drafters ride {', '.join(MODES_OF_REPLAY)}; use --clients-kind real"
+                f"mode={self.mode}: replayed clients need one of {', '.join(MODES_OF_REPLAY)}; use --clients-kind real"
             )
         if self.kind == "replay":
             probability_for(self.tau, self.shape.levels)
@@ -112,7 +112,7 @@ def client_counts(text: str) -> tuple[int, ...]:
     except ValueError:
         raise UsageError(f"clients={text!r}: need numbers separated by commas, such as 1,4,16") from None
     if min(counts) < 1:
-        raise UsageError(f"clients={text!r}: need 1 client or more each time")
+        raise UsageError(f"clients={text!r}: need at least 1 client each time")
     return counts
 
 
@@ -127,7 +127,7 @@ def mix_of(text: str, families: Sequence[Family], per_family: int, long_tokens: 
             raise UsageError(f"prompt_mix={text!r}: need weights such as short:3,long:1") from None
     total = sum(weights.values())
     if min(weights.values()) < 0 or not total > 0:
-        raise UsageError(f"prompt_mix={text!r}: need weights of 0 or more, and one above")
+        raise UsageError(f"prompt_mix={text!r}: need weights of 0 or more, at least one above 0")
     return PromptMix(tuple(families), per_family, weights["long"] / total, long_tokens, limit)
 
 

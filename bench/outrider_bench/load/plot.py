@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.load.control import GenerateResult
 from outrider_bench.load.hardware_limit import HardwareLimit
 from outrider_bench.load.measures.memory_growth import MemorySample
 from outrider_bench.load.metrics import LoadRun
-
-_COLORS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2")
 
 
 def plot_load(
@@ -21,60 +20,48 @@ def plot_load(
     path: Path,
 ) -> None:
     """Plot verifies and tokens per second, and verdict latency, against the number of clients."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
-    clients = [run.num_clients for run in runs]
-    left.plot(clients, [run.verifies_per_s for run in runs], "o-", color=_COLORS[0], label="served")
-    if hardware_limits:
-        counts = [limit.num_sessions for limit in hardware_limits]
-        left.plot(
-            counts, [limit.engine_per_s for limit in hardware_limits], "x--", color=_COLORS[1], label="engine alone"
-        )
-        left.plot(
-            counts, [limit.linear_per_s for limit in hardware_limits], "x:", color="grey", label="linear layers alone"
-        )
-    left.set_ylabel("verifies a second")
-    middle.plot(clients, [run.tokens_per_s for run in runs], "o-", color=_COLORS[0], label="served")
-    for control, style in zip(controls, ("--", ":"), strict=False):
-        label = "generate, one by one" + ("" if control.use_cache else ", no cache")
-        middle.axhline(control.tokens_per_s, color="black", linestyle=style, linewidth=1, label=label)
-    middle.set_ylabel("tokens a second")
-    for color, name in zip(_COLORS, ("p50", "p95", "p99"), strict=False):
-        right.plot(clients, [getattr(run.verdict, name) for run in runs], "o-", color=color, label=name)
-    right.set_ylabel("verdict latency of a draft, ms")
-    for axes in (left, middle, right):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(clients, [str(count) for count in clients])
-        axes.set_xlabel("clients")
-        axes.legend(frameon=False, fontsize="small")
-    figure.suptitle(title, fontsize="medium")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with saved_figure(path, 1, 3, figsize=(15, 4.5)) as (figure, (left, middle, right)):
+        clients = [run.num_clients for run in runs]
+        left.plot(clients, [run.verifies_per_s for run in runs], "o-", color=COLORS[0], label="served")
+        if hardware_limits:
+            counts = [limit.num_sessions for limit in hardware_limits]
+            left.plot(
+                counts, [limit.engine_per_s for limit in hardware_limits], "x--", color=COLORS[1], label="engine alone"
+            )
+            left.plot(
+                counts,
+                [limit.linear_per_s for limit in hardware_limits],
+                "x:",
+                color="grey",
+                label="linear layers alone",
+            )
+        left.set_ylabel("verifies a second")
+        middle.plot(clients, [run.tokens_per_s for run in runs], "o-", color=COLORS[0], label="served")
+        for control, style in zip(controls, ("--", ":"), strict=False):
+            label = "generate, one by one" + ("" if control.use_cache else ", no cache")
+            middle.axhline(control.tokens_per_s, color="black", linestyle=style, linewidth=1, label=label)
+        middle.set_ylabel("tokens a second")
+        for color, name in zip(COLORS, ("p50", "p95", "p99"), strict=False):
+            right.plot(clients, [getattr(run.verdict, name) for run in runs], "o-", color=color, label=name)
+        right.set_ylabel("verdict latency of a draft, ms")
+        for axes in (left, middle, right):
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks(clients, [str(count) for count in clients])
+            axes.set_xlabel("clients")
+            axes.legend(frameon=False, fontsize="small")
+        figure.suptitle(title, fontsize="medium")
 
 
 def plot_memory(title: str, samples: Sequence[MemorySample], warm_up_s: float, path: Path) -> None:
     """Plot the resident memory of every process against time."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for who in dict.fromkeys(sample.who for sample in samples):
-        own = [sample for sample in samples if sample.who == who]
-        axes.plot([s.at_s / 60 for s in own], [s.rss_bytes / 2**20 for s in own], label=who)
-    axes.axvline(warm_up_s / 60, color="grey", linestyle=":", label="warm-up ends")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("minutes")
-    axes.set_ylabel("resident memory, MiB")
-    axes.set_title(title, fontsize="medium")
-    axes.legend(frameon=False, fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with saved_figure(path, figsize=(8, 4.5)) as (_, axes):
+        for who in dict.fromkeys(sample.who for sample in samples):
+            own = [sample for sample in samples if sample.who == who]
+            axes.plot([s.at_s / 60 for s in own], [s.rss_bytes / 2**20 for s in own], label=who)
+        axes.axvline(warm_up_s / 60, color="grey", linestyle=":", label="warm-up ends")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("minutes")
+        axes.set_ylabel("resident memory, MiB")
+        axes.set_title(title, fontsize="medium")
+        axes.legend(frameon=False, fontsize="small")

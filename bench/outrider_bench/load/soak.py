@@ -53,7 +53,7 @@ class SoakPlan:
             if getattr(self, name) < 0:
                 raise UsageError(f"{name}={getattr(self, name)}: need 0 or more")
         if self.seconds is None and not self.num_faults:
-            raise UsageError("soak: how long? give --seconds, or faults to go through")
+            raise UsageError("soak: needs an end: give --seconds, or faults to inject")
         if self.seconds is not None and not self.warm_up_s < self.seconds:
             raise UsageError(f"warm_up={self.warm_up_s:g}: need less than the run's {self.seconds:g} s")
 
@@ -82,13 +82,13 @@ def plan_soak(
     sample_s: float,
 ) -> SoakPlan:
     if len(plan.clients) != 1:
-        raise UsageError(f"clients={','.join(map(str, plan.clients))}: a soak has one number of clients")
+        raise UsageError(f"clients={','.join(map(str, plan.clients))}: a soak needs a single number of clients")
     if outages and plan.profile is None:
-        raise UsageError(f"outages={outages}: there is no link to fall silent; give --profile, such as lan")
+        raise UsageError(f"outages={outages}: needs a link: give --profile, such as lan")
     if kills and plan.server is not None:
         raise UsageError(f"kills={kills}: only a server that this command started can be killed; leave --server out")
     if plan.habits.requests is not None:
-        raise UsageError(f"requests={plan.habits.requests}: a soak ends by time or faults; leave it out")
+        raise UsageError(f"requests={plan.habits.requests}: a soak ends by time or after its faults; leave it out")
     usual = _LONG_S if seconds is None else min(_LONG_S, seconds / 4)
     return SoakPlan(seconds, cuts, outages, kills, usual if warm_up is None else warm_up, sample_s)
 
@@ -212,9 +212,7 @@ class SoakRun:
         give_up_at = self._now + _RECOVERY_TIMEOUT_S
         while (await self._pool.totals())["verdicts"] == before:
             if self._now > give_up_at:
-                raise UsageError(
-                    f"no verdict within {_RECOVERY_TIMEOUT_S:g} s after the server was killed and started again"
-                )
+                raise UsageError(f"no verdict within {_RECOVERY_TIMEOUT_S:g} s after the server was restarted")
             await asyncio.sleep(_POLL_S)
 
     async def _sample(self) -> None:

@@ -58,7 +58,7 @@ class VariantMetrics:
     stale_drafts: Number  # an answer
     wasted_nodes: Number  # an answer
     split_ms: Mapping[str, float]  # a token
-    exchange_ms: Number  # a draft's way there and back
+    exchange_ms: Number  # a draft's round trip
     level_ms: Number  # of a draft that was waited for
     ahead_level_ms: Number  # of drafts ahead, all outcomes side by side
     queue_ms: Number  # a reply

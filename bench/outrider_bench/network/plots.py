@@ -7,6 +7,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.report import provenance
 from outrider_bench.network.link_endpoint import NO_LINK
 from outrider_bench.network.report import Scenario
@@ -16,31 +17,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _OF_CONTROLS = {STREAM: "#9D9D9D", SERVER_DRAFT: "#5F5F5F"}
-_COLORS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2", "#E45756", "#72B7B2")
 _PARTS = ("draft", "wire", "queue", "server_draft", "verify", "wait")
 
 
 def plot_network(scenarios: Sequence[Scenario], path: Path) -> None:
     """Plot tokens per second with whiskers over the runs, and below it the split of a token's time."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     wide = max(7.0, 1.1 * sum(len(scenario.variants) for scenario in scenarios))
-    figure, (above, below) = plt.subplots(2, 1, figsize=(wide, 8.5), layout="constrained")
-    _plot_speeds(above, scenarios)
-    _plot_splits(below, scenarios)
-    figure.suptitle(_heading(scenarios))
-    figure.supxlabel(_footnote(scenarios), fontsize="x-small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with saved_figure(path, 2, 1, figsize=(wide, 8.5)) as (figure, (above, below)):
+        _plot_speeds(above, scenarios)
+        _plot_splits(below, scenarios)
+        figure.suptitle(_heading(scenarios))
+        figure.supxlabel(_footnote(scenarios), fontsize="x-small")
 
 
 def _plot_speeds(axes: Axes, scenarios: Sequence[Scenario]) -> None:
     names = list(dict.fromkeys(variant.name for scenario in scenarios for variant in scenario.variants))
-    colors = _OF_CONTROLS | dict(zip((n for n in names if n not in _OF_CONTROLS), cycle(_COLORS), strict=False))
+    colors = _OF_CONTROLS | dict(zip((n for n in names if n not in _OF_CONTROLS), cycle(COLORS), strict=False))
     width = 0.85 / len(names)
     for number, name in enumerate(names):
         with_it = [
@@ -77,7 +69,7 @@ def _plot_splits(axes: Axes, scenarios: Sequence[Scenario]) -> None:
     floor = [0.0] * len(splits)
     for number, part in enumerate(_PARTS):
         heights = [split.get(part, 0.0) for split in splits]
-        axes.bar(range(len(splits)), heights, 0.8, bottom=floor, label=part.replace("_", " "), color=_COLORS[number])
+        axes.bar(range(len(splits)), heights, 0.8, bottom=floor, label=part.replace("_", " "), color=COLORS[number])
         floor = [below + height for below, height in zip(floor, heights, strict=True)]
     axes.set_xticks(range(len(labels)), labels, fontsize="small", rotation=20, ha="right")
     axes.set_ylabel("ms of a token's time (parts may overlap)")

@@ -11,8 +11,8 @@ from outrider_bench.network.scenario_run import ScenarioRun
 from outrider_bench.network.variants import SERVER_DRAFT, STREAM, ModeVariant
 
 PACED = (
-    "paced: every pass of target and drafter lasts as long as on the named hardware, and features weigh what they "
-    "would; gRPC, link, codec and acceptance are real"
+    "paced: every pass of target and drafter lasts as long as on the named hardware, and features have the size "
+    "that they would have; gRPC, link, codec and acceptance are real"
 )
 ReportDict = dict[str, object]
 
@@ -43,7 +43,7 @@ class Scenario:
 
     setting: ScenarioSetting
     variants: Sequence[ModeVariant]
-    missing: Mapping[str, str]  # controls that could not be had, and why
+    missing: Mapping[str, str]  # controls that are not available, and why
     runs: Sequence[ScenarioRun]
 
     @property
@@ -90,7 +90,7 @@ class Scenario:
             "missing": dict(self.missing),
             "ways": {variant.name: self._in_full(variant.name) for variant in self.variants},
             "round_trips": [asdict(run.round_trips) for run in self.runs],
-            "virtual": None,  # the virtual-time engine's figures for the same setting
+            "virtual": None,  # metrics of a replay with the same setting
         }
 
     def _control(self, name: str) -> dict[str, Metric] | None:

@@ -93,7 +93,7 @@ def link_table(scenarios: Sequence[Scenario]) -> ResultTable:
     links = list(dict.fromkeys(scenario.setting.profile for scenario in scenarios))
     last = {
         scenario.setting.drafter: scenario for scenario in scenarios
-    }  # acceptance is the same on every link but for staleness
+    }  # acceptance is the same on every link except for staleness
     rows = []
     for drafter, of_last in last.items():
         of_link = {scenario.setting.profile: scenario for scenario in scenarios if scenario.setting.drafter == drafter}

@@ -56,7 +56,7 @@ class AnswerRecorder:
     statistics: Statistics = field(default_factory=Statistics)
     _arrivals: list[Arrival] = field(default_factory=list)
     _cycles: list[tuple[Cycle, bool]] = field(default_factory=list)  # and whether it followed the prompt's own
-    _tokens_by_cycle: list[int] = field(default_factory=list)  # tokens that stand by each of them
+    _tokens_by_cycle: list[int] = field(default_factory=list)  # tokens committed by each of them
     _joins: bool = False  # path and bonus of one verdict are two events and one arrival
 
     def take(self, event: Event, at_ms: float) -> None:

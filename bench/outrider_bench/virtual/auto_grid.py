@@ -25,7 +25,7 @@ class AutoResult:
     rtt_ms: float
     verify_ms: float
     tau: float
-    server_draft: bool  # on offer
+    server_draft: bool  # available
     auto: float  # tokens a second
     fixed: Mapping[str, float]
 

@@ -34,7 +34,7 @@ class TapedDrafter:
         self.plan: TreePlan | None = None if tape.choices is None else TreeChoices(tape.choices)
 
     def new_state(self) -> DraftState:
-        raise AssertionError("a tape has no states: its drafts come from ReplayedDrafting")
+        raise AssertionError("a tape has no states: TapedDrafting drafts")
 
 
 class TapedDrafting(OracleDrafting):

@@ -12,8 +12,8 @@ from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import Profile
 from outrider_proto.errors import UsageError
 
-STREAM, IN_TURN, AHEAD = "stream", "stop-and-wait", "proactive"  # modes of the ways that it is read from
-Ways = Mapping[str, Mapping[str, float | None]]  # figures by mode
+STREAM, IN_TURN, AHEAD = "stream", "stop-and-wait", "proactive"  # the modes that it is read from
+MetricsByMode = Mapping[str, Mapping[str, float | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Overhead:
                 raise UsageError(f"{name}={getattr(self, name):g}: need 0 to 1000")
 
     @classmethod
-    def between(cls, real: Ways, bare: Ways) -> Overhead:
+    def between(cls, real: MetricsByMode, bare: MetricsByMode) -> Overhead:
         """Return what the real stack takes longer than a bare replay. Raises UsageError for missing metrics."""
         return cls(
             exchange_ms=_more(real, bare, IN_TURN, "exchange_ms"),
@@ -61,8 +61,8 @@ class Overhead:
         return replace(profile, up=up, down=down)
 
 
-def _more(real: Ways, bare: Ways, mode: str, figure: str) -> float:
-    told, alone = (side.get(mode, {}).get(figure) for side in (real, bare))
-    if told is None or alone is None:
-        raise UsageError(f"no {figure} of {mode}: make a report with the modes {IN_TURN} and {AHEAD}, paced")
-    return max(told - alone, 0.0)
+def _more(real: MetricsByMode, bare: MetricsByMode, mode: str, metric: str) -> float:
+    measured, replayed = (side.get(mode, {}).get(metric) for side in (real, bare))
+    if measured is None or replayed is None:
+        raise UsageError(f"no {metric} of {mode}: make a paced report with the modes {IN_TURN} and {AHEAD}")
+    return max(measured - replayed, 0.0)

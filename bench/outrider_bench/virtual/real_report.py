@@ -58,7 +58,7 @@ def compare_with_real(scenarios: Sequence[Scenario], report: Path) -> list[RealC
                     if variant.name in real["ways"]
                 ]
     if not found:
-        raise UsageError(f"{report}: has none of the ways replayed over these profiles: name the same ones")
+        raise UsageError(f"{report}: has none of the modes replayed over these profiles: name the same ones")
     return found
 
 
@@ -86,8 +86,8 @@ def measured_overhead(report: Path, setup: ReplaySetup, common: Options, seed: i
     scenario = real_cases(report)[0]
     _check_overhead(scenario, setup, report)
     names = {mode: _first_of(mode, scenario["ways"]) for mode in (STREAM, IN_TURN, AHEAD)}
-    ways = [ModeVariant.parse(name, common) for name in names.values() if name is not None]
-    bare = replay(replace(setup, profile=link_of(scenario["profile"]), overhead=Overhead()), ways, seed).metrics
+    variants = [ModeVariant.parse(name, common) for name in names.values() if name is not None]
+    bare = replay(replace(setup, profile=link_of(scenario["profile"]), overhead=Overhead()), variants, seed).metrics
     known = {mode: name for mode, name in names.items() if name is not None}
     return Overhead.between(
         {mode: scenario["ways"][name] for mode, name in known.items()},
@@ -102,9 +102,9 @@ def real_cases(report: Path) -> list[dict[str, Any]]:  # Any: a report's content
     except OSError as error:
         raise UsageError(f"cannot read {report}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{report}: no report of outrider-bench network ({error!r})") from error
+        raise UsageError(f"{report}: not a report of outrider-bench network ({error!r})") from error
     if not scenarios:
-        raise UsageError(f"{report}: no case was measured")
+        raise UsageError(f"{report}: it has no scenarios")
     return list(scenarios)
 
 

@@ -231,7 +231,7 @@ class _TargetSession:
 async def record_plan(plan: NetworkPlan, drafter: str, shape: TreeShape, keep: int, step: Step) -> Tape:
     async with in_process(plan.target, plan.config(drafter)) as pair:
         if pair.models.drafter is None:
-            raise UsageError(f"drafter {drafter}: there is nothing to tape")
+            raise UsageError(f"drafter {drafter}: it drafts nothing that could be taped")
         asked, own = plan.prompt_set(pair.models).asked, pair.models.drafter.plan
         counter = ProgressCounter(step, f"taping {drafter}", len(asked))
         tree = own if isinstance(own, TreeChoices) else shape

@@ -40,7 +40,7 @@ VIRTUAL_NOTE = (
     "virtual time: taped drafts and answers through the client's own loops; packets as the profile has them, without "
     "congestion control; processor time only as declared"
 )
-_PAUSE_S = 0.01  # before a ping, as network/round_trips.py
+_PAUSE_S = 0.01  # before a ping, as in network/pings.py
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class SweepConditions:
     max_new_tokens: int = 64
     seed: int = 1
     rounds: int = 1  # of all taped prompts, in one session
-    server_draft: bool = True  # on offer
+    server_draft: bool = True  # available
 
     def profile(self, rtt_ms: float) -> Profile:
         delay_ms = rtt_ms / 2

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from outrider_bench.core.plots import saved_figure
 from outrider_bench.network.variants import CONTROLS
 from outrider_bench.virtual.sweep import SweepGrid, SweepPoint
 
@@ -20,26 +21,19 @@ _COLORS = ("#9ECAE9", "#FFBF79", "#88D27A", "#D6A5C9", "#FF9D98", "#B2DFDB")
 
 def plot_sweep(grid: SweepGrid, points: Sequence[SweepPoint], names: Sequence[str], title: str, path: Path) -> None:
     """Color each point by its fastest variant, and print its ratio to the stream."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
     from matplotlib.patches import Patch
 
     colors = _colors(names)
     size = (max(6.0, 0.75 * len(grid.round_trips_ms) + 1.2), 0.55 * len(grid.verify_ms) + 1.1)
-    figure, panels = plt.subplots(
-        len(grid.shares), 1, figsize=(size[0], size[1] * len(grid.shares) + 1.0), layout="constrained", squeeze=False
-    )
-    for axes, share in zip(panels[:, 0], grid.shares, strict=True):
-        _plot_panel(axes, grid, [point for point in points if point.share == share], colors)
-    panels[-1, 0].set_xlabel("round trip R [ms]")
-    handles = [Patch(color=colors[name], label=name) for name in names]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
-    figure.suptitle(title, fontsize="medium")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with saved_figure(
+        path, len(grid.shares), 1, figsize=(size[0], size[1] * len(grid.shares) + 1.0), squeeze=False
+    ) as (figure, panels):
+        for axes, share in zip(panels[:, 0], grid.shares, strict=True):
+            _plot_panel(axes, grid, [point for point in points if point.share == share], colors)
+        panels[-1, 0].set_xlabel("round trip R [ms]")
+        handles = [Patch(color=colors[name], label=name) for name in names]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+        figure.suptitle(title, fontsize="medium")
 
 
 def _plot_panel(axes: Axes, grid: SweepGrid, points: Sequence[SweepPoint], colors: dict[str, str]) -> None:

@@ -105,7 +105,7 @@ class TapedText:
                     )
             case TreeChoices():
                 if not set(plan.paths) <= set(self._tape.choices or ()):
-                    raise UsageError("choices: not those of the tape; record one with them")
+                    raise UsageError("choices: the tape has other ones; record one with these")
             case _:
                 assert_never(plan)
 
@@ -165,7 +165,7 @@ class TapedTexts:
             text = self._by_prompt.get(tuple(tokens[:length]))
             if text is not None:
                 return text
-        raise UsageError(f"a text of {len(tokens)} tokens begins as no prompt of the tape does: replay taped prompts")
+        raise UsageError(f"a text of {len(tokens)} tokens begins with no prompt of the tape: ask only taped prompts")
 
     def rows(self, first: int, end: int) -> NDArray[np.float32]:  # [end - first, width]
         """Return feature rows of the target, though not those of these positions."""

@@ -223,7 +223,7 @@ class _Stream:
             chain = (verdict.bonus,)
             tree, drafting_ms = self._own_tree(frame, verdict.bonus, left)
         self._send(Verdict(frame.seq, (), None, Finish.CANCELLED))
-        if features_from is not None and features_from != frame.features_from:  # somebody waits for the last ones
+        if features_from is not None and features_from != frame.features_from:
             # The client waits for a message with last=True, and an empty one cannot be sent.
             self._send_features(frame, features_from - 1, last=True)
 

@@ -1,4 +1,4 @@
-"""Reports are whole, say how they were made, and fail in words."""
+"""Reports are written whole, say how they were made, and fail with a message."""
 
 import json
 
@@ -17,7 +17,7 @@ def test_a_report_says_how_it_was_made(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["report.json"]
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
+def test_a_path_that_cannot_be_written_is_a_usage_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
         write_report(tmp_path / "file" / "report.json", {})

@@ -1,4 +1,4 @@
-"""Load: the cores without processes, and one small run with all of them."""
+"""Load runs: the parts without processes, and one small run with all of them."""
 
 import asyncio
 import json
@@ -78,7 +78,7 @@ def test_replayed_trees_have_the_size_asked_for():
     assert max(tree.depths()) == 5
 
 
-def test_a_text_that_went_astray_gets_wrong_drafts_and_words():
+def test_a_text_that_differs_gets_wrong_drafts_and_tokens():
     async def astray() -> tuple[DraftTree, int | None]:
         drafting = replaying(6.0, TreeShape())
         tokens = (*TEXT.prompt, (TEXT.answer[0] + 1) % VOCABULARY)
@@ -90,7 +90,7 @@ def test_a_text_that_went_astray_gets_wrong_drafts_and_words():
 
 
 @pytest.mark.parametrize(("tau", "levels"), [(0.9, 5), (6.1, 5)])
-def test_an_acceptance_length_that_no_tree_has(tau, levels):
+def test_an_acceptance_length_that_no_tree_reaches_is_refused(tau, levels):
     with pytest.raises(UsageError, match=f"tau={tau}"):
         probability_for(tau, levels)
 
@@ -106,7 +106,7 @@ def test_percentiles_are_right_to_a_hundredth():
     assert Histogram().percentile_ms(99) == 0
 
 
-def test_a_tally_survives_its_journey():
+def test_counters_survive_the_trip_between_processes():
     counters = ClientCounters(3, tokens=7)
     counters.verdict_s.add(0.01)
     counters.errors["LINK"] += 2
@@ -142,7 +142,7 @@ def test_growth_leaves_out_the_warm_up_and_short_lives():
     assert found["growing"].bytes_per_hour == pytest.approx(360)
 
 
-def test_deviations_are_told_in_words():
+def test_deviations_are_reported_in_words():
     soaked = SoakResult(
         client_counters=[ClientCounters(0, wrong=1, strays=2)],
         memory_growths=memory_growths(memory("server 1", [*range(100, 130)]), 0),
@@ -239,7 +239,7 @@ def test_prompts_are_mixed_as_asked():
 
 
 @pytest.mark.parametrize("text", ["short", "short:x", "tall:1", "short:-1,long:2", "short:0"])
-def test_a_mix_that_is_none(text):
+def test_a_bad_mix_is_refused(text):
     with pytest.raises(UsageError, match="prompt_mix"):
         mix_of(text, FAMILIES, 8, 300, 64)
 
@@ -259,16 +259,16 @@ def test_counts_of_clients():
         (["--mode", "pipelined"], "replayed drafters ride"),
         (["--rate", "0"], "more than 0"),
         (["--profile", "5g-ish"], "5g-ish"),
-        (["--soak", "--seconds", "5"], "one number of clients"),
-        (["--soak", "--clients", "2"], "how long"),
-        (["--soak", "--clients", "2", "--outages", "1"], "no link to fall silent"),
+        (["--soak", "--seconds", "5"], "single number of clients"),
+        (["--soak", "--clients", "2"], "needs an end"),
+        (["--soak", "--clients", "2", "--outages", "1"], "needs a link"),
         (["--soak", "--clients", "2", "--kills", "1", "--server", "127.0.0.1:1"], "leave --server out"),
         (["--soak", "--clients", "2", "--seconds", "5", "--warm-up", "6"], "warm_up=6"),
         (["--server-options", "'"], "server_options"),
         (["--dtype", "int3"], "dtype=int3"),
     ],
 )
-def test_bad_input_is_told_before_anything_starts(arguments, message):
+def test_bad_input_is_refused_before_anything_starts(arguments, message):
     result = runner.invoke(app, ["load", *arguments])
     assert isinstance(result.exception, UsageError)
     assert message in str(result.exception)

@@ -1,4 +1,4 @@
-"""From an answer's events to the figures of a run and the report of several. No clock, no network."""
+"""From an answer's events to the metrics of a run and the report of several. No clock, no network."""
 
 import pytest
 
@@ -87,7 +87,7 @@ def test_a_server_that_drafts_judges_drafts_and_one_that_streams_does_not():
         assert record.replies == (VerdictRecord(1, False, 0.0, 0.0), VerdictRecord(2, drafted, 0.0, 14.0))
 
 
-def test_tokens_written_alone_arrive_when_written_and_stand_when_verified():
+def test_tokens_written_offline_arrive_when_written_and_count_when_verified():
     record = recorded(
         (10, Cycle(draft(1, 0), Verdict(1, (), 7))),
         (10, committed(0, 7)),
@@ -172,7 +172,7 @@ def test_an_answer_of_one_arrival_has_no_speed():
 # -- ways --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_way_s_own_options_come_before_those_of_all():
+def test_a_variant_s_own_options_come_before_those_of_all():
     variant = ModeVariant.parse(
         "stop-and-wait,wait_for_features=true,levels=3", {"levels": 5, "budget": 12, "outcomes": None}
     )
@@ -183,7 +183,7 @@ def test_a_way_s_own_options_come_before_those_of_all():
 
 
 @pytest.mark.parametrize("text", ["stop-and-wait,levels", "stop-and-wait,color=red", "stop-and-wait,levels=deep"])
-def test_an_option_that_is_none_is_refused(text):
+def test_an_unknown_option_is_refused(text):
     with pytest.raises(UsageError, match="option of a mode"):
         ModeVariant.parse(text, {})
 
@@ -240,7 +240,7 @@ def test_the_ratio_is_the_median_of_the_runs_ratios():
     assert medians([run.metrics[STREAM] for run in runs])["tokens_per_second"] == pytest.approx(12.5)
 
 
-def test_a_control_that_could_not_be_had_is_null_with_its_reason():
+def test_a_control_that_is_not_available_is_null_with_its_reason():
     runs = [run_of({STREAM: 1, "stop-and-wait": 2})]
     report = case_of(runs, {SERVER_DRAFT: "no features"}).as_dict()
     assert report["controls"]["server_draft"] is None

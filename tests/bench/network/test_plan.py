@@ -52,7 +52,7 @@ def test_the_report_says_how_it_was_made(report):
     assert "versions" in report["made_by"]
 
 
-def test_messages_are_weighed_by_codec(tmp_path):
+def test_messages_are_measured_by_codec(tmp_path):
     out = tmp_path / "messages.json"
     codecs = ["--codec", "int8", "--codec", "float32"]
     network("--table7", "--drafter", "moa", *codecs, "--prompts", "1", "--max-new-tokens", "12", "--json", str(out))

@@ -1,4 +1,4 @@
-"""`outrider-bench virtual` and `sweep` on a tape made by hand; a replay held against a report of the real stack."""
+"""`outrider-bench virtual` and `sweep` on a tape made by hand; a replay compared with a report of the real stack."""
 
 import json
 
@@ -97,7 +97,7 @@ def test_overhead_of_another_pace_is_refused(tape):
     assert "pace=paper, here hand" in str(result.exception)
 
 
-def test_a_sweep_says_who_wins_where_and_draws_it(tape):
+def test_a_sweep_maps_the_fastest_modes_and_draws_them(tape):
     picture = tape.with_name("map.png")
     grid = ("--rtt", "0,200", "--verify", "6,60", "--thin", "0,0.5", "--max-new-tokens", NEW)
     result, report = run(tape, "sweep", *grid, *TREES, "--mode", "stop-and-wait", "--plot", picture)

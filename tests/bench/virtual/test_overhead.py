@@ -1,4 +1,4 @@
-"""Time declared beside link and hardware: how it is read off figures, and where it is added. A server that is stopped
+"""Overhead beside link and hardware: how it is read from metrics, and where it is added. A server that is stopped
 sends its last rows."""
 
 from dataclasses import replace
@@ -76,7 +76,7 @@ def test_overhead_is_what_the_real_stack_takes_longer():
 
 
 @pytest.mark.parametrize(("mode", "figure"), [("stop-and-wait", "level_ms"), ("proactive", "ahead_level_ms")])
-def test_overhead_needs_figures_of_three_ways(mode, figure):
+def test_overhead_needs_metrics_of_three_modes(mode, figure):
     with pytest.raises(UsageError, match=f"no {figure} of {mode}"):
         Overhead.between({**REAL, mode: {**REAL[mode], figure: None}}, BARE)
     with pytest.raises(UsageError, match=f"of {mode}"):

@@ -61,7 +61,7 @@ def test_a_replay_drafts_what_the_real_drafter_drafts(name, plan):
 
 
 @pytest.mark.parametrize("name", ["moa_tli0", "medusa_v01"])
-def test_late_places_are_those_of_a_drafter_that_lacks_the_features(name):
+def test_late_positions_are_those_of_a_drafter_that_lacks_the_features(name):
     tape, drafter, whole = asyncio.run(taped_late(name))
     (recording,) = tape.recordings
     if drafter.tap.newest_only:

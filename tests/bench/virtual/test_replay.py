@@ -79,7 +79,7 @@ def test_shorter_drafts_commit_less_a_cycle():
     assert found.target_calls == 1 + 6
 
 
-def test_a_draft_that_is_foreseen_costs_no_drafting():
+def test_a_draft_made_ahead_costs_no_drafting():
     """The whole chain and the bonus the drafter believes in: the likeliest outcome, each time."""
     found = variant_metrics("proactive,outcomes=1", setup())
     assert found.hit_rate == 1.0
@@ -97,7 +97,7 @@ def test_a_bonus_that_the_drafter_holds_second_takes_more_than_one_outcome():
     assert one.tokens_per_second == pytest.approx(speed("stop-and-wait", on), rel=0.1)  # guessing never delays much
 
 
-def test_a_bonus_out_of_reach_is_never_foreseen():
+def test_a_bonus_out_of_reach_is_never_predicted():
     on = setup(lambda number: NEVER if ends_of_cycles(number) else RIGHT)
     found = variant_metrics("proactive", on)
     assert found.hit_rate == 0.0
@@ -153,7 +153,7 @@ def test_a_wide_batch_of_outcomes_takes_longer():
     ("text", "profile"), [*((text, "paper-4g") for text in MODES), ("pipelined", "lte-edge"), ("proactive", "wifi")]
 )
 def test_every_mode_gives_the_tapes_answer_through_jitter_and_loss(text, profile):
-    """And over again the same figures."""
+    """Again and again with the same metrics."""
     recordings = (
         recording_of(NEW, lambda number: (RIGHT, RIGHT, SECOND, RIGHT, NEVER)[number * number % 5]),
         recording_of(NEW, lambda number: SECOND if number % 3 == 0 else RIGHT, "hand-1", (9, 8), salt=3),
@@ -173,7 +173,7 @@ def test_an_answer_may_end_before_its_limit():
         assert [one.token_ids for one in answers(on, variant(text), 1)] == [(*answer_of(12), 0)]
 
 
-def test_features_weigh_what_padded_rows_would():
+def test_features_have_the_size_of_padded_rows():
     wide = replace(PACE, feature_width=2048)
     thin_link = Profile.symmetric("thin", Direction(DELAY_MS, rate_bps=20e6))
     narrow, padded = (variant_metrics("stop-and-wait,wait_for_features=true", setup(pace=p)) for p in (PACE, wide))

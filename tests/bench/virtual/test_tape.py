@@ -24,7 +24,7 @@ def test_a_tape_is_read_as_it_was_written(tmp_path, name):
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"format": 1}', b"\x1f\x8b"])
-def test_what_is_no_tape_says_how_to_make_one(tmp_path, content):
+def test_a_file_that_is_no_tape_is_refused_with_the_remedy(tmp_path, content):
     path = tmp_path / "tape.json"
     path.write_bytes(content)
     with pytest.raises(UsageError, match="outrider-bench record"):

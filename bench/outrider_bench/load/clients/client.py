@@ -97,7 +97,7 @@ class LoadClient:
         finally:
             await self._leave()
 
-    # -- watching the wire --------------------------------------------------------------------------------------------
+    # -- verdicts ----------------------------------------------------------------------------------------------------
 
     def on_verdict(self, verdict: Verdict, seconds: float, *, on_prompt: bool) -> None:
         if not self._window.holds(time.monotonic()):
@@ -110,13 +110,13 @@ class LoadClient:
     def on_stray(self) -> None:
         self.counters.strays += 1
 
-    # -- asking -------------------------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------------------
 
     async def _request_times(self) -> AsyncGenerator[float]:
         """Yield the times at which requests are due."""
         habits, due = self._habits, time.monotonic()
         left = habits.requests
-        if habits.think_s and habits.rate is None:  # clients do not begin as one
+        if habits.think_s and habits.rate is None:  # clients do not start in step
             due += self._generator.uniform(0, habits.think_s)
         while left is None or left > 0:
             if habits.rate is not None:

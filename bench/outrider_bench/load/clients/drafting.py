@@ -39,7 +39,7 @@ _MIN_DOUBT = 1e-3
 def probability_for(tau: float, levels: int) -> float:
     """Return the p that has this mean acceptance length. Raises UsageError where none has."""
     if not 1 <= tau <= levels + 1:
-        raise UsageError(f"tau={tau}: trees of {levels} levels have 1 to {levels + 1}")
+        raise UsageError(f"tau={tau}: trees of {levels} levels reach 1 to {levels + 1}")
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -27,7 +27,7 @@ from outrider_server.engine.hf_model import eager_attention
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
-MARGIN_TOKENS = 16  # known beyond the longest answer that is asked for, so that its last draft can be right too
+MARGIN_TOKENS = 16  # known beyond the longest answer asked for, so that its last draft can be right
 _LEAST_MARGIN = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}  # between the two likeliest logits
 _FORMAT = 1
 
@@ -92,8 +92,8 @@ def _compute_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, devic
     longest = max(len(question.prompt) for _, question in asked)
     if longest + mix.limit + MARGIN_TOKENS >= target.max_context:
         raise UsageError(
-            f"long_tokens={mix.long_tokens}: the longest prompt has {longest} tokens, and with {mix.limit} new ones "
-            f"the target's context of {target.max_context} is full; ask for less"
+            f"long_tokens={mix.long_tokens}: the longest prompt has {longest} tokens, which with {mix.limit} new ones "
+            f"do not fit into the target's context of {target.max_context}; ask for less"
         )
     counter, texts = ProgressCounter(step, "the target's own answers", len(asked)), []
     for name, question in asked:
@@ -102,7 +102,7 @@ def _compute_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, devic
             texts.append(LoadText(name, question.prompt, tuple(answer)))
         counter()
     if not texts:
-        raise UsageError(f"{directory}: no prompt of the corpus has an answer that is clear in {dtype}")
+        raise UsageError(f"{directory}: every answer depends on rounding errors in {dtype}; use float32")
     return texts
 
 

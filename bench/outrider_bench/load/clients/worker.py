@@ -135,7 +135,7 @@ class LoadWorker:
     async def _listen(self, commands: AsyncIterator[dict[str, Any]]) -> None:  # Any: JSON
         async for command in commands:
             self._handle(command)
-        self._begun.set()  # whoever told us what to do is gone
+        self._begun.set()  # the command that started us is gone
         self._stopped.set()
 
     def _handle(self, command: dict[str, Any]) -> None:  # Any: JSON
@@ -277,7 +277,7 @@ async def _main() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    for number in (signal.SIGINT, signal.SIGTERM):  # meant for who started us, and says when to stop
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the command that started us, which sends `stop`
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     asyncio.run(_main())

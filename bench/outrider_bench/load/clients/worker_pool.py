@@ -18,7 +18,7 @@ from outrider_bench.load.measures.process_use import ProcessUse
 from outrider_proto.errors import UsageError
 
 _MAX_LINE = 1 << 26
-_ANSWER_TIMEOUT_S = 120.0  # to anything but the work itself
+_ANSWER_TIMEOUT_S = 120.0  # for anything but the run itself
 _STOP_TIMEOUT_S = 60.0
 
 

@@ -187,7 +187,7 @@ async def compare(
     entries: Mapping[str, DrafterEntry], controls: Controls, serving: Target, asked: Sequence[Question], step: Step
 ) -> Comparison:
     """Answer all questions with drafters and controls; `serving` is the target of the drafters' server."""
-    counter = ProgressCounter(step, "all ways", len(asked))
+    counter = ProgressCounter(step, "comparing", len(asked))
     async with AsyncExitStack() as stack:
         runs = await _start_runs(entries, controls.limit, serving, stack)
         answer_functions = controls.answer_functions() | {name: run.answer for name, run in runs.items()}

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from outrider_bench.core.plots import saved_figure
 from outrider_bench.studies.drafters.comparison import PLAIN, Comparison
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def plot_comparison(result: Comparison, path: Path) -> None:
     """Plot mean acceptance length by family, acceptance by position, and speeds."""
     from matplotlib.ticker import MaxNLocator
 
-    with _figure(path, 3) as (left, middle, right):
+    with saved_figure(path, 1, 3, figsize=(16.5, 4.5)) as (_, (left, middle, right)):
         width = 0.8 / len(result.drafters)
         for number, (name, drafted) in enumerate(result.drafters.items()):
             places = [place + number * width - 0.4 for place in range(len(drafted.tau))]
@@ -42,7 +37,7 @@ def plot_comparison(result: Comparison, path: Path) -> None:
 def plot_depth_sweep(name: str, result: Comparison, path: Path) -> None:
     """Plot acceptance and speed against the number of levels, beside 1/n."""
     levels = [int(label) for label in result.drafters]
-    with _figure(path, 2) as (left, right):
+    with saved_figure(path, 1, 2, figsize=(11, 4.5)) as (_, (left, right)):
         left.plot(levels, [drafted.positions.rate for drafted in result.drafters.values()], "o-", label=name)
         left.plot(levels, [1 / n for n in levels], "x--", color="grey", label="1/n: only the first is accepted")
         left.set_xlabel("levels")
@@ -53,18 +48,3 @@ def plot_depth_sweep(name: str, result: Comparison, path: Path) -> None:
         right.plot(levels, [result.speeds[str(n)].speedup for n in levels], "s-", label=f"speed / {PLAIN}")
         right.set_xlabel("levels")
         right.legend(frameon=False)
-
-
-@contextmanager
-def _figure(path: Path, columns: int) -> Iterator[tuple[Axes, ...]]:
-    """Axes side by side, saved at the end."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, columns, figsize=(5.5 * columns, 4.5), layout="constrained")
-    yield tuple(axes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)

@@ -68,7 +68,7 @@ def _made(plain: Tensor, kind: Weights) -> Tensor:
 @torch.inference_mode()
 def _median_ms(x: Tensor, weight: Tensor) -> float:
     # The first product packs the codes of quantized weights.
-    F.linear(x, weight)  # packs codes
+    F.linear(x, weight)
     times: list[float] = []
     until = time.perf_counter() + SECONDS
     while time.perf_counter() < until or len(times) < 5:

@@ -49,7 +49,7 @@ class RoutingResult:
     drafts_per_1000_tokens: float
     passes_per_1000_tokens: float
     extra_drafts: float
-    skipped: float  # cycles whose other heads the gate spared, as a share
+    skipped: float  # share of cycles in which the gate skipped the other heads
     draft_ms: float  # a cycle
     shares: dict[str, float]
     confidence: AcceptedMeans

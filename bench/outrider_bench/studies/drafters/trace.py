@@ -86,7 +86,7 @@ def read_source(drafter: str, tli: int | None) -> DrafterSource:
     if tli is None:
         return source
     if source.options.tli not in (None, tli):
-        raise UsageError(f"tli={tli}, but drafter {drafter} says {source.options.tli}: give one")
+        raise UsageError(f"tli={tli}, but drafter {drafter} has {source.options.tli}: give only one")
     if tli < 0:
         raise UsageError(f"tli={tli}: need 0 or more")
     return replace(source, options=replace(source.options, tli=tli))

@@ -159,7 +159,7 @@ async def measure_codecs(
     for name, path in drafters.items():
         drafter, recordings = await answered.record_features(path)
         if not drafter.tap.fingerprint:
-            raise UsageError(f"drafter {name}: it has no features to weigh")
+            raise UsageError(f"drafter {name}: it uses no features")
         by_shape = answered.measured(name, drafter, recordings, chosen, step)
         results[name] = _codec_result(FeatureMessages.of(drafter, recordings, TREE), _shares(by_shape))
     return results

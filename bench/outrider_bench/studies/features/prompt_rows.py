@@ -76,9 +76,7 @@ def measure_prompt_rows(
     Raises UsageError for drafters other than MoA without TLI.
     """
     if not isinstance(drafter, MoADrafter) or drafter.tail.blocks:
-        raise UsageError(
-            f"drafter of family {drafter.family}: only MoA without TLI can do without a prompt's older rows"
-        )
+        raise UsageError(f"drafter of family {drafter.family}: only MoA without TLI can leave out rows of a prompt")
     counts: list[NDArray[np.int64]] = []
     for part in (None, *chosen):
         counts.append(np.array([count(GappedState(drafter), one, plan, part) for one in recordings]))

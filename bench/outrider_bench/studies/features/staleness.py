@@ -219,8 +219,8 @@ def _row(measured: DegradationResult) -> tuple[str, ...]:
 
 def label(cell: Degradation) -> str:
     lag = _counted(cell.lag.verdicts, "verdict") if cell.lag.verdicts else _counted(cell.lag.tokens, "token")
-    prompt_row_choices = [cell.coding] * (cell.coding != EXACT) + [f"{lag} late"] * (cell.lag != Lag())
-    return ", ".join(prompt_row_choices) or "all there"
+    parts = [cell.coding] * (cell.coding != EXACT) + [f"{lag} late"] * (cell.lag != Lag())
+    return ", ".join(parts) or "all there"
 
 
 def _counted(count: int, noun: str) -> str:

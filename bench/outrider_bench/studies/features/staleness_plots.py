@@ -6,42 +6,34 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.studies.features.recorded_features import BITS
 from outrider_bench.studies.features.staleness import Degradation, DegradationResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLORS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2", "#E45756", "#72B7B2")
 _STYLES = {"chain": "o--", "tree": "s-"}
 
 
 def plot_staleness(results: Mapping[str, Mapping[str, Sequence[DegradationResult]]], path: Path) -> None:
     """Plot the share of tau against tokens without features, and against bits per value."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained", sharey=True)
-    for number, (name, by_shape) in enumerate(results.items()):
-        color = _COLORS[number % len(_COLORS)]
-        for shape, measured in by_shape.items():
-            _curve(left, measured, _tokens_late, f"{name}, {shape}", _STYLES[shape], color)
-            _curve(right, measured, _bits, f"{name}, {shape}", _STYLES[shape], color)
-    left.set_xlabel("newest tokens without features")
-    left.set_ylabel("tau / tau with all features in float32")
-    left.set_title("late features")
-    left.legend(frameon=False, fontsize="small")
-    right.set_xlabel("bits a value, a step for every 64")
-    right.set_xticks(BITS)
-    right.invert_xaxis()
-    right.set_title("coarse features")
-    for axes in (left, right):
-        axes.axhline(1, color="black", linewidth=1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with saved_figure(path, 1, 2, figsize=(12, 4.5), sharey=True) as (_, (left, right)):
+        for number, (name, by_shape) in enumerate(results.items()):
+            color = COLORS[number % len(COLORS)]
+            for shape, measured in by_shape.items():
+                _curve(left, measured, _tokens_late, f"{name}, {shape}", _STYLES[shape], color)
+                _curve(right, measured, _bits, f"{name}, {shape}", _STYLES[shape], color)
+        left.set_xlabel("newest tokens without features")
+        left.set_ylabel("tau / tau with all features in float32")
+        left.set_title("late features")
+        left.legend(frameon=False, fontsize="small")
+        right.set_xlabel("bits a value, a step for every 64")
+        right.set_xticks(BITS)
+        right.invert_xaxis()
+        right.set_title("coarse features")
+        for axes in (left, right):
+            axes.axhline(1, color="black", linewidth=1)
 
 
 def _curve(

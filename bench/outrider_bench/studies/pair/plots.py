@@ -6,53 +6,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.studies.pair.evaluation import Evaluation
 from outrider_bench.studies.pair.verify_cost import VerifyCost
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLORS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2")
-
 
 def plot_evaluation(evaluation: Evaluation, path: Path) -> None:
     """Plot acceptance by family, and code pass@1 against the moment the link died."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    _plot_acceptance(left, evaluation)
-    _plot_outage(right, evaluation)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with saved_figure(path, 1, 2, figsize=(12, 4.5)) as (_, (left, right)):
+        _plot_acceptance(left, evaluation)
+        _plot_outage(right, evaluation)
 
 
 def plot_verify_costs(title: str, costs: Sequence[VerifyCost], path: Path) -> None:
     """Plot the time of a pass, in decodes, against its new tokens."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.5, 4.5), layout="constrained")
-    sizes = [cost.tokens for cost in costs]
-    axes.plot(sizes, [cost.ratio for cost in costs], "o-", color=_COLORS[0], label="one pass")
-    axes.plot(sizes, sizes, "--", color="grey", label="as many decodes")
-    axes.axhline(1, color="black", linewidth=1, label="one decode")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.set_yticks(sizes, [str(size) for size in sizes])
-    axes.set_xlabel("new tokens in a pass")
-    axes.set_ylabel("time of the pass, in decodes")
-    axes.set_title(title, fontsize="medium")
-    axes.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with saved_figure(path, figsize=(6.5, 4.5)) as (_, axes):
+        sizes = [cost.tokens for cost in costs]
+        axes.plot(sizes, [cost.ratio for cost in costs], "o-", color=COLORS[0], label="one pass")
+        axes.plot(sizes, sizes, "--", color="grey", label="as many decodes")
+        axes.axhline(1, color="black", linewidth=1, label="one decode")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.set_yticks(sizes, [str(size) for size in sizes])
+        axes.set_xlabel("new tokens in a pass")
+        axes.set_ylabel("time of the pass, in decodes")
+        axes.set_title(title, fontsize="medium")
+        axes.legend(frameon=False)
 
 
 def _plot_acceptance(axes: Axes, evaluation: Evaluation) -> None:
@@ -64,7 +47,7 @@ def _plot_acceptance(axes: Axes, evaluation: Evaluation) -> None:
     width = 0.8 / max(len(series), 1)
     for number, (label, by_family) in enumerate(series.items()):
         places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(by_family))]
-        axes.bar(places, list(by_family.values()), width * 0.9, label=label, color=_COLORS[number % len(_COLORS)])
+        axes.bar(places, list(by_family.values()), width * 0.9, label=label, color=COLORS[number % len(COLORS)])
         axes.set_xticks(range(len(by_family)), list(by_family))
     axes.set_ylabel("tokens per verdict, bonus included")
     axes.set_title("mean acceptance length, held-out prompts")
@@ -74,7 +57,7 @@ def _plot_acceptance(axes: Axes, evaluation: Evaluation) -> None:
 
 def _plot_outage(axes: Axes, evaluation: Evaluation) -> None:
     for number, (name, result) in enumerate(evaluation.drafters.items()):
-        axes.plot(list(result.outage), list(result.outage.values()), "o-", label=name, color=_COLORS[2 * number % 4])
+        axes.plot(list(result.outage), list(result.outage.values()), "o-", label=name, color=COLORS[2 * number % 4])
     axes.plot(list(evaluation.stop), list(evaluation.stop.values()), "x--", color="grey", label="stop")
     axes.axhline(evaluation.target_alone, color="black", linewidth=1, label="target alone")
     axes.set_xlabel("tokens received before the link died")

@@ -47,7 +47,7 @@ def verify_costs(
     """
     room = target.max_context - SIZES[-1] - 1
     if not 1 <= context <= room:
-        raise UsageError(f"context={context}: need 1 to {room}, so that {SIZES[-1]} more tokens fit into the target's")
+        raise UsageError(f"context={context}: need 1 to {room}, so that {SIZES[-1]} more tokens fit into it")
     engine, sequence = Engine(target), Sequence(target.kv, None)
     _prefill(engine, sequence, context)
     times: dict[int, list[float]] = {size: [] for size in SIZES}

@@ -75,7 +75,7 @@ async def measure_pairs(
             library = await through_library(client, prompt, mode, max_tokens)
             timed.append(PairedTiming(library, first or through_gateway(connection, asked)))
             if timed[-1].gateway.text != library.text:
-                raise UsageError(f"prompt {number}: the gateway's text is not the library's")
+                raise UsageError(f"prompt {number}: the gateway's text differs from the library's")
             step()
     return timed
 
@@ -143,7 +143,7 @@ async def measure_gateway(
                     timed = await measure_pairs(client, gateway.port, prompts, mode, max_tokens, counter)
                     report[mode] = medians(timed)
         starts = _cold_starts(server.address, cold_starts, step)
-    return {mode: told | starts for mode, told in report.items()}
+    return {mode: medians_of_mode | starts for mode, medians_of_mode in report.items()}
 
 
 def _cold_starts(server: str, count: int, step: Step) -> dict[str, float]:

@@ -32,7 +32,7 @@ from outrider_models.corpus.check import score_by_family
 from outrider_models.corpus.sample import Entities
 from outrider_server.engine.target import Target
 
-FAMILIES: tuple[Family, ...] = ("qa", "summary", "chat", "math")  # those whose answers say a fact of the prompt
+FAMILIES: tuple[Family, ...] = ("qa", "summary", "chat", "math")  # those whose answers repeat a fact of the prompt
 KNOWN = ("features of everything", "features of the safe part", "no features")
 TARGET_ALONE = "target, nothing private"
 ALL_FEATURES = "drafter alone, features of everything"

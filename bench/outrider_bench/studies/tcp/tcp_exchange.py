@@ -70,11 +70,11 @@ class TcpInfo:
 
     rto_us: int
     rtt_us: int
-    cwnd: int  # packets that may be under way
+    cwnd: int  # packets that may be in flight
     reordering: int  # places by which a packet may be late before it counts as lost
     resent: int  # packets sent again
     sent: int  # packets with data, those sent again included
-    dsacks: int  # packets that the other side says it got twice: sent again needlessly
+    dsacks: int  # packets that the other side reports as duplicates: resent needlessly
 
     @classmethod
     def of(cls, connection: socket.socket) -> TcpInfo:
@@ -186,6 +186,6 @@ async def _receive(connection: socket.socket, size: int) -> bytes:
     while len(parts) < size:
         part = await loop.sock_recv(connection, min(size - len(parts), 1 << 16))
         if not part:
-            raise ConnectionError("the other side has ended the connection")
+            raise ConnectionError("the other side closed the connection")
         parts += part
     return bytes(parts)

@@ -65,7 +65,10 @@ class GrpcExchanger:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._timed(shape)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:  # the latter: it had ended before
+        except (
+            grpc.aio.AioRpcError,
+            asyncio.InvalidStateError,
+        ) as error:
             raise LinkError(f"{self._address}: the stream broke ({error})") from error
 
     async def _timed(self, shape: ExchangeShape) -> ExchangeTiming:
@@ -80,7 +83,7 @@ class GrpcExchanger:
     async def _arrived_bytes(self) -> int:
         message = await self._call.read()
         if not isinstance(message, bytes):
-            raise LinkError(f"{self._address}: the server has ended the stream")
+            raise LinkError(f"{self._address}: the server closed the stream")
         return len(message)
 
 

@@ -74,7 +74,7 @@ async def _prepared(link: Link, asked: TcpPlan) -> tuple[Namespaces, TestedNetwo
 
 def exchanges_table(title: str, cells: Sequence[ExchangeStats]) -> ResultTable:
     columns = ("bytes", "after", "first", "whole", "p95", "most", "sent", "again", "vain", "cwnd")
-    caption = "ms, medians but for p95 and most; packets: sent, sent again, of these in vain; window when asked"
+    caption = "ms, medians but for p95 and most; packets: sent, sent again, of these needlessly; cwnd when asked"
     return table(title, columns, [_row(cell) for cell in cells], keys=2, caption=caption)
 
 

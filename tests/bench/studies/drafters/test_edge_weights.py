@@ -1,4 +1,4 @@
-"""What the edge-weights report says of a bundle."""
+"""The report on edge weights."""
 
 from outrider_bench.studies.drafters.edge_products import Product, products_table
 from outrider_bench.studies.drafters.edge_weights import edge_weights, edge_weights_table

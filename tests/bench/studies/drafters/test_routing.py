@@ -18,7 +18,7 @@ def report(tmp_path_factory) -> dict:
     return json.loads(path.read_text())
 
 
-def test_every_way_is_exact(report):
+def test_every_variant_is_exact(report):
     assert list(report["ways"]) == list(routing_variants(("a/eagle2_math", "b/eagle2_chat"), 0.5))
     assert all(variant["mismatches"] == 0 and variant["overall"] > 1 for variant in report["ways"].values())
 
@@ -36,7 +36,7 @@ def test_what_the_second_head_costs(report):
     assert alone["confidence"]["accepted"] > alone["confidence"]["rejected"]
 
 
-def test_heads_that_are_not_there():
+def test_missing_heads_are_refused():
     result = CliRunner().invoke(app, ["routing", "--heads", "/nowhere", "/neither"])
     assert result.exit_code != 0
     assert "/nowhere" in str(result.exception)

@@ -92,7 +92,7 @@ def test_options_of_the_drafter(golden):
         ({"--choices": "no-such-set"}, "choices no-such-set: need a .json file or one of"),
         ({"--choices": "mc_sim_7b_63", "--levels": "3"}, "choices=mc_sim_7b_63 fixes the tree: leave out levels"),
         ({"--tli": "-1"}, "tli=-1: need 0 or more"),
-        ({"--drafter": "lookup,tli=1", "--tli": "2"}, "tli=2, but drafter lookup,tli=1 says 1"),
+        ({"--drafter": "lookup,tli=1", "--tli": "2"}, "tli=2, but drafter lookup,tli=1 has 1"),
         ({"--min-probability": "1"}, "min_probability=1.0"),
     ],
 )

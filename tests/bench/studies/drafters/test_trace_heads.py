@@ -86,7 +86,7 @@ def hydra_plus(golden: Path, target: Path, tmp_path: Path) -> Path:
     return directory
 
 
-def test_hydra_plus_drafts_as_on_a_prefix_run_anew(target, hydra_plus):
+def test_hydra_plus_drafts_as_on_a_prefix_computed_again(target, hydra_plus):
     report = trace(target, hydra_plus, new_tokens=40)
     assert report["family"] == "hydra"
     assert report["mean_acceptance_length"] > 1.5

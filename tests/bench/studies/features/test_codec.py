@@ -1,4 +1,4 @@
-"""The codecs weighed on the embedded pair's own activations."""
+"""The feature codecs on the embedded pair's own activations."""
 
 import json
 import zlib
@@ -18,7 +18,7 @@ def messages():
     return [np.random.default_rng(n).standard_normal((n, 192)).astype(np.float32) for n in (4, 2, 60)]
 
 
-def test_weights_are_per_row_and_against_the_papers(messages):
+def test_sizes_are_per_row_and_against_the_papers(messages):
     weighed = codec_costs(messages)
     assert list(weighed) == list(CODECS)
     size = sum(len(encode_rows(rows, "lean")) for rows in messages)

@@ -1,4 +1,4 @@
-"""Acceptance with parts of a prompt's features: all rows count as the walk does, and a part leaves out what it says."""
+"""Acceptance with parts of a prompt's features: all rows count as the replay does, and chosen rows are the only ones read."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ async def record_some():
         return pair.models.drafter, await record(pair, asked, answers)
 
 
-def test_all_rows_count_as_the_walk_does(record_features):
+def test_all_rows_count_as_the_replay_does(record_features):
     drafter, recordings = record_features
     (fresh,) = measure(drafter, recordings, {}, SHAPES["chain"], [Degradation()])
     everything = [PromptRows("newest", 999), PromptRows("oldest", 999)]
@@ -74,7 +74,7 @@ def test_rows_left_out_are_not_read(record_features):
     assert counts[0] == counts[1]
 
 
-def test_others_cannot_do_without_a_prompts_older_rows():
+def test_other_drafters_cannot_leave_rows_out():
     class Other:
         family = "eagle2"
 
@@ -92,6 +92,6 @@ def test_the_command(tmp_path):
     assert shares["chain"]["all"]["share"] == 1
 
 
-def test_rows_that_are_none():
+def test_bad_rows_are_refused():
     result = CliRunner().invoke(app, ["prompt-rows", "--rows", "4,none"])
     assert isinstance(result.exception, UsageError)

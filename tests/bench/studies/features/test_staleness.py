@@ -1,4 +1,4 @@
-"""Acceptance against late and coarse features: the walk counts what the real loop counts, and less without them."""
+"""Acceptance against late and coarse features: the replay counts what the real loop counts, and less without features."""
 
 import asyncio
 import json
@@ -106,7 +106,7 @@ async def record_and_count(target):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_walk_counts_what_the_real_loop_counts(record_features, shape):
+def test_the_replay_counts_what_the_real_loop_counts(record_features, shape):
     drafter, recordings, loop = record_features
     (fresh,) = measure(drafter, recordings, {}, SHAPES[shape], [Degradation()])
     assert loop[shape].mismatches == 0
@@ -136,7 +136,7 @@ def test_eagle2_taught_for_late_features_loses_little_by_them(record_features):
     assert late.share > 0.9 > untaught_late.share
 
 
-def test_cells():
+def test_degradations():
     assert [cell.lag for cell in degradations(has_features=True)[: len(LAGS)]] == list(LAGS)
     assert {Degradation(LATE, coding) for coding in CODED} <= set(degradations(has_features=True))
     assert label(Degradation(LATE, "lean")) == "lean, 1 verdict late"

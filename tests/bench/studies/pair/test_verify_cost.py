@@ -1,4 +1,4 @@
-"""What verifying costs: all sizes on the same context, and the report that says so. Times themselves are not tested."""
+"""The cost of verifying: all sizes on the same context, and the report. Times themselves are not tested."""
 
 import json
 

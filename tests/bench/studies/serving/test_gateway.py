@@ -1,4 +1,4 @@
-"""What the gateway adds, told from what the library takes."""
+"""What the gateway adds to the time of the library."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_figures_are_medians_of_pairs():
 
 
 @pytest.mark.slow
-async def test_both_ways_give_the_same_text():
+async def test_library_and_gateway_give_the_same_text():
     with ServerProcess(["--target", str(target_dir()), "--drafter", str(drafter_dir("moa"))]) as server:
         with GatewayProcess(server.address) as gateway:
             async with AsyncClient(ClientConfig(server.address)) as client:

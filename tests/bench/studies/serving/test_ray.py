@@ -89,7 +89,7 @@ async def test_the_targets_own_answers(config, models, work, mode):
 
 
 async def opened(transport: GrpcTransport, **changes) -> Opened:
-    """The answer to Open; the connection is cut then, without a goodbye."""
+    """Open a session and return the answer; the connection is then cut without closing it."""
     about = await transport.describe()
     fields = {
         "protocol_version": about.protocol_version,
@@ -116,7 +116,7 @@ async def test_a_session_resumes_where_it_was(ray, access):
     ("changes", "reason"),
     [({"protocol_version": 999}, Reason.VERSION_MISMATCH), ({"tap": "none such"}, Reason.UNKNOWN_TAP)],
 )
-async def test_refused_in_the_servers_words(transport, changes, reason):
+async def test_refused_with_the_servers_message(transport, changes, reason):
     with pytest.raises(Refusal) as refused:
         await opened(transport, **changes)
     assert refused.value.reason is reason

@@ -1,4 +1,4 @@
-"""`outrider-bench tcp`: its exchanges over a real link, its figures, and what it says of a wrong order."""
+"""`outrider-bench tcp`: its exchanges over a real link, its statistics, and its usage errors."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ class Scripted:
         return ExchangeTiming(Scripted.asked, 10.0 * Scripted.asked, cwnd=10, packets=3, resent=1)
 
 
-async def test_every_size_after_every_silence_and_first_exchanges_apart():
+async def test_every_size_after_every_idle_time_and_first_exchanges_apart():
     Scripted.asked = 0
     plan = ExchangePlan((ExchangeShape(10), ExchangeShape(20)), (0.0, 0.001), repeats=4, connections=2)
     cells = await measure_exchanges(Scripted, plan)
@@ -66,7 +66,7 @@ def test_repeats_that_do_not_divide_are_rounded_up():
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0, 1), (0.5, 2.5), (0.9, 3.7), (1, 4)])
-def test_quantiles_lie_between_neighbours(share, expected):
+def test_quantiles_lie_between_neighbors(share, expected):
     assert quantile([4, 1, 3, 2], share) == pytest.approx(expected)
 
 
@@ -162,7 +162,7 @@ def test_the_command_writes_its_report(link_allowed, tmp_path, transport):
         (["--channel-option", "grpc.x=y"], "need a whole number"),
     ],
 )
-def test_a_wrong_order_is_the_callers_fault(options, said):
+def test_a_wrong_argument_is_a_usage_error(options, said):
     with pytest.raises(UsageError, match=said):
         CliRunner().invoke(app, ["tcp", *options], catch_exceptions=False)
 
