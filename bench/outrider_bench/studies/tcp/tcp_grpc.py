@@ -65,10 +65,8 @@ class GrpcExchanger:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._timed(shape)
-        except (
-            grpc.aio.AioRpcError,
-            asyncio.InvalidStateError,
-        ) as error:
+        # InvalidStateError: the stream had ended before.
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise LinkError(f"{self._address}: the stream broke ({error})") from error
 
     async def _timed(self, shape: ExchangeShape) -> ExchangeTiming:

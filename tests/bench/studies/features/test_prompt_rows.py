@@ -1,4 +1,4 @@
-"""Acceptance with parts of a prompt's features: all rows count as the replay does, and chosen rows are the only ones read."""
+"""Acceptance with parts of a prompt's features: all rows count as the replay does, and only chosen rows are read."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Acceptance against late and coarse features: the replay counts what the real loop counts, and less without features."""
+"""Acceptance with late and coarse features: the replay counts what the real loop counts, and less without them."""
 
 import asyncio
 import json
