@@ -14,7 +14,7 @@ from outrider_client.connection.policy import Patience, Timeouts
 from outrider_client.connection.tls_diagnosis import TrustError
 from outrider_client.core.events import LinkChanged
 from outrider_client.models.local_models import LocalModels
-from outrider_client.pull.pull import PullConfig, pull
+from outrider_client.pull.pull import PullConfig, pull_bundle
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
 from outrider_proto.errors import LinkError, Reason, Refusal
@@ -161,7 +161,7 @@ async def test_what_keeps_them_apart_is_said_at_once_and_is_final(case, loaded, 
                 await remote.describe()
         assert server.address in str(refused.value)
         with pytest.raises(TrustError, match=complaint):
-            await pull(PullConfig(server.address, access=access, out=pki / "out"))
+            await pull_bundle(PullConfig(server.address, access=access, out=pki / "out"))
 
 
 async def test_a_server_that_is_not_there_is_the_links_fault(pki):
