@@ -2,7 +2,8 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -156,12 +157,38 @@ class Pairs(TextDrafter):
         return Counter(after for token, after in pairwise(text) if token == text[-1])
 
 
-@pytest.fixture(scope="session")
-def tiny_drafters() -> dict[str, Drafter]:
+def every_tiny_drafter() -> dict[str, Drafter]:
     others = {"lookup": LookupDrafter(23, ngram=2), "independent": tiny_independent(), "eagle3": tiny_eagle3()}
     others |= {"dflash": tiny_dflash(), "text": Pairs(23)}
     others |= {"moa tli": tiny_moa(has_lsa=True), "moa tli without lsa": tiny_moa(has_lsa=False)}
     return {family: tiny_drafter(family) for family in ("moa", "eagle2")} | others | tiny_heads()
+
+
+@pytest.fixture(scope="session")
+def tiny_drafters() -> dict[str, Drafter]:
+    return every_tiny_drafter()
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    """Make new tensors float64, in which no order of summation makes a difference that matters."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="session")
+def in_float64() -> Callable[[], AbstractContextManager[None]]:
+    return float64
+
+
+@pytest.fixture(scope="session")
+def float64_drafters() -> dict[str, Drafter]:
+    with float64():
+        return every_tiny_drafter()
 
 
 @pytest.fixture(params=["moa", "moa tli", "moa tli without lsa", "eagle2"])

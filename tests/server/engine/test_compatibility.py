@@ -25,7 +25,7 @@ def test_learned_positions_are_no_obstacle():
 
 def test_a_model_whose_own_attention_differs_is_refused(monkeypatch):
     model = build("llama")
-    monkeypatch.setattr("outrider_server.engine.attention.Piece.mask", lambda *_: None)  # sees its future
+    monkeypatch.setattr("outrider_server.engine.batch_segment.BatchSegment.mask", lambda *_: None)  # sees its future
     with pytest.raises(UsageError, match="slots do not reproduce"):
         Target.of(model)
 
