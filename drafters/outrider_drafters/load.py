@@ -1,4 +1,4 @@
-"""From a drafter's source to its two halves: the client's drafter and the server's tap. Knows no family."""
+"""Load a drafter's two halves from its source: the client's drafter and the server's tap. Lists all families."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from outrider_drafters.families.dflash import family as dflash
 from outrider_drafters.families.eagle2 import family as eagle2
 from outrider_drafters.families.eagle3 import family as eagle3
 from outrider_drafters.families.family import Family, like
-from outrider_drafters.families.hydra import family as hydra_family
+from outrider_drafters.families.hydra import family as hydra
 from outrider_drafters.families.independent import family as independent
 from outrider_drafters.families.lookup import family as lookup
 from outrider_drafters.families.medusa import family as medusa
-from outrider_drafters.families.moa import family as moa_family
+from outrider_drafters.families.moa import family as moa
 from outrider_drafters.families.mtp import family as mtp
 from outrider_proto.errors import UsageError
 
+# The order counts: the first family that recognizes a directory takes it. eagle2 (fc.*, layers.0.*) also recognizes
+# dflash and eagle3 in vLLM's layout, and independent any whole model, even one that also holds heads or MTP layers.
 FAMILIES: tuple[Family, ...] = (
     mtp.FAMILY,
     dflash.FAMILY,
-    hydra_family.FAMILY,
+    hydra.FAMILY,
     medusa.FAMILY,
-    moa_family.FAMILY,
+    moa.FAMILY,
     eagle3.FAMILY,
     eagle2.FAMILY,
     lookup.FAMILY,
@@ -41,7 +43,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def load_drafter(source: str | Path | DrafterSource, target: TargetWeights) -> Drafter:
-    """The client half, in the type and on the device of `target`. Raises UsageError naming whatever does not fit."""
+    """Load the client half, in the type and on the device of `target`. Raises UsageError naming what does not fit."""
     family, files = open_drafter(DrafterSource.parse(source))
     if target.directory is not None:
         check_target(files, target.directory)
@@ -55,7 +57,7 @@ def load_tap(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Tap | None:
-    """The server half; None for a drafter that wants no features. Raises UsageError naming whatever does not fit."""
+    """Load the server half; None for a drafter without features. Raises UsageError naming what does not fit."""
     family, files = open_drafter(DrafterSource.parse(source))
     check_target(files, target_path)
     sizes = target_sizes(target_path)
@@ -65,7 +67,7 @@ def load_tap(
 
 @contextmanager
 def _naming(files: DrafterFiles) -> Iterator[None]:
-    """Put the directory before a fault that does not name it: with several heads one must know whose it is."""
+    """Prefix errors with the drafter's directory, which tells several heads apart, unless they name it."""
     try:
         yield
     except UsageError as error:
@@ -75,9 +77,10 @@ def _naming(files: DrafterFiles) -> Iterator[None]:
 
 
 def open_drafter(source: DrafterSource) -> tuple[Family, DrafterFiles]:
-    """The family and its files: of a drafter without files by its name, else as `family_of` tells.
+    """Return a drafter's family and its opened files. Raises UsageError.
 
-    A directory that bears such a name is reached as ./NAME. An edge bundle stands for its drafter. Raises UsageError.
+    A drafter without files is chosen by its name; a directory of that name is written ./NAME. An edge bundle stands for
+    its drafter.
     """
     directory = Path(source.name).expanduser()
     if (bundle := find_bundle(directory)) is not None:
@@ -91,7 +94,7 @@ def open_drafter(source: DrafterSource) -> tuple[Family, DrafterFiles]:
 
 
 def check_target(files: DrafterFiles, target: str | Path) -> None:
-    """Refuse a drafter that says it was made for a target of another fingerprint; most do not say."""
+    """Raise UsageError if a drafter names the fingerprint of another target; most name none."""
     made_for = files.config.get(TARGET_FINGERPRINT_KEY)
     if made_for is not None and made_for != (ours := target_fingerprint(target)):
         raise files.fault(
@@ -100,7 +103,7 @@ def check_target(files: DrafterFiles, target: str | Path) -> None:
 
 
 def family_of(files: DrafterFiles) -> Family:
-    """The first family that recognizes the files; the one that was named, if that one does. Raises UsageError."""
+    """Return the first family that recognizes the files, or the one the options name if it does. Raises UsageError."""
     asked = files.options.family
     if asked is not None and asked not in _names():
         raise UsageError(f"family={asked}: need one of {', '.join(_names())}")

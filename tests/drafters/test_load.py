@@ -301,3 +301,24 @@ def test_eagle_tap_needs_no_weights(eagle):
     assert isinstance(tap, LastHiddenTap)
     assert tap.info == load_drafter(eagle.path, TargetWeights.load(eagle.target)).tap
     assert tap.info.fingerprint == "last-hidden:64"
+
+
+MTP_LAYOUTS = {
+    "mtp.fc.weight": r"heads \(mtp\.\*\) are not supported: they belong to targets with linear attention",
+    "model.mtp.layers.0.input_layernorm.weight": r"heads \(mtp\.\*\)",
+    "model.layers.4.eh_proj.weight": r"layer \(eh_proj\) is not supported: its latent attention and experts",
+}
+
+
+@pytest.mark.parametrize("name", list(MTP_LAYOUTS))
+def test_multi_token_prediction_layers_are_refused_by_name(name, golden, tmp_path):
+    target = golden / "target_tiny"
+    tensors = load_file(target / "model.safetensors") | {name: torch.zeros(2, 2)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_bytes((target / "config.json").read_bytes())
+    with pytest.raises(UsageError, match=MTP_LAYOUTS[name]):
+        load_drafter(tmp_path, TargetWeights.load(target))
+    with pytest.raises(UsageError, match=MTP_LAYOUTS[name]):
+        load_tap(tmp_path, target)
+    with pytest.raises(UsageError, match=f"holds unknown tensors {name}"):
+        load_drafter(f"{tmp_path},family=independent", TargetWeights.load(target))

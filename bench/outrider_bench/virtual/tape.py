@@ -77,7 +77,7 @@ class Tape:
     `rows` are some of the target's own feature rows, so that replayed frames have real sizes. `breadth` and `levels`:
     the widest and deepest trees that can be grown again; `choices`: paths of the fixed trees instead, where the drafter
     was made for those. `endless`: the drafter can go on from its own guesses without end; `stale_tolerant` and
-    `tree_in_one` as in drafters.
+    `tree_in_one_pass` as in drafters.
     """
 
     drafter: str

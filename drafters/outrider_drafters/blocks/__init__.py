@@ -1,1 +1,1 @@
-"""What drafters are built of: transformer blocks, positions, rows that grow and are dropped."""
+"""Building blocks of drafters: transformer blocks, RoPE, caches, token states and tree masks."""

@@ -1,6 +1,6 @@
-"""A Llama block made for inference: no modules, one product for q, k, v and one for gate and up.
+"""The Llama block for inference: one product for q, k and v, one for gate and up, and stacks of such blocks.
 
-It computes what layers.LlamaBlock computes (the plain form, which is trained), with fewer and larger steps.
+layers.LlamaBlock is the plain form, which is trained; this one computes the same in fewer and larger steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider_drafters.blocks.row_buffer import KVCache
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockWeights:
-    """A block's matrices [out, in], its bias and norms; None for those it does not have."""
+    """A block's matrices [out, in], bias and norms; None for those it lacks."""
 
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -31,7 +31,7 @@ class BlockWeights:
 
 
 class FusedProjections:
-    """An attention's q, k and v heads, numbered in this order, as one product."""
+    """The q, k and v projections of an attention as one product; heads are numbered in this order."""
 
     def __init__(self, attention: Attention, shape: BlockShape) -> None:
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -42,27 +42,28 @@ class FusedProjections:
         self._cut: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
 
     def heads(self, x: Tensor, first: int, end: int) -> Tensor:
-        """Those from `first` to `end` of rows [..., n, inputs], q and k normed: [..., heads, n, head_dim]."""
+        """Project rows [..., n, inputs] to the heads `first` to `end`, q and k normed: [..., heads, n, head_dim]."""
         heads = F.linear(x, *self._rows(first, end))
         heads = heads.view(*x.shape[:-1], end - first, self._shape.head_dim).transpose(-3, -2)
         return heads if self.norms is None else self._normed(heads, self.norms[first:end])
 
     def _rows(self, first: int, end: int) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of those heads, cut once: quantized rows are repacked for it."""
+        """Return the weight and bias of those heads."""
+        # Cached: cutting quantized rows repacks them for the kernel.
         if (first, end) not in self._cut:
             rows = slice(first * self._shape.head_dim, end * self._shape.head_dim)
             self._cut[first, end] = self.weight[rows], None if self.bias is None else self.bias[rows]
         return self._cut[first, end]
 
     def _normed(self, heads: Tensor, weights: Tensor) -> Tensor:
-        """The first heads with their own norms [k, 1, head_dim]; the v heads that follow have none."""
+        """Norm the first heads with weights [k, 1, head_dim] of their own; v heads, which follow, have no norm."""
         split = len(weights)
         normed = F.rms_norm(heads[..., :split, :, :], (self._shape.head_dim,), eps=self._shape.eps) * weights
         return torch.cat((normed, heads[..., split:, :, :]), dim=-3)
 
 
 class FusedMLP:
-    """A gated MLP with the norm before it and the residual around both."""
+    """A gated MLP with its norm and residual."""
 
     def __init__(self, norm: RMSNorm, mlp: GatedMLP) -> None:
         self.norm, self._eps = norm.weight.detach(), norm.eps
@@ -75,8 +76,10 @@ class FusedMLP:
 
 
 class FusedBlock:
-    """Rows x [n, width] of one text, the caller says which cache they go to and what they see; or many short rows of
-    rows [b, n, width], each for itself."""
+    """A Llama block over rows x [n, width] of one text; the caller owns the cache and the mask.
+
+    `self_attend` takes a batch [b, n, width] instead, each sequence on its own.
+    """
 
     def __init__(self, block: LlamaBlock) -> None:
         self.shape = block.shape
@@ -88,7 +91,7 @@ class FusedBlock:
 
     @property
     def weights(self) -> BlockWeights:
-        """What several blocks of one shape are stacked from."""
+        """Return the weights, to stack blocks of one shape."""
         projections, mlp = self._projections, self._mlp
         return BlockWeights(
             projections.weight,
@@ -105,7 +108,7 @@ class FusedBlock:
         return KVCache(self.shape.kv_heads, self.shape.head_dim, self._out.dtype, self._out.device)
 
     def run(self, x: Tensor, rope: Rope, cache: KVCache, mask: Tensor | None = None) -> Tensor:
-        """Put the rows' keys and values into the cache, let them attend to it; mask [n, length] bool, None: see all."""
+        """Append the rows' keys and values to the cache and attend to it; mask [n, length] bool, None: see all."""
         split = self.shape.heads + self.shape.kv_heads
         heads = self._heads(x, 0, split + self.shape.kv_heads)
         rotated = rope.rotate(heads[:split])
@@ -113,19 +116,19 @@ class FusedBlock:
         return self._attend(x, rotated[: self.shape.heads], cache.keys, cache.values, mask)
 
     def self_attend(self, x: Tensor, rope: Rope) -> Tensor:
-        """Every one of b rows of rows [b, n, width] over its own keys and values, all of them."""
+        """Let each of b sequences [b, n, width] attend to all of its own keys and values."""
         split = self.shape.heads + self.shape.kv_heads
         heads = self._heads(x, 0, split + self.shape.kv_heads)
         rotated = rope.rotate(heads[:, :split])
         return self._attend(x, rotated[:, : self.shape.heads], rotated[:, self.shape.heads :], heads[:, split:], None)
 
     def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
-        """Put the rows' keys and values into the cache, and no more."""
+        """Append the rows' keys and values to the cache without computing outputs."""
         heads = self._heads(x, self.shape.heads, self.shape.heads + 2 * self.shape.kv_heads)
         cache.append(rope.rotate(heads[: self.shape.kv_heads]), heads[self.shape.kv_heads :])
 
     def cross_attend(self, x: Tensor, rope: Rope, keys: Tensor, values: Tensor) -> Tensor:
-        """Let the rows attend to all of keys and values [1, kv_heads, m, head_dim]."""
+        """Let the rows attend to all of the keys and values [1, kv_heads, m, head_dim]."""
         return self._attend(x, rope.rotate(self._heads(x, 0, self.shape.heads)), keys, values, None)
 
     def _heads(self, x: Tensor, first: int, end: int) -> Tensor:
@@ -141,7 +144,7 @@ class FusedBlock:
 
 
 def _head_norms(attention: Attention, shape: BlockShape) -> Tensor | None:
-    """Norm weights of all q and k heads [heads + kv_heads, 1, head_dim]; None for an attention without."""
+    """Return the norm weights of all q and k heads [heads + kv_heads, 1, head_dim]; None without such norms."""
     q_norm, k_norm = attention.q_norm, attention.k_norm
     if not isinstance(q_norm, RMSNorm) or not isinstance(k_norm, RMSNorm):
         return None
@@ -150,7 +153,7 @@ def _head_norms(attention: Attention, shape: BlockShape) -> Tensor | None:
 
 
 class LayersCache(KVCache):
-    """The first block's cache, which those of the blocks above it follow."""
+    """The caches of several blocks: itself the first block's; truncating it truncates those `above` too."""
 
     def __init__(self, block: FusedBlock, above: Sequence[KVCache]) -> None:
         like = block.new_cache().keys
@@ -164,7 +167,7 @@ class LayersCache(KVCache):
 
 
 class FusedLayers:
-    """Used as one FusedBlock is: rows x [n, width] of one text."""
+    """Several blocks, one after the other, behind the interface of one FusedBlock."""
 
     def __init__(self, blocks: Sequence[FusedBlock]) -> None:
         self._blocks = blocks
@@ -175,13 +178,13 @@ class FusedLayers:
         return LayersCache(first, [block.new_cache() for block in above])
 
     def run(self, x: Tensor, rope: Rope, cache: KVCache, mask: Tensor | None = None) -> Tensor:
-        """Put the rows into every block's cache and let them attend to it; mask [n, length] bool, None: see all."""
+        """Append the rows to every block's cache and attend to it; mask [n, length] bool, None: see all."""
         for block, own in zip(self._blocks, _caches(cache), strict=True):
             x = block.run(x, rope, own, mask)
         return x
 
     def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
-        """Put the rows, which follow one another, into every block's cache: all but the last block have to be run."""
+        """Append consecutive rows to every block's cache; all blocks but the last have to run for that."""
         if len(x) == 0:
             return
         standing = cache.length

@@ -1,6 +1,6 @@
-"""The last layers of a target and its final norm, read from the target's own checkpoint and target.
+"""A target's last layers and final norm, read from the target's own checkpoint and target.
 
-What goes in is the residual stream entering layer L - N, Hugging Face's hidden_states[-1 - N]; what comes out is the
+The input is the residual stream entering layer L - N, Hugging Face's hidden_states[-1 - N]; the output is the
 target's last hidden state after its final norm.
 """
 
@@ -23,15 +23,17 @@ IGNORED = "rotary_emb.inv_freq"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LastLayersOutput:
-    """A teacher-forced pass through the last layers."""
+    """The output of a teacher-forced pass through the last layers."""
 
-    entering: Tensor  # [b, n, E] what went in: the target's own states at sync points, predicted ones elsewhere
+    entering: Tensor  # [b, n, E] the input: the target's own states at sync points, predicted ones elsewhere
     hidden: Tensor  # [b, n, E] after the final norm, ready for lm_head
 
 
 class LastLayers(nn.Module):
-    """Plain form, for training; moa/tail.py runs it fused. `windows` holds each layer's sliding window, None: it sees
-    all."""
+    """The plain form, for training; moa/last_layers_state.py runs it fused.
+
+    `windows` holds the sliding window of each layer, None for full attention.
+    """
 
     def __init__(self, shape: BlockShape, windows: tuple[int | None, ...]) -> None:
         super().__init__()
@@ -45,12 +47,13 @@ class LastLayers(nn.Module):
         return [layer for layer in self.layers if isinstance(layer, LlamaBlock)]
 
     def forward_train(self, predicted: Tensor, entering: Tensor, sync: Tensor) -> LastLayersOutput:
-        """MoA's training pass (HEBO, moa_spec/models/train/moa_spec.py): causal over mixed states.
+        """Run MoA's training pass (HEBO, moa_spec/models/train/moa_spec.py): causal over mixed states.
 
         predicted [b, n, E] stands in for the target's own `entering` [b, n, E], except at sync points, where
-        sync [b, n] int64 names the position itself. So K/V of a query's past are the drafter's own between sync points,
-        also before the latest one, where drafting has the target's: exact would take a pass for each sync point.
+        sync [b, n] int64 names the position itself.
         """
+        # K/V between sync points are the drafter's own even before the latest one, where drafting has the target's.
+        # The published code trains so; exact K/V would take a pass for each sync point.
         positions = torch.arange(predicted.shape[1], device=predicted.device)
         mixed = torch.where((sync == positions).unsqueeze(-1), entering.to(predicted.dtype), predicted)
         rope, hidden = self.shape.rope(positions), mixed
@@ -61,8 +64,9 @@ class LastLayers(nn.Module):
 
 
 def read_last_layers(config: Config, checkpoint: Checkpoint, stem: str, count: int, like: Tensor) -> LastLayers:
-    """The last `count` layers, as the type and on the device of `like`; `stem` is what the names of the target's
-    tensors begin with. Nothing else is read. Raises UsageError for a target of another kind, naming what does not fit.
+    """Read the last `count` layers alone, in the type and on the device of `like`.
+
+    `stem` is the prefix of the target's tensor names. Raises UsageError for an unsupported target, naming the reason.
     """
     total, kind = config_int(config, "num_hidden_layers"), config.get("model_type")
     if not 1 <= count <= total:
@@ -92,7 +96,7 @@ def _shape(config: Config, checkpoint: Checkpoint, prefix: str) -> BlockShape:
 
 
 def _layer_tensors(layers: LastLayers, checkpoint: Checkpoint, ours: str, theirs: str) -> dict[str, Tensor]:
-    """One layer's tensors by our names; one that we would not compute with is refused."""
+    """Read one layer's tensors under our names. Raises UsageError for a tensor that we would ignore."""
     wanted = {name: tensor for name, tensor in layers.state_dict().items() if name.startswith(ours)}
     known = {theirs + name.removeprefix(ours) for name in wanted}
     held = {name for name in checkpoint.names if name.startswith(theirs) and not name.endswith(IGNORED)}
@@ -108,8 +112,9 @@ def _read(checkpoint: Checkpoint, name: str, wanted: Tensor) -> Tensor:
 
 
 def _windows(config: Config, layers: range) -> tuple[int | None, ...]:
-    """Sliding windows of these layers, as transformers reads them: Mistral's are all layers'; Qwen's, where
-    `use_sliding_window` is set, those that `layer_types` names, else those from `max_window_layers` on."""
+    """Read the sliding windows of these layers as transformers does."""
+    # Mistral: all layers. Qwen: only if use_sliding_window is set, then the layers that layer_types names, and without
+    # layer_types those from max_window_layers on.
     everywhere = config.get("model_type") == "mistral"
     if config.get("sliding_window", 0) is None or not (everywhere or config.get("use_sliding_window")):
         return (None,) * len(layers)

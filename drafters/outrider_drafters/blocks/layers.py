@@ -1,4 +1,4 @@
-"""The Llama block every drafter is made of: RMSNorm, rotate-half RoPE, grouped-query attention and a gated MLP.
+"""The Llama block that drafters are made of: RMSNorm, rotate-half RoPE, grouped-query attention and a gated MLP.
 
 The caller owns keys, values and masks, so that one block serves teacher-forced training, cached drafting,
 cross-attention and attention over a target's layers. Submodules carry the names of the published checkpoints.
@@ -58,7 +58,7 @@ class BlockShape:
             raise UsageError(f"head_dim={self.head_dim}: RoPE needs an even one")
 
     def rope(self, positions: Tensor) -> Rope:
-        """Angles for integer positions [n]; negative ones are legal."""
+        """Compute the rotation for integer positions [n]; negative ones are allowed."""
         angles = positions.unsqueeze(-1) * inverse_frequencies(
             self.head_dim, self.rope_theta, self.rope_scaling, positions.device
         )
@@ -70,13 +70,14 @@ class BlockShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
-    """Cosines and sines of a row of positions, for both halves of a head; the left half's sines are negative."""
+    """Cosines and sines of n positions for both halves of a head; the left half's sines are negated."""
 
     cos: Tensor  # [n, head_dim] float32
     sin: Tensor
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Rotate x [..., n, head_dim], whose halves (not neighbors) form the pairs."""
+        """Rotate x [..., n, head_dim]."""
+        # Rotate-half: dimension i pairs with i + head_dim / 2, as in Hugging Face. GGUF files pair neighbors instead.
         swapped = x.roll(x.shape[-1] // 2, dims=-1)
         return torch.addcmul(x * self.cos.to(x.dtype), swapped, self.sin.to(x.dtype))
 
@@ -88,12 +89,12 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        # The cast keeps autocast from handing us a narrow x: the norm runs in the weight's precision.
+        # Autocast may hand over a narrow x: the cast makes the norm run in the weight's precision.
         return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
 
 
 class Attention(nn.Module):
-    """Of rows `inputs` wide, or as wide as the block."""
+    """Grouped-query attention over rows `inputs` wide, by default as wide as the block."""
 
     def __init__(self, shape: BlockShape, inputs: int | None = None, *, out_bias: bool = False) -> None:
         super().__init__()
@@ -108,11 +109,11 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(shape.head_dim, shape.eps) if shape.qk_norm else nn.Identity()
 
     def queries(self, x: Tensor, rope: Rope) -> Tensor:
-        """Queries, rotated, of x [b, n, inputs]: [b, heads, n, head_dim]."""
+        """Compute the rotated queries [b, heads, n, head_dim] of x [b, n, inputs]."""
         return rope.rotate(self.q_norm(self._heads(self.q_proj(x))))
 
     def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-        """Keys (rotated) and values of x [b, n, inputs]: twice [b, kv_heads, n, head_dim]."""
+        """Compute the rotated keys and the values of x [b, n, inputs], each [b, kv_heads, n, head_dim]."""
         return rope.rotate(self.k_norm(self._heads(self.k_proj(x)))), self._heads(self.v_proj(x))
 
     def forward(self, x: Tensor, rope: Rope, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -136,9 +137,9 @@ class GatedMLP(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """Pre-norm block whose queries come from x and whose keys and values the caller hands in.
+    """Pre-norm block with queries from x, and keys and values from the caller.
 
-    `input_norm=False` is EAGLE's first layer, which takes x as it is.
+    `input_norm=False` is EAGLE's first layer, which does not norm its input.
     """
 
     def __init__(self, shape: BlockShape, *, input_norm: bool = True) -> None:
@@ -151,24 +152,26 @@ class LlamaBlock(nn.Module):
         self.apply(_initialize)
 
     def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-        """What later queries attend to: keys and values of x [b, n, width], each [b, kv_heads, n, head_dim]."""
+        """Compute the keys and values of x [b, n, width], each [b, kv_heads, n, head_dim]."""
         return self.self_attn.keys_values(self.input_layernorm(x), rope)
 
     def forward(self, x: Tensor, rope: Rope, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x [b, n, width] attends to keys and values [b, kv_heads, m, head_dim]; mask: bool, broadcast to [b, 1, n, m],
-        true where a query sees a key, None when all see all."""
+        """Let x [b, n, width] attend to keys and values [b, kv_heads, m, head_dim].
+
+        mask: bool, broadcast to [b, 1, n, m], true where a query sees a key; None if every query sees every key.
+        """
         x = x + self.self_attn(self.input_layernorm(x), rope, keys, values, mask)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]  # as above
 
     def self_attend(self, x: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
-        """The block over x's own keys and values."""
+        """Let x attend to its own keys and values."""
         return self(x, rope, *self.keys_values(x, rope), mask)  # type: ignore[no-any-return]  # as above
 
 
 def stored_shape(checkpoint: Checkpoint, prefix: str, config: Config) -> BlockShape:
-    """Sizes of the block whose tensors' names start with `prefix`; heads, RoPE's base and eps are the config's.
+    """Read the sizes of the block whose tensors' names start with `prefix`; heads, RoPE's base and eps from the config.
 
-    RoPE is plain: whose is scaled, the caller knows. Raises UsageError where rows do not divide into heads.
+    RoPE is unscaled: which blocks scale it depends on the family. Raises UsageError if rows do not divide into heads.
     """
     heads = config_int(config, "num_attention_heads")
     q_rows, width = checkpoint.matrix(f"{prefix}self_attn.q_proj.weight")
@@ -190,12 +193,13 @@ def stored_shape(checkpoint: Checkpoint, prefix: str, config: Config) -> BlockSh
 
 
 def causal_mask(length: int, device: torch.device) -> Tensor:
-    """[length, length] bool, true at and below the diagonal."""
+    """Return a [length, length] bool mask, true on and below the diagonal."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
 def _initialize(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear) and not module.weight.is_meta:  # there torch would import its compiler: a second
+    # Not on the meta device: initializing there makes torch import its compiler, which takes a second.
+    if isinstance(module, nn.Linear) and not module.weight.is_meta:
         nn.init.normal_(module.weight, std=INIT_STD)
         if module.bias is not None:
             nn.init.zeros_(module.bias)

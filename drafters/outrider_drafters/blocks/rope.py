@@ -26,8 +26,11 @@ Kind = Literal["linear", "llama3", "yarn", "divisors"]
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How a model's RoPE was stretched. `slow` and `fast` bound the pairs that are stretched in part: llama3's
-    low_freq_factor and high_freq_factor, yarn's beta_slow and beta_fast."""
+    """Scaling of a model's RoPE.
+
+    `slow` and `fast` bound the pairs that are scaled in part: llama3's low_freq_factor and high_freq_factor, yarn's
+    beta_slow and beta_fast.
+    """
 
     kind: Kind
     factor: float
@@ -39,7 +42,7 @@ class RopeScaling:
     divisors: tuple[float, ...] = ()  # one a pair
 
     def as_config(self) -> Config:
-        """The `rope_scaling` entry of a config.json."""
+        """Return the `rope_scaling` entry of a config.json."""
         match self.kind:
             case "linear":
                 return {"rope_type": "linear", "factor": self.factor}
@@ -57,8 +60,10 @@ class RopeScaling:
 
 
 def rope_scaling(config: Config) -> RopeScaling | None:
-    """The scaling a config asks for, in transformers' spelling of version 4 or 5. Raises UsageError for one that is not
-    known, or whose numbers are missing."""
+    """Read the RoPE scaling of a config, in the spelling of transformers 4 or 5.
+
+    Raises UsageError for an unknown scaling, or one whose numbers are missing.
+    """
     entry = _entry(config)
     kind = entry.get("rope_type") or entry.get("type") or "default"
     if kind == "default":
@@ -72,10 +77,12 @@ def rope_scaling(config: Config) -> RopeScaling | None:
 
 @lru_cache(maxsize=64)
 def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> Tensor:
-    """Radians per position of each pair, [head_dim / 2] float32."""
-    with torch.inference_mode(False):  # the cached tensor also serves training
+    """Compute the radians per position of each pair, [head_dim / 2] float32."""
+    # The result is cached and serves training too, where a tensor made in inference mode cannot take part.
+    with torch.inference_mode(False):
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
-        plain = 1.0 / theta**exponents  # in this order to the last bit, as transformers does
+        # In this order: theta**-exponents differs in the last bit from what transformers computes.
+        plain = 1.0 / theta**exponents
         if scaling is None:
             return plain
         if scaling.kind == "divisors":
@@ -113,7 +120,7 @@ def _number(entry: Config, key: str) -> float:
 
 
 def _magnitude(entry: Config, factor: float) -> float:
-    """YaRN's factor on cosines and sines (its eq. 22; DeepSeek's mscale pair where given)."""
+    """Return YaRN's factor on cosines and sines (eq. 22; DeepSeek's pair of mscale values where given)."""
     if (given := entry.get("attention_factor")) is not None:
         return float(given)
 
@@ -131,7 +138,7 @@ def _divisors(scaling: RopeScaling, plain: Tensor) -> Tensor:
 
 
 def _stretched(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
-    """How much of the stretch each pair gets, 0 to 1."""
+    """Return the share of the scaling that each pair gets, 0 to 1."""
     match scaling.kind:
         case "linear" | "divisors":
             return torch.ones_like(plain)
@@ -142,6 +149,7 @@ def _stretched(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
             first, last = (_pair_of(turns, len(plain), theta, scaling) for turns in (scaling.fast, scaling.slow))
             if scaling.truncate:
                 first, last = math.floor(first), math.ceil(last)
+            # Clamped to head_dim - 1, not to the number of pairs, as transformers and YaRN's own code do.
             first, last = max(first, 0), min(last, 2 * len(plain) - 1)
             pairs = torch.arange(len(plain), dtype=torch.float32, device=plain.device)
             return ((pairs - first) / (last - first if last != first else 0.001)).clamp(0, 1)
@@ -150,5 +158,5 @@ def _stretched(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
 
 
 def _pair_of(turns: float, num_pairs: int, theta: float, scaling: RopeScaling) -> float:
-    """The pair, as a fraction, that makes so many turns within the original context."""
+    """Return the fractional index of the pair that makes so many turns within the original context."""
     return num_pairs * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(theta)

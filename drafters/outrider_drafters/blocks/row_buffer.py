@@ -1,4 +1,4 @@
-"""Rows that come at the end and go from the end: the storage under every draft state. Knows no family."""
+"""Growable buffers of rows that are appended to and cut at the end: the storage of every draft state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ INITIAL_ROWS = 128
 
 
 class RowBuffer:
-    """A tensor [..., length, width] with room to grow; dropped rows are overwritten later, never moved."""
+    """A tensor [..., length, width] with room to grow. Dropped rows are overwritten later, never moved."""
 
     def __init__(self, *leading: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self._buffer = torch.empty(*leading, INITIAL_ROWS, width, dtype=dtype, device=device)
@@ -17,11 +17,11 @@ class RowBuffer:
 
     @property
     def all(self) -> Tensor:
-        """View of the rows, [..., length, width]."""
+        """Return a view of the rows, [..., length, width], which later appends may overwrite after a truncate."""
         return self._buffer[..., : self.length, :]
 
     def append(self, rows: Tensor) -> None:
-        """Add rows [..., n, width]."""
+        """Append rows [..., n, width]."""
         end = self.length + rows.shape[-2]
         while end > self._buffer.shape[-2]:
             self._buffer = torch.cat((self._buffer, torch.empty_like(self._buffer)), dim=-2)
@@ -53,7 +53,7 @@ class KVCache:
         return self._keys.length
 
     def first(self, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first rows only."""
+        """Return the keys and values of the first `length` rows."""
         return self.keys[:, :, :length], self.values[:, :, :length]
 
     def append(self, keys: Tensor, values: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What a draft state stands on: its tokens and how many features it was given. Knows no family."""
+"""The tokens of a draft state, and how many features it has. Knows no family."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from outrider_proto.errors import UsageError
 
 
 class TokenState:
-    """Tokens and the number of features.
+    """Tokens, and the number of leading positions that have features.
 
-    Features are those of the first positions without gaps. The newest may be missing (stale), and the root's may be
-    there before the root has a successor; `usable` counts those a drafter may use: none of the root's own.
+    The newest tokens may lack features (stale). The root's own feature may arrive before the root has a successor.
     """
 
     def __init__(self, feature_width: int) -> None:
@@ -23,13 +22,15 @@ class TokenState:
 
     @property
     def usable(self) -> int:
+        """Number of features that a drafter may read."""
+        # Without the root's own: a drafter pairs feature t with token t + 1, which the root does not have yet.
         return max(0, min(self.num_features, len(self.tokens) - 1))
 
     def append(self, tokens: Sequence[int]) -> None:
         self.tokens.extend(tokens)
 
     def add_features(self, first: int, rows: Tensor) -> Tensor:
-        """Of the feature rows of positions first, first + 1, ... those it lacks; they count as taken.
+        """Count the feature rows of positions first, first + 1, ... and return those that are new.
 
         Raises UsageError for rows of another width, a gap, or a position without a token.
         """
@@ -44,20 +45,20 @@ class TokenState:
         return lacking
 
     def rollback(self, num_tokens: int) -> None:
-        """Keep the first `num_tokens` tokens and their features. Raises UsageError when there are fewer."""
+        """Keep the first `num_tokens` tokens and their features. Raises UsageError if there are fewer."""
         if not 0 <= num_tokens <= len(self.tokens):
             raise UsageError(f"rollback to {num_tokens} tokens: there are {len(self.tokens)}")
         del self.tokens[num_tokens:]
         self.num_features = min(self.num_features, num_tokens)
 
     def need_root(self) -> None:
-        """Raise UsageError without a token to draft from."""
+        """Raise UsageError if there is no token to draft from."""
         if not self.tokens:
             raise UsageError("nothing to draft from: append the prompt's tokens first")
 
 
 class WithTokenState:
-    """The part of a draft state that is its record. See drafter.DraftState."""
+    """Base class for draft states: implements the part of DraftState that TokenState answers."""
 
     _token_state: TokenState
 

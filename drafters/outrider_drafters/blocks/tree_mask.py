@@ -1,4 +1,4 @@
-"""The draft rows of one drafting: nodes that were expanded, who descends from whom, how deep. Knows no family."""
+"""The tree attention mask of one draft: which rows each expanded node may attend to, and its depth."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from outrider_proto.tree import ROOT
 
 
 class TreeMask:
-    """Ancestry of the expanded nodes; -1 is the root, draft rows are numbered from 0 in order of expansion."""
+    """Ancestors of the expanded nodes. Draft rows are numbered from 0 in order of expansion; -1 is the root."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.clear()
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Drop all draft rows."""
         self._lines: list[list[int]] = []  # of each row: its ancestors' rows and its own
 
     def add(self, parents: Sequence[int], num_text_rows: int) -> tuple[Tensor, Tensor]:
-        """Enter one level of nodes under their parents.
+        """Add one level of nodes under their parents.
 
-        Returns their depths [n] (1 for the root's children) and their mask [n, num_text_rows + rows]: they see all
-        text rows, their ancestors and themselves.
+        Returns their depths [n] (1 for the root's children) and their mask [n, num_text_rows + draft rows]: each node
+        sees all text rows, its ancestors and itself.
         """
         first = len(self._lines)
         for i, parent in enumerate(parents):

@@ -1,1 +1,1 @@
-"""Drafters and the borrowed parts of targets as they lie on disk."""
+"""Drafters, borrowed target weights and edge bundles: opened, checked and fingerprinted."""

@@ -1,12 +1,12 @@
-"""An edge bundle: all that a client needs of one target and one drafter, in a directory that is complete by itself.
+"""An edge bundle: all that a client needs of one target and one drafter, in one self-contained directory.
 
-DIR/bundle.json               what it is of, how it was made, a digest of every other file
+DIR/bundle.json               its target and drafter, how it was made, a digest of every other file
 DIR/config.json, tokenizer... the target's, unchanged
 DIR/model.safetensors         the target's embedding and lm_head, and the last layers a drafter runs, maybe as codes
 DIR/drafter/                  the drafter's, the same
 
-Where a target's directory is asked for, DIR can be given, and where a drafter's is, DIR too. Its fingerprints are those
-of the full target, as they were when it was made: codes would have others.
+DIR can be given wherever the directory of a target or of a drafter is asked for. Its fingerprints are those of the full
+target, recorded when it was made: quantized weights would hash to others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """By which a file is known again."""
+    """A file's size and digest."""
 
     size_bytes: int
     blake2b: str  # hex
@@ -45,7 +45,7 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What bundle.json says. `drafter` is the name of a drafter without files, or the folder of one with."""
+    """The contents of bundle.json. `drafter` names a drafter without files, or the folder of one with files."""
 
     weights: str
     target: str
@@ -59,22 +59,22 @@ class Bundle:
     files: Mapping[str, FileDigest] = field(default_factory=dict)
 
     def source(self, directory: Path, given: DrafterOptions) -> DrafterSource:
-        """Where the drafter of the bundle in `directory` is, and its options unless others are given."""
+        """Return the source of this bundle's drafter; `given` options take precedence over recorded ones."""
         name = str(directory / DRAFTER) if self.drafter == DRAFTER else self.drafter
         recorded = {key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()}
         return DrafterSource(name, DrafterOptions(**{**recorded, **given.chosen()}))
 
     def write(self, directory: Path) -> None:
-        """Mark the files that are there and write bundle.json, which makes the directory a bundle."""
+        """Record the files in `directory` and write bundle.json, which makes it a bundle."""
         files = {name: asdict(FileDigest.of(directory / name)) for name in _files_in(directory)}
         told = {"format": "outrider-bundle", "version": VERSION, **asdict(self), "files": files}
         (directory / MANIFEST).write_text(json.dumps(told, indent=2) + "\n")
 
 
 def find_bundle(directory: Path) -> Bundle | None:
-    """The bundle in a directory, its files checked against their digests; None for a directory that is none.
+    """Return the bundle in a directory, its files checked against their digests; None if it is not a bundle.
 
-    Raises UsageError for one that is damaged, incomplete, or of a version that is not known.
+    Raises UsageError for a bundle that is damaged, incomplete, or of an unknown version.
     """
     if not (directory / MANIFEST).is_file():
         return None
@@ -84,7 +84,8 @@ def find_bundle(directory: Path) -> Bundle | None:
 
 @lru_cache(maxsize=8)
 def _checked(directory: Path, stamps: object) -> Bundle:
-    """Once for every state of the files: a client asks several times."""
+    """Read and check a bundle, once per state of its files."""
+    # `stamps` only serves the cache: names, sizes and times. A client looks for the bundle several times at start.
     bundle = _read(directory)
     for name, mark in bundle.files.items():
         path = directory / name

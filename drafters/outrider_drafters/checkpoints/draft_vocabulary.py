@@ -1,4 +1,4 @@
-"""The tokens an EAGLE-3 head can draft: draft id d is the target's token d + d2t[d]."""
+"""Draft vocabularies: a head that drafts only some tokens maps its id d to the target's token d + d2t[d]."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider_proto.errors import UsageError
 
 
 def draft_tokens(d2t: Tensor, vocab: int) -> Tensor:
-    """Target ids [Vd] int64 from offsets [Vd]. Raises UsageError for ids that do not rise or are outside."""
+    """Compute target ids [Vd] int64 from offsets [Vd]. Raises UsageError for ids out of range or not rising."""
     tokens = torch.arange(len(d2t), device=d2t.device) + d2t.to(torch.int64)
     if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab):
         raise UsageError(
@@ -22,20 +22,20 @@ def draft_tokens(d2t: Tensor, vocab: int) -> Tensor:
 
 
 def offsets(tokens: Tensor) -> Tensor:
-    """d2t [Vd] int64 of rising target ids [Vd]."""
+    """Compute d2t [Vd] int64 from rising target ids [Vd]."""
     return tokens.to(torch.int64) - torch.arange(len(tokens), device=tokens.device)
 
 
 def membership(tokens: Tensor, vocab: int) -> Tensor:
-    """t2d [V] bool: whether a target id can be drafted."""
+    """Compute t2d [V] bool, true for target ids that can be drafted."""
     drafted = torch.zeros(vocab, dtype=torch.bool, device=tokens.device)
     drafted[tokens] = True
     return drafted
 
 
 def over_target_vocabulary(logits: Tensor, tokens: Tensor | None, vocab: int) -> Tensor:
-    """Logits [n, Vd] as [n, V], -inf for what cannot be drafted: log-softmax is then that over Vd. `tokens` None: Vd is
-    V already."""
+    """Scatter logits [n, Vd] to [n, V], -inf for tokens that cannot be drafted; `tokens` None: Vd is V already."""
+    # -inf keeps log-softmax over V equal to that over Vd, so that no other code needs the map.
     if tokens is None:
         return logits
     return logits.new_full((len(logits), vocab), -torch.inf).index_copy_(1, tokens, logits)

@@ -1,4 +1,4 @@
-"""A drafter's files as a family reads them: configuration, tensors, options, and the checks all families need."""
+"""A drafter's files as a family reads them: configuration, tensors, options, and the checks common to all families."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_NAMED = 8  # names in a message
 
 @dataclass(frozen=True, slots=True)
 class DrafterFiles:
-    """One drafter directory, opened. Every method raises UsageError that names the directory and the offender."""
+    """An opened drafter directory. Every method raises UsageError that names the directory and what is wrong."""
 
     directory: Path
     config: Config
@@ -35,7 +35,7 @@ class DrafterFiles:
 
     @classmethod
     def open(cls, source: DrafterSource) -> DrafterFiles:
-        """A directory, a hub name, or a GGUF file, whose path then stands for the directory."""
+        """Open a directory, a hub name, or a GGUF file, whose path then takes the directory's place."""
         place = Path(source.name).expanduser()
         directory = place if place.is_file() else resolve_dir(source.name)
         if (gguf := gguf_at(directory)) is not None:
@@ -45,7 +45,7 @@ class DrafterFiles:
 
     @classmethod
     def none(cls, source: DrafterSource) -> DrafterFiles:
-        """Of a drafter without files: its options, and nothing else."""
+        """Make the files of a drafter that needs none: its options and nothing else."""
         place = Path(source.name)
         return cls(place, {}, Checkpoint.holding(place, {}), source.options)
 
@@ -54,19 +54,19 @@ class DrafterFiles:
         return self.checkpoint.names
 
     def with_checkpoint(self, checkpoint: Checkpoint) -> DrafterFiles:
-        """The same with its tensors under other names."""
+        """Return the same files with another view of their tensors."""
         return replace(self, checkpoint=checkpoint)
 
     def fault(self, message: str) -> UsageError:
         return UsageError(f"{self.directory}: {message}")
 
     def need(self, required: frozenset[str]) -> None:
-        """Refuse a file that lacks any of these tensors."""
+        """Raise UsageError if any of these tensors is missing."""
         if missing := sorted(required - self.names):
             raise self.fault(f"lacks tensors {listed(missing)}")
 
     def need_equal(self, what: str, drafter: int, target: int) -> None:
-        """Refuse a drafter one of whose sizes is not the target's."""
+        """Raise UsageError if a size of the drafter differs from the target's."""
         if drafter != target:
             raise self.fault(f"{what} is {drafter}, the target's {target}: made for another target")
 
@@ -74,14 +74,17 @@ class DrafterFiles:
         self.need_equal("vocab_size", config_int(self.config, "vocab_size", target.vocab), target.vocab)
 
     def fill(self, network: Network, like: Tensor | None = None, also_known: frozenset[str] = frozenset()) -> Network:
-        """Read every tensor of a network made on the meta device, as stored or moved to where and what `like` is.
-        Frozen, for inference."""
+        """Read every tensor of a network made on the meta device, and freeze it for inference.
+
+        Tensors stay as stored, or take the type and device of `like`.
+        """
         network.load_state_dict(self.tensors_for(network, also_known), assign=True)
         network.eval().requires_grad_(False)
         return network if like is None else network.to(like.device, like.dtype)
 
     def tensors_for(self, network: nn.Module, also_known: frozenset[str] = frozenset()) -> dict[str, Tensor]:
-        """Every tensor of a network, as stored; missing, unknown, misshapen and damaged ones are refused."""
+        """Read every tensor of a network as stored. Raises UsageError for missing, unknown and damaged ones."""
+        # Unknown tensors are refused too: published loaders skip them (strict=False), and misnamed weights stay random.
         wanted = network.state_dict()
         self.need(frozenset(wanted))
         held = {name for name in self.names if not name.endswith(IGNORED)}
@@ -96,13 +99,14 @@ class DrafterFiles:
         for name, tensor in tensors.items():
             if tensor.is_floating_point() != wanted[name].is_floating_point():
                 raise self.fault(f"tensor {name} is of type {tensor.dtype}: need {wanted[name].dtype}")
+            # `type`, not isinstance: quantized weights are Tensors too, and checking them would decode every value.
             if type(tensor) is Tensor and not torch.isfinite(tensor).all():
                 raise self.fault(f"tensor {name} holds values that are no numbers: the file is damaged")
         return tensors
 
 
 def listed(names: list[str]) -> str:
-    """Names for a message, the first few."""
+    """Join the first few names for a message."""
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more
 
@@ -113,7 +117,7 @@ TRANSLATIONS: Mapping[str, Callable[[GgufFile], Translated]] = {eagle3_gguf.ARCH
 
 
 def gguf_at(path: Path) -> Path | None:
-    """The GGUF file that a path is, or that a directory holds as its only weights. Raises UsageError for several."""
+    """Return the GGUF file at a path, or the only weights in a directory. Raises UsageError for several."""
     if path.is_file():
         return path if path.suffix == SUFFIX else None
     if not path.is_dir():
@@ -128,6 +132,6 @@ def gguf_at(path: Path) -> Path | None:
 
 
 def read_head(path: Path) -> Translated:
-    """What config.json and the tensors would be. Raises UsageError for a file that is no drafter."""
+    """Translate a GGUF file to a configuration and tensors. Raises UsageError if it is not a drafter."""
     file = GgufFile.read(path, tuple(TRANSLATIONS))
     return TRANSLATIONS[file.architecture](file)

@@ -1,7 +1,7 @@
-"""EAGLE-3 heads of llama.cpp (general.architecture = eagle3), under SafeAILab's names.
+"""Translate llama.cpp's EAGLE-3 heads (general.architecture = eagle3) to SafeAILab's names.
 
-Three things differ from the other layouts. Rows of q and k are permuted, since llama.cpp turns neighbors where others
-turn halves; d2t holds target ids (early files: offsets); llama3's scaling is a tensor of divisors. Sources:
+Three things differ from the other layouts. Rows of q and k are permuted, since llama.cpp rotates neighbors and
+others halves; d2t holds target ids (early files: offsets); llama3's scaling is a tensor of divisors. Sources:
 ggml-org/llama.cpp, pull requests 18039, 24977, 25794.
 """
 
@@ -52,7 +52,7 @@ KEYS = {  # of config.json, by the key after "eagle3."
 
 
 def translated(file: GgufFile) -> tuple[Config, Mapping[str, Tensor]]:
-    """What config.json and the tensors would be. Tensors of no known name keep theirs. Raises UsageError."""
+    """Translate to a configuration and tensors. Tensors of unknown names keep them. Raises UsageError."""
     if (blocks := file.of_architecture("block_count")) not in (None, 1):
         raise UsageError(f"{file.path}: block_count={blocks}: need 1")
     heads = _count(file, "attention.head_count")
@@ -72,7 +72,8 @@ def translated(file: GgufFile) -> tuple[Config, Mapping[str, Tensor]]:
 
 
 def halves(file: GgufFile, name: str, tensor: Tensor, heads: int) -> Tensor:
-    """Rows [heads x head_dim, ...] whose neighbors form RoPE's pairs, put so that halves of a head do."""
+    """Reorder rows [heads x head_dim, ...] whose neighbors form RoPE's pairs, so that halves of a head do."""
+    # Undoes llama.cpp's `permute`. Without it the head loads and runs, and merely drafts badly.
     if len(tensor) % (2 * heads):
         raise UsageError(f"{file.path}: tensor {name} has {len(tensor)} rows: need a multiple of {2 * heads}")
     pairs = tensor.view(heads, len(tensor) // heads // 2, 2, *tensor.shape[1:])
@@ -80,7 +81,8 @@ def halves(file: GgufFile, name: str, tensor: Tensor, heads: int) -> Tensor:
 
 
 def _offsets(d2t: Tensor) -> Tensor:
-    """Target ids occur once, while a table of offsets of any real vocabulary repeats some."""
+    """Turn a d2t of target ids into offsets; a d2t of offsets stays as it is."""
+    # Files do not say which they hold. Target ids are unique, while the offsets of any real vocabulary repeat.
     return offsets(d2t) if len(set(d2t.tolist())) == len(d2t) else d2t
 
 
@@ -121,7 +123,8 @@ def _yarn(file: GgufFile, factor: float | None) -> Config:
         "beta_fast": file.of_architecture("rope.scaling.yarn_beta_fast"),
         "beta_slow": file.of_architecture("rope.scaling.yarn_beta_slow"),
     }
-    times = file.of_architecture("rope.scaling.attn_factor")  # on top of YaRN's own magnitude
+    # llama.cpp multiplies attn_factor with YaRN's own magnitude; transformers' attention_factor replaces that one.
+    times = file.of_architecture("rope.scaling.attn_factor")
     if times is not None and factor:
         said["attention_factor"] = times * (1 + 0.1 * math.log(factor))
     return {key: value for key, value in said.items() if value is not None}

@@ -25,7 +25,7 @@ TOKENIZING = ("added_tokens", "model", "normalizer", "pre_tokenizer")  # what de
 
 
 def target_fingerprint(name_or_path: str | Path) -> str:
-    """Hex digest of a target's sizes, embedding and lm_head: of what a client has of it."""
+    """Compute the hex digest of a target's sizes, embedding and lm_head, the parts that a client has."""
     directory = resolve_dir(name_or_path)
     if (bundle := find_bundle(directory)) is not None:
         return bundle.target_fingerprint
@@ -35,12 +35,13 @@ def target_fingerprint(name_or_path: str | Path) -> str:
     digest.update(repr(astuple(sizes_of(config, checkpoint.matrix(head_name)))).encode())
     for name in (embed_name, head_name):
         tensor = checkpoint.read(name)
+        # Evenly spaced rows, as float32 values: any change here changes the fingerprints of all targets.
         digest.update(_value_bytes(tensor[:: -(-len(tensor) // MAX_HASHED_ROWS)]))
     return digest.hexdigest()
 
 
 def write_target_fingerprint(directory: Path, target: str | Path) -> None:
-    """Write into an exported drafter's config.json which target it was made for; others ignore the key."""
+    """Record in an exported drafter's config.json which target it was made for; other software ignores the key."""
     path = directory / "config.json"
     path.write_text(
         json.dumps({**read_json(path), TARGET_FINGERPRINT_KEY: target_fingerprint(target)}, indent=2) + "\n"
@@ -48,7 +49,7 @@ def write_target_fingerprint(directory: Path, target: str | Path) -> None:
 
 
 def tokenizer_fingerprint(name_or_path: str | Path) -> str:
-    """Hex digest of what gives a text its ids in tokenizer.json; "none" without that file."""
+    """Compute the hex digest of the parts of tokenizer.json that decide token ids; "none" without that file."""
     path = resolve_dir(name_or_path) / "tokenizer.json"
     if not path.is_file():
         return "none"
@@ -58,7 +59,7 @@ def tokenizer_fingerprint(name_or_path: str | Path) -> str:
 
 
 def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Hex digest of named tensors, as float32."""
+    """Compute the hex digest of named tensors as float32."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for name in sorted(tensors):
         digest.update(f"{name}{list(tensors[name].shape)}".encode())

@@ -1,4 +1,4 @@
-"""Where a drafter comes from, and what its files leave open: `DIR,tli=1,embedding=own`."""
+"""Drafter sources as users write them: a place and options, such as `DIR,tli=1,embedding=own`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Embedding = Literal["own", "target"]
 
 @dataclass(frozen=True, slots=True)
 class DrafterOptions:
-    """What published files leave open or get wrong; None: what the file says, else its family's rule.
+    """Options for what published files leave open or get wrong; None: the file decides, else the family's rule.
 
-    family: refuse any other. tli: target layers that MoA runs on the client (paper 3.2). rope_theta: RoPE's base.
-    norm_output: feed back EAGLE-3's output after its norm. embedding: the drafter's own, or the target's.
-    target_layers: whose input EAGLE-3 taps, as indices of Hugging Face's hidden_states. tie_to_target: an independent
-    drafter uses the target's embedding and lm_head. ngram: longest match that lookup searches for.
+    family: refuse any other family. tli: target layers that MoA runs on the client (paper, 3.2). rope_theta: RoPE's
+    base. norm_output: EAGLE-3 feeds back its output after the norm. embedding: use the drafter's own or the target's.
+    target_layers: tapped layers as indices of Hugging Face's hidden_states. tie_to_target: an independent drafter uses
+    the target's embedding and lm_head. ngram: longest match that lookup searches for, in tokens.
     """
 
     family: str | None = None
@@ -33,21 +33,21 @@ class DrafterOptions:
     ngram: int | None = None
 
     def chosen(self) -> dict[str, Any]:  # Any: each option has its own type
-        """Those that are given."""
+        """Return the options that are set."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterSource:
-    """A directory, file or hub name, or the name of a drafter without files, and its options."""
+    """A directory, file, hub name or name of a drafter without files, with options."""
 
     name: str
     options: DrafterOptions = field(default_factory=DrafterOptions)
 
     @classmethod
     def parse(cls, text: str | Path | DrafterSource) -> DrafterSource:
-        """`NAME[,KEY=VALUE...]`; a path that exists as it stands is taken whole. Raises UsageError."""
+        """Parse `NAME[,KEY=VALUE...]`; an existing path is taken whole, commas included. Raises UsageError."""
         if isinstance(text, DrafterSource):
             return text
         name, *pairs = str(text).split(",")
@@ -103,7 +103,7 @@ def _layers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("-"))
 
 
-_READERS: Mapping[str, Callable[[str], object]] = {  # a ValueError says what is needed
+_READERS: Mapping[str, Callable[[str], object]] = {  # each raises ValueError with what it needs
     "family": str,
     "tli": _count,
     "rope_theta": _base,

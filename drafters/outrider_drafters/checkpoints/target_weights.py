@@ -1,5 +1,4 @@
-"""The parts of a target that a drafter borrows, read without loading the target: embedding, lm_head, sizes, and on
-demand its last layers."""
+"""The parts of a target that drafters borrow, read without loading it: embedding, lm_head, sizes and last layers."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ LM_HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class TargetSizes:
-    """A target's sizes; `vocab` is the number of lm_head rows, `eps` that of its RMSNorm."""
+    """A target's sizes. `vocab` is the number of lm_head rows, padding included; `eps` is RMSNorm's."""
 
     hidden: int
     layers: int
@@ -36,13 +35,13 @@ class TargetSizes:
 
     @property
     def packed_kv(self) -> int:
-        """Width of one layer's packed keys and values of a token: 2 E_kv."""
+        """Width of one layer's packed keys and values per token: 2 E_kv."""
         return 2 * self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetWeights:
-    """Embedding, lm_head and sizes of a target; `directory` is where it was read from, if it was."""
+    """Embedding, lm_head and sizes of a target; `directory` is where they were read from, if known."""
 
     embed: Tensor  # [V, E]
     lm_head: Tensor  # [V, E]; the same tensor as `embed` for a tied target
@@ -52,8 +51,10 @@ class TargetWeights:
 
     @classmethod
     def load(cls, name_or_path: str | Path, dtype: torch.dtype | None = None) -> TargetWeights:
-        """Read those two tensors from a Hugging Face directory (or hub name) or an edge bundle. Without `dtype` as
-        float32, from a bundle of bfloat16 as that. Raises UsageError."""
+        """Read both tensors from a Hugging Face directory, a hub name or an edge bundle. Raises UsageError.
+
+        `dtype` defaults to float32, for a bundle of bfloat16 weights to bfloat16.
+        """
         directory = resolve_dir(name_or_path)
         bundle = find_bundle(directory)
         if dtype is None:
@@ -66,9 +67,9 @@ class TargetWeights:
         return cls(embed, lm_head, sizes, _eos_token_ids(directory, config), directory)
 
     def last_layers(self, count: int) -> LastLayers:
-        """The target's last `count` layers and its final norm, read now, in the type and on the device of `embed`.
+        """Read the target's last `count` layers and its final norm, in the type and on the device of `embed`.
 
-        Raises UsageError for a target whose layers do not run on the client.
+        Raises UsageError for a target whose layers cannot run on the client.
         """
         if self.directory is None:
             raise UsageError(f"last {count} layers: this target was not read from a directory")
@@ -78,7 +79,7 @@ class TargetWeights:
 
 
 def resolve_dir(name_or_path: str | Path) -> Path:
-    """A local directory as it is; else the hub's snapshot of that name. Raises UsageError."""
+    """Return a local directory as it is, or download the hub's snapshot of that name. Raises UsageError."""
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return path
@@ -96,14 +97,14 @@ def resolve_dir(name_or_path: str | Path) -> Path:
 
 
 def target_sizes(name_or_path: str | Path) -> TargetSizes:
-    """Sizes alone, from config.json and the shape of lm_head."""
+    """Read the sizes alone, from config.json and the shape of lm_head."""
     directory = resolve_dir(name_or_path)
     config, checkpoint = read_config(directory), Checkpoint(directory)
     return sizes_of(config, checkpoint.matrix(borrowed_names(config, checkpoint)[1]))
 
 
 def borrowed_names(config: Config, checkpoint: Checkpoint) -> tuple[str, str]:
-    """Names of the embedding and of lm_head, the same one for a tied target. Raises UsageError."""
+    """Return the names of the embedding and of lm_head, equal for a tied target. Raises UsageError."""
     embeddings = [name for name in checkpoint.names if name.endswith("embed_tokens.weight")]
     embed = EMBEDDING if EMBEDDING in embeddings else embeddings[0] if len(embeddings) == 1 else None
     if embed is None:
@@ -111,13 +112,14 @@ def borrowed_names(config: Config, checkpoint: Checkpoint) -> tuple[str, str]:
     heads = [name for name in checkpoint.names if name.endswith(LM_HEAD)]
     if len(heads) == 1:
         return embed, heads[0]
+    # Only an explicit false counts: the default differs between model types, and a file without lm_head is tied.
     if config.get("tie_word_embeddings") is False:
         raise UsageError(f"{checkpoint.directory}: has no tensor {LM_HEAD}, and its config says it is not tied")
     return embed, embed
 
 
 def sizes_of(config: Config, head_shape: tuple[int, int]) -> TargetSizes:
-    """Sizes from config.json and the shape of lm_head. Raises UsageError."""
+    """Take the sizes from config.json and the shape of lm_head. Raises UsageError."""
     hidden, heads = config_int(config, "hidden_size"), config_int(config, "num_attention_heads")
     if head_shape[1] != hidden:
         raise UsageError(f"{LM_HEAD} has shape {list(head_shape)}: config.json says hidden_size={hidden}")
@@ -136,7 +138,7 @@ def sizes_of(config: Config, head_shape: tuple[int, int]) -> TargetSizes:
 
 
 def _eos_token_ids(directory: Path, config: Config) -> tuple[int, ...]:
-    """generation_config.json decides, as in transformers' generate; else config.json."""
+    """Read the end tokens: generation_config.json takes precedence, as in transformers' generate."""
     path = directory / "generation_config.json"
     eos = (read_json(path) if path.is_file() else {}).get("eos_token_id", config.get("eos_token_id"))
     return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)

@@ -1,1 +1,1 @@
-"""What every drafter offers: its state, its tap and the shape of its trees."""
+"""The contracts of drafters: client half, server half (tap) and the shapes of draft trees."""

@@ -1,4 +1,4 @@
-"""The client's half of a drafter, as every family offers it."""
+"""The contract of a drafter's client half, which every family implements. Knows no family."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from outrider_proto.frames import TapInfo
 from outrider_proto.packing import common_prefix_len
 from outrider_proto.tree import DraftTree
 
-UNLIMITED = 2**31  # what `max_levels` answers where a drafter can go on from its own guesses
+UNLIMITED = 2**31  # max_levels of a drafter that can draft on from its own output
 
 
 class DraftState(Protocol):
-    """What a drafter knows of one text. Position p's feature is what the target knew after processing token p.
+    """One text as a drafter sees it. Position p's feature is what the target computed for token p.
 
-    After any calls the state equals a fresh one that was given the same tokens and features.
+    After any sequence of calls, the state equals a fresh one that was given the same tokens and features.
     """
 
     @property
@@ -27,35 +27,41 @@ class DraftState(Protocol):
 
     @property
     def num_features(self) -> int:
-        """Positions 0 .. num_features - 1 have theirs; the newest tokens may lack them. A drafter that eats the newest
-        feature alone (TapInfo.newest_only) counts as having all before it."""
+        """Number of leading positions with features; the newest tokens may lack theirs.
+
+        A drafter that reads only the newest feature (TapInfo.newest_only) counts as having all before it.
+        """
         ...
 
     @property
     def max_levels(self) -> int:
-        """Levels it can draft from here: UNLIMITED, or as many as its heads reach past the newest feature, maybe 0."""
+        """Levels it can draft from here: UNLIMITED, or as many as its heads reach past the newest feature."""
         ...
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Add tokens that stand, committed or unverified; the last one is the root."""
+        """Add tokens to the text, committed or unverified. The last one is the root of the next draft."""
         ...
 
     def add_features(self, first: int, rows: Tensor) -> None:  # [n, width] float32
-        """Feature rows of positions first, first + 1, ...; those it has are ignored, a gap raises UsageError unless it
-        only wants the newest."""
+        """Add the feature rows of positions first, first + 1, ...; rows it already has are ignored.
+
+        Raises UsageError for a gap, unless the drafter reads only the newest feature.
+        """
         ...
 
     def rollback(self, num_tokens: int) -> None:
-        """Keep the first `num_tokens` tokens; the features of the others go too."""
+        """Keep the first `num_tokens` tokens and their features."""
         ...
 
     def root_logits(self) -> Tensor:
-        """Logits [V] for the root's successor; -inf for one it would never draft. Ends any earlier drafting: its
-        draft rows are forgotten. Raises UsageError where `max_levels` is 0."""
+        """Logits [V] for the root's successor; -inf for tokens it can never draft.
+
+        Starts a new draft and drops the draft rows of the last one. Raises UsageError where `max_levels` is 0.
+        """
         ...
 
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        """Logits [n, V] for the successors of n drafted nodes, given as their tokens and their parents' draft rows.
+        """Compute logits [n, V] for the successors of n nodes, given by their tokens and their parents' draft rows.
 
         Draft rows are numbered from 0 in order of expansion since root_logits; -1 is the root. A call's nodes are on
         one level, and levels come in order, at most `max_levels` of them, counting the root's. Where `max_levels` is
@@ -64,8 +70,10 @@ class DraftState(Protocol):
         ...
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
-        """As root_logits, but for the successors of the root and of every node [1 + n, V], in as few passes as it can.
-        Node i's draft row is i; a level's nodes must come before those of the next."""
+        """Logits [1 + n, V] for the successors of the root and of every node, in as few passes as possible.
+
+        Like root_logits it starts a new draft. Node i gets draft row i; nodes must be sorted by level.
+        """
         ...
 
 
@@ -75,7 +83,7 @@ class Drafter(Protocol):
 
     @property
     def tap(self) -> TapInfo:
-        """The features it wants from the server; an empty fingerprint for none."""
+        """The features that it reads from the server; an empty fingerprint for none."""
         ...
 
     @property
@@ -83,17 +91,17 @@ class Drafter(Protocol):
 
     @property
     def stale_tolerant(self) -> bool:
-        """Whether it drafts about as well while the newest tokens' features are still on their way."""
+        """True if it drafts about as well while the newest tokens' features are still on their way."""
         ...
 
     @property
     def tree_in_one_pass(self) -> bool:
-        """Whether tree_logits is one pass; else it is one for each level."""
+        """True if tree_logits takes one pass rather than one per level."""
         ...
 
     @property
     def plan(self) -> TreePlan | None:
-        """The trees it was made for, where that is a fixed set of choices; None: any."""
+        """The tree it was made for, if that is fixed; None if it drafts trees of any shape."""
         ...
 
     def new_state(self) -> DraftState: ...
@@ -110,7 +118,7 @@ def sync_tokens(state: DraftState, held: Sequence[int], tokens: Sequence[int]) -
 def level_by_level(
     tree: DraftTree, root_logits: Tensor, expand: Callable[[Sequence[int], Sequence[int]], Tensor]
 ) -> Tensor:
-    """A state's tree_logits where a node needs what its parent's pass gave: from the root's [V] and its expand."""
+    """Implement tree_logits for a state whose nodes need their parents' pass: one `expand` per level."""
     logits = [root_logits.unsqueeze(0)]
     depths = tree.depths()
     for depth in range(1, 1 + max(depths, default=0)):

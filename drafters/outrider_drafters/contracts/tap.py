@@ -1,4 +1,4 @@
-"""The server's half of a drafter: what it computes from the target's activations for the wire."""
+"""The contract of a drafter's server half: it turns the target's activations into the features sent to the client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider_proto.frames import TapInfo
 
 LAST = -1  # hidden state after the final norm
 BEFORE_NORM = -(2**31)  # the last layer's output, which Hugging Face's hidden_states do not hold
-NO_FEATURES = TapInfo(fingerprint="", family="", width=0)  # of a drafter that wants none
+NO_FEATURES = TapInfo(fingerprint="", family="", width=0)  # of a drafter that reads none
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,14 +25,14 @@ class Activations:
 
 
 class TapState(Protocol):
-    """A tap at work on one session: what it computes may depend on all that the session has shown it."""
+    """A tap's state in one session. Its rows may depend on all earlier positions of the session."""
 
     def rows(self, acts: Activations) -> Tensor:
-        """Features [n, width] float32 of the n positions that follow those before."""
+        """Compute the features [n, width] float32 of the next n positions."""
         ...
 
     def truncate(self, length: int) -> None:
-        """Only the first `length` positions stand."""
+        """Keep only the first `length` positions."""
         ...
 
 
@@ -45,24 +45,24 @@ class Tap(Protocol):
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """Indices of the hidden states it reads, or BEFORE_NORM."""
+        """Indices of the hidden states it reads: Hugging Face's, LAST or BEFORE_NORM."""
         ...
 
     def new_state(self) -> TapState: ...
 
 
 class StatelessTap:
-    """A tap whose rows depend on their own position alone: it is its own state, shared by all sessions."""
+    """A tap whose rows depend only on their own position, and which is therefore its own state in every session."""
 
     def new_state(self) -> Self:
         return self
 
     def truncate(self, length: int) -> None:
-        """Nothing to forget."""
+        """Do nothing: there is no state to cut."""
 
 
 class LastHiddenTap(StatelessTap):
-    """The target's last hidden state after its final norm, as EAGLE wants it. Needs no weights."""
+    """The target's last hidden state after its final norm, as EAGLE reads it. Needs no weights."""
 
     needs_kv = False
     hidden_layers = (LAST,)

@@ -1,4 +1,4 @@
-"""A drafter of one's own in one method: what may follow a text, however one comes to know. It eats no features."""
+"""A base class for custom drafters without features: one method maps a text to its likely next tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider_proto.tree import ROOT, DraftTree
 
 
 class TextDrafter(ABC):
-    """Derive from this, and let a client use it: `replace(LocalModels.load(config), drafter=MyDrafter(vocab_size))`."""
+    """A custom drafter: `replace(LocalModels.load(config), drafter=MyDrafter(vocab_size))` makes a client use it."""
 
     family = "text"
     tap = NO_FEATURES
@@ -31,9 +31,9 @@ class TextDrafter(ABC):
 
     @abstractmethod
     def guesses(self, text: Sequence[int]) -> Mapping[int, float]:
-        """Tokens that may follow `text`, with weights above 0 that say how likely each is; empty where it cannot tell.
+        """Return the tokens that may follow `text`, each with a weight above 0; empty if it has no guess.
 
-        Must depend on `text` alone. It is asked for every node of a draft tree, so it should be quick.
+        The result must depend on `text` alone. It is called for every node of a draft tree, so it should be fast.
         """
 
     def new_state(self) -> TextState:
@@ -46,7 +46,7 @@ class TextState(WithTokenState):
     def __init__(self, drafter: TextDrafter) -> None:
         self._drafter = drafter
         self._token_state = TokenState(NO_FEATURES.width)
-        self._branches: list[tuple[int, ...]] = []  # of each expanded node, from below the root
+        self._branches: list[tuple[int, ...]] = []  # of each expanded node: its path below the root
 
     @property
     def max_levels(self) -> int:

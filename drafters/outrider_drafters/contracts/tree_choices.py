@@ -1,4 +1,4 @@
-"""Static draft trees: fixed paths of child ranks, as Medusa and Hydra draft them, and the sets that ship as data.
+"""Static draft trees: fixed paths of child ranks, as Medusa and Hydra draft them, and the sets shipped as data.
 
 (0,) (1,) (0, 0) (0, 1) (1, 0)          the likeliest and second likeliest successor of the root, of the first
                                         node the two likeliest, of the second node the likeliest
@@ -22,7 +22,7 @@ SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True)
 class TreeChoices:
-    """Paths of child ranks, sorted by length and then rank by rank, which numbers the nodes.
+    """Paths of child ranks, sorted by length and then by rank; a path's index is its node's number.
 
     Raises UsageError for an empty or too large set, a path twice or without its parent, a rank out of range.
     """
@@ -48,7 +48,7 @@ class TreeChoices:
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> TreeChoices:
-        """A shipped set by its name, or a JSON file: a list of paths. Raises UsageError."""
+        """Load a shipped set by name, or a JSON file with a list of paths. Raises UsageError."""
         path = Path(name_or_path)
         if path.suffix != SUFFIX:
             if str(name_or_path) not in shipped_choices():
@@ -67,17 +67,18 @@ class TreeChoices:
         return max(map(len, self.paths))
 
     def at_level(self, level: int) -> tuple[tuple[int, ...], ...]:
-        """Paths of so many ranks, in order."""
+        """Return the paths of `level` ranks, in order."""
         return tuple(path for path in self.paths if len(path) == level)
 
     def fitted(self, levels: int, budget: int) -> TreeChoices | None:
-        """Those that fit into so many levels and nodes; a path comes after its parent, so it never loses it."""
+        """Cut to so many levels and nodes; None if nothing is left."""
+        # Paths are sorted by length, so cutting the list never separates a path from its parent.
         kept = [path for path in self.paths if len(path) <= levels][: max(budget, 0)]
         return TreeChoices(tuple(kept)) if kept else None
 
 
 def shipped_choices() -> tuple[str, ...]:
-    """Names of the sets that ship."""
+    """Return the names of the shipped sets."""
     return tuple(sorted(file.name[: -len(SUFFIX)] for file in _shipped().iterdir() if file.name.endswith(SUFFIX)))
 
 

@@ -1,4 +1,4 @@
-"""How a draft tree may grow: dynamically within limits, or along fixed choices."""
+"""The shape of a draft tree: limits for a dynamic one, or fixed choices."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MAX_LEVELS = 64
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """`breadth` nodes are expanded a level, `levels` levels drafted, the best `budget` nodes kept (root not counted);
-    nodes whose whole path is less likely than `min_probability` are left out.
+    """Limits of a dynamic tree: `breadth` nodes expanded per level, `levels` levels, the best `budget` nodes kept.
 
+    The budget does not count the root. Nodes whose path is less likely than `min_probability` are left out.
     EAGLE's total_token/depth/top_k T/D/k is breadth k, levels D + 1, budget T - 1. Raises UsageError.
     """
 
@@ -34,11 +34,11 @@ class TreeShape:
 
     @classmethod
     def chain(cls, levels: int) -> TreeShape:
-        """A tree without branches."""
+        """Return the shape of a tree without branches."""
         return cls(breadth=1, levels=levels, budget=levels)
 
     def fitted(self, levels: int, budget: int) -> TreeShape | None:
-        """The same with at most so many levels and nodes; None when nothing is left."""
+        """Cut to at most so many levels and nodes; None if nothing is left."""
         levels, budget = min(self.levels, levels), min(self.budget, budget)
         return replace(self, levels=levels, budget=budget) if levels > 0 and budget > 0 else None
 

@@ -1,1 +1,1 @@
-"""Drafters slowed down to the pace of named hardware."""
+"""Drafters slowed down to the speed of named hardware."""

@@ -1,4 +1,4 @@
-"""A drafter inside another: all that it is and does, with something around its forward passes."""
+"""A drafter that wraps another one and runs code around its forward passes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider_proto.tree import DraftTree
 
 
 class DrafterWrapper:
-    """Whatever is made of it says in `around` what becomes of a pass."""
+    """Base class: subclasses override `around`, through which every forward pass runs."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
@@ -28,12 +28,12 @@ class DrafterWrapper:
         return StateWrapper(self.inner.new_state(), self)
 
     def around(self, run: Callable[[], Tensor]) -> Tensor:
-        """What one forward pass answers."""
+        """Run one forward pass."""
         return run()
 
 
 class StateWrapper:
-    """See drafter.DraftState."""
+    """The wrapped drafter's state, its passes run through `around`."""
 
     def __init__(self, inner: DraftState, drafter: DrafterWrapper) -> None:
         self.inner = inner

@@ -1,5 +1,6 @@
-"""Named hardware: how long its forward passes last. A paced run stretches its own passes to these times, so that link,
-codec and acceptance are real and only the arithmetic is emulated. No clock here.
+"""The speed of named hardware: how long its forward passes last. Has no clock.
+
+A paced run stretches its own passes to these times: link, codec and acceptance are real, only arithmetic is emulated.
 
 source = "measured on ..."      where the times come from
 verify_ms = 33.0                one pass of the target
@@ -25,14 +26,14 @@ from typing import Any
 from outrider_proto.errors import UsageError
 
 SUFFIX = ".toml"
-FREE_ROWS = 64  # rows of a pass of the target that cost no more than one
+FREE_ROWS = 64  # rows in a pass of the target that cost no more than one row
 MAX_FEATURE_WIDTH = 2**16
 _MS = ("verify_ms", "draft_level_ms", "server_level_ms", "row_us")
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """One machine room; the fields are the keys above. Raises UsageError for values out of range."""
+    """Named hardware; the fields are the keys above. Raises UsageError for values out of range."""
 
     name: str
     source: str
@@ -54,7 +55,7 @@ class Pace:
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Pace:
-        """Shipped hardware by its name, or a TOML file. Raises UsageError that names file, key and remedy."""
+        """Load shipped hardware by name, or a TOML file. Raises UsageError that names file, key and remedy."""
         path = Path(name_or_path)
         if path.suffix == SUFFIX:
             return _read(path.expanduser())
@@ -63,12 +64,14 @@ class Pace:
         return _read(_shipped() / f"{name_or_path}{SUFFIX}")
 
     def pass_s(self, num_rows: int) -> float:
-        """Seconds of a pass of the target over so many rows."""
+        """Return the seconds of a pass of the target over `num_rows` rows."""
         return self.verify_ms / 1e3 + max(0, num_rows - FREE_ROWS) * self.row_us / 1e6
 
     def level_factor(self, outcomes: int) -> float:
-        """What so many outcomes side by side cost, in levels: as the next larger batch that is known, beyond the
-        largest in proportion."""
+        """Return the cost of drafting so many outcomes side by side, in times of one level.
+
+        It is that of the next larger known batch, and beyond the largest grows in proportion.
+        """
         larger = [size for size in self.batch_factors if size >= outcomes]
         if larger:
             return self.batch_factors[min(larger)]
@@ -77,7 +80,7 @@ class Pace:
 
 
 def shipped_paces() -> tuple[str, ...]:
-    """Names of the hardware that ships."""
+    """Return the names of the shipped hardware."""
     return tuple(sorted(file.name[: -len(SUFFIX)] for file in _shipped().iterdir() if file.name.endswith(SUFFIX)))
 
 

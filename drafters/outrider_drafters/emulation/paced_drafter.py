@@ -1,4 +1,4 @@
-"""A drafter at another machine's pace: each of its forward passes lasts at least as long as one there."""
+"""A drafter at another machine's speed: each forward pass lasts at least as long as on that machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from outrider_drafters.emulation.drafter_wrapper import DrafterWrapper
 
 
 class PacedDrafter(DrafterWrapper):
-    """`level_ms` is one level's time, times factor(outcomes) (Pace.level_factor).
+    """A drafter whose passes last `level_ms`, times factor(outcomes) (Pace.level_factor).
 
-    `outcomes`, which whoever batches them sets before the passes, is for how many outcomes a pass drafts side by side.
+    The caller that drafts for several outcomes side by side sets `outcomes` before these passes.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class PacedDrafter(DrafterWrapper):
         self._sleep = sleep
 
     def around(self, run: Callable[[], Tensor]) -> Tensor:
-        """What it answers, once its time is over."""
+        """Run a pass and return its result once its time is over."""
         ends = self._clock() + self._level_s * self._factor(self.outcomes)
         logits = run()
         if (left := ends - self._clock()) > 0:

@@ -1,1 +1,1 @@
-"""Every published family of drafters, a package each."""
+"""Families of drafters, one package each: family (declaration, loading), network, drafter (client), tap (server)."""

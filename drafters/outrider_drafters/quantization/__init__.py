@@ -1,1 +1,1 @@
-"""Weights for the edge device: bundles, and quantized ones."""
+"""Weights of int8 and int4 for edge devices."""

@@ -1,10 +1,10 @@
-"""int8 and int4 codes of a matrix's values, and products of rows with them.
+"""int8 and int4 codes of a matrix, and products of rows with them.
 
-int8   code * scale, a scale for every row                       1 byte a value
-int4   (code - 8) * scale + zero, both for every group of a row   1/2 byte a value and 4 bytes a group
+int8   code * scale, one scale per row                            1 byte per value
+int4   (code - 8) * scale + zero, both per group of a row         1/2 byte per value and 4 bytes per group
 
-The products are torch's own kernels for few rows; activations are rounded to bfloat16 in them and never further, each
-row for itself, so that a node's logits depend on no other node.
+Products of few rows are torch's own kernels. They round activations to bfloat16 and no further, each row on its own, so
+that a node's logits depend on no other node.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MIDDLE = 8  # of int4's codes 0 .. 15
-ALIGNMENT = 64  # bytes: where matrices begin elsewhere, the kernels of torch 2.13 fault
-INT8_WIDTH = 16  # and where rows are no multiple of so many values, its int8 kernel reads past them
-INT4_ROWS = 16  # its int4 kernel takes multiples of so many
+# Limits of torch 2.13's kernels: both crash on matrices that do not begin at a multiple of ALIGNMENT bytes, the int8
+# one reads past rows that are not a multiple of INT8_WIDTH values, the int4 one takes multiples of INT4_ROWS rows.
+ALIGNMENT = 64
+INT8_WIDTH = 16
+INT4_ROWS = 16
 
 
 class Codes(Protocol):
-    """How values are coded. Everything is for rows of a matrix [n, k]."""
+    """A coded matrix [n, k]."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
@@ -34,33 +36,34 @@ class Codes(Protocol):
     def num_bytes(self) -> int: ...
 
     def values(self) -> Tensor:
-        """[n, k] float32."""
+        """Decode to [n, k] float32."""
         ...
 
     def few(self, x: Tensor) -> Tensor:
-        """Products [m, n] of few rows [m, k], bfloat16."""
+        """Multiply few rows [m, k] with the matrix: [m, n] bfloat16."""
         ...
 
     def many(self, x: Tensor) -> Tensor:
-        """The same for many rows."""
+        """Multiply many rows: the same product by another kernel."""
         ...
 
     def picked(self, rows: Tensor | slice) -> Self: ...
 
     def joined(self, others: Sequence[Codes]) -> Codes | None:
-        """These rows and then the others'; None for rows of another kind."""
+        """Concatenate rows; None if the others are coded in another way."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Int8Codes:
-    """One scale a row."""
+    """int8 codes with one scale per row."""
 
     codes: Tensor  # [n, k] int8
     scales: Tensor  # [n] bfloat16
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "codes", aligned(self.codes))  # a mapped file's are not
+        # Tensors of a memory-mapped file begin anywhere; the kernel would crash.
+        object.__setattr__(self, "codes", aligned(self.codes))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -79,7 +82,8 @@ class Int8Codes:
         return torch.ops.aten._weight_int8pack_mm(x, self.codes, self.scales)  # type: ignore[no-any-return]  # torch.ops
 
     def many(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.codes.bfloat16()) * self.scales  # 8 bits fit into bfloat16's mantissa
+        # Exact codes: 8 bits fit into bfloat16's mantissa. Scaling them first would round every weight.
+        return F.linear(x, self.codes.bfloat16()) * self.scales
 
     def picked(self, rows: Tensor | slice) -> Int8Codes:
         return Int8Codes(self.codes[rows], self.scales[rows])
@@ -93,7 +97,7 @@ class Int8Codes:
 
 @dataclass(frozen=True, eq=False)
 class Int4Codes:
-    """Two codes a byte, the first in the low half; one scale and one zero a group."""
+    """Two codes per byte, the first in the low half; one scale and one zero per group."""
 
     pairs: Tensor  # [n, k / 2] uint8
     scales: Tensor  # [n, groups] bfloat16
@@ -136,11 +140,12 @@ class Int4Codes:
 
     @cached_property
     def _packed(self) -> tuple[Tensor, Tensor]:
-        """As this processor's kernel wants them; another one's may want another order, so it is never stored."""
+        """Pack the codes for this processor's kernel."""
+        # Never stored in a file: the order depends on the processor.
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(self._codes().int(), 1)
         return packed, torch.stack((self.scales, self.zeros), dim=-1).transpose(0, 1).contiguous()
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The same where the kernels can read it."""
+    """Copy the tensor if it does not begin where the kernels need it."""
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor

@@ -1,4 +1,4 @@
-"""From float tensors to int8 and int4 codes, and how those lie in a safetensors file.
+"""Quantize float tensors to int8 and int4, and store the codes in safetensors files.
 
 `X` as int8 is stored as `X.int8` and `X.scale`, as int4 as `X.int4`, `X.scale` and `X.zero` (codes.py says what
 they mean). torchao chooses the codes: int8 by the largest value of a row, int4 by HQQ (Badri and Shaji 2023, mobiusml's
@@ -19,20 +19,20 @@ from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_proto.errors import UsageError
 
 Weights = Literal["float32", "bfloat16", "int8", "int4"]
-GROUP = 32  # values that share int4's scale and zero
-CHUNK = 1 << 20  # values that HQQ gets at a time
+GROUP = 32  # values that share one int4 scale and zero
+CHUNK = 1 << 20  # values passed to HQQ at a time
 INT8, INT4, SCALE, ZERO = ".int8", ".int4", ".scale", ".zero"
 
 
 def quantized(weight: Tensor, weights: Literal["int8", "int4"]) -> QuantizedWeight:
-    """Codes for a matrix [n, k]; int8 for one whose sizes int4 does not divide. Raises UsageError without torchao."""
+    """Quantize a matrix [n, k]; to int8 if its sizes do not fit int4. Raises UsageError without torchao."""
     divides = weight.shape[0] % INT4_ROWS == 0 and weight.shape[1] % GROUP == 0
     plain = weight.detach().float().cpu().contiguous()
     return QuantizedWeight(_int4(plain) if weights == "int4" and divides else _int8(plain))
 
 
 def stored(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Its parts by their names in a file."""
+    """Return a weight's parts by their names in a file."""
     match weight.coded:
         case Int8Codes(codes, scales):
             return {name + INT8: codes, name + SCALE: scales}
@@ -42,12 +42,12 @@ def stored(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
 
 
 def holds_codes(names: Iterable[str]) -> bool:
-    """Whether any of a file's tensors are codes."""
+    """True if any of a file's tensors are codes."""
     return any(name.endswith((INT8, INT4)) for name in names)
 
 
 def restored(path: Path, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the tensors of a file stand for, by name. Raises UsageError for codes whose scales are missing or misfit."""
+    """Rebuild the weights of a file from its tensors. Raises UsageError for codes without matching scales."""
     tensors: dict[str, Tensor] = {}
     coded = {name.removesuffix(kind) for name in parts for kind in (INT8, INT4) if name.endswith(kind)}
     for name in coded:
@@ -94,7 +94,8 @@ def _int8(weight: Tensor) -> Int8Codes:
 
 
 def _int4(weight: Tensor) -> Int4Codes:
-    """A few rows at a time: HQQ makes several copies."""
+    """Quantize with HQQ, a few rows at a time."""
+    # HQQ makes several copies of its input; rows are independent, so the codes are those of the whole matrix.
     first, *others = (_int4_rows(rows) for rows in torch.split(weight, max(1, CHUNK // weight.shape[1])))
     joined = first.joined(others)
     assert isinstance(joined, Int4Codes)

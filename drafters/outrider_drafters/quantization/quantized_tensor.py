@@ -1,8 +1,8 @@
-"""A tensor of int8 or int4 codes that acts as the float tensor it stands for.
+"""A tensor subclass of int8 or int4 codes that acts as the float tensor it encodes.
 
-F.linear and F.embedding work on the codes, rows can be cut and joined, and every other operation gets the values: a
-network computes what it should whatever it does with its weights, and fast where it multiplies rows by them. `dtype` is
-that of the tensor it stands for.
+F.linear and F.embedding work on the codes, rows can be sliced and concatenated, and every other operation gets decoded
+values: a network stays correct whatever it does with its weights, and is fast where it multiplies rows by them. `dtype`
+is that of the encoded tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FEW_ROWS = 16  # up to here torch's kernels for few rows are faster than a produ
 
 
 class QuantizedWeight(Tensor):
-    """Codes [n, k] in a tensor's place. Not trainable; on another device than the CPU it becomes a plain tensor."""
+    """A matrix [n, k] of codes. Not trainable; moved off the CPU it becomes a plain tensor."""
 
     coded: Codes
 
@@ -38,11 +38,11 @@ class QuantizedWeight(Tensor):
         return f"QuantizedWeight({type(self.coded).__name__}, shape={list(self.coded.shape)}, dtype={self.dtype})"
 
     def values(self) -> Tensor:
-        """The tensor it stands for."""
+        """Decode to a plain tensor."""
         return self.coded.values().to(self.dtype)
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [..., k] by the rows: [..., n], of x's type."""
+        """Multiply x [..., k] with the rows: [..., n], in x's type."""
         rows = aligned(x.reshape(-1, x.shape[-1]).bfloat16().contiguous())
         multiply = self.coded.few if len(rows) <= FEW_ROWS else self.coded.many
         made = multiply(rows).to(x.dtype).view(*x.shape[:-1], self.coded.shape[0])
@@ -73,13 +73,13 @@ class QuantizedWeight(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What torch does below its functions, as nn.Parameter does: `detach` gives codes, all else values."""
+        """Handle operations below torch's functions, such as nn.Parameter's: `detach` keeps codes, others decode."""
         if func is torch.ops.aten.detach.default:
             return QuantizedWeight(args[0].coded, args[0].dtype)
         args, kwargs = tree_map_only(QuantizedWeight, QuantizedWeight.values, (tuple(args), dict(kwargs or {})))
         return func(*args, **kwargs)
 
-    # These two make nn.Module.to exchange the parameter rather than its storage, which it has none of.
+    # With these two methods nn.Module.to swaps the parameter rather than its storage, which it does not have.
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:  # Any: opaque to torch
         return [], (self.coded, self.dtype)
@@ -90,7 +90,7 @@ class QuantizedWeight(Tensor):
 
 
 def _tells(func: Callable[..., Any]) -> bool:
-    """Whether it asks for what a tensor is rather than for its values, or marks it."""
+    """True if the function reads or sets metadata rather than values."""
     return func in _TELLING or (
         func.__name__ in ("__get__", "__set__") and getattr(func, "__self__", None) not in _VALUED
     )
@@ -121,7 +121,7 @@ def _getitem(weight: Tensor, rows: object) -> Handled:
 
 
 def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Handled:  # Any: as Tensor.to takes them
-    """A quantized weight as another type; or any tensor as the type of one."""
+    """Convert a quantized weight to another type, or any tensor to the type of a quantized weight."""
     args = tuple(torch.empty(0, dtype=each.dtype, device=each.device) if _is(each) else each for each in args)
     if not isinstance(tensor, QuantizedWeight):
         return tensor.to(*args, **kwargs)

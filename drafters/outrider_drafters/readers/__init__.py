@@ -1,1 +1,1 @@
-"""A drafter's files as they lie on disk: safetensors, pickles, GGUF, configurations."""
+"""Readers of model files as they lie on disk: safetensors, pickles, GGUF and config.json."""

@@ -1,7 +1,7 @@
-"""A model directory's tensors, one by one: safetensors or pickles, each one file or shards.
+"""The tensors of a model directory, read one by one: safetensors or pickles, each as one file or shards.
 
-Nothing is loaded before it is asked for, and every fault of a file is a UsageError that names it. Pickles are read as
-tensors only (`weights_only`): what is in them never runs.
+Nothing is loaded before it is requested, and every fault of a file is a UsageError that names it. Pickles are read with
+`weights_only`: code in them never runs.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ HEADS = (MEDUSA_HEADS, "medusa_lm_head.pt", HYDRA_HEADS, "hydra_lm_head.pt")  # 
 def write_model(
     directory: Path, config: Config, tensors: Mapping[str, Tensor], dtype: torch.dtype, file: str = SINGLE
 ) -> None:
-    """Save config.json and the tensors, floating-point ones as `dtype`; one of several names is stored under each."""
+    """Save config.json and the tensors, floating-point ones as `dtype`; tied tensors are stored under each name."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     stored, written = {}, set()
     for name, tensor in tensors.items():
         stored_as = dtype if tensor.is_floating_point() else tensor.dtype
+        # safetensors refuses tensors that share memory, as tied blocks do: every further name gets a copy.
         copied = tensor.detach().to("cpu", stored_as, copy=tensor.data_ptr() in written)
         stored[name] = copied.contiguous()
         written.add(tensor.data_ptr())
@@ -50,18 +51,20 @@ def write_model(
 
 
 class Checkpoint:
-    """The tensors of one directory, by name. Where it holds both a whole model and heads in a file of their own, it is
-    the model, or with `heads_first` the heads."""
+    """The tensors of one directory, by name.
+
+    If it holds both a whole model and a file of heads, the model counts, or with `heads_first` the heads.
+    """
 
     def __init__(self, directory: Path, *, heads_first: bool = False) -> None:
         self.directory = directory
         self._loaded: dict[str, Tensor] = {}
         self._files = self._find((*HEADS, *MODELS) if heads_first else (*MODELS, *HEADS))
-        self._stored = {name: name for name in self._files}  # what a name is called in its file
+        self._stored = {name: name for name in self._files}  # name -> name in its file
 
     @classmethod
     def holding(cls, directory: Path, tensors: Mapping[str, Tensor]) -> Self:
-        """Tensors that were read otherwise; messages name `directory`."""
+        """Wrap tensors read in another way; messages name `directory`."""
         checkpoint = cls.__new__(cls)
         checkpoint.directory = directory
         checkpoint._loaded = dict(tensors)
@@ -70,8 +73,7 @@ class Checkpoint:
         return checkpoint
 
     def renamed(self, rename: Callable[[str], str | None]) -> Self:
-        """The same tensors under other names; those renamed to None are left out. Raises UsageError for two of one
-        name."""
+        """Return a view with other names, without those renamed to None. Raises UsageError for two of one name."""
         checkpoint = type(self).__new__(type(self))
         checkpoint.directory, checkpoint._loaded = self.directory, self._loaded
         checkpoint._files, checkpoint._stored = {}, {}
@@ -89,7 +91,7 @@ class Checkpoint:
         return frozenset(self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Sizes of a tensor, without reading it. Raises UsageError for one it does not hold."""
+        """Return a tensor's shape without reading it. Raises UsageError if it is missing."""
         if name not in self._files:
             raise UsageError(f"{self.directory}: lacks tensor {name}")
         stored = self._stored[name]
@@ -99,14 +101,14 @@ class Checkpoint:
             return tuple(file.get_slice(stored).get_shape())
 
     def matrix(self, name: str) -> tuple[int, int]:
-        """Rows and columns of a tensor. Raises UsageError for one of other dimensions."""
+        """Return a tensor's rows and columns. Raises UsageError unless it has two dimensions."""
         shape = self.shape(name)
         if len(shape) != 2:
             raise UsageError(f"{self.directory}: tensor {name} has shape {list(shape)}: need a matrix")
         return shape[0], shape[1]
 
     def read(self, name: str) -> Tensor:
-        """A tensor as stored."""
+        """Read a tensor as stored."""
         stored = self._stored[name]
         if stored in self._loaded:
             return self._loaded[stored]
@@ -154,7 +156,7 @@ def _opened(path: Path) -> Any:  # Any: safetensors ships no types for its handl
 
 
 def _unpickle(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file that torch.save wrote, mapped rather than read where its format allows that."""
+    """Read the tensors of a file that torch.save wrote, memory-mapped where its format allows that."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of pickle protocols: what cannot be read raises
             value = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
@@ -168,7 +170,7 @@ def _unpickle(path: Path) -> dict[str, Tensor]:
 def _pickle_fault(error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError) and (named := re.search(r"GLOBAL (\S+)", str(error))):
         return (
-            f"reading it would run code ({named[1]}), which is never done; whoever trusts it can convert its tensors "
+            f"reading it would run code ({named[1]}), which is never done; if you trust it, convert its tensors "
             "with safetensors.torch.save_file"
         )
     reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Raw config.json: transformers would drop or rename keys of files it did not write, so it is read as it stands."""
+"""Read config.json as it stands: transformers would drop or rename keys of files that it did not write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Config = Mapping[str, Any]  # raw JSON: a value's type is checked where it is us
 
 
 def read_json(path: Path) -> Config:
-    """The object in a JSON file. Raises UsageError."""
+    """Read the object in a JSON file. Raises UsageError."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -24,7 +24,7 @@ def read_json(path: Path) -> Config:
 
 
 def read_config(directory: Path) -> Config:
-    """config.json of a model directory; a multimodal one answers with its text part. Raises UsageError."""
+    """Read config.json of a model directory; of a multimodal model its text part. Raises UsageError."""
     if directory.is_file():
         raise UsageError(f"{directory}: a file: need a model directory")
     if not (directory / "config.json").is_file():
@@ -35,7 +35,7 @@ def read_config(directory: Path) -> Config:
 
 
 def config_int(config: Config, key: str, default: int | None = None) -> int:
-    """A positive whole number; a missing or null one takes the default. Raises UsageError."""
+    """Return a whole number above 0; a missing or null one takes the default. Raises UsageError."""
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, int) or value < 1:
@@ -44,11 +44,11 @@ def config_int(config: Config, key: str, default: int | None = None) -> int:
 
 
 def rope_theta(config: Config) -> float:
-    """RoPE's base: `rope_theta` (transformers 4) or `rope_parameters.rope_theta` (5); missing means 10000."""
+    """Return RoPE's base: `rope_theta` (transformers 4) or `rope_parameters.rope_theta` (5), by default 10000."""
     parameters = config.get("rope_parameters") or {}
     return float(config.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
 
 
 def rms_norm_eps(config: Config) -> float:
-    """eps of the norms; missing means Llama's 1e-6."""
+    """Return the norms' eps, by default Llama's 1e-6."""
     return float(config.get("rms_norm_eps") or 1e-6)

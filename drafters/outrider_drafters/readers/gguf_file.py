@@ -1,4 +1,4 @@
-"""A GGUF file's metadata and tensors, read and dequantized by the package gguf. Knows no architecture."""
+"""Read and dequantize GGUF files with the package gguf. Knows no architecture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARCHITECTURE = "general.architecture"
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """One file, read. `values`: numbers, strings and lists by key, without the tokenizer's."""
+    """A GGUF file. `values` holds its metadata by key, without the tokenizer's."""
 
     path: Path
     architecture: str
@@ -31,7 +31,7 @@ class GgufFile:
 
     @classmethod
     def read(cls, path: Path, architectures: tuple[str, ...]) -> GgufFile:
-        """Raises UsageError for a broken file, one of another architecture, or a missing package gguf."""
+        """Read a file. Raises UsageError if it is broken, of another architecture, or the package gguf is missing."""
         reader = _opened(path)
         try:
             values = {
@@ -43,14 +43,15 @@ class GgufFile:
             if architecture not in architectures:
                 raise UsageError(f"{path}: {ARCHITECTURE} is {architecture}: need {' or '.join(architectures)}")
             tensors = {tensor.name: _dequantized(path, tensor) for tensor in reader.tensors}
-        except UsageError:  # is a ValueError, too
+        # UsageError is a ValueError, which the next clause would wrap.
+        except UsageError:
             raise
         except (ValueError, IndexError, TypeError) as error:
             raise _unreadable(path, error) from error
         return cls(path, architecture, values, tensors)
 
     def of_architecture(self, key: str) -> Any:  # Any: as `values`
-        """The value of `ARCHITECTURE.key`, None when missing."""
+        """Return the value of `ARCHITECTURE.key`, None if missing."""
         return self.values.get(f"{self.architecture}.{key}")
 
 
@@ -78,7 +79,8 @@ def _dequantized(path: Path, tensor: ReaderTensor) -> Tensor:
 
 
 def _exact(value: object) -> object:
-    """A float32 as the decimal number it was written from: 1e-5, not 9.999999747e-06."""
+    """Turn a float32 into the decimal number that it was written from."""
+    # Without this, eps is 9.999999747e-06 rather than 1e-5, and logits differ from those of the other layouts.
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 

@@ -1,1 +1,1 @@
-"""Several heads on one client, of which one drafts."""
+"""Several draft heads on one client, and the choice of the tree that is sent."""

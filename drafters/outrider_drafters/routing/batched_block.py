@@ -1,7 +1,7 @@
 """Several Llama blocks of one shape as one: weights stacked along a first dimension, products over all heads at once.
 
-It computes for each head what fused.FusedBlock computes for it (the plain form). Rows x are [heads, n, width]; a call
-speaks of a slice of the heads, so that one head can run alone on views of the same weights.
+fused.FusedBlock is the plain form, computed for each head. Rows x are [heads, n, width]; each call names a slice of the
+heads, so that one head can run alone on views of the same weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider_drafters.blocks.row_buffer import RowBuffer
 
 
 class BatchedBlock:
-    """The blocks must be alike: see `alike`."""
+    """Stacked blocks, which must be alike (see `alike`)."""
 
     def __init__(self, blocks: Sequence[FusedBlock]) -> None:
         weights = [block.weights for block in blocks]
@@ -37,8 +37,10 @@ class BatchedBlock:
         return BatchedCache(self.num_heads, self.shape.kv_heads, self.shape.head_dim, self._out)
 
     def run(self, x: Tensor, rope: Rope, cache: BatchedCache, heads: slice, mask: Tensor | None = None) -> Tensor:
-        """Put the rows' keys and values into the cache, let them attend to it; mask bool, broadcast to
-        [heads, 1, n, length], None: see all."""
+        """Append the rows' keys and values to the cache and attend to it.
+
+        mask: bool, broadcast to [heads, 1, n, length]; None: see all.
+        """
         shape, split = self.shape, self.shape.heads + self.shape.kv_heads
         rows = self._rows(x, heads)
         rotated = rope.rotate(rows[:, :split])
@@ -51,7 +53,7 @@ class BatchedBlock:
         return x + times(F.silu(gate) * up, self._down[heads])
 
     def _rows(self, x: Tensor, heads: slice) -> Tensor:
-        """All q, k and v rows of x: [heads, q + k + v heads, n, head_dim]."""
+        """Project x to all q, k and v heads: [heads, q + k + v heads, n, head_dim]."""
         if self._input_norm is not None:
             x = self._norm(x, self._input_norm[heads])
         rows = times(x, self._qkv[heads], None if self._qkv_bias is None else self._qkv_bias[heads])
@@ -67,8 +69,10 @@ class BatchedBlock:
 
 
 class BatchedCache:
-    """Keys and values, each [heads, kv_heads, length, head_dim]. A row is every head's: where only some heads wrote it,
-    the others hold zeros there and must not look."""
+    """Keys and values, each [heads, kv_heads, length, head_dim].
+
+    Rows are common to all heads. Where only some heads wrote a row, the others hold zeros, which their masks must hide.
+    """
 
     def __init__(self, num_heads: int, kv_heads: int, head_dim: int, like: Tensor) -> None:
         self._keys = RowBuffer(num_heads, kv_heads, width=head_dim, dtype=like.dtype, device=like.device)
@@ -97,17 +101,18 @@ class BatchedCache:
 
 
 def times(x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [heads, n, in] through stacked matrices [heads, in, out] and bias [heads, out]."""
+    """Multiply x [heads, n, in] with stacked matrices [heads, in, out] and add bias [heads, out]."""
     return torch.bmm(x, weights) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weights)
 
 
 def stacked(matrices: Sequence[Tensor]) -> Tensor:
-    """Matrices [out, in] as [heads, in, out], laid out so: bmm over few rows then takes half the time on a CPU."""
+    """Stack matrices [out, in] as [heads, in, out]."""
+    # contiguous() on purpose: on transposed views, bmm over few rows takes twice as long on a CPU.
     return torch.stack([matrix.detach() for matrix in matrices]).transpose(1, 2).contiguous()
 
 
 def for_all(rows: Tensor, heads: slice, num_heads: int) -> Tensor:
-    """Rows of some heads as rows of all, zeros for the others."""
+    """Expand rows of some heads to all heads, with zeros for the others."""
     if len(rows) == num_heads:
         return rows
     every = rows.new_zeros(num_heads, *rows.shape[1:])
@@ -116,7 +121,7 @@ def for_all(rows: Tensor, heads: slice, num_heads: int) -> Tensor:
 
 
 def alike(one: FusedBlock, other: FusedBlock) -> bool:
-    """Whether two blocks can be stacked: same shape and parts, and plain weights of one type in one place."""
+    """True if two blocks can be stacked: same shape and parts, and plain weights of one type on one device."""
     pairs = [(getattr(one.weights, name), getattr(other.weights, name)) for name in BlockWeights.__slots__]
     return one.shape == other.shape and all(map(can_stack, *zip(*pairs, strict=True)))
 
@@ -124,7 +129,8 @@ def alike(one: FusedBlock, other: FusedBlock) -> bool:
 def can_stack(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
-    plain = type(one) in (Tensor, nn.Parameter) and type(other) in (Tensor, nn.Parameter)  # and not quantized
+    # `type`, not isinstance: quantized weights are Tensors that would silently decode when stacked.
+    plain = type(one) in (Tensor, nn.Parameter) and type(other) in (Tensor, nn.Parameter)
     return plain and (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 

@@ -1,8 +1,8 @@
-"""Several EAGLE-1/2 heads of one size as one network: what each would draft alone, in one batch.
+"""Several EAGLE-1/2 heads of one size as one network, so that they draft in one batch what each would draft alone.
 
-The heads read the same tokens and features and share embedding and lm_head; fc and block are stacked. The state keeps
-one cache for all: text rows are every head's, draft rows belong to the heads that drafted them, and a head's mask
-shows it no others. See pairs.PairState for the rows themselves, which is the plain form.
+The heads read the same tokens and features and share embedding and lm_head; fc and block are stacked. One cache serves
+all: text rows belong to every head, draft rows to the heads that drafted them, and each head's mask hides the others'.
+eagle2.PairState is the plain form and explains the rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outrider_proto.tree import ROOT, DraftTree
 
 
 class BatchedHeads:
-    """The stacked network. The heads must be alike: see `batch_heads`."""
+    """The stacked network of heads that are alike; made by `batch_heads`."""
 
     def __init__(self, heads: Sequence[Eagle2Drafter]) -> None:
         biases = [head.fc.bias for head in heads if head.fc.bias is not None]
@@ -39,12 +39,12 @@ class BatchedHeads:
         self._fc_bias = torch.stack([bias.detach() for bias in biases]) if biases else None
 
     def pairs(self, embeds: Tensor, features: Tensor, heads: slice) -> Tensor:
-        """What the heads' blocks eat, of embeddings and features, both [heads, n, E]."""
+        """Fuse embeddings and features, both [heads, n, E], to the inputs of the heads' blocks."""
         bias = None if self._fc_bias is None else self._fc_bias[heads]
         return times(torch.cat((embeds, features), dim=-1), self._fc[heads], bias)
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Logits [heads, n, V] of outputs [heads, n, E]: lm_head is read once for all."""
+        """Compute logits [heads, n, V] of outputs [heads, n, E], reading lm_head once for all heads."""
         return self._first.logits(outputs)
 
     def new_state(self) -> BatchedHeadsState:
@@ -52,7 +52,7 @@ class BatchedHeads:
 
 
 def batch_heads(heads: Sequence[Drafter]) -> BatchedHeads | None:
-    """All heads as one; None where they are not of a kind that stacks, or differ in more than their weights."""
+    """Stack all heads; None if they are not EAGLE-1/2 or differ in more than their weights."""
     eagles = [head for head in heads if isinstance(head, Eagle2Drafter)]
     if len(eagles) < len(heads) or not all(_alike(eagles[0], other) for other in eagles[1:]):
         return None
@@ -60,7 +60,7 @@ def batch_heads(heads: Sequence[Drafter]) -> BatchedHeads | None:
 
 
 class BatchedHeadsState(WithTokenState):
-    """The heads' states, in step. See head_states.HeadStates."""
+    """The states of all heads on one text. See HeadStates."""
 
     def __init__(self, stack: BatchedHeads) -> None:
         self.num_passes = 0
@@ -71,12 +71,14 @@ class BatchedHeadsState(WithTokenState):
         self._features = RowBuffer(width=stack.tap.width, dtype=dtype, device=self._device)
         self._cache = stack.block.new_cache()
         self._outputs = RowBuffer(stack.num_heads, width=stack.tap.width, dtype=dtype, device=self._device)
-        self._lines: list[list[list[int]]] = []  # of each head and draft row: ancestors and own, as rows of all
+        self._lines: list[
+            list[list[int]]
+        ] = []  # per head and draft row: its ancestors and itself, as rows common to all heads
         self._num_true = 0  # as in PairState
         self._num_text_rows = 0
         self._next_token = 0
         self._output: Tensor | None = None  # [heads, 1, E] of the last text row
-        self._roots: Tensor | None = None  # [heads, V] of the draft under way
+        self._roots: Tensor | None = None  # [heads, V] of the current draft
 
     def max_levels(self, head: int) -> int:
         return UNLIMITED
@@ -115,7 +117,7 @@ class BatchedHeadsState(WithTokenState):
         )
 
     def _root_outputs(self) -> Tensor:
-        """Bring the text rows up to date and forget the draft rows; outputs [heads, 1, E] of the root's row."""
+        """Bring the text rows up to date and drop the draft rows; outputs [heads, 1, E] of the root's row."""
         self._token_state.need_root()
         output = self._output
         if output is None or self._num_true != self._token_state.usable:
@@ -130,7 +132,7 @@ class BatchedHeadsState(WithTokenState):
         return output
 
     def _settle(self) -> Tensor:
-        """Make the rows that have true features and lack them in the cache; outputs [heads, 1, E] of the last one."""
+        """Rebuild the rows whose true features have arrived; outputs [heads, 1, E] of the last one."""
         usable = self._token_state.usable
         first = max(0, min(self._num_true, usable - 1))
         self._num_true = usable
@@ -154,7 +156,8 @@ class BatchedHeadsState(WithTokenState):
         return outputs[:, -1:]
 
     def _expand(self, heads: slice, levels: Sequence[Level]) -> list[Tensor]:
-        """One level of some heads, each [n, V]; shorter levels are padded with rows that nobody sees."""
+        """Expand one level of some heads, each [n, V]."""
+        # Shorter levels are padded: padded rows see the text rows alone, and no mask ever shows them to another row.
         num_rows = max(len(level.tokens) for level in levels)
         first, lines = self._outputs.length - 1, self._lines[heads]
         above = np.zeros((len(levels), num_rows), dtype=np.int64)  # rows of self._outputs: 0 is the root's
@@ -181,7 +184,7 @@ class BatchedHeadsState(WithTokenState):
         return self._stack.pairs(F.embedding(ids, self._stack.embed), features, heads)
 
     def _outputs_at(self, heads: slice, rows: Tensor) -> Tensor:
-        """Of each head the rows [heads, n]: [heads, n, E]."""
+        """Gather the outputs [heads, n, E] of each head's rows [heads, n]."""
         outputs = self._outputs.all[heads]
         return outputs.gather(1, rows.unsqueeze(-1).expand(-1, -1, outputs.shape[-1]))
 

@@ -1,4 +1,4 @@
-"""How sure a head is of its draft. Knows no head.
+"""How confident a head is in its draft. Knows no head.
 
 c_i = exp(s_i)                 s_i: log-probability of node i's whole path, as the head sees it
 mean = (c_1 + ... + c_N) / N   the EAGLE and HASS routers' measure, over all N nodes of the tree
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """See the module. Of an empty tree: 0 and infinite entropy. `entropy` is None where it was not measured."""
+    """The module's measures; for an empty tree 0 and infinite entropy. `entropy` is None if it was not measured."""
 
     mean: float
     expected: float
@@ -43,12 +43,12 @@ def confidence_of(drafted: ScoredTree) -> Confidence:
 
 
 def probabilities_of(drafted: ScoredTree) -> tuple[float, ...]:
-    """c of every node."""
+    """Return c of every node."""
     return tuple(math.exp(score) for score in drafted.scores)
 
 
 def best_path(drafted: ScoredTree) -> Sequence[int]:
-    """Nodes from a child of the root to a leaf, the likeliest child each time; of equals the first."""
+    """Return the nodes from a child of the root to a leaf, always the likeliest child; of equals the first."""
     best: dict[int, int] = {}
     for node, parent in enumerate(drafted.tree.parents):
         if parent not in best or drafted.scores[node] > drafted.scores[best[parent]]:

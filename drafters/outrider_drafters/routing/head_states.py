@@ -1,4 +1,4 @@
-"""The states of several heads on one text, each its own: the plain form of what stack.py does in one batch."""
+"""The states of several heads on one text, each on its own: the plain form of batched_heads.py."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from outrider_proto.tree import DraftTree
 
 
 class HeadStates(Protocol):
-    """Heads in step: told the same tokens and features, asked one by one or together. Heads go by number."""
+    """States of heads kept in step by the same tokens and features. Heads are identified by number."""
 
-    num_passes: int  # forward passes asked for so far; one that serves several heads is one
+    num_passes: int  # forward passes so far; one pass for several heads counts once
 
     @property
     def num_tokens(self) -> int: ...
@@ -32,24 +32,24 @@ class HeadStates(Protocol):
     def rollback(self, num_tokens: int) -> None: ...
 
     def start(self) -> None:
-        """A new draft begins; earlier ones are forgotten."""
+        """Start a new draft and drop the last one."""
         ...
 
     def root(self, head: int) -> Tensor:
-        """Logits [V] for the root's successor; asked again within a draft, the same."""
+        """Logits [V] for the root's successor, computed once per draft."""
         ...
 
     def expand(self, levels: Mapping[int, Level]) -> dict[int, Tensor]:
-        """Logits [n, V] of each head's level."""
+        """Compute logits [n, V] for each head's level."""
         ...
 
     def tree(self, head: int, tree: DraftTree) -> Tensor:
-        """One head's logits [1 + n, V] after the root and every node: a new draft of that head begins."""
+        """Start a new draft of one head; its logits [1 + n, V] after the root and every node."""
         ...
 
 
 class SeparateStates:
-    """One state a head. Heads that eat no features get none."""
+    """One state per head. Heads without features receive none."""
 
     def __init__(self, heads: Sequence[Drafter]) -> None:
         self.num_passes = 0

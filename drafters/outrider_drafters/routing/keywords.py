@@ -1,6 +1,6 @@
-"""Heads by words: which head suits a text, from a list of words for each. Pure.
+"""Choose a head by the words of a text, from a list of words per head.
 
-A file says it as data, in TOML or JSON; names are those of the heads:
+A TOML or JSON file holds the lists by head name:
 
     math = ["solve", "equation", "how many"]
     chat = ["tell me"]
@@ -20,7 +20,7 @@ from outrider_proto.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Keywords:
-    """Words or phrases by head name. Raises UsageError for none, or one that is empty."""
+    """Words or phrases by head name. Raises UsageError if there is none, or an empty one."""
 
     words: Mapping[str, tuple[str, ...]]
 
@@ -32,7 +32,7 @@ class Keywords:
 
     @classmethod
     def load(cls, path: str | Path) -> Keywords:
-        """A TOML or JSON file: lists of words by head name. Raises UsageError."""
+        """Load a TOML or JSON file with lists of words by head name. Raises UsageError."""
         path = Path(path)
         readers = {".toml": tomllib.loads, ".json": json.loads}
         if path.suffix not in readers:
@@ -44,7 +44,7 @@ class Keywords:
         return cls(_checked(value, path))
 
     def for_heads(self, names: Sequence[str]) -> KeywordRule:
-        """The rule for heads of these names. Raises UsageError for a name that none of them has."""
+        """Make the rule for heads of these names. Raises UsageError for words of an unknown head."""
         if unknown := sorted(set(self.words) - set(names)):
             raise UsageError(f"keywords: no head is called {', '.join(unknown)}; there are {', '.join(names)}")
         return KeywordRule(tuple(_pattern(self.words.get(name, ())) for name in names))
@@ -52,24 +52,25 @@ class Keywords:
 
 @dataclass(frozen=True, slots=True)
 class KeywordRule:
-    """One pattern a head."""
+    """One pattern per head."""
 
     patterns: tuple[re.Pattern[str], ...]
 
     def choose(self, text: str, current: int) -> int:
-        """The head whose words occur most often in the text; of equals the one in use, then the first."""
+        """Return the head whose words occur most often; of equals the current one, then the first."""
         counts = [sum(1 for _ in pattern.finditer(text)) for pattern in self.patterns]
         return current if counts[current] == max(counts) else counts.index(max(counts))
 
 
 def _pattern(words: Sequence[str]) -> re.Pattern[str]:
-    """Any of the words, the longer first, in either case."""
+    """Match any of the words, ignoring case."""
+    # Longest first: an alternation takes the first match, so "sum" before "sum of" would hide the phrase.
     longest_first = sorted((word.strip() for word in words), key=len, reverse=True)
     return re.compile("|".join(map(_whole, longest_first)) or r"(?!)", re.IGNORECASE)
 
 
 def _whole(word: str) -> str:
-    """A word or phrase with a boundary at each end that is a letter or digit: `=` needs none."""
+    """Match a word or phrase with word boundaries, but none at an end that is not a letter or digit, such as `=`."""
     first, last = (r"\b" if end.isalnum() else "" for end in (word[0], word[-1]))
     return first + r"\s+".join(map(re.escape, word.split())) + last
 

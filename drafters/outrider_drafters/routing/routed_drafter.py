@@ -1,10 +1,10 @@
-"""Several heads that draft for one text, kept in step by its tokens and features; a cycle sends one head's tree.
+"""Several heads that draft for one text, kept in step by its tokens and features; each cycle sends one head's tree.
 
     append, features, rollback ----> every head
-    draft: root of the head in use -- sure? --> its tree alone
-                                   -- else ---> a tree from every head, together level by level; the best is sent
+    draft: root of the current head -- sure? --> its tree alone
+                                    -- else ---> a tree from every head, together level by level; the best is sent
 
-One head is the same with nothing to choose. Knows no family.
+A single head is the same without a choice. Knows no family.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from outrider_proto.tree import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class RoutedDraft:
-    """One cycle's draft: whose it is, by number, and what it took.
+    """One cycle's draft, the number of its head, and what it cost.
 
-    `num_drafts`: heads that drafted. `num_passes`: passes through heads; one that serves several heads is one.
-    `skipped`: the gate spared the other heads.
+    `num_drafts`: heads that drafted. `num_passes`: forward passes; one pass for several heads counts once. `skipped`:
+    the gate let the current head draft alone.
     """
 
     drafted: ScoredTree
@@ -45,7 +45,7 @@ class RoutedDraft:
 
 
 class RoutedDrafter:
-    """Drafters for one target that eat the same features, or none. Raises UsageError for others."""
+    """Drafters for one target that read the same features, or none. Raises UsageError otherwise."""
 
     family = "heads"
 
@@ -65,12 +65,12 @@ class RoutedDrafter:
 
     @classmethod
     def of(cls, drafter: Drafter) -> RoutedDrafter:
-        """Several heads as they are, or one."""
+        """Wrap a single drafter; a RoutedDrafter is returned as it is."""
         return drafter if isinstance(drafter, RoutedDrafter) else cls((drafter,))
 
     @property
     def batched(self) -> bool:
-        """Whether they draft in one batch."""
+        """True if the heads draft in one batch."""
         return self._stack is not None
 
     def new_states(self) -> HeadStates:
@@ -81,7 +81,7 @@ class RoutedDrafter:
 
 
 class RoutedState:
-    """See drafter.DraftState: as one state it is the head in use, `current`."""
+    """The draft state of several heads. As a DraftState it is that of the head in use, `current`."""
 
     def __init__(self, heads: RoutedDrafter) -> None:
         self._heads = heads
@@ -121,7 +121,7 @@ class RoutedState:
         return self._states.tree(self.current, tree)
 
     def use_one_that_can(self) -> bool:
-        """Change to a head that can draft, unless the one in use can; False when none can."""
+        """Switch to a head that can draft, unless the current one can. False if none can."""
         able = self._able()
         if able and self.current not in able:
             self.current = able[0]
@@ -131,7 +131,7 @@ class RoutedState:
     def draft(
         self, plan: TreePlan, only: int | None = None, cancelled: Callable[[], bool] = lambda: False
     ) -> RoutedDraft:
-        """The best head's tree, or that of the head `only` where it can draft; it is the one in use from now on."""
+        """Draft the best head's tree, or that of `only` if it can draft, and make that head the current one."""
         if not self.use_one_that_can():
             return RoutedDraft(ScoredTree(), self.current, confidence_of(ScoredTree()), 0, 0, skipped=False)
         routing, able = self._heads.routing, self._able()
@@ -154,7 +154,7 @@ class RoutedState:
         )
 
     def _grow(self, asked: Sequence[int], plan: TreePlan, cancelled: Callable[[], bool]) -> dict[int, ScoredTree]:
-        """Trees of some heads, level by level side by side."""
+        """Grow trees of some heads side by side, level by level."""
         measure = len(self._heads.heads) > 1
         growths = {head: start_tree(self._states.root(head), plan, entropies=measure) for head in asked}
         for depth in range(1, plan.levels):
@@ -173,19 +173,19 @@ class RoutedState:
 
 
 def _first_probability(logits: Tensor) -> float:
-    """Of the likeliest token, from logits [V]."""
+    """Return the probability of the likeliest token, from logits [V]."""
     return float((logits.max() - logits.float().logsumexp(-1)).exp())
 
 
 def _shared_tap(heads: Sequence[Drafter], names: Sequence[str]) -> TapInfo:
-    """What the heads that eat features eat. Raises UsageError when they do not agree: a session has one tap."""
+    """Return the tap of the heads that read features. Raises UsageError if they differ: a session has one tap."""
     if not heads:
         raise UsageError("heads: need at least one")
     eaters = [(name, head.tap) for name, head in zip(names, heads, strict=True) if head.tap.fingerprint]
     for name, tap in eaters[1:]:
         if tap != eaters[0][1]:
             raise UsageError(
-                f"heads {eaters[0][0]} and {name} eat different features ({eaters[0][1].fingerprint}, "
-                f"{tap.fingerprint}): a session gets one kind, so heads must share it or eat none"
+                f"heads {eaters[0][0]} and {name} read different features ({eaters[0][1].fingerprint}, "
+                f"{tap.fingerprint}): a session gets one kind, so heads must share it or read none"
             )
     return eaters[0][1] if eaters else NO_FEATURES

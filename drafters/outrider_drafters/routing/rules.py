@@ -1,15 +1,11 @@
-"""Which of several heads drafts: decisions only. Knows neither states nor networks.
+"""Rules that choose which head's draft is sent. Knows neither states nor networks.
 
 mean-confidence   every head drafts; the one with the higher mean path confidence is sent (EAGLE and HASS routers)
 entropy           every head drafts; the one with the lower entropy on its best path is sent (EAGLE's second router)
 keywords          words of the text choose; the others do not draft (HASS's second router)
 
-The means of two trees can only be compared over the same N. Trees of one shape have it, and there the order of the
-means is that of the sums; where `min_probability` or a small vocabulary cut one short, the sum still says which tree
-promises more, and the mean would prefer the shorter one. So it is the sums that are compared.
-
-The gate asks the head that was chosen last for its first level alone. If its likeliest first token has at least the
-gate's probability, the others are spared this draft. They take tokens and features all the same and stay in step.
+The gate runs only the first level of the head chosen last. If its likeliest first token has at least the gate's
+probability, the other heads do not draft this time. They still receive tokens and features and stay in step.
 """
 
 from __future__ import annotations
@@ -28,8 +24,11 @@ Route = Literal["mean-confidence", "entropy", "keywords"]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """`gate`: probability from which the head in use is not compared with the others; None: always compare.
-    `batched`: draft all heads in one batch where their weights can be stacked. Raises UsageError."""
+    """Options of routing. Raises UsageError.
+
+    `gate`: first-token probability from which the current head drafts alone; None: always compare all heads.
+    `batched`: draft all heads in one batch if their weights can be stacked.
+    """
 
     route: Route = "mean-confidence"
     gate: float | None = None
@@ -44,11 +43,11 @@ class Routing:
             raise UsageError("gate: with route keywords no second head drafts, so there is none to skip; leave it out")
 
     def opens(self, first_probability: float) -> bool:
-        """Whether the head in use is unsure enough of its likeliest first token to ask the others."""
+        """True if the current head is unsure enough of its first token that the others draft too."""
         return self.gate is None or first_probability < self.gate
 
     def choose(self, drafts: Mapping[int, Confidence], current: int) -> int:
-        """The head, of those that drafted, whose tree is sent; of equals the one in use, then the first."""
+        """Return the head whose tree is sent; of equals the current one, then the first."""
         best = max(self._worth(confidence) for confidence in drafts.values())
         equals = [head for head, confidence in drafts.items() if self._worth(confidence) == best]
         return current if current in equals else min(equals)
@@ -56,6 +55,8 @@ class Routing:
     def _worth(self, confidence: Confidence) -> float:
         match self.route:
             case "mean-confidence":
+                # The sum, not the mean: for trees of equal size the order is the same, and where min_probability or a
+                # small vocabulary cut one short, the mean would prefer the shorter tree.
                 return confidence.expected
             case "entropy":
                 if confidence.entropy is None:

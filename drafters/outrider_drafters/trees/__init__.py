@@ -1,1 +1,1 @@
-"""Draft trees: how large they may grow, fixed choices, and growing them."""
+"""Growing draft trees, and drafting ahead for the likeliest verdicts."""

@@ -1,4 +1,4 @@
-"""Draft trees, grown from any draft state. Knows no family.
+"""Grow draft trees from any draft state. Knows no family.
 
 Dynamic (EAGLE-2, arXiv 2406.16858): each level expands `breadth` nodes, the likeliest of those the level before gave, a
 node's likelihood being the product along its path. Each expanded node offers its `breadth` likeliest successors. Of all
@@ -7,7 +7,7 @@ children and is at least as likely, so it is always among them.
 
     root -> a b c (offered, all expanded) -> 9 offered, the 3 best of these expanded -> 9 offered ...
 
-Static (Medusa, arXiv 2401.10774): which ranks are drafted below which node is fixed beforehand (choices.py).
+Static (Medusa, arXiv 2401.10774): the ranks drafted below each node are fixed beforehand (tree_choices.py).
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ IMPOSSIBLE = -math.inf
 
 @dataclass(frozen=True, slots=True)
 class ScoredTree:
-    """A draft tree and, node by node, the log-probability of its whole path and, where it was asked for, the entropy in
-    nats of the distribution that it was drawn from (the drafter's, over all its vocabulary)."""
+    """A draft tree with a score per node: the log-probability of the node's whole path.
+
+    `entropies`, if measured, holds for each node the entropy in nats of the drafter's distribution at its parent.
+    """
 
     tree: DraftTree = field(default_factory=DraftTree)
     scores: tuple[float, ...] = ()
@@ -47,28 +49,30 @@ class Level:
 
 
 class TreeBuilder(Protocol):
-    """A tree under way. It asks, and whoever has the state answers: so several can be answered in one batch."""
+    """A tree being grown. It requests levels and the caller runs the state, so that several trees can share a batch."""
 
     def level(self) -> Level | None:
-        """What to expand for one level more; None when nothing is left."""
+        """Return the nodes to expand for one more level; None if there are none."""
         ...
 
     def take(self, logits: Tensor) -> None:  # [n, V]
-        """The answer to the level asked for last."""
+        """Take the logits of the level requested last."""
         ...
 
     def drafted(self) -> ScoredTree: ...
 
 
 def grow_tree(state: DraftState, plan: TreePlan, cancelled: Callable[[], bool] = lambda: False) -> DraftTree:
-    """Draft a tree from the state's root, as deep as the state reaches. `cancelled` is asked before each further level;
-    what is there is kept."""
+    """Draft a tree below the state's root, as deep as the plan and the state allow.
+
+    `cancelled` is called before each further level; if true, the tree is returned as it is.
+    """
     return grow(state, plan, cancelled).tree
 
 
 @torch.inference_mode()
 def grow(state: DraftState, plan: TreePlan, cancelled: Callable[[], bool] = lambda: False) -> ScoredTree:
-    """As grow_tree, with how likely the drafter holds each node."""
+    """Like grow_tree, but with each node's score."""
     levels = min(plan.levels, state.max_levels)
     if levels == 0:
         return ScoredTree()
@@ -81,7 +85,7 @@ def grow(state: DraftState, plan: TreePlan, cancelled: Callable[[], bool] = lamb
 
 
 def start_tree(root_logits: Tensor, plan: TreePlan, entropies: bool = False) -> TreeBuilder:
-    """The first level of a tree, from root_logits [V]; `entropies` are worth a pass over each row of logits."""
+    """Start a tree from root_logits [V]. Measuring `entropies` costs one more pass over each row of logits."""
     match plan:
         case TreeShape():
             return _DynamicTree(root_logits, plan, entropies)
@@ -92,7 +96,9 @@ def start_tree(root_logits: Tensor, plan: TreePlan, entropies: bool = False) -> 
 
 
 class _DynamicTree:
-    """All nodes on offer, as plain numbers: tensors of sixteen values cost more than sorting them."""
+    """A dynamic tree: all nodes offered so far."""
+
+    # Plain Python numbers: on tensors of sixteen values, the overhead of each operation exceeds sorting a list.
 
     def __init__(self, root_logits: Tensor, shape: TreeShape, entropies: bool) -> None:
         self._shape = shape
@@ -116,7 +122,8 @@ class _DynamicTree:
         self._offer(self._frontier, logits)
 
     def drafted(self) -> ScoredTree:
-        """The best nodes of all on offer."""
+        """Return the best of all nodes offered."""
+        # Sorted by number again, which is the order of offers: every parent then comes before its children.
         kept = sorted(self._best(range(len(self._tokens)), self._shape.budget))
         number = {offer: node for node, offer in enumerate(kept)} | {ROOT: ROOT}
         tree = DraftTree(
@@ -125,8 +132,9 @@ class _DynamicTree:
         return ScoredTree(tree, tuple(self._scores[offer] for offer in kept), _picked(self._entropies, kept))
 
     def _offer(self, nodes: Sequence[int], logits: Tensor) -> None:
-        """Put the likeliest successors of the nodes on offer, logits [nodes, V]; the best are the new frontier."""
+        """Offer the likeliest successors of the nodes, logits [nodes, V]; the best become the new frontier."""
         first = len(self._tokens)
+        # topk on the logits as they are: in the float32 log-softmax neighbors can round to equals and change order.
         tokens = logits.topk(min(self._shape.breadth, logits.shape[1])).indices
         log_probabilities = logits.float().log_softmax(-1)
         gains = log_probabilities.gather(1, tokens)
@@ -143,12 +151,13 @@ class _DynamicTree:
         self._frontier = self._best(range(first, len(self._tokens)), self._shape.breadth)
 
     def _best(self, offers: Sequence[int], count: int) -> list[int]:
-        """The likeliest first; of equals the earlier: a sure child scores exactly as its parent, which must stay."""
+        """Return the likeliest offers, best first; of equals the earlier one."""
+        # Must be a stable sort: a child of probability 1 scores exactly as its parent, and must not displace it.
         return sorted(offers, key=lambda offer: -self._scores[offer])[:count]
 
 
 class _ChoiceTree:
-    """Nodes by their paths of ranks; a level's inner nodes are expanded together, in order."""
+    """A static tree: nodes by their paths of ranks; the inner nodes of a level are expanded together, in order."""
 
     def __init__(self, root_logits: Tensor, choices: TreeChoices, entropies: bool) -> None:
         self._choices = choices
@@ -179,7 +188,7 @@ class _ChoiceTree:
         )
 
     def _fill(self, parents: Sequence[tuple[int, ...]], logits: Tensor) -> None:
-        """Choose the tokens of the next level; a rank beyond what a parent can be followed by makes no node."""
+        """Choose the tokens of the next level; a rank beyond a parent's possible successors makes no node."""
         self._level += 1
         wanted = self._choices.at_level(self._level)
         ranks = min(1 + max((path[-1] for path in wanted), default=0), logits.shape[1])
@@ -197,7 +206,8 @@ class _ChoiceTree:
 
 
 def entropies_of(log_probabilities: Tensor) -> list[float]:
-    """In nats, of every row of log_probabilities [n, V]."""
+    """Compute the entropy in nats of every row of log_probabilities [n, V]."""
+    # entr(p), not -p * log p: a token that cannot be drafted has log-probability -inf and must add 0, not NaN.
     return torch.special.entr(log_probabilities.exp()).sum(-1).tolist()  # type: ignore[no-any-return] # torch's tolist
 
 

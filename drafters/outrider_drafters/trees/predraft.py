@@ -1,12 +1,12 @@
-"""What to draft next while the target still judges a tree: drafts below its likeliest outcomes. Knows no family.
+"""Pre-drafting: while the target judges a tree, draft below its likeliest outcomes. Knows no family.
 
-An outcome is the last node that is accepted and the bonus that follows it. Its probability, as the drafter sees it, is
+An outcome is the last accepted node and the bonus token after it. Its probability, as the drafter sees it, is
 that of the node's whole path times that of the bonus, which is none of the node's children, or the path would go on:
 
         root            outcome (1, x): p(1) p(x | 1)
        /    \\
-      0      1          the next draft, should it come true, has x for its root; all those drafts grow together,
-     /        \\         level by level, as one tree below the one that is being judged
+      0      1          if it comes true, the next draft has x for its root; all these drafts grow together,
+     /        \\         level by level, as one tree below the one being judged
     2          x - ...
 
 Several outcomes side by side: Saguaro (arXiv 2603.03251); one bonus guess: SpecEdge (arXiv 2505.17052).
@@ -34,12 +34,12 @@ class TreeOutcome:
     bonus: int
 
 
-NO_OUTCOME = TreeOutcome(ROOT, -1)  # no outcome of any tree: what stops a forecast that nobody needs any more
+NO_OUTCOME = TreeOutcome(ROOT, -1)  # no tree has it: resolving to it stops a pre-draft that is no longer needed
 
 
 @dataclass(frozen=True, slots=True)
 class PreDraft:
-    """The draft for one outcome, whose log-probability is `score`."""
+    """The draft for one outcome; `score` is the outcome's log-probability."""
 
     outcome: TreeOutcome
     score: float
@@ -47,7 +47,7 @@ class PreDraft:
 
 
 def can_predraft(state: DraftState) -> bool:
-    """Whether it can draft beyond nodes whose features it has never seen."""
+    """True if the state can draft below nodes whose features it has not seen."""
     return state.max_levels == UNLIMITED
 
 
@@ -60,10 +60,10 @@ def predraft(
     ends: Sequence[int],
     truth: Callable[[], TreeOutcome | None] = lambda: None,
 ) -> tuple[PreDraft, ...]:
-    """Drafts for the `count` likeliest outcomes of `tree`, which hangs below the state's root; the likeliest first.
+    """Draft for the `count` likeliest outcomes of `tree`, which lies below the state's root; the likeliest first.
 
-    Outcomes that end the text (their bonus is one of `ends`) need no draft. `truth` is asked between levels: once it is
-    known only the draft it calls for grows on, and none if that is not among them. Empty for a drafter that cannot.
+    Outcomes that end the text (their bonus is one of `ends`) get no draft. `truth` is called between levels: once the
+    outcome is known, only its draft grows on, if it is among them. Empty for a drafter that cannot pre-draft.
     """
     if not can_predraft(state) or truth() is not None:
         return ()
@@ -90,12 +90,13 @@ def predraft(
 def likeliest_outcomes(
     tree: DraftTree, logits: Tensor, count: int, ends: Sequence[int]
 ) -> list[tuple[TreeOutcome, float]]:
-    """The best `count` by log-probability, of logits [1 + n, V] after the root and every node; the best first."""
+    """Return the `count` likeliest outcomes, best first, from logits [1 + n, V] after the root and every node."""
     log_probabilities = logits.float().log_softmax(-1)
     drafted = [1 + parent for parent in tree.parents], list(tree.tokens)
     paths = [0.0]  # log-probability of the path to the root and every node
     for parent, gain in zip(tree.parents, log_probabilities[drafted].tolist(), strict=True):
         paths.append(paths[1 + parent] + gain)
+    # A bonus is never one of the node's drafted children: with that token the path would go on.
     log_probabilities[drafted] = IMPOSSIBLE
     log_probabilities[:, list(ends)] = IMPOSSIBLE
     gains, tokens = log_probabilities.topk(min(count, logits.shape[1]))
@@ -110,21 +111,21 @@ def likeliest_outcomes(
 
 
 class _Branch:
-    """The draft below one outcome, under way: a growth of its own whose rows lie among all the state's draft rows."""
+    """The draft below one outcome: a tree of its own, whose rows lie among all draft rows of the state."""
 
     def __init__(self, outcome: TreeOutcome, score: float) -> None:
         self.outcome = outcome
         self.score = score
         self._growth: TreeBuilder | None = None
-        self._rows: list[int] = []  # of the state: the bonus's, then those of the growth's nodes
+        self._rows: list[int] = []  # draft rows of the state: the bonus's, then those of the tree's nodes
 
     def begin(self, logits: Tensor, row: int, plan: TreePlan) -> None:
-        """From the logits [V] after the bonus, whose draft row is `row`."""
+        """Start from the logits [V] after the bonus, whose draft row is `row`."""
         self._growth = start_tree(logits, plan)
         self._rows = [row]
 
     def level(self) -> Level | None:
-        """The next one, in the state's rows."""
+        """Return the next level, its parents as draft rows of the state."""
         assert self._growth is not None
         level = self._growth.level()
         return None if level is None else Level(level.tokens, [self._rows[1 + parent] for parent in level.parents])
@@ -140,7 +141,7 @@ class _Branch:
 
 
 def _grow(state: DraftState, branches: Sequence[_Branch], num_rows: int) -> tuple[int, bool]:
-    """One level of all branches in one pass; the draft rows there are now, and whether anything grew."""
+    """Grow all branches by one level in one pass. Returns the new number of draft rows, and False if nothing grew."""
     levels = [(branch, level) for branch in branches if (level := branch.level()) is not None]
     if not levels:
         return num_rows, False

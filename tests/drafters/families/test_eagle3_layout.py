@@ -197,7 +197,7 @@ def test_an_embedding_of_another_width_is_refused(head, options):
     head.refused(r"embed_tokens\.weight has 48 columns: need 64", options)
 
 
-def test_without_fc_it_eats_what_eagle2_eats(head):
+def test_without_fc_it_reads_what_eagle2_reads(head):
     head.config["eagle_config"] = {"use_aux_hidden_state": False}
     drafter = head.load()  # its fc is idle, as in vLLM
     tap = load_tap(head.path, head.target)

@@ -304,7 +304,7 @@ def test_heads_share_their_features():
         def new_state(self):
             raise NotImplementedError
 
-    with pytest.raises(UsageError, match=r"heads a and b eat different features \(last-hidden:16, other-tap\)"):
+    with pytest.raises(UsageError, match=r"heads a and b read different features \(last-hidden:16, other-tap\)"):
         RoutedDrafter([EAGLES[0], Other()], ["a", "b"])
     with pytest.raises(UsageError, match="at least one"):
         RoutedDrafter([])

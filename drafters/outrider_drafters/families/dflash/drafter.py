@@ -1,7 +1,7 @@
-"""DFlash (z-lab/dflash), version 1, as a drafter: see network.py for what it computes.
+"""The client half of DFlash: it drafts a whole block in one pass.
 
-Drafts a block at once; in a tree, what is likely at a place is offered below every path. Features may lag: the block
-stands at the root all the same, and its context has a gap before it.
+In a tree, the tokens likely at a depth are offered below every path of that depth. Features may lag: the block still
+begins at the root, and its context has a gap before it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class DFlashDrafter:
 
 
 class DFlashState(WithTokenState):
-    """The context rows' keys and values, and the block of this drafting. See drafter.DraftState."""
+    """The context rows' keys and values, and the current draft's block."""
 
     def __init__(self, drafter: DFlashDrafter) -> None:
         self._drafter = drafter
         self._token_state = TokenState(drafter.tap.width)
         self._caches = drafter.network.new_caches()
         self._tree_mask = TreeMask(drafter.target.embed.device)
-        self._logits: Tensor | None = None  # [max_levels, V] of this drafting: row i for the token i + 1 after the root
+        self._logits: Tensor | None = None  # [max_levels, V] of the current draft: row i for token i + 1 after the root
 
     @property
     def max_levels(self) -> int:
@@ -87,7 +87,7 @@ class DFlashState(WithTokenState):
         return level_by_level(tree, self.root_logits(), self.expand)
 
     def _block_logits(self, root: int) -> Tensor:
-        """Logits [block - 1, V] float32 of the places after the root."""
+        """Compute logits [block - 1, V] float32 for the positions after the root."""
         target, sizes = self._drafter.target, self._drafter.network.sizes
         block = torch.tensor([root] + [sizes.mask_token] * (sizes.block - 1), device=target.embed.device)
         embeds = F.embedding(block, target.embed) * sizes.embed_scale

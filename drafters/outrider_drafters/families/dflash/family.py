@@ -15,7 +15,7 @@ from outrider_drafters.families.family import Family
 
 
 def load_network(files: DrafterFiles, target: TargetSizes, like: Tensor | None = None) -> DFlash:
-    """Raises UsageError for anything but version 1 of this target."""
+    """Load the network. Raises UsageError for anything but version 1 for this target."""
     sizes = read_sizes(files, target)
     with torch.device("meta"):
         network = DFlash(sizes)
@@ -24,7 +24,7 @@ def load_network(files: DrafterFiles, target: TargetSizes, like: Tensor | None =
 
 def _load_drafter(files: DrafterFiles, target: TargetWeights) -> DFlashDrafter:
     network = load_network(files, target.sizes)
-    info = tap_info(network)  # of the values as stored
+    info = tap_info(network)  # before the cast: the fingerprint is of the values as stored
     return DFlashDrafter(network.to(target.embed.device, target.embed.dtype), target, info)
 
 

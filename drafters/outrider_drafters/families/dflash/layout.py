@@ -1,7 +1,6 @@
 """DFlash's published layout: config.json (Qwen3's keys and `dflash_config`) and tensors without embedding and lm_head.
 
-Settings lie in `dflash_config` or beside it. Layer ids count the target's layers; hidden_states begins with the
-embedding, so layer i's output is hidden_states[i + 1]. A sliding layer is causal unless `is_causal` says otherwise.
+Settings are in `dflash_config` or beside it. A sliding layer is causal unless `is_causal` says otherwise.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ MAX_WINDOW_LAYERS = 28  # Qwen3's default: layers from this one on slide, where 
 
 
 def recognizes(files: DrafterFiles) -> bool:
-    """By its architecture, or by a norm that stands beside the layers, which no other family has."""
+    """Recognize the architecture, or a hidden_norm outside the layers, which no other family has."""
     named = any(str(name).startswith("DFlash") for name in files.config.get("architectures") or ())
     return named or "hidden_norm.weight" in files.names
 
 
 def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
-    """Sizes from tensors, settings from config.json. Raises UsageError."""
+    """Read sizes from tensors and settings from config.json. Raises UsageError for anything but version 1."""
     _refuse_others(files)
     files.need_vocabulary(target)
     files.need(REQUIRED)
@@ -75,6 +74,7 @@ def _taps(files: DrafterFiles, target: TargetSizes) -> tuple[int, ...]:
         ids = _setting(files, "target_layer_ids")
         if not isinstance(ids, list) or not all(type(layer) is int for layer in ids):
             raise files.fault(f"target_layer_ids={ids}: need the target's layers; give target_layers=I-J-...")
+        # Published ids count layers, hidden_states begins with the embedding: layer i's output is hidden_states[i + 1].
         taps = tuple(layer + 1 for layer in ids)
     if wrong := [tap for tap in taps if not 0 <= tap <= target.layers]:
         raise files.fault(f"taps hidden state {wrong[0]}, the target has 0 to {target.layers}: made for another target")
@@ -115,7 +115,7 @@ def _whole(files: DrafterFiles, name: str, default: int) -> int:
 
 
 def _number(files: DrafterFiles, name: str) -> float:
-    """A factor; 1 where there is none."""
+    """Read a factor, by default 1."""
     value = _setting(files, name)
     if value is not None and type(value) not in (int, float):
         raise files.fault(f"{name}={value}: need a number")

@@ -1,11 +1,11 @@
 """DFlash's network (z-lab/dflash, dflash/model.py; arXiv 2602.06036), version 1: a whole block of tokens in one pass.
 
-server (tap)   hidden states of n target layers -> fc -> hidden_norm = context row            E values a token
+server (tap)   hidden states of n target layers -> fc -> hidden_norm = context row            E values per token
 client         block: root, MASK, MASK, ... -> target's embedding -> layers -> norm -> target's lm_head
                                                                       ^ keys and values: context rows, then the block
 
-A layer projects context rows as they are and the block after its input norm. Row i of the block predicts the token at
-its own place, so rows 1 .. give the tokens after the root, each independent of what is drafted for the others.
+Row i of the block predicts the token at its own position, so rows 1, 2, ... give the tokens after the root, each
+independent of the tokens drafted for the others.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from outrider_proto.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class LayerMask:
-    """What the block's rows see in one layer: only what is not after them, only what is near, or all."""
+    """The attention mask of one layer: causal, within a window, both, or none."""
 
     causal: bool = False
-    window: int | None = None  # in positions, to both sides
+    window: int | None = None  # in positions, on both sides
 
     def mask(self, rows: Tensor, columns: Tensor) -> Tensor | None:
-        """Of the rows' and columns' positions [n] and [m]: [n, m] bool, None where all is seen."""
+        """Compute the mask [n, m] bool from positions of rows [n] and columns [m]; None if every row sees all."""
         if not self.causal and self.window is None:
             return None
         distance = rows[:, None] - columns
@@ -71,22 +71,23 @@ class DFlash(nn.Module):
         self.norm = RMSNorm(width, sizes.shape.eps)
 
     def context(self, hidden: Sequence[Tensor]) -> Tensor:
-        """Hidden states of the tapped layers, each [n, E] -> context rows [n, E]."""
+        """Mix hidden states of the tapped layers, each [n, E], to context rows [n, E]."""
         return self.hidden_norm(self.fc(torch.cat(list(hidden), dim=-1)))  # type: ignore[no-any-return]  # nn.Module's call
 
     def new_caches(self) -> list[KVCache]:
-        """One a layer, for the context rows' keys and values."""
+        """Make one cache per layer for the context rows' keys and values."""
         shape, like = self.sizes.shape, self.norm.weight
         return [KVCache(shape.kv_heads, shape.head_dim, like.dtype, like.device) for _ in self.layers]
 
     def append_kv(self, context: Tensor, first: int, caches: Sequence[KVCache]) -> None:
-        """Put the keys and values of context rows [n, E], positions first, first + 1, ..., into the caches."""
+        """Append the keys and values of context rows [n, E], positions first, first + 1, ..., to the caches."""
+        # Without the layer's input norm, unlike the block's own rows: hidden_norm has normed the context already.
         rope = self.sizes.shape.rope(torch.arange(first, first + len(context), device=context.device))
         for layer, cache in zip(self._blocks(), caches, strict=True):
             cache.append(*layer.self_attn.keys_values(context[None], rope))
 
     def run(self, embeds: Tensor, first: int, num_context: int, caches: Sequence[KVCache]) -> Tensor:
-        """A block [n, E] from position `first` on, over the first rows of the caches -> [n, E], ready for lm_head."""
+        """Run a block [n, E] from position `first` on over `num_context` cached rows; states [n, E] for lm_head."""
         rows = torch.arange(first, first + len(embeds), device=embeds.device)
         columns = torch.cat((torch.arange(num_context, device=embeds.device), rows))
         rope = self.sizes.shape.rope(rows)

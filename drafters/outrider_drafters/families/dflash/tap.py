@@ -14,14 +14,14 @@ NAME = "dflash"
 
 
 def tap_info(network: DFlash) -> TapInfo:
-    """The features of this drafter: named after the weights that make them, and the layers."""
+    """Describe the features, named after the weights that make them and the tapped layers."""
     weights = {"fc": network.fc.weight, "hidden_norm": network.hidden_norm.weight}
     layers = "-".join(map(str, network.sizes.taps))
     return TapInfo(f"{NAME}:{tensors_fingerprint(weights)}:{layers}", NAME, network.sizes.shape.width)
 
 
 class DFlashTap(StatelessTap):
-    """Server half: hidden states of several layers, mixed to one context row a token."""
+    """Server half: hidden states of several layers, mixed to one context row per token."""
 
     needs_kv = False
 

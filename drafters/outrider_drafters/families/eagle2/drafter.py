@@ -13,11 +13,11 @@ from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.eagle2.network import NAME, Eagle2
 from outrider_drafters.families.eagle2.pair_state import PairState
 
-TOLERANT_STEPS = 8  # what bridges a late verdict and drafts on: docs/features.md
+TOLERANT_STEPS = 8  # steps of training that let it draft on late features as well as on fresh ones: docs/features.md
 
 
 class Eagle2Drafter:
-    """Client half; the server half is tap.LastHiddenTap."""
+    """Client half; the server half is LastHiddenTap."""
 
     family = NAME
     tree_in_one_pass = False

@@ -33,12 +33,12 @@ REQUIRED = frozenset({"fc.weight"} | {FIRST + name for name in WEIGHTS if name !
 
 
 def sizes_of(checkpoint: Checkpoint, config: Config, theta: float | None = None) -> Eagle2Sizes:
-    """Sizes from a file that holds all REQUIRED tensors; biases by presence, whatever the config says of them.
+    """Read the sizes from a file that holds all REQUIRED tensors; `theta` overrides RoPE's base.
 
-    With linear scaling the published code builds RoPE without the config's base, which is then 10000 (cnets1.py,
-    `_init_rope`). `theta` overrides either. Raises UsageError for other scalings: that code refuses them, or lets them
-    depend on the length so far (`dynamic`).
+    Raises UsageError for RoPE scalings other than linear: the published code refuses them, or lets them depend on the
+    length so far (`dynamic`).
     """
+    # Biases by presence: the config's `bias` is often missing or wrong, and published loaders then leave a random one.
     scaling = _scaling(config)
     block = stored_shape(checkpoint, FIRST, config)
     return Eagle2Sizes(
@@ -64,6 +64,7 @@ def _scaling(config: Config) -> RopeScaling | None:
 
 
 def _scaled_theta(config: Config) -> float:
+    # With linear scaling the published code builds RoPE without the config's rope_theta (cnets1.py, `_init_rope`).
     return float(_rope_entry(config).get("rope_theta") or UNSAID_THETA)
 
 
@@ -73,7 +74,8 @@ def _rope_entry(config: Config) -> Config:
 
 
 def _num_layers(checkpoint: Checkpoint) -> int:
-    """Whatever the config says: there are heads whose config is the target's."""
+    """Count the layers."""
+    # Not from the config: some published heads ship the target's.
     return next(i for i in count() if f"{BLOCK.format(i)}{WEIGHTS[1]}" not in checkpoint.names)
 
 
@@ -101,8 +103,10 @@ def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> LastHid
 
 
 def _own_embedding(files: DrafterFiles, target: TargetWeights) -> Tensor | None:
-    """The drafter's embedding, unless it has none or it is the copy of the target's that it should be. Which of two is
-    right the published code does not ask: it takes the file's."""
+    """Return the drafter's own embedding; None if it has none or only a copy of the target's.
+
+    If the two differ, the file's is used, as in the published code.
+    """
     if files.options.embedding == "target":
         return None
     if EMBEDDING not in files.names:

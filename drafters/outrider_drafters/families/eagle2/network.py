@@ -23,7 +23,9 @@ from outrider_drafters.readers.config import Config
 
 NAME = "eagle2"
 
-STEPS = "outrider_steps"  # key of a config.json: over how many steps of its own output it was trained; others: one
+STEPS = (
+    "outrider_steps"  # key of our config.json: number of steps of its own output that it was trained over; 1 if missing
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Eagle2(nn.Module):
 
     @property
     def block(self) -> LlamaBlock:
-        """The first one, in published heads the only one."""
+        """The first block, in published heads the only one."""
         return self.blocks[0]
 
     @property
@@ -76,11 +78,12 @@ class Eagle2(nn.Module):
         return [layer for layer in self.layers if isinstance(layer, LlamaBlock)]
 
     def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
-        """z of embed(x_{t+1}) and f_t, both [..., E]."""
+        """Compute z from embed(x_{t+1}) and f_t, both [..., E]."""
+        # Embedding first, feature second: swapped, published weights still run and draft nonsense.
         return self.fc(torch.cat((embeds, features), dim=-1))  # type: ignore[no-any-return]  # nn.Module
 
     def forward_train(self, embeds_next: Tensor, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Teacher-forced pass: hidden [B, T, E] in post-norm space, ready for lm_head; row t predicts token t + 2.
+        """Run a teacher-forced pass: hidden [B, T, E] in post-norm space, for lm_head; row t predicts token t + 2.
 
         embeds_next [B, T, E] of tokens t + 1, features [B, T, E] of positions t; mask: bool, broadcast to [B, 1, T, T],
         None for causal. Padding belongs at the end.
@@ -119,5 +122,5 @@ class Eagle2(nn.Module):
 
 
 def _scaling_config(scaling: RopeScaling | None) -> Config | None:
-    """Of a config.json, in SafeAILab's spelling and transformers'."""
+    """Return the rope_scaling entry of a config.json, in SafeAILab's spelling and transformers'."""
     return None if scaling is None else {"type": scaling.kind, **scaling.as_config()}

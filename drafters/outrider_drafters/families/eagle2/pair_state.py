@@ -1,7 +1,7 @@
-"""What an EAGLE drafter knows of one text: a cache over (token, feature) pairs. Knows no network.
+"""The draft state of EAGLE-1/2 and EAGLE-3: a cache over (token, feature) pairs. Knows no network.
 
 row t     (embed(x_{t+1}), f_t) at RoPE position t, for t = 0 .. features - 1; its logits are those of x_{t+2}
-beyond    (embed(x_{t+1}), output of row t - 1): an output stands in for the feature that is not there
+beyond    (embed(x_{t+1}), output of row t - 1): an output replaces the missing feature
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class PairBlock(Protocol):
     def new_cache(self) -> KVCache: ...
 
     def run(self, x: Tensor, rope: Rope, cache: KVCache, mask: Tensor | None = None) -> Tensor:
-        """Outputs [n, E] of pairs that go into the cache and attend to it; mask [n, its rows] bool, None: see all."""
+        """Append pairs to the cache and return their outputs [n, E]; mask [n, all rows] bool, None: see all."""
         ...
 
     def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
-        """Put the pairs' keys and values into the cache, and no more."""
+        """Append the pairs' keys and values to the cache without computing outputs."""
         ...
 
 
@@ -54,20 +54,20 @@ class PairDrafter(Protocol):
     def block(self) -> PairBlock: ...
 
     def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:
-        """What the block eats of n tokens' embeddings and features, both [n, E]."""
+        """Fuse n tokens' embeddings and features, both [n, E], to the block's input."""
         ...
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Logits [n, V] float32 of the block's outputs [n, E]."""
+        """Compute logits [n, V] float32 from the block's outputs [n, E]."""
         ...
 
 
 class PairState(WithTokenState):
-    """The block's cache over (token, feature) pairs. See drafter.DraftState.
+    """The block's cache over (token, feature) pairs.
 
-    Row t pairs token t + 1 with feature t. Rows beyond the features are temporary: their feature is the row before's
-    own output, and they are made anew once true features come. Without any feature at all, a row -1 pairs token 0 with
-    zeros and starts that recursion.
+    Row t pairs token t + 1 with feature t. Rows beyond the features are temporary: their feature is the output of the
+    row before, and they are rebuilt once true features arrive. Without any feature, row -1 pairs token 0 with zeros and
+    starts that recursion.
     """
 
     def __init__(self, drafter: PairDrafter) -> None:
@@ -78,10 +78,10 @@ class PairState(WithTokenState):
         self._cache = drafter.block.new_cache()
         self._outputs = RowBuffer(width=drafter.tap.width, dtype=dtype, device=self._device)  # root, then scratch
         self._tree_mask = TreeMask(self._device)
-        self._num_true = 0  # rows of the cache that are made of true features
+        self._num_true = 0  # rows of the cache made of true features
         self._num_text_rows = 0  # those and the temporary ones; draft rows follow
-        self._next_token = 0  # the first that no row pairs yet
-        self._output: Tensor | None = None  # [1, E] of the last text row; None when that row has to be made anew
+        self._next_token = 0  # the first token without a row
+        self._output: Tensor | None = None  # [1, E] of the last text row; None if it must be rebuilt
 
     @property
     def max_levels(self) -> int:
@@ -125,9 +125,9 @@ class PairState(WithTokenState):
         return level_by_level(tree, self.root_logits(), self.expand)
 
     def _settle(self) -> Tensor:
-        """Make the rows that have true features and lack them in the cache; the output [1, E] of the last one."""
+        """Rebuild the rows whose true features have arrived; the output [1, E] of the last one."""
         usable = self._token_state.usable
-        first = max(0, min(self._num_true, usable - 1))  # the last one at least: its output is needed
+        first = max(0, min(self._num_true, usable - 1))  # includes at least the last one, whose output is needed
         self._num_true = usable
         self._num_text_rows, self._next_token = first, first + 1 if usable else 0
         self._cache.truncate(first)
@@ -136,7 +136,7 @@ class PairState(WithTokenState):
         return self._text_rows(first + 1, self._features.all[first:usable])
 
     def _text_rows(self, first_token: int, features: Tensor) -> Tensor:
-        """Pair as many tokens as there are features [n, E]; the output [1, E] of the last one."""
+        """Append a row for each of the features [n, E]; the output [1, E] of the last one."""
         self._next_token = first_token + len(features)
         pairs = self._pairs(self._token_state.tokens[first_token : self._next_token], features)
         block, last = self._drafter.block, self._next_token - 2

@@ -17,7 +17,7 @@ from outrider_proto.frames import TapInfo
 
 
 class Eagle3Drafter:
-    """Client half; the server half is Eagle3Tap, or tap.LastHiddenTap for a head without fc."""
+    """Client half; the server half is Eagle3Tap, or LastHiddenTap for a head without fc."""
 
     family = NAME
     stale_tolerant = True  # trained on its own outputs over several steps: docs/features.md

@@ -1,4 +1,4 @@
-"""EAGLE-3's one layer, over embeddings beside features: the plain form that is trained, and the one that drafts."""
+"""EAGLE-3's single layer over (embedding, feature) pairs: the plain form for training, the fused one for drafting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PairLayer(nn.Module):
         self.mlp = GatedMLP(shape.width, shape.mlp)
 
     def forward(self, embeds: Tensor, features: Tensor, rope: Rope, seen: TrainStepCache) -> Tensor:
-        """Outputs [B, T, H] of one training step; its keys and values join those seen."""
+        """Compute the outputs [B, T, H] of one training step; its keys and values join those `seen`."""
         normed = self.hidden_norm(features)
         pairs = torch.cat((self.input_layernorm(embeds), normed), dim=-1)
         mixed = seen.attend(self.self_attn.queries(pairs, rope), *self.self_attn.keys_values(pairs, rope))
@@ -32,10 +32,10 @@ class PairLayer(nn.Module):
 
 
 class TrainStepCache:
-    """Keys and values of the training-time test's steps.
+    """Keys and values of the steps of the training-time test.
 
-    A row of step k sees the true rows up to its own (step 0, causal), and of the later steps its own row alone: these
-    are the tokens drafted one after the other from there.
+    A row of step k sees the true rows up to its own (step 0, causal), and of the later steps only its own row: the
+    tokens drafted one after the other from there.
     """
 
     def __init__(self, mask: Tensor) -> None:
@@ -44,7 +44,10 @@ class TrainStepCache:
         self._values: list[Tensor] = []
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """[B, T, heads x head_dim] for queries [B, heads, T, head_dim], keys and values [B, kv_heads, T, head_dim]."""
+        """Add a step and attend: queries [B, heads, T, head_dim], keys and values [B, kv_heads, T, head_dim].
+
+        Returns [B, T, heads x head_dim].
+        """
         self._keys.append(keys.unsqueeze(2))
         self._values.append(values.unsqueeze(2))
         batch, heads, length, width = queries.shape
@@ -59,9 +62,9 @@ class TrainStepCache:
 
 
 class FusedPairLayer:
-    """PairLayer and the norm after it, made for inference: no modules, few products. Rows [n, 2 H] of one text.
+    """PairLayer and the norm after it for inference, over rows [n, 2 H] of one text.
 
-    What it answers is what goes on in place of a feature.
+    Its output replaces the next feature when drafting goes on.
     """
 
     def __init__(self, layer: PairLayer, norm: RMSNorm) -> None:

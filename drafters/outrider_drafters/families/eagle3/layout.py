@@ -1,4 +1,4 @@
-"""EAGLE-3 heads as they are published, read into one naming (SafeAILab's) and one set of sizes.
+"""Published layouts of EAGLE-3 heads, brought to one naming (SafeAILab's) and one set of sizes.
 
 midlayer.*            SafeAILab, SGLang/SpecForge, AngelSlim: flat config.json
 layers.0.*            vLLM and speculators; the latter nests the Llama part of its config in transformer_layer_config
@@ -31,7 +31,7 @@ LM_HEAD = "lm_head.weight"
 D2T, T2D = "d2t", "t2d"
 FUSING = ("fc.", "fc_norm.", "input_norm.")
 REQUIRED = frozenset({"norm.weight", f"{LAYER}hidden_norm.weight"} | {LAYER + name for name in WEIGHTS})
-# Of the target, kept by trainers for their losses.
+# Parts of the target that trainers keep for their losses and export along.
 VERIFIERS = ("verifier_norm.weight", "verifier_lm_head.weight", "verifier_embed_tokens.weight")
 
 
@@ -41,7 +41,7 @@ def recognized(files: DrafterFiles) -> bool:
 
 
 def canonical(files: DrafterFiles) -> DrafterFiles:
-    """The same under SafeAILab's names, its config flat. Raises UsageError for two tensors of one name."""
+    """Rename tensors to SafeAILab's names and flatten the config. Raises UsageError for two tensors of one name."""
     nested = files.config.get(NESTED)
     config = {**files.config, **nested} if isinstance(nested, Mapping) else files.config
     unused = () if uses_layers(config) else FUSING
@@ -50,7 +50,7 @@ def canonical(files: DrafterFiles) -> DrafterFiles:
 
 
 def sizes_of(files: DrafterFiles, target: TargetSizes) -> Eagle3Sizes:
-    """Sizes and switches of canonical files. Raises UsageError for a head of another target or of no known form."""
+    """Read sizes and switches of canonical files. Raises UsageError for another target's head or an unknown form."""
     files.need_vocabulary(target)
     files.need_equal("target_hidden_size", config_int(files.config, "target_hidden_size", target.hidden), target.hidden)
     files.need(REQUIRED)
@@ -79,7 +79,7 @@ def _sizes_of(files: DrafterFiles, target: TargetSizes) -> Eagle3Sizes:
 
 
 def check_vocabulary(files: DrafterFiles, sizes: Eagle3Sizes) -> None:
-    """Refuse maps between the vocabularies that contradict themselves or each other."""
+    """Raise UsageError if d2t or t2d contradict themselves or each other."""
     if D2T not in files.names:
         return
     with naming(files):
@@ -89,7 +89,8 @@ def check_vocabulary(files: DrafterFiles, sizes: Eagle3Sizes) -> None:
 def _check_maps(files: DrafterFiles, sizes: Eagle3Sizes) -> None:
     d2t = files.checkpoint.read(D2T)
     if sizes.draft_vocab == sizes.vocab and not bool(d2t.any()):
-        return  # without a draft vocabulary both maps are whatever they were initialised with
+        # Without a draft vocabulary both maps may keep their initial values, which say nothing.
+        return
     tokens = draft_tokens(d2t, sizes.vocab)
     if T2D in files.names:
         check_membership(files.checkpoint.read(T2D), tokens, sizes.vocab)
@@ -97,7 +98,7 @@ def _check_maps(files: DrafterFiles, sizes: Eagle3Sizes) -> None:
 
 @contextmanager
 def naming(files: DrafterFiles) -> Iterator[None]:
-    """Put the directory's name before complaints that lack it."""
+    """Prefix errors with the directory unless they name it."""
     try:
         yield
     except UsageError as error:
@@ -116,7 +117,7 @@ def _bare(name: str) -> str:
 
 
 def _block(files: DrafterFiles) -> BlockShape:
-    """Sizes of the layer. Its config may say nothing of key-value heads, head width or RoPE's base."""
+    """Read the sizes of the layer, which the config may lack (key-value heads, head width, RoPE's base)."""
     block = stored_shape(files.checkpoint, LAYER, files.config)
     width = files.checkpoint.matrix(f"{LAYER}self_attn.o_proj.weight")[0]
     if block.width != 2 * width:
@@ -137,7 +138,7 @@ def _block(files: DrafterFiles) -> BlockShape:
 
 
 def _layers(files: DrafterFiles, target: TargetSizes) -> tuple[int, ...]:
-    """The hidden states it eats; none: the last one after the final norm."""
+    """Return the hidden states it reads; an empty tuple for the last one after the final norm."""
     if not uses_layers(files.config):
         return ()
     files.need(frozenset({"fc.weight"}))
@@ -148,7 +149,8 @@ def _layers(files: DrafterFiles, target: TargetSizes) -> tuple[int, ...]:
 
 
 def _head(files: DrafterFiles, target: TargetSizes) -> tuple[int, bool]:
-    """Size of the draft vocabulary, and whether lm_head is the file's own. What the config says of ties is no guide."""
+    """Return the size of the draft vocabulary, and true if lm_head is the file's own."""
+    # tie_word_embeddings is no guide: exporters copy it from the target.
     if LM_HEAD in files.names:
         rows = files.checkpoint.matrix(LM_HEAD)[0]
         if rows != target.vocab and D2T not in files.names:
@@ -160,10 +162,8 @@ def _head(files: DrafterFiles, target: TargetSizes) -> tuple[int, bool]:
 
 
 def _own_embedding(files: DrafterFiles, target: TargetSizes, width: int) -> bool:
-    """Whether to use the file's embedding: of need, asked to, or where speculators trained it.
-
-    Elsewhere it is a copy of the target's, or should be: some exports hold a random one (TorchSpec#38).
-    """
+    """True if the file's embedding is to be used: if widths differ, on request, or where speculators trained it."""
+    # Otherwise the target's: the file's should be a copy of it, and some exports hold a random one (TorchSpec#38).
     asked, held, needed = files.options.embedding, EMBEDDING in files.names, width != target.hidden
     if asked == "own" or needed:
         files.need(frozenset({EMBEDDING}))
@@ -184,7 +184,7 @@ def _norm_output(files: DrafterFiles) -> bool:
 
 
 def _flag(config: Config, key: str, *, default: bool = False) -> bool:
-    """A switch of the config or of its part eagle_config; `default` when missing or null."""
+    """Read a switch of the config or of its eagle_config; `default` if missing or null."""
     part = config.get("eagle_config")
     value = config.get(key)
     value = part.get(key) if value is None and isinstance(part, Mapping) else value

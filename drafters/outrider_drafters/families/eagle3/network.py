@@ -28,14 +28,14 @@ from outrider_proto.errors import UsageError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainStep:
-    """One step of the training-time test: row t predicts token t + 2 + step; the last `step` rows mean nothing."""
+    """One step of the training-time test: row t predicts token t + 2 + step; the last `step` rows are meaningless."""
 
     hidden: Tensor  # [B, T, H] before the norm
     logits: Tensor  # [B, T, Vd]
 
 
 class Fuser:
-    """What the server makes of the target's hidden states: g [..., H] of their concatenation [..., k Ht]."""
+    """The server's part: fuses concatenated hidden states [..., k Ht] of the target to g [..., H]."""
 
     def __init__(self, fc: nn.Linear, each: Sequence[nn.Module], all_together: nn.Module | None) -> None:
         self._fc, self._each, self._all = fc, tuple(each), all_together
@@ -77,26 +77,28 @@ class Eagle3(nn.Module):
         return draft_tokens(self.d2t, self.sizes.vocab) if self.sizes.draft_vocab != self.sizes.vocab else None
 
     def set_draft_tokens(self, tokens: Tensor) -> None:
-        """Draft these target ids [Vd], rising."""
+        """Set the target ids [Vd], rising, that the head drafts."""
         if len(tokens) != self.sizes.draft_vocab:
             raise UsageError(f"{len(tokens)} draft tokens: need draft_vocab={self.sizes.draft_vocab}")
-        draft_tokens(offsets(tokens), self.sizes.vocab)  # it refuses what d2t cannot say
+        draft_tokens(offsets(tokens), self.sizes.vocab)  # raises for ids that d2t cannot express
         self.d2t.copy_(offsets(tokens))
 
     def fuser(self) -> Fuser:
-        """The server's part. Not of a head that eats the last hidden state alone."""
+        """Return the server's part. The head must have an fc."""
         assert self.fc is not None
         return Fuser(self.fc, list(self.fc_norm), self.input_norm)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """g [..., H] of the target's hidden states side by side [..., k Ht], in the order of target_layers."""
+        """Compute g [..., H] from concatenated hidden states [..., k Ht], in the order of target_layers."""
         return self.fuser()(states) if self.sizes.target_layers else states
 
     def forward_train(
         self, embeds_next: Tensor, fused: Tensor, steps: int, mask: Tensor | None = None
     ) -> list[TrainStep]:
-        """Training-time test (paper 3.2): step 0 is teacher-forced; step k puts the outputs of step k - 1 in place of
-        the features, with the true tokens, one further.
+        """Run the training-time test (paper, 3.2).
+
+        Step 0 is teacher-forced; step k replaces the features by the outputs of step k - 1, with the true tokens, one
+        position further.
 
         embeds_next [B, T, H] of tokens t + 1, fused [B, T, H] of positions t; in step k row t pairs token t + 1 + k
         (zeros past the end) with the output of step k - 1 at RoPE position t + k. mask: which true rows a row sees,
@@ -148,7 +150,7 @@ class Eagle3(nn.Module):
             "norm_before_fc": sizes.input_norm,
             "fc_norm": sizes.fc_norm,
             "norm_output": sizes.norm_output,
-            # The published key has two meanings (see eagle3_taps), this one has one; both are read.
+            # The published key has two meanings (see tap_layers.py), this one has one; both are read.
             "target_layers": list(sizes.target_layers),
             "eagle_config": {
                 "eagle_aux_hidden_state_layer_ids": list(sizes.target_layers),

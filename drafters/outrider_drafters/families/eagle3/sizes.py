@@ -1,4 +1,4 @@
-"""Sizes and switches of an EAGLE-3 head, and which of them go together."""
+"""Sizes and switches of an EAGLE-3 head, and which of them fit together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider_proto.errors import UsageError
 class Eagle3Sizes:
     """Sizes and switches of a head. `block.width` is its own width H, `target_hidden` the target's Ht.
 
-    target_layers: the hidden states it eats, by Hugging Face's index (the number of layers: the last one's output
+    target_layers: the hidden states it reads, by Hugging Face's index (the number of layers: the last one's output
     before the final norm); none: the last hidden state after it, and no fc. fc_norm: one norm for each of them;
     input_norm: one over all. own_embedding, own_head: in the file, not borrowed. Raises UsageError for what does not
     fit together.

@@ -17,7 +17,7 @@ NAME = "eagle3"
 
 
 def tap_info(eagle: Eagle3, target_layers: int) -> TapInfo:
-    """The features of this head: named after what fuses them, and which of the target's layers."""
+    """Describe the features, named after the weights that fuse them and the tapped layers."""
     sizes = eagle.sizes
     if not sizes.target_layers:
         return last_hidden_info(sizes.target_hidden)
@@ -27,7 +27,7 @@ def tap_info(eagle: Eagle3, target_layers: int) -> TapInfo:
 
 
 class Eagle3Tap(StatelessTap):
-    """Server half: hidden states of several layers, fused to one row a token."""
+    """Server half: hidden states of several layers, fused to one row per token."""
 
     needs_kv = False
 

@@ -1,9 +1,7 @@
-"""Which of the target's hidden states an EAGLE-3 head eats.
+"""Find out which of the target's hidden states an EAGLE-3 head reads.
 
-Everywhere in here a layer's number is that of its input, which is Hugging Face's index of hidden_states; the number of
-layers stands for the last layer's output. Published configurations count in two ways: so, or by the layer whose output
-it is. SGLang tells them apart by the first id: 1 is an output's (SGLang#25454). That holds for speculators' files too,
-which count inputs and start at 2, unless they were converted and kept the ids of the original.
+In this module a layer's number is that of its input, Hugging Face's index of hidden_states; the number of layers means
+the last layer's output. Published configurations count so, or by the layer whose output it is.
 """
 
 from __future__ import annotations
@@ -19,16 +17,14 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def uses_layers(config: Config) -> bool:
-    """Whether it eats hidden states of layers, and not the last one after the final norm."""
+    """True if it reads hidden states of layers, and not the last one after the final norm."""
     return _said(config, "use_aux_hidden_state") is not False
 
 
 def chosen_layers(config: Config, option: Sequence[int] | None, num_layers: int, count: int) -> tuple[int, ...]:
-    """The `count` layers (as many as fc takes) of a target of `num_layers`, in fc's order. Raises UsageError.
-
-    Published code gathers them while it runs through the target: in rising order, an id that is named twice once. A
-    list of the right length is otherwise taken as it stands, as are the option's and that of target_layers.
-    """
+    """Return the `count` layers (as many as fc takes) of a target of `num_layers`, in fc's order. Raises UsageError."""
+    # Published code collects states while it runs the target: in rising order, an id that is named twice once. The
+    # option's list and that of target_layers, our own key, are taken as they stand.
     stated = option if option is not None else _stated(config)
     listed = list(stated) if stated is not None else _published(config, num_layers)
     rising = sorted(set(listed))
@@ -45,7 +41,7 @@ def chosen_layers(config: Config, option: Sequence[int] | None, num_layers: int,
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
-    """Low, middle and high (SafeAILab/EAGLE, modeling_llama_kv.py), fewer in a small target."""
+    """Return low, middle and high layers (SafeAILab/EAGLE, modeling_llama_kv.py), fewer in a small target."""
     return tuple(sorted({layer for layer in (2, num_layers // 2, num_layers - 3) if 0 <= layer < num_layers}))
 
 
@@ -59,11 +55,13 @@ def _published(config: Config, num_layers: int) -> list[int]:
     if value is None:
         return list(default_layers(num_layers))
     listed = _ids(IDS, value)
+    # SGLang tells the two ways of counting apart by the first id: 1 is that of an output (SGLang#25454). It holds for
+    # speculators' files too, which count inputs and start at 2, unless they were converted with the original's ids.
     return [layer + 1 for layer in listed] if listed and listed[0] == 1 else listed
 
 
 def _said(config: Config, key: str) -> Any:  # Any: raw JSON
-    """A key of the config or of its part eagle_config."""
+    """Read a key of the config or of its eagle_config."""
     part = config.get("eagle_config")
     own = config.get(key)
     return part.get(key) if own is None and isinstance(part, Mapping) else own

@@ -1,11 +1,11 @@
-"""Drafting with heads, each of which looks one token further than the one before: the state of Medusa and Hydra.
+"""The draft state of Medusa and Hydra, whose heads each predict one token further ahead.
 
-position     q        q+1      q+2      q+3      q+4            h: the feature of position q, the newest there is
+position     q        q+1      q+2      q+3      q+4            h: the newest feature, at position q
 token        x_q      x_q+1    x_q+2    ...                     x_q+1 is the root, unless features lag behind it
 predicted by          lm_head  head 0   head 1   head 2  ...    from h (Medusa), and the tokens after q (Hydra)
 
-A root at q + 1 is the common case: its successor is head 0's. Every token by which the root is further away costs a
-head; a root at q, whose own feature is there, has its successor from the target's lm_head.
+A root at q + 1 is the common case: head 0 predicts its successor. Every token by which the root is further away costs
+one head; a root at q, whose own feature is there, gets its successor from the target's lm_head.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from outrider_proto.frames import TapInfo
 from outrider_proto.tree import MAX_NODES, ROOT, DraftTree
 
 DEFAULT_CHOICES = "mc_sim_7b_63"
-TokenPath = tuple[int, ...]  # the tokens after the feature's position
+TokenPath = tuple[int, ...]  # tokens after the feature's position
 
 
 class HeadLogits(Protocol):
-    """What heads make of one feature."""
+    """Logits of all heads from one feature."""
 
     def after(self, lines: Sequence[TokenPath]) -> Tensor:
-        """Logits [n, V] for the successors of n lines of the same length; of no tokens: the target's lm_head's."""
+        """Logits [n, V] for the successors of n paths of equal length; for empty paths from the target's lm_head."""
         ...
 
 
 class HeadsDrafter(Protocol):
-    """What a family of heads computes."""
+    """A drafter of heads: Medusa or Hydra."""
 
     @property
     def tap(self) -> TapInfo: ...
@@ -47,25 +47,26 @@ class HeadsDrafter(Protocol):
 
     @property
     def knows_next(self) -> bool:
-        """Whether the feature is what the target's lm_head reads."""
+        """True if the feature is the input of the target's lm_head."""
         ...
 
     @property
     def like(self) -> Tensor:
-        """Of the type and on the device in which it computes."""
+        """A tensor of the type and on the device in which it computes."""
         ...
 
     def read(self, feature: Tensor) -> HeadLogits:
-        """Of one drafting's feature [1, width]."""
+        """Compute from the feature [1, width] of one draft."""
         ...
 
 
 class NewestFeatureState:
     """Tokens, and the feature rows of some of their positions.
 
-    Rows come in order of position, with gaps: a server sends the newest alone. All that came are kept, so that a
-    rollback finds the one before.
+    Rows come in order of position, with gaps: a server sends only the newest.
     """
+
+    # All rows are kept, not just the newest: after a rollback, the one before is needed.
 
     def __init__(self, width: int, like: Tensor) -> None:
         self.tokens: list[int] = []
@@ -97,7 +98,7 @@ class NewestFeatureState:
             self._rows.append(rows[newer.start - first :].to(self._rows.all))
 
     def rollback(self, num_tokens: int) -> None:
-        """Keep the first `num_tokens` tokens and their features. Raises UsageError when there are fewer."""
+        """Keep the first `num_tokens` tokens and their features. Raises UsageError if there are fewer."""
         if not 0 <= num_tokens <= len(self.tokens):
             raise UsageError(f"rollback to {num_tokens} tokens: there are {len(self.tokens)}")
         del self.tokens[num_tokens:]
@@ -105,20 +106,20 @@ class NewestFeatureState:
         self._rows.truncate(len(self._positions))
 
     def newest(self, end: int) -> tuple[int, Tensor] | None:
-        """Position and row [1, width] of the newest feature before position `end`, if any."""
+        """Return position and row [1, width] of the newest feature before position `end`, if any."""
         number = bisect_left(self._positions, end) - 1
         return None if number < 0 else (self._positions[number], self._rows.all[number : number + 1])
 
 
 class HeadsState:
-    """See drafter.DraftState. Nothing is cached between drafts, so a rollback has nothing to undo."""
+    """The draft state of heads. Nothing is cached between drafts, so a rollback only cuts tokens and features."""
 
     def __init__(self, heads: HeadsDrafter) -> None:
         self._heads = heads
         self._token_state = NewestFeatureState(heads.tap.width, heads.like)
-        self._reading: HeadLogits | None = None  # this drafting's
-        self._root: TokenPath = ()  # this drafting's
-        self._lines: list[TokenPath] = []  # of its draft rows
+        self._head_logits: HeadLogits | None = None  # of the current draft
+        self._root: TokenPath = ()  # of the current draft
+        self._lines: list[TokenPath] = []  # of the current draft's rows
 
     @property
     def num_tokens(self) -> int:
@@ -151,31 +152,33 @@ class HeadsState:
         if newest is None or not self.max_levels:
             raise UsageError(f"the newest of {self.num_features} features is too old for {self._heads.num_heads} heads")
         position, row = newest
-        self._reading = self._heads.read(row.clone())  # a rollback may overwrite the row
+        self._head_logits = self._heads.read(
+            row.clone()
+        )  # a copy: rows are views, which appends after a rollback overwrite
         self._root = tuple(self._token_state.tokens[position + 1 :])
         self._lines = []
-        return self._reading.after([self._root])[0]
+        return self._head_logits.after([self._root])[0]
 
     @torch.inference_mode()
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        assert self._reading is not None
+        assert self._head_logits is not None
         above = [self._root if parent == ROOT else self._lines[parent] for parent in parents]
         lines = [(*line, token) for line, token in zip(above, tokens, strict=True)]
         if len(lines[0]) > self._heads.num_heads:
             raise UsageError(f"a level beyond the last of {self._heads.num_heads} heads")
         self._lines += lines
-        return self._reading.after(lines)
+        return self._head_logits.after(lines)
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
         return level_by_level(tree, self.root_logits(), self.expand)
 
     def _newest(self) -> tuple[int, Tensor] | None:
-        """The feature to draft from; the root's own only where its successor can be told from it."""
+        """Return the feature to draft from; the root's own only if the target's lm_head can read it."""
         return self._token_state.newest(self.num_tokens - (0 if self._heads.knows_next else 1))
 
 
 def default_choices(num_heads: int) -> TreeChoices:
-    """Medusa's and Hydra's tree, as far as the heads go. Raises UsageError for no heads at all."""
+    """Return Medusa's and Hydra's tree, cut to the number of heads. Raises UsageError without heads."""
     fitted = TreeChoices.load(DEFAULT_CHOICES).fitted(num_heads, MAX_NODES)
     if fitted is None:
         raise UsageError("a drafter of heads without a head")

@@ -1,4 +1,4 @@
-"""What drafters of heads read: one hidden state, the newest there is. Its tap, and the record of those that came."""
+"""The tap of Medusa and Hydra: the newest hidden state alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from outrider_proto.frames import TapInfo
 
 
 class NewestHiddenTap(StatelessTap):
-    """The target's hidden state `offset` layers before its last one, of which only the newest row is sent; offset 0 is
-    after the final norm."""
+    """The target's hidden state `offset` layers before its last one; only the newest row is sent.
+
+    Offset 0 is after the final norm.
+    """
 
     needs_kv = False
 
@@ -23,6 +25,7 @@ class NewestHiddenTap(StatelessTap):
 
 
 def newest_hidden_info(width: int, offset: int = 0) -> TapInfo:
-    """Not the name under which EAGLE asks for last hidden states: it wants them all."""
+    """Describe the features."""
+    # Not last_hidden_info's name, although the rows are the same: EAGLE needs every row, these only the newest.
     place = f":{offset}" if offset else ""
     return TapInfo(f"newest-hidden:{width}{place}", "newest-hidden", width, newest_only=True)

@@ -19,14 +19,14 @@ NAME = "hydra"
 
 
 class HydraHead:
-    """One head for inference: the products of a block that widens nothing, or of linear and res_connection at once."""
+    """One head for inference, with linear and res_connection of a block as one product."""
 
     def __init__(self, blocks: list[HydraBlock], output: torch.nn.Linear) -> None:
         self._blocks = [_fused(block) for block in blocks]
         self._output = output.weight.detach(), output.bias.detach()
 
     def logits(self, x: Tensor) -> Tensor:
-        """x [n, inputs x E] to [n, V]."""
+        """Compute logits [n, V] from x [n, inputs x E]."""
         for weight, bias, widens in self._blocks:
             mixed = F.linear(x, weight, bias)
             kept, gate = mixed.chunk(2, dim=-1) if widens else (x, mixed)
@@ -35,7 +35,7 @@ class HydraHead:
 
 
 class HydraDrafter:
-    """Client half; the server half is newest.NewestHiddenTap or hydra_tap.HydraPrefixTap."""
+    """Client half; the server half is NewestHiddenTap, or HydraPrefixTap for Hydra++."""
 
     family = NAME
     stale_tolerant = False
@@ -60,7 +60,7 @@ class HydraDrafter:
 
 
 class HydraLogits:
-    """See heads.HeadLogits."""
+    """Logits of the heads from one feature and the tokens after it."""
 
     def __init__(self, drafter: HydraDrafter, feature: Tensor) -> None:
         self._drafter = drafter
@@ -79,7 +79,7 @@ class HydraLogits:
 
 
 def _fused(block: HydraBlock) -> tuple[Tensor, Tensor, bool]:
-    """Weight and bias of a block's products, and whether res_connection is among them, as the first half."""
+    """Return weight and bias of a block's products, and true if their first half is res_connection."""
     linear, skip = block.linear, block.res_connection
     if not isinstance(skip, torch.nn.Linear):
         return linear.weight.detach(), linear.bias.detach(), False

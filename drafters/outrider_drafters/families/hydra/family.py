@@ -1,12 +1,10 @@
-"""Hydra's files, and its client half: the heads, as two products a block. The formulas are hydra.py's.
+"""Hydra and Hydra++ from published files, and their declaration. network.py has the formulas.
 
 kind         blocks                       output                       besides
 mlp          hydra_mlp.H.L                hydra_lm_head.H
 prefix-mlp   hydra_mlp.H.1, .3, .5 ...    hydra_lm_head.H.1            prefix_embeding_layer [sic]
 
-The numbers of prefix-mlp are shifted by modules for dropout, which older files lack: blocks are taken in order, however
-they are numbered. Copies of the target's embedding (input_embed_fn, the prefix layer's) are passed over. The published
-code turns the prefix layer by RoPE of base 10000 whatever the target's is.
+Copies of the target's embedding (input_embed_fn, the prefix layer's) are ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ PREFIX_BLOCK = PREFIX + "layers.0."
 
 EMBEDDINGS = ("input_embed_fn.weight", PREFIX + "embed_tokens.weight")
 
-ROPE_THETA = 10000.0
+ROPE_THETA = 10000.0  # of the prefix layer: the published code ignores the target's rope_theta
 
 KINDS = ("mlp", "prefix-mlp")
 
@@ -48,7 +46,7 @@ def recognizes(files: DrafterFiles) -> bool:
 
 
 def _load(files: DrafterFiles, target: TargetSizes) -> Hydra:
-    """The network as stored."""
+    """Read the network as stored."""
     files.need_vocabulary(target)
     kind = files.config.get("hydra_head_arch") or ("prefix-mlp" if _has_prefix(files) else "mlp")
     if kind not in KINDS:
@@ -85,7 +83,7 @@ def _sizes(files: DrafterFiles, target: TargetSizes, kind: str) -> HydraSizes:
 
 
 def _prefix_shape(files: DrafterFiles, target: TargetSizes) -> BlockShape:
-    """The prefix layer's sizes: it is made from the target's configuration, which Hydra's does not repeat."""
+    """Read the prefix layer's sizes; heads and eps come from the target, since Hydra's config does not repeat them."""
     files.need(frozenset(PREFIX_BLOCK + name for name in WEIGHTS))
     theta = files.options.rope_theta or ROPE_THETA
     config = {"num_attention_heads": target.heads, "rms_norm_eps": target.eps, "rope_theta": theta}
@@ -106,8 +104,8 @@ def _has_prefix(files: DrafterFiles) -> bool:
 
 
 def in_order(checkpoint: Checkpoint) -> Checkpoint:
-    """The same with each head's blocks numbered 0, 1, ... in order, and its output not numbered. Raises UsageError for
-    two outputs of a head."""
+    """Number each head's blocks 0, 1, ... and drop its output's number. Raises UsageError for two outputs of a head."""
+    # The numbers of prefix-mlp skip modules for dropout, which older files lack: only their order counts.
     held: defaultdict[str, set[int]] = defaultdict(set)
     for name in checkpoint.names:
         if match := BLOCK.fullmatch(name):
@@ -126,7 +124,7 @@ def in_order(checkpoint: Checkpoint) -> Checkpoint:
 
 def _load_drafter(files: DrafterFiles, target: TargetWeights) -> HydraDrafter:
     hydra = _load(files, target.sizes)
-    info = tap_info(hydra)  # of the values as stored
+    info = tap_info(hydra)  # before the cast: the fingerprint is of the values as stored
     return HydraDrafter(hydra.to(target.embed.device, target.embed.dtype), target, info)
 
 

@@ -1,7 +1,7 @@
-"""Hydra and Hydra++ (arXiv 2402.05109; zankner/Hydra): heads on the target's hidden state and the tokens since.
+"""Hydra and Hydra++ (arXiv 2402.05109; zankner/Hydra): heads on the target's hidden state and the tokens after it.
 
 z_i = concat(h_q, embed(x_q+1) .. embed(x_q+1+i))     "grounded"; ungrounded: h_q alone, like Medusa
-head i: z <- res_connection(z) + SiLU(linear(z));  then z <- z + SiLU(linear(z)), once a further block
+head i: z <- res_connection(z) + SiLU(linear(z));  then z <- z + SiLU(linear(z)), once per further block
 logits of x_q+2+i = hydra_lm_head_i(z)                 with bias
 Hydra++ ("prefix-mlp"): h <- norm(Llama block(h_0 .. h_q)), causal, RoPE by position; the rest is the same
 """
@@ -22,9 +22,12 @@ from outrider_drafters.readers.checkpoint import HYDRA_HEADS, write_model
 
 @dataclass(frozen=True, slots=True)
 class HydraSizes:
-    """Sizes of a set of heads; `hidden` and `vocab` are the target's. `prefix` of the layer that makes it Hydra++.
-    `offset` is how many layers before the last the hidden state is taken (0: after the final norm). `tied` blocks of
-    a head after its first are one, as in the published training."""
+    """Sizes of a set of heads; `hidden` and `vocab` are the target's.
+
+    `prefix`: shape of the layer that makes it Hydra++. `offset`: layers before the last at which the hidden state is
+    taken (0: after the final norm). `tied`: a head's blocks after its first share their weights, as in the published
+    training.
+    """
 
     hidden: int
     vocab: int
@@ -36,12 +39,12 @@ class HydraSizes:
     tied: bool = True
 
     def inputs(self, head: int) -> int:
-        """Rows of width `hidden` that a head reads: the hidden state and the tokens since."""
+        """Return how many rows of width `hidden` a head reads: the hidden state and the tokens after it."""
         return 2 + head if self.grounded else 1
 
 
 class HydraBlock(nn.Module):
-    """x + SiLU(linear(x)), x brought to the hidden width first where it is wider; SiLU's part begins at nothing."""
+    """x + SiLU(linear(x)), with x projected to the hidden width if it is wider. SiLU's part is initialized to 0."""
 
     def __init__(self, hidden: int, inputs: int = 1) -> None:
         super().__init__()
@@ -70,7 +73,7 @@ class HydraPrefix(nn.Module):
         return layer
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Teacher-forced: [B, T, E] to [B, T, E], each row from those up to it."""
+        """Run over whole sequences [B, T, E], causally."""
         positions = torch.arange(hidden.shape[1], device=hidden.device)
         mask = causal_mask(len(positions), hidden.device)
         return self.norm(self.block.self_attend(hidden, self.block.shape.rope(positions), mask))  # type: ignore[no-any-return]  # as above
@@ -93,18 +96,19 @@ class Hydra(nn.Module):
 
     @property
     def heads(self) -> list[tuple[list[HydraBlock], nn.Linear]]:
-        """Blocks and output of each head."""
+        """Return the blocks and the output of each head."""
         blocks = [[block for block in head if isinstance(block, HydraBlock)] for head in self._lists()]
         outputs = [output for output in self.hydra_lm_head if isinstance(output, nn.Linear)]
         return list(zip(blocks, outputs, strict=True))
 
     def forward_train(self, hidden: Tensor, embeds: Tensor, dropout: float = 0.0) -> list[Tensor]:
-        """Teacher-forced logits of every head i, [B, T - 1 - i, V]: row t predicts token t + 2 + i.
+        """Compute teacher-forced logits of every head i, [B, T - 1 - i, V]: row t predicts token t + 2 + i.
 
         hidden [B, T, E] of the target, `offset` layers before its last (0: after the final norm); embeds [B, T, E] of
         the same positions' tokens. Padding belongs at the end. `dropout` before every block and output (published
         training of Hydra++: 0.2).
         """
+        # Ungrounded heads read the prefix layer's output too, as in training; the published drafting code skips it.
         features = hidden if self.prefix is None else self.prefix(hidden)
         outputs = []
         for number in range(self.sizes.heads):
@@ -114,7 +118,7 @@ class Hydra(nn.Module):
         return outputs
 
     def head_logits(self, number: int, x: Tensor, dropout: float = 0.0) -> Tensor:
-        """One head's logits [..., V] of what it reads, x [..., inputs x E]; dropout as in forward_train."""
+        """Compute one head's logits [..., V] from its input x [..., inputs x E]; dropout as in forward_train."""
         blocks, output = self.heads[number]
         for block in blocks:
             x = block(F.dropout(x, dropout))
@@ -122,7 +126,7 @@ class Hydra(nn.Module):
 
     @torch.no_grad()
     def start_from(self, lm_head: Tensor) -> None:
-        """Begin training with every head's output the target's lm_head [V, E], as published."""
+        """Initialize every head's output with the target's lm_head [V, E], as published."""
         for _, output in self.heads:
             output.weight.copy_(lm_head)
             output.bias.zero_()
@@ -150,7 +154,7 @@ class Hydra(nn.Module):
 
 
 def published_name(name: str) -> str:
-    """A tensor's name in Hydra++'s files, where modules for dropout stand before each block and output."""
+    """Return a tensor's name in Hydra++'s files, where a dropout module precedes each block and output."""
     kind, head, *rest = name.split(".")
     if kind == "hydra_mlp":
         return ".".join((kind, head, str(2 * int(rest[0]) + 1), *rest[1:]))
@@ -161,7 +165,7 @@ def _blocks(sizes: HydraSizes, head: int) -> nn.ModuleList:
     first = HydraBlock(sizes.hidden, sizes.inputs(head))
     further = HydraBlock(sizes.hidden)
     if sizes.tied:
-        # Ungrounded, the first block is of the same shape, and the published code has one module for all.
+        # Ungrounded, the first block has the same shape, and the published code uses one module for all.
         blocks = [first, *[further if sizes.grounded else first] * (sizes.blocks - 1)]
     else:
         blocks = [first, *(HydraBlock(sizes.hidden) for _ in range(sizes.blocks - 1))]

@@ -1,5 +1,7 @@
-"""The server's half of Hydra++: its prefix layer, which goes over every hidden state of a session; the newest row is
-sent. Hydra without it reads hidden states as they are (newest.NewestHiddenTap)."""
+"""The server half of Hydra++: its prefix layer runs over every hidden state of a session, and the newest row is sent.
+
+Hydra without that layer uses NewestHiddenTap.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from outrider_proto.frames import TapInfo
 
 
 def prefix_info(prefix: HydraPrefix, offset: int = 0) -> TapInfo:
-    """The features of a prefix layer: named after its weights, its RoPE and the hidden state it reads."""
+    """Describe the features of a prefix layer, named after its weights, its RoPE and the hidden state it reads."""
     shape = prefix.block.shape
     digest = tensors_fingerprint(prefix.state_dict())
     name = f"hydra-prefix:{digest}:{shape.rope_theta:g}" + (f":{offset}" if offset else "")
@@ -29,7 +31,7 @@ def tap_info(hydra: Hydra) -> TapInfo:
 
 
 class HydraPrefixTap:
-    """One prefix layer for all sessions."""
+    """The prefix layer, shared by all sessions."""
 
     needs_kv = False
 
@@ -44,7 +46,7 @@ class HydraPrefixTap:
 
 
 class HydraPrefixState:
-    """The layer's keys and values of one session. See tap.TapState."""
+    """The prefix layer's keys and values of one session."""
 
     def __init__(self, tap: HydraPrefixTap) -> None:
         self._tap = tap

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 NAME = "independent"
 
-FAR = 4 * MAX_LEVELS  # levels: no draft comes so far
+FAR = 4 * MAX_LEVELS  # levels, more than any draft has
 
-CHUNK = 512  # tokens a pass: a longer one's mask and scores would grow with its square
+CHUNK = 512  # tokens per pass: mask and scores grow with its square
 
 
 class IndependentDrafter:
-    """Client half; there is no other."""
+    """Client half. There is no server half."""
 
     family = NAME
     tap = NO_FEATURES
@@ -47,7 +47,7 @@ class IndependentDrafter:
 
 
 class IndependentState(WithTokenState):
-    """The model's cache over the tokens; expanded nodes' rows follow. See drafter.DraftState."""
+    """The model's cache over the text, followed by the rows of expanded nodes."""
 
     def __init__(self, drafter: IndependentDrafter) -> None:
         self._drafter = drafter
@@ -58,8 +58,8 @@ class IndependentState(WithTokenState):
 
     @property
     def max_levels(self) -> int:
-        """As many levels as its own context has positions for, since some models have none beyond. UNLIMITED while that
-        end is far."""
+        """Levels left in the model's context, UNLIMITED while its end is far."""
+        # Bounded because models with learned positions fail beyond their context.
         limit = self._drafter.model.max_context
         left = UNLIMITED if limit is None else max(0, limit - self.num_tokens + 1)
         return left if left <= FAR else UNLIMITED
@@ -95,6 +95,6 @@ class IndependentState(WithTokenState):
 
     def _run(self, tokens: Sequence[int], positions: Sequence[int], mask: Tensor | None, *, last_only: bool) -> Tensor:
         model = self._drafter.model
-        # A token beyond its own vocabulary is padding that the target chose all the same; it reads another instead.
+        # The target may choose a padding token beyond this model's vocabulary; the model then reads its last token.
         known = [min(token, model.num_rows - 1) for token in tokens]
         return fit_logits(model.run(known, positions, self._cache, mask, last_only), self._drafter.vocab_size)

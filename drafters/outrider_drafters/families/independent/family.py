@@ -1,7 +1,7 @@
 """An independent drafter: any small causal language model with the target's tokens, in Hugging Face's layout.
 
-It wants nothing of the target but its tokens, so it drafts online and offline alike. `tie_to_target=true` gives it the
-target's embedding and lm_head instead of its own: the independent baseline of the MoA paper was trained so
+It needs nothing of the target but its tokens, so it drafts online and offline alike. `tie_to_target=true` gives it the
+target's embedding and lm_head in place of its own: the independent baseline of the MoA paper was trained so
 (huawei-noah/HEBO, branch mixture-of-attentions, moa_spec/models/train/independent.py), though its files hold others.
 """
 
@@ -28,7 +28,7 @@ PREFIXES = ("model.", "transformer.", "gpt_neox.", "language_model.")  # under w
 
 
 def _recognizes(files: DrafterFiles) -> bool:
-    """A whole language model; one that is also something more was taken by that family before."""
+    """Recognize a whole language model; files that also hold heads went to an earlier family."""
     named = any(str(name).endswith(ARCHITECTURES) for name in files.config.get("architectures") or ())
     return named and any(name.startswith(PREFIXES) for name in files.names)
 
@@ -46,7 +46,7 @@ def _load(files: DrafterFiles, target: TargetWeights) -> Drafter:
 
 
 def _tie(model: PreTrainedModel, files: DrafterFiles, target: TargetWeights) -> set[str]:
-    """Put the target's embedding and lm_head in place of its own; answers with the names of its own."""
+    """Replace the model's embedding and lm_head by the target's. Returns the names of the replaced tensors."""
     files.need_equal("hidden size", model.config.get_text_config().hidden_size, target.sizes.hidden)
     accessors: Any = model  # transformers' are partly untyped
     own = (accessors.get_input_embeddings().weight, accessors.get_output_embeddings().weight)

@@ -1,9 +1,9 @@
-"""A causal language model of transformers, run row by row on a cache of our own.
+"""A causal language model of transformers, run on a K/V cache of our own.
 
-transformers' caches cut back differently from version to version and know no trees. So the model runs without any: an
-attention function registered under the name `outrider_drafter` puts each layer's K/V into the rows of this file, and
-attends to them under the mask of the pass. Any architecture whose layers go through AttentionInterface works; whether
-one does is tried out at load, against the model's own attention.
+transformers' caches are cut back differently from version to version and know no trees. So the model runs without one:
+an attention function registered as `outrider_drafter` appends each layer's K/V to the cache in this file and attends to
+it under the mask of the pass. It works for any architecture whose layers go through AttentionInterface, and is compared
+with the model's own attention at load.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class CausalCache:
         return self._positions
 
     def extend(self, positions: Sequence[int]) -> None:
-        """Rows of these positions follow, in every layer."""
+        """Announce rows of these positions, which every layer appends next."""
         self._positions.extend(positions)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add rows [1, kv_heads, n, dim] to a layer; all that it holds now. Keys and values may differ in width."""
+        """Append rows [1, kv_heads, n, dim] to a layer and return all its rows. Keys and values may differ in width."""
         for rows, new in ((self._keys, keys), (self._values, values)):
             if layer not in rows:
                 rows[layer] = RowBuffer(1, new.shape[1], width=new.shape[3], dtype=new.dtype, device=new.device)
@@ -57,14 +57,14 @@ class CausalCache:
         return self._keys[layer].all, self._values[layer].all
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` rows, or all when there are fewer."""
+        """Keep the first `length` rows, or all if there are fewer."""
         del self._positions[length:]
         for rows in (*self._keys.values(), *self._values.values()):
             rows.truncate(length)
 
 
 class CausalModel:
-    """A loaded model; any number of caches. Raises UsageError for one that cannot run on them."""
+    """A loaded model that runs on any number of caches. Raises UsageError for a model that cannot."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         _register()
@@ -79,8 +79,10 @@ class CausalModel:
 
     @classmethod
     def load(cls, directory: Path, like: Tensor, prepare: Callable[[PreTrainedModel], set[str]]) -> CausalModel:
-        """Read a Hugging Face directory, in the type and to the device of `like`. `prepare` may change the model, and
-        answers with the tensors that the files need not hold. Raises UsageError."""
+        """Load a Hugging Face directory in the type and on the device of `like`. Raises UsageError.
+
+        `prepare` may change the model and returns the names of tensors that the files need not hold.
+        """
         try:
             from transformers import AutoModelForCausalLM
             from transformers.utils import logging
@@ -96,7 +98,7 @@ class CausalModel:
                 dtype=like.dtype,
                 attn_implementation=IMPLEMENTATION,
                 output_loading_info=True,
-                trust_remote_code=False,  # without a word it would ask whether to run the directory's own code
+                trust_remote_code=False,  # the default asks the user whether to run the directory's own code
             )
         except (ValueError, OSError, KeyError, RuntimeError) as error:
             raise UsageError(f"{directory}: transformers cannot load it as a causal language model: {error}") from error
@@ -114,9 +116,9 @@ class CausalModel:
     def run(
         self, tokens: Sequence[int], positions: Sequence[int], cache: CausalCache, mask: Tensor | None, last_only: bool
     ) -> Tensor:
-        """Put the tokens' rows into the cache; logits [n, rows] float32, or [1, rows] of the last.
+        """Append the tokens' rows to the cache and compute logits [n, rows] float32, or [1, rows] of the last token.
 
-        mask [n, rows of the cache] bool; None: they see all that was there and each other causally.
+        mask [n, rows of the cache] bool; None: they see all earlier rows and each other causally.
         """
         cache.extend(positions)
         ids = torch.tensor([list(tokens), list(positions)], device=self.model.device)
@@ -131,11 +133,11 @@ class CausalModel:
 
     @torch.inference_mode()
     def _check(self) -> None:
-        """Raise UsageError unless a chain and a tree on our cache give what the model's own attention gives."""
+        """Raise UsageError unless a chain and a tree on our cache reproduce the model's own attention."""
         tokens = [(7919 * i + 13) % self.num_rows for i in range(_PROBE_TOKENS)]
         half, places = _PROBE_TOKENS // 2, list(range(_PROBE_TOKENS))
         cache = CausalCache()
-        # The second pass begins with a dead end, which all that follows must not see.
+        # The second pass begins with a branch that the rows after it must not see.
         mask = torch.ones(half + 1, _PROBE_TOKENS + 1, dtype=torch.bool, device=self.model.device).tril(half)
         mask[1:, half] = False
         try:
@@ -158,20 +160,21 @@ class CausalModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionPass:
-    """What a layer's attention has to know: the cache, how many rows are new, what they see."""
+    """The context of one pass for each layer's attention: the cache, the number of new rows, their mask."""
 
     cache: CausalCache
     num_new: int
     mask: Tensor | None
 
     def visible(self, window: int | None) -> Tensor | None:
-        """Mask [new rows, all rows] bool; None where every row sees all. A window is measured in positions."""
+        """Compute the mask [new rows, all rows] bool; None if every row sees all."""
         length = self.cache.length
         mask = self.mask
         if mask is None and self.num_new > 1:
             mask = torch.ones(self.num_new, length, dtype=torch.bool).tril(length - self.num_new)
         if window is None or max(self.cache.positions) < window:
             return mask
+        # The window counts positions, not rows: sibling nodes of a tree share a position.
         places = torch.tensor(self.cache.positions)
         near = places[-self.num_new :, None] - places < window
         return near if mask is None else mask & near.to(mask.device)
@@ -188,9 +191,9 @@ def _attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **extra: Any,  # whatever else a model passes to attention functions; the check at load judges the result
+    **extra: Any,  # other arguments that models pass; the check at load finds one that matters
 ) -> tuple[Tensor, None]:
-    """query [1, heads, n, dim], key and value [1, kv_heads, n, dim] -> [1, n, heads, value_dim]."""
+    """Attend from query [1, heads, n, dim], key and value [1, kv_heads, n, dim]: [1, n, heads, value_dim]."""
     layer: int = module.layer_idx  # type: ignore[assignment] # nn.Module's attributes have no types
     keys, values = outrider_pass.cache.append(layer, key, value)
     mask = outrider_pass.visible(sliding_window)
@@ -205,7 +208,7 @@ def _attend(
 def _softcapped(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, softcap: float
 ) -> Tensor:
-    """Scores within +-softcap before the softmax (Gemma 2)."""
+    """Attend with scores capped to +-softcap before the softmax (Gemma 2)."""
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
     scores = torch.tanh(query @ keys.transpose(2, 3) * (scaling / softcap)) * softcap
@@ -215,7 +218,7 @@ def _softcapped(
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:  # signature is transformers' mask functions'
-    """The pass brings its own."""
+    """Build no mask: AttentionPass has its own."""
 
 
 def _register() -> None:
@@ -226,7 +229,7 @@ def _register() -> None:
 
 
 def num_embeddings(model: PreTrainedModel) -> int:
-    """Rows of the model's embedding: token ids it can read. Raises UsageError."""
+    """Return the rows of the model's embedding, the number of token ids it can read. Raises UsageError."""
     embedding = model.get_input_embeddings()
     if not isinstance(embedding, nn.Embedding):
         raise UsageError(f"{model.config.model_type}: has no embedding of tokens")

@@ -1,7 +1,7 @@
-"""Whether an independent drafter speaks the target's tokens, and its logits fitted to the target's vocabulary.
+"""Compare an independent drafter's tokens with the target's, and fit its logits to the target's vocabulary.
 
 Models of one family share a tokenizer and pad its vocabulary to different sizes (Qwen2.5: 151936 and 152064 rows for
-151665 tokens). Padding may differ; a token may not: a drafter with another tokenizer drafts nonsense without a sign.
+151665 tokens). Padding may differ, tokens may not: a drafter with another tokenizer drafts nonsense without any error.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def check_vocabulary(files: DrafterFiles, rows: int, target: TargetWeights) -> N
 
 
 def fit_logits(logits: Tensor, vocab_size: int) -> Tensor:
-    """Logits [n, rows] -> [n, vocab_size]: what the target lacks is cut off, what the drafter lacks is impossible."""
+    """Fit logits [n, rows] to [n, vocab_size]: cut off tokens the target lacks, -inf for those the drafter lacks."""
     rows = logits.shape[-1]
     return logits[..., :vocab_size] if rows >= vocab_size else F.pad(logits, (0, vocab_size - rows), value=-math.inf)
 
 
 def _words(directory: Path | None) -> dict[int, str] | None:
-    """Tokens by id, the added ones, too; None without tokenizer.json. Raises UsageError."""
+    """Read all tokens by id, added ones included; None without tokenizer.json. Raises UsageError."""
     path = None if directory is None else directory / TOKENIZER
     if path is None or not path.is_file():
         return None

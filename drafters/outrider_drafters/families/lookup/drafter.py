@@ -1,11 +1,11 @@
-"""Drafting by looking up (prompt lookup, n-gram): where the text ends as it did before, it is taken to go on as then.
+"""Prompt lookup (n-gram drafting): where the end of the text occurred before, copy what followed it then.
 
     ... the quick fox | jumps over ... the quick fox        the longest suffix of at most `ngram` tokens that occurred
-        ^^^^^^^^^^^^^   ^^^^^^^^^^ drafted ^^^^^^^^^^^^^     before with something after it; of its places the leftmost
+        ^^^^^^^^^^^^^   ^^^^^^^^^^ drafted ^^^^^^^^^^^^^     before with a token after it; of its places the leftmost
 
-Same drafts as transformers' PromptLookupCandidateGenerator with max_matching_ngram_size = ngram, and as vLLM's ngram
-proposer with prompt_lookup_min = 1 and prompt_lookup_max = ngram. Unlike the former it also drafts an end token: the
-target judges it as any other. Needs no files, no features and no model.
+Drafts equal those of transformers' PromptLookupCandidateGenerator with max_matching_ngram_size = ngram, and of vLLM's
+ngram proposer with prompt_lookup_min = 1 and prompt_lookup_max = ngram. Unlike the former it also drafts an end token,
+which the target judges like any other. It needs no files, features or model.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ CHAIN = TreeShape.chain(10)  # transformers' prompt_lookup_num_tokens
 
 
 class LookupDrafter:
-    """Proposes what followed the longest match of up to `ngram` last tokens and at least `shortest`. Raises UsageError
-    for ngram below 1."""
+    """Propose what followed the longest match of the last `ngram` tokens or fewer, and at least `shortest`.
+
+    Raises UsageError for ngram below 1.
+    """
 
     family = NAME
     tap = NO_FEATURES
@@ -52,20 +54,20 @@ class LookupDrafter:
 
 
 class LookupState(WithTokenState):
-    """The text and where each of its n-grams first occurred. See drafter.DraftState.
+    """The text, and where each of its n-grams first occurred.
 
-    Appending and rolling back a token cost `ngram` entries each, looking up as many reads, whatever the text's length.
+    Appending, rolling back and looking up take `ngram` steps per token, independent of the text's length.
     """
 
     def __init__(self, drafter: LookupDrafter) -> None:
         self._drafter = drafter
         self._token_state = TokenState(NO_FEATURES.width)
-        self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> position after its first occurrence; a token is there
-        self._places: list[int | None] = []  # of each expanded node: the position it was copied from, None for others
+        self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> position after its first occurrence, where a token is
+        self._places: list[int | None] = []  # per expanded node: the position it was copied from, else None
 
     @property
     def max_levels(self) -> int:
-        """As many levels as tokens follow the match; 0 without one."""
+        """Number of tokens after the match; 0 without one."""
         match = self._match()
         return 0 if match is None else self.num_tokens - match
 
@@ -82,6 +84,7 @@ class LookupState(WithTokenState):
     def rollback(self, num_tokens: int) -> None:
         gone = [(ngram, end) for end in range(num_tokens, self.num_tokens) for ngram in self._ngrams(end)]
         self._token_state.rollback(num_tokens)
+        # Only entries that point to a dropped position: an earlier occurrence of the same n-gram stays.
         for ngram, end in gone:
             if self._ends.get(ngram) == end:
                 del self._ends[ngram]
@@ -105,12 +108,12 @@ class LookupState(WithTokenState):
         return level_by_level(tree, self.root_logits(), self.expand)
 
     def _match(self) -> int | None:
-        """The position from which to copy."""
+        """Return the position to copy from, if any."""
         ngrams = self._ngrams(self.num_tokens)
         return next((self._ends[ngram] for ngram in ngrams if ngram in self._ends), None)
 
     def _ngrams(self, end: int) -> list[tuple[int, ...]]:
-        """Those that end before position `end`, the longest first."""
+        """Return the n-grams that end before position `end`, the longest first."""
         tokens, longest = self._token_state.tokens, min(self._drafter.ngram, end)
         return [tuple(tokens[end - n : end]) for n in range(longest, self._drafter.shortest - 1, -1)]
 
@@ -118,7 +121,7 @@ class LookupState(WithTokenState):
         return self._token_state.tokens[position] if position < self.num_tokens else None
 
     def _certain(self, positions: Sequence[int | None]) -> Tensor:
-        """Logits [n, V]: 0 for the token at each position, -inf for all others."""
+        """Return logits [n, V]: 0 for the token at each position, -inf for all others."""
         logits = torch.full((len(positions), self._drafter.vocab_size), -math.inf)
         for row, position in enumerate(positions):
             if position is not None and (token := self._token_at(position)) is not None:

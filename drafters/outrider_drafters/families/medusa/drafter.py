@@ -16,7 +16,7 @@ from outrider_drafters.families.medusa.network import NAME, Medusa, output_of
 
 
 class MedusaDrafter:
-    """Client half; the server half is newest.NewestHiddenTap."""
+    """Client half; the server half is NewestHiddenTap."""
 
     family = NAME
     stale_tolerant = False
@@ -26,8 +26,8 @@ class MedusaDrafter:
     def __init__(
         self, medusa: Medusa, target: TargetWeights, shared: Tensor | None = None, tokens: Tensor | None = None
     ) -> None:
-        """`shared` [rows, E]: the one output of all heads, unless they have their own. `tokens` [k] int64: the only
-        ones to draft; rows of an output are theirs, or the whole vocabulary's."""
+        """`shared` [rows, E]: one output for all heads, unless they have their own. `tokens` [k] int64: the only ones
+        to draft; an output has a row for each of them, or for the whole vocabulary."""
         sizes = medusa.sizes
         self.target = target
         self.like = target.embed
@@ -52,11 +52,11 @@ class MedusaDrafter:
         return len(self._outputs) < self.num_heads
 
     def next_logits(self, feature: Tensor) -> Tensor:
-        """The target's own answer [1, V]."""
+        """Compute the target's own logits [1, V] from its lm_head."""
         return F.linear(feature, self.target.lm_head).float()
 
     def logits(self, feature: Tensor, heads: range) -> Tensor:
-        """Those of some heads [heads, V]: one that has its own output, or any of those that have one together."""
+        """Compute the logits [heads, V] of one head with its own output, or of several that share one."""
         mixed = torch.cat([self._blocks[head](feature) for head in heads])
         logits = F.linear(mixed, self._outputs[0 if self.has_common_output else heads.start]).float()
         if self._tokens is None:
@@ -65,7 +65,7 @@ class MedusaDrafter:
 
 
 class MedusaLogits:
-    """See heads.HeadLogits. A common output is gone through once for all heads: fetching its rows is the cost."""
+    """Logits of all heads from one feature. A shared output is read once for all heads: memory traffic is the cost."""
 
     def __init__(self, drafter: MedusaDrafter, feature: Tensor) -> None:
         self._drafter = drafter
@@ -73,11 +73,11 @@ class MedusaLogits:
         self._together: Tensor | None = None  # [heads, V]
 
     def after(self, lines: Sequence[TokenPath]) -> Tensor:
-        """Every line has the same successors."""
+        """Return the same logits for every path: Medusa's heads do not see drafted tokens."""
         return self._of(len(lines[0]) - 1).expand(len(lines), -1)
 
     def _of(self, head: int) -> Tensor:
-        """A head's logits [1, V]; the target's own for -1."""
+        """Return a head's logits [1, V]; the target's own for -1."""
         if head < 0:
             return self._drafter.next_logits(self._feature)
         if not self._drafter.has_common_output:
@@ -88,5 +88,5 @@ class MedusaLogits:
 
 
 def _kept(output: Tensor, tokens: Tensor | None) -> Tensor:
-    """The rows of an output that are drafted."""
+    """Cut an output to the rows of the tokens that are drafted."""
     return output if tokens is None or len(output) == len(tokens) else output[tokens]

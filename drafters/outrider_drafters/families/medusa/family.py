@@ -35,7 +35,7 @@ def _load(files: DrafterFiles, target: TargetSizes, like: Tensor) -> tuple[Medus
 
 
 def _rows(layout: MedusaLayout, target: TargetSizes) -> int:
-    """Rows of each head's own output. Raises UsageError for an output that is not the target's vocabulary's."""
+    """Return the rows of each head's own output. Raises UsageError if they do not fit the target's vocabulary."""
     if layout.output == "target":
         return 0
     name = SHARED if layout.output == "shared" else f"0.{layout.num_blocks}.weight"

@@ -1,4 +1,4 @@
-"""The names under which published files keep Medusa's heads, and what each layout leaves out.
+"""Published layouts of Medusa's heads, brought to the names of v0.1.
 
 layout                        blocks                        output of head h
 v0.1, text-generation-inf. 1  H.L.linear.{weight,bias}      H.N.weight, N the number of blocks
@@ -8,7 +8,7 @@ vLLM                          blocks.H.layers.L.weight      lm_heads.H.weight, o
                               (bias or not)                 names the tokens its rows stand for
 
 FasterDecoding/Medusa@e2a5d20 (medusa_model.py, medusa_model_legacy.py, train_legacy.py), huggingface/
-text-generation-inference (layers/medusa.py), vLLM (model_executor/models/medusa.py). All become v0.1's names here.
+text-generation-inference (layers/medusa.py), vLLM (model_executor/models/medusa.py).
 Numbers of heads and blocks are counted: published configurations name fewer heads than their files hold.
 """
 
@@ -53,7 +53,7 @@ class MedusaLayout:
 
     @property
     def first(self) -> str:
-        """The tensor that tells the sizes: the first block's, or without blocks the first output."""
+        """The tensor to read sizes from: the first block's, or without blocks the first output."""
         return "0.0.linear.weight" if self.num_blocks else "0.0.weight"
 
 
@@ -63,7 +63,7 @@ def recognizes(files: DrafterFiles) -> bool:
 
 
 def read_layout(files: DrafterFiles) -> MedusaLayout:
-    """Raises UsageError for names of two layouts."""
+    """Recognize the layout and rename its tensors. Raises UsageError for names of two layouts."""
     bare = _bare(files.checkpoint)
     blocks = [match for name in bare.names if (match := BLOCK.fullmatch(name) or VLLM_BLOCK.fullmatch(name))]
     heads = {match[1] for match in blocks} | {
@@ -79,11 +79,8 @@ def read_layout(files: DrafterFiles) -> MedusaLayout:
 
 
 def read_token_map(layout: MedusaLayout, target: TargetSizes) -> Tensor | None:
-    """The target's tokens that may be drafted [k] int64, where those are fewer than all.
-
-    As in vLLM, a map counts unless `truncated_vocab_size` is the whole vocabulary. Raises UsageError for one that is
-    no map.
-    """
+    """Read the target's tokens that may be drafted [k] int64, None for all. Raises UsageError for a broken map."""
+    # As in vLLM, a map counts unless truncated_vocab_size is the whole vocabulary; files then hold it all the same.
     files = layout.files
     if TOKEN_MAP not in files.names or files.config.get("truncated_vocab_size") == target.vocab:
         return None
@@ -99,14 +96,14 @@ def read_token_map(layout: MedusaLayout, target: TargetSizes) -> Tensor | None:
 
 
 def _bare(checkpoint: Checkpoint) -> Checkpoint:
-    """The heads' tensors alone, without the prefix that marks them in a whole model or in vLLM."""
+    """Select the heads' tensors, without the prefix that they have in a whole model or in vLLM."""
     if any(name.startswith(WHOLE_MODEL) for name in checkpoint.names):
         return checkpoint.renamed(lambda name: name.removeprefix(WHOLE_MODEL) if name.startswith(WHOLE_MODEL) else None)
     return checkpoint.renamed(lambda name: name.removeprefix(VLLM))
 
 
 def _named(name: str, num_blocks: int, shared: bool) -> str | None:
-    """v0.1's name of a tensor; None for a copy of what is shared."""
+    """Return a tensor's name in v0.1; None for a copy of a shared one."""
     if match := VLLM_BLOCK.fullmatch(name):
         return f"{match[1]}.{match[2]}.linear.{match[3]}"
     if match := VLLM_OUTPUT.fullmatch(name):

@@ -1,6 +1,6 @@
-"""Medusa (arXiv 2401.10774; FasterDecoding/Medusa): heads on the target's last hidden state, each for itself.
+"""Medusa (arXiv 2401.10774; FasterDecoding/Medusa): independent heads on the target's last hidden state.
 
-head i of h_q: h <- h + SiLU(linear(h)), once a block;  logits of x_q+2+i = output(h)
+head i of h_q: h <- h + SiLU(linear(h)), once per block;  logits of x_q+2+i = output(h)
 
 h_q is the hidden state after the final norm; all nodes of a level have the same successors.
 """
@@ -22,8 +22,11 @@ NAME = "medusa"
 
 @dataclass(frozen=True, slots=True)
 class MedusaSizes:
-    """Sizes of a set of heads; `hidden` is the target's. `rows` of each head's own output, 0 where the target's (or
-    one that all heads share) does it. `tied` blocks of a head are one, as in the published training."""
+    """Sizes of a set of heads; `hidden` is the target's.
+
+    `rows`: of each head's own output, 0 if it uses the target's or one shared by all heads. `tied`: the blocks of one
+    head share their weights, as in the published training.
+    """
 
     hidden: int
     rows: int
@@ -34,7 +37,7 @@ class MedusaSizes:
 
 
 class MedusaBlock(nn.Module):
-    """x + SiLU(linear(x)); begins as the identity."""
+    """x + SiLU(linear(x)); initialized as the identity."""
 
     def __init__(self, sizes: MedusaSizes) -> None:
         super().__init__()
@@ -59,7 +62,7 @@ class Medusa(nn.ModuleList):
         return [head for head in self if isinstance(head, nn.Sequential)]
 
     def forward_train(self, hidden: Tensor, lm_head: Tensor | None = None) -> list[Tensor]:
-        """Logits of every head, each [B, T, V]; row t of head i predicts token t + 2 + i.
+        """Compute the logits of every head, each [B, T, V]; row t of head i predicts token t + 2 + i.
 
         hidden [B, T, E]: the target's last, after its final norm. lm_head [V, E] for heads without an output.
         """
@@ -68,7 +71,7 @@ class Medusa(nn.ModuleList):
 
     @torch.no_grad()
     def start_from(self, lm_head: Tensor) -> None:
-        """Begin training with every head's output the target's lm_head [V, E], as published."""
+        """Initialize every head's output with the target's lm_head [V, E], as published."""
         for head in self.heads:
             output_of(head).copy_(lm_head)
 
@@ -92,7 +95,7 @@ def _head(sizes: MedusaSizes) -> nn.Sequential:
 
 
 def output_of(head: nn.Sequential) -> Tensor:
-    """A head's own output [rows, E]."""
+    """Return a head's own output [rows, E]."""
     linear = head[-1]
     assert isinstance(linear, nn.Linear)
     return linear.weight.detach()

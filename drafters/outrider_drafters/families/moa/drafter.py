@@ -26,7 +26,7 @@ _NO_TREE = DraftTree()
 
 
 class MoADrafter:
-    """Takes the last layers from `target` unless they are given."""
+    """Client half of MoA. It reads the last layers from `target` unless `last` is given."""
 
     family = NAME
     stale_tolerant = True  # its T-step mask trains it for that
@@ -50,13 +50,14 @@ class MoADrafter:
         return MoAState(self)
 
     def ropes(self, positions: Tensor) -> tuple[Rope, Rope]:
-        """SA's and CA's."""
+        """Return SA's and CA's rotations."""
+        # Only SA is scaled, as in the published training: see MoASizes.rope_scaling.
         rope = self.ca.shape.rope(positions)
         return (rope if self._one_rope else self.sa.shape.rope(positions)), rope
 
 
 class MoAState(WithTokenState):
-    """SA's cache over the tokens, CA's over the features, the last layers' over both. See drafter.DraftState."""
+    """SA's cache over the tokens, CA's over the features, the last layers' over both."""
 
     def __init__(self, drafter: MoADrafter) -> None:
         self._drafter = drafter
@@ -96,7 +97,7 @@ class MoAState(WithTokenState):
         self._token_state.need_root()
         self._tree_mask.clear()
         tokens, root, usable = self._token_state.tokens, self.num_tokens - 1, self._token_state.usable
-        start = self._tail.begin(usable, root)  # the root at least: its query is needed
+        start = self._tail.begin(usable, root)  # includes at least the root, whose query is needed
         first = min(self._num_text_rows, start)
         self._sa_cache.truncate(first)
         rope, _ = self._drafter.ropes(torch.arange(first, start, device=self._device))
@@ -117,8 +118,10 @@ class MoAState(WithTokenState):
         return self._logits(self._hidden(tokens, depths + (self.num_tokens - 1), mask))
 
     def _hidden(self, tokens: Sequence[int], positions: Tensor, mask: Tensor | None) -> Tensor:
-        """States [n, E] for lm_head of rows that go into SA's and the last layers' caches; mask [n, their rows] bool,
-        None: they see all."""
+        """Append rows to SA's and the last layers' caches and return their states [n, E] for lm_head.
+
+        mask [n, rows of the cache] bool; None: they see all.
+        """
         sa_rope, ca_rope = self._drafter.ropes(positions)
         spoken = self._drafter.sa.run(self._embeds(tokens), sa_rope, self._sa_cache, mask)
         keys, values = self._ca_cache.first(self._num_visible)
@@ -132,14 +135,14 @@ class MoAState(WithTokenState):
 
 
 def _above(mask: Tensor | None, sees: Tensor) -> Tensor:
-    """The masks of text rows (None: one row that sees all that stands) and of a tree's nodes below them as one."""
+    """Join the mask of text rows (None: one row that sees all of the text) with that of a tree's nodes below them."""
     num_nodes, num_rows = sees.shape
     standing = sees.new_ones(1, num_rows - num_nodes) if mask is None else mask
     return torch.cat((F.pad(standing, (0, num_nodes)), sees))
 
 
 def _causal(positions: Tensor) -> Tensor | None:
-    """Mask of consecutive rows over all rows up to theirs; None for a single one, which sees all."""
+    """Return the causal mask of consecutive rows over all rows up to theirs; None for a single row, which sees all."""
     if len(positions) == 1:
         return None
     rows = torch.arange(int(positions[-1]) + 1, device=positions.device)

@@ -24,7 +24,7 @@ REQUIRED_FOR_LSA = frozenset({"Ekv2E.weight", "Ekv2E.bias"} | {LSA + name for na
 
 
 def sizes_of(files: DrafterFiles) -> MoASizes:
-    """Sizes from the tensors, TLI from the options or the config. Raises UsageError."""
+    """Read the sizes from the tensors, TLI from the options or the config. Raises UsageError."""
     has_lsa = _has_lsa(files)
     files.need(REQUIRED | (REQUIRED_FOR_LSA if has_lsa else frozenset()))
     sa, ca = (stored_shape(files.checkpoint, block, files.config) for block in (SA, CA))
@@ -50,7 +50,7 @@ def sizes_of(files: DrafterFiles) -> MoASizes:
 
 
 def _has_lsa(files: DrafterFiles) -> bool:
-    """By its tensors; vLLM's disable_LSA, where it is told, must agree with them."""
+    """True if the files hold LSA's tensors. Raises UsageError if vLLM's disable_LSA contradicts them."""
     held = sorted(name for name in files.names if name.startswith(LSA_PARTS))
     disabled = files.config.get("disable_LSA")
     if disabled and held:
@@ -59,7 +59,8 @@ def _has_lsa(files: DrafterFiles) -> bool:
 
 
 def _tli(files: DrafterFiles) -> int:
-    """Neither published layout tells it; our own export does."""
+    """Read TLI from the options or the config."""
+    # Neither published layout holds it, only our own export: for published files the user has to name it.
     if files.options.tli is not None:
         return files.options.tli
     told = files.config.get("target_layer_inference") or 0
@@ -69,7 +70,8 @@ def _tli(files: DrafterFiles) -> int:
 
 
 def _check_told(files: DrafterFiles, lsa: BlockShape | None, sa: BlockShape, ca: BlockShape) -> None:
-    """Refuse a config whose sizes, vLLM's among them, are not those of the tensors."""
+    """Raise UsageError if the config's sizes are not those of the tensors."""
+    # Sizes come from tensors alone: defaults of vLLM's config class, such as kv_hidden_size=1024, are often wrong.
     told = {"hidden_size": sa.width, "head_dim": sa.head_dim}
     for block, shape in ((LSA, lsa), (SA, sa), (CA, ca)):
         if shape is not None:
@@ -97,7 +99,7 @@ def _load(files: DrafterFiles, target: TargetSizes) -> MoA:
 
 def _load_drafter(files: DrafterFiles, target: TargetWeights) -> MoADrafter:
     moa = _load(files, target.sizes)
-    info = tap_info(moa, target.sizes)  # of the values as stored
+    info = tap_info(moa, target.sizes)  # before the cast: the fingerprint is of the values as stored
     return MoADrafter(moa.to(target.embed.device, target.embed.dtype), target, info)
 
 

@@ -1,7 +1,7 @@
 """The target's last layers as MoA's client runs them: target layer inference (arXiv 2410.03804, 3.2).
 
 position   0 .. t-1            t .. root                      drafted
-K/V        the target's own    made here, made anew whenever  made here, forgotten with
+K/V        the target's own    made here, and rebuilt when    made here, dropped with
            (features)          more features come             the next root
 """
 
@@ -19,7 +19,7 @@ from outrider_drafters.families.moa.network import unpack_kv
 
 
 class FusedLastLayers:
-    """The layers, fused; none of them for TLI 0."""
+    """The target's last layers, fused; none for TLI 0."""
 
     def __init__(self, last: LastLayers | None) -> None:
         self.blocks = [FusedBlock(block) for block in last.blocks] if last else []
@@ -28,18 +28,18 @@ class FusedLastLayers:
 
 
 class LastLayersState:
-    """K/V of one text in every layer; the caller says where it begins and what its rows see."""
+    """K/V of one text in every layer. The caller says where a pass begins and what its rows see."""
 
     def __init__(self, tail: FusedLastLayers, width: int, like: Tensor) -> None:
         self._tail = tail
         self._features = RowBuffer(width=width, dtype=like.dtype, device=like.device)  # packed K/V of the target
         self._caches = [block.new_cache() for block in tail.blocks]
-        self._num_true = 0  # rows of the caches that are the target's
-        self._num_text_rows = 0  # those and the ones made here for tokens that stand; drafted ones follow
+        self._num_true = 0  # rows of the caches that are the target's own
+        self._num_text_rows = 0  # those and the rows made here for text tokens; drafted rows follow
         self._positions: list[int] = []  # of the rows of the caches
 
     def add_features(self, packed: Tensor) -> None:
-        """The target's K/V [n, N * 2 E_kv] of the next positions; they count from the next `begin`."""
+        """Add the target's K/V [n, N * 2 E_kv] of the next positions, used from the next `begin` on."""
         self._features.append(packed)
 
     def rollback(self, num_tokens: int) -> None:
@@ -48,8 +48,10 @@ class LastLayersState:
         self._num_text_rows = min(self._num_text_rows, num_tokens)
 
     def begin(self, usable: int, root: int) -> int:
-        """Forget drafted rows and take the target's K/V of the first `usable` positions. Returns the first position
-        whose state must be run, at most the root; those before it have theirs."""
+        """Drop drafted rows and take over the target's K/V of the first `usable` positions.
+
+        Returns the first position that must be run, at most the root; earlier ones have their K/V.
+        """
         if not self._caches:
             return root
         if usable != self._num_true:
@@ -59,7 +61,7 @@ class LastLayersState:
         return start
 
     def run(self, x: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """States [n, E] entering layer L - N -> after the final norm; mask [n, rows and n] bool, None: all seen."""
+        """Run states [n, E] entering layer L - N to after the final norm; mask [n, all rows] bool, None: see all."""
         if self._tail.norm is None:
             return x
         shape = self._tail.blocks[0].shape
@@ -70,7 +72,7 @@ class LastLayersState:
         return F.rms_norm(x, self._tail.norm.shape, self._tail.norm, shape.eps)
 
     def stand(self, num_tokens: int) -> None:
-        """The first so many rows belong to tokens that stand."""
+        """Mark the rows of the first `num_tokens` tokens as the text's."""
         self._num_text_rows = num_tokens
 
     def _take(self, first: int, end: int) -> None:
@@ -88,7 +90,8 @@ class LastLayersState:
         del self._positions[length:]
 
     def _within(self, window: int | None, positions: Tensor, mask: Tensor | None) -> Tensor | None:
-        """The mask of a layer that sees only the latest `window` positions."""
+        """Restrict a mask to the latest `window` positions."""
+        # By position, not by row: sibling nodes of a tree share a position.
         if window is None or max(self._positions) < window:
             return mask
         rows = torch.tensor(self._positions, device=positions.device)

@@ -2,7 +2,7 @@
 
 server (tap)   K/V of all L layers -> pack -> LSA over the layer axis -> mean over layers        2 E_kv values a token
 client         tokens -> embedding -> SA (causal) ---> CA -> [last N layers of the target, final norm] -> lm_head
-               features -> Ekv2E ---------------------^ keys and values: all features there are, whoever asks
+               features -> Ekv2E ---------------------^ keys and values: all features there are, for every query
 
 N is the target layer inference, TLI. With N = 0 CA's output stands for the target's last hidden state after its final
 norm; with more, for the state that enters layer L - N (paper, 3.2). Without LSA (the paper's ablation, vLLM's
@@ -78,7 +78,7 @@ class MoASizes:
 
     @property
     def mixed_width(self) -> int:
-        """Width of what CA's keys and values are made of, as it crosses the wire."""
+        """Width of CA's context row as it crosses the wire."""
         return self.packed_kv if self.has_lsa else self.hidden
 
     def _block(
@@ -105,7 +105,7 @@ class MoA(nn.Module):
     def forward_train(
         self, embeds: Tensor, activations: Tensor, sync: Tensor, staircase: Tensor | None = None
     ) -> Tensor:
-        """Teacher-forced pass: what CA makes of each position, [B, T, E]; row p predicts token p + 1.
+        """Run a teacher-forced pass: CA's output [B, T, E]; row p predicts token p + 1.
 
         With TLI 0 it is ready for lm_head; with more it goes through LastLayers.forward_train first.
 
@@ -125,15 +125,14 @@ class MoA(nn.Module):
         return self.cross_attention(spoken, rope, keys, values, visible.unsqueeze(1))  # type: ignore[no-any-return]  # nn.Module
 
     def context(self, activations: Tensor) -> Tensor:
-        """What CA's keys and values are made of [B, T, E], from the target's activations as in forward_train."""
+        """Compute the input of CA's keys and values [B, T, E] from the target's activations, as in forward_train."""
         if not self.sizes.has_lsa:
             return activations
         rows = layer_mean(self.layer_self_attention, activations.flatten(0, 1))
         return self.Ekv2E(rows.view(*activations.shape[:2], -1))  # type: ignore[no-any-return]  # nn.Module
 
     def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32) -> None:
-        """Write the published training layout: the drafter's tensors and the target's sizes; and TLI, which that layout
-        leaves to the reader."""
+        """Write the published training layout, and TLI, which that layout leaves to the reader."""
         write_model(directory, self._config(target), self.state_dict(), dtype)
 
     def _config(self, target: TargetSizes) -> Config:
@@ -158,13 +157,14 @@ class MoA(nn.Module):
 
 
 def pack_kv(keys: Tensor, values: Tensor) -> Tensor:
-    """K (post-RoPE) and V [..., L, kv_heads, n, head_dim] -> [..., n, L, 2 E_kv], by head: k0 v0 k1 v1 ..."""
+    """Pack K (post-RoPE) and V [..., L, kv_heads, n, head_dim] to [..., n, L, 2 E_kv]."""
+    # Interleaved by head, k0 v0 k1 v1 ..., not all K then all V: the trained weights expect this order.
     both = torch.cat((keys, values), dim=-1)
     return both.movedim(-2, -4).flatten(-2)
 
 
 def unpack_kv(packed: Tensor, num_layers: int, kv_heads: int) -> tuple[Tensor, Tensor]:
-    """Inverse of pack_kv with the layers in one row: [n, L * 2 E_kv] -> K and V, each [L, kv_heads, n, head_dim]."""
+    """Unpack [n, L * 2 E_kv], pack_kv's layers in one row, to K and V, each [L, kv_heads, n, head_dim]."""
     both_dims = packed.shape[1] // (num_layers * kv_heads)
     both = packed.view(len(packed), num_layers, kv_heads, both_dims).movedim(0, 2)
     keys, values = both.chunk(2, dim=-1)
@@ -172,16 +172,17 @@ def unpack_kv(packed: Tensor, num_layers: int, kv_heads: int) -> tuple[Tensor, T
 
 
 def layer_mean(lsa: LlamaBlock | FusedBlock, packed_kv: Tensor) -> Tensor:
-    """Packed K/V [n, L, 2 E_kv] -> what goes over the wire [n, 2 E_kv]: LSA over the layers, then their mean.
+    """Mix packed K/V [n, L, 2 E_kv] to the features sent [n, 2 E_kv]: LSA over the layers, then their mean.
 
-    Each token for itself, no mask, RoPE over the layer's number.
+    Each token on its own and without a mask.
     """
+    # RoPE over the layer's number, although K is rotated by position already: as published.
     layers = torch.arange(packed_kv.shape[1], device=packed_kv.device)
     return lsa.self_attend(packed_kv, lsa.shape.rope(layers)).mean(dim=1)
 
 
 def staircase_mask(sync: Tensor, staircase: Tensor) -> Tensor:
-    """[B, T, T] bool: in the rows named, query i sees j > sync[i] and itself; in the others everything."""
+    """Return [B, T, T] bool: in the named rows query i sees j > sync[i] and itself, in the others everything."""
     positions = torch.arange(sync.shape[1], device=sync.device)
     after = positions > sync.unsqueeze(-1)
     own = torch.eye(len(positions), dtype=torch.bool, device=sync.device)

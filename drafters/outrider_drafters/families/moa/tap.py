@@ -1,8 +1,8 @@
-"""MoA's server half: a row a token, made of the target's K/V.
+"""MoA's server half: one row per token, made of the target's K/V.
 
     [ post-mean 2 E_kv, without LSA the last hidden state E | layer L - N: k0 v0 k1 v1 ... | ... | layer L - 1: ... ]
 
-The layers' K (post-RoPE) and V are there with TLI = N > 0 (paper, table 7: 2 E_kv (N + 1) values).
+The layers' K (post-RoPE) and V are present with TLI = N > 0 (paper, table 7: 2 E_kv (N + 1) values).
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from outrider_proto.frames import TapInfo
 
 
 def tap_info(moa: MoA, target: TargetSizes) -> TapInfo:
-    """The features of this drafter: named after the weights of its LSA and TLI. Those of a drafter without either are
-    the plain last hidden state, which every server has."""
+    """Describe the features, named after the weights of LSA and TLI.
+
+    Without either they are the plain last hidden state, which every server has.
+    """
     sizes = moa.sizes
     plain = last_hidden_info(sizes.hidden)
     if not sizes.has_lsa and not sizes.tli:

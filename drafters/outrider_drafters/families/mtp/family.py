@@ -1,4 +1,4 @@
-"""Multi-token-prediction layers (DeepSeek-V3, arXiv 2412.19437, 2.2; Qwen3-Next, Qwen3.5): known, and refused by name.
+"""Multi-token-prediction layers (DeepSeek-V3, arXiv 2412.19437, 2.2; Qwen3-Next, Qwen3.5): recognized and refused.
 
 Qwen's (`mtp.*`) belong to targets with linear attention, whose state the server cannot branch over a tree. DeepSeek's
 (a layer beyond the last, with `eh_proj`) have latent attention and hundreds of experts, too much for a client.
