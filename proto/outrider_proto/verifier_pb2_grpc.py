@@ -50,14 +50,14 @@ class VerifierServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """What the server hosts: enough for a client to know whether it fits.
+        """Describe what the server hosts, so that a client can check whether it fits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """One session. The first client frame is Open; a stream that ends without Close leaves the session resumable.
+        """Carry one session. The first client frame is Open; after a stream without Close the session can be resumed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,7 +143,7 @@ class Verifier:
 
 
 class BundlesStub:
-    """Edge bundles: the files that a device needs of the target and a drafter, from the server that verifies for it.
+    """Edge bundles: the files of the target and a drafter that a device needs, from the server that verifies for it.
     """
 
     def __init__(self, channel):
@@ -165,18 +165,18 @@ class BundlesStub:
 
 
 class BundlesServicer:
-    """Edge bundles: the files that a device needs of the target and a drafter, from the server that verifies for it.
+    """Edge bundles: the files of the target and a drafter that a device needs, from the server that verifies for it.
     """
 
     def Manifest(self, request, context):
-        """What a bundle consists of. The server makes it when it is first asked for, and says until then that it is not ready.
+        """List the files of a bundle. The server builds it on the first request, and refuses as not ready until it is done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """One of its files, from an offset to its end.
+        """Send one of its files, from an offset to its end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,7 +204,7 @@ def add_BundlesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Bundles:
-    """Edge bundles: the files that a device needs of the target and a drafter, from the server that verifies for it.
+    """Edge bundles: the files of the target and a drafter that a device needs, from the server that verifies for it.
     """
 
     @staticmethod
