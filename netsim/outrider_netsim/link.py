@@ -104,7 +104,8 @@ class Link(AsyncResource):
 
     async def start(self) -> Self:
         """Start the first engine that works. Raises EngineError when none does, OSError when it cannot listen."""
-        refusals: dict[str, list[str]] = {}  # reason -> the engines that gave it
+        # From a reason to the engines that gave it.
+        refusals: dict[str, list[str]] = {}
         for name in self._candidates:
             try:
                 engine = build_engine(name, self._plan)

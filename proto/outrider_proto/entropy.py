@@ -59,7 +59,8 @@ def unhuffman(payload: bytes, expected: int) -> bytes:
     """Decode to exactly `expected` bytes of all parts. Raises Violation for anything else."""
     decoder = zlib.decompressobj(_RAW)
     try:
-        raw = decoder.decompress(payload, expected + 1)  # one more, to see whether the stream ends there
+        # One more, to see whether the stream ends there.
+        raw = decoder.decompress(payload, expected + 1)
     except zlib.error as error:
         raise malformed(f"features do not decompress: {error}") from error
     if len(raw) != expected or not decoder.eof or decoder.unused_data:

@@ -70,7 +70,8 @@ class DraftTree:
 
     def ancestors(self) -> NDArray[np.bool_]:
         """Return a [nodes, nodes] bool mask: entry (i, j) says that j is i or an ancestor of i."""
-        import numpy as np  # here, since every command line imports this module
+        # Here, since every command line imports this module.
+        import numpy as np
 
         mask = np.eye(len(self), dtype=np.bool_)
         for node, parent in enumerate(self.parents):

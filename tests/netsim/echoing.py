@@ -1,4 +1,4 @@
-"""The two ends of most engine tests: a server that echoes, and a connection through whatever is tested."""
+"""The two ends of most engine tests: an echo server, and a connection through the engine under test."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ async def echo(reader, writer):
 
 @contextlib.asynccontextmanager
 async def connected(address):
-    """A connection to `host:port`, closed at the end however it ended."""
+    """Open a connection to `host:port` and always close it."""
     host, port = address.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

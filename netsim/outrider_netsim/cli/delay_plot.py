@@ -44,7 +44,8 @@ def _draw(panel: Axes, name: str, direction: Direction, most_ms: float) -> None:
     shares = (np.arange(POINTS) + 0.5) / POINTS
     delays_ms = np.array([1000 * direction.quantile_s(share) for share in shares])
     counts, edges = np.histogram(delays_ms, bins=BINS, range=(0, most_ms))
-    spike = np.searchsorted(edges, direction.base_ms, side="right") - 1  # holds every delay that was cut at 0
+    # Holds every delay that was cut at 0.
+    spike = np.searchsorted(edges, direction.base_ms, side="right") - 1
     others = np.delete(counts, spike).max() or counts.max()
     panel.stairs(np.minimum(counts / others, 1), edges, fill=True, alpha=0.4, label="how likely (likeliest: 1)")
     panel.plot(delays_ms, shares, label="share of packets below")

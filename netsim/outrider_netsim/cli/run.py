@@ -95,7 +95,8 @@ def run(
 async def _run(options: RunOptions, console: Console) -> int:
     from outrider_netsim.link import Link
 
-    unplanned = replace(options.profile, outages=())  # cut from here instead, to print a line each time
+    # Cut from here instead, to print a line each time.
+    unplanned = replace(options.profile, outages=())
     link = Link(unplanned, str(options.upstreams[0]), options.engines, options.seed)
     try:
         await link.start()

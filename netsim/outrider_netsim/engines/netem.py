@@ -116,7 +116,8 @@ def delay_table(distribution: Distribution, delay_ms: float, jitter_ms: float, b
     if not jitter_ms:
         return DelayTable(latency, 0, ())
     shares = ((i + 0.5) / TABLE_ENTRIES for i in range(TABLE_ENTRIES))
-    away = [law.quantile_s(u) * 1e9 - latency for u in shares]  # from the mean, ns, in rising order
+    # From the mean, ns, in rising order.
+    away = [law.quantile_s(u) * 1e9 - latency for u in shares]
     reach = max(-away[0], away[-1])
     # Rounded up, so that the outermost entry never exceeds 16 bits.
     jitter = max(1, round(law.delay_deviation_ms * NS_PER_MS), -int(-reach * TABLE_SCALE // ENTRY_MAX))

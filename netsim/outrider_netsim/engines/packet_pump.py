@@ -116,6 +116,7 @@ def _be_prompt() -> None:
     syscalls.prctl(syscalls.PR_SET_TIMERSLACK, 1)
     with contextlib.suppress(PermissionError):
         os.nice(NICENESS)
+    # A collection would hold up packets for milliseconds; the objects made so far live until the end anyway.
     gc.collect()
     gc.freeze()
 

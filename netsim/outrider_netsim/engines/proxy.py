@@ -143,6 +143,7 @@ class ProxyLink(AsyncResource):
         task.add_done_callback(lambda _: writer.transport.abort())
 
     def _own(self, task: asyncio.Task[None]) -> None:
+        # asyncio holds only weak references to tasks: without this one it could vanish half done.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

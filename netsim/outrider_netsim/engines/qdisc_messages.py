@@ -119,7 +119,8 @@ def netem_message(index: int, netem: Netem) -> QdiscMessage:
     # Every value is sent every time: a change keeps the old value of whatever it omits.
     delay = netem.delay
     fields = {
-        "delay": min(delay.latency_ns // NS_PER_TICK, U32_MAX),  # LATENCY64 and JITTER64 override these two
+        # LATENCY64 and JITTER64 override these two where the kernel knows them.
+        "delay": min(delay.latency_ns // NS_PER_TICK, U32_MAX),
         "jitter": min(delay.jitter_ns // NS_PER_TICK, U32_MAX),
         "limit": netem.limit,
         "loss": netem.loss,
@@ -130,7 +131,8 @@ def netem_message(index: int, netem: Netem) -> QdiscMessage:
         ("TCA_NETEM_LATENCY64", delay.latency_ns),
         ("TCA_NETEM_JITTER64", delay.jitter_ns),
         ("TCA_NETEM_RATE", _netem_rate(netem.rate_bytes)),
-        ("TCA_NETEM_PRNG_SEED", netem.seed),  # kernels before 6.6 skip it
+        # Kernels before 6.6 skip it.
+        ("TCA_NETEM_PRNG_SEED", netem.seed),
     ]
     if netem.rate_bytes > U32_MAX:
         attributes.append(("TCA_NETEM_RATE64", netem.rate_bytes))

@@ -52,7 +52,8 @@ class NetlinkClient:
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(ANSWER_TIMEOUT_S)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-        sock.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)  # refusals need not repeat our 8 KB of delay table
+        # Refusals need not repeat our 8 KB of delay table.
+        sock.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
         sock.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
         self._socket = sock
         self._sequence = 0

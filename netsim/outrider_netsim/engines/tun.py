@@ -85,6 +85,7 @@ class TunLink(NamespaceLink):
                 devices.append(await self.namespaces.tun(side))
                 ours.callback(os.close, devices[-1])
             self._channel, theirs = Pipe()
+            # Our copies of the pump's descriptors must go, or neither side would notice the other's end.
             ours.enter_context(theirs)
             self._pump = start_module("outrider_netsim.engines.packet_pump", theirs.fileno(), *devices)
         self._channel.send(Start(self.profile, self._seed))

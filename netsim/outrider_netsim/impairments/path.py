@@ -72,6 +72,8 @@ class Path:
         self._sink = Sink()
         self._opportunities: DeliveryOpportunities | None = None  # from the first delivery trace on
         self._rate = Rate(self._sink, direction.rate_bps)
+        # A generator for each: with a shared one, a change of the loss would shift all delays. Seeded with text, which
+        # gives the same numbers on every platform.
         self._delay = Delay(self._rate, direction, random.Random(f"{seed}/delay"))
         self._queue = Queue(self._delay, direction.queue_packets)
         self._loss = Loss(self._queue, direction.loss, direction.bursts, random.Random(f"{seed}/loss"))

@@ -22,6 +22,7 @@ class Rate:
 
     def set(self, rate_bps: float, now: float) -> None:
         """Change the rate from `now` on, also for waiting bits. Packets due by `now` must have been popped."""
+        # The rest of the packet being sent takes the new rate, in proportion.
         before, self._s_per_byte = self._s_per_byte, _s_per_byte(rate_bps)
         if self._waiting and before:
             self._sent_at = now + (self._sent_at - now) * (self._s_per_byte / before)

@@ -86,7 +86,8 @@ class DeliveryOpportunities:
         )
 
     def earliest_exit(self, packet: Packet, now: float) -> float:
-        return self._behind.earliest_exit(packet, now)  # a lower bound: the next opportunity may come much later
+        # A lower bound: the next opportunity may come much later.
+        return self._behind.earliest_exit(packet, now)
 
     def _serve(self, timetable: RepeatingTimes, now: float) -> None:
         while self._waiting and (when := timetable.time(self._next)) <= now:

@@ -23,6 +23,7 @@ def ignore_connections(listener: socket.socket) -> None:
     """Drop every packet that arrives at `listener`."""
     if sys.platform == "linux":
         code = ctypes.create_string_buffer(BPF_RET_NOTHING)
+        # Only an address goes into the program: `code` must stay alive until setsockopt has copied it.
         program = struct.pack("HP", 1, ctypes.addressof(code))
         with contextlib.suppress(PermissionError):
             listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)

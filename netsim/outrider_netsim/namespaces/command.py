@@ -31,7 +31,8 @@ async def run_command(argv: Sequence[str], env: Mapping[str, str]) -> int:
         try:
             await _ended(process)
         finally:
-            process.kill()  # no effect if it has ended
+            # No effect if it has ended.
+            process.kill()
             status = process.wait()
     return 128 - status if status < 0 else status
 

@@ -64,6 +64,7 @@ def open_socket(kind: SocketKind) -> PassedDescriptor:
 def open_listener(host: str, port: int) -> PassedDescriptor:
     """Open a listening TCP socket, also on privileged ports: the holder is root in its namespaces."""
     with socket.create_server((host, port)) as listener:
+        # A copy, because `with` closes the original.
         return PassedDescriptor(os.dup(listener.fileno()))
 
 

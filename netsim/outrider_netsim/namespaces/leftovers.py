@@ -105,7 +105,8 @@ def _remove(leftover: Leftover) -> None:
 def _end(pid: int) -> None:
     row = process(pid)
     mark = mark_of(pid)
-    if row is None or mark is None or owner_lives(mark):  # it has ended, and the id may be another's by now
+    # It has ended, and the id may be another's by now.
+    if row is None or mark is None or owner_lives(mark):
         return
     kill(row)
     deadline = time.monotonic() + END_TIMEOUT_S

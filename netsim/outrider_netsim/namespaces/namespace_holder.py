@@ -70,7 +70,8 @@ class NamespaceHolder:
                 case "call":
                     self._reply(request["id"], self._call(request))
                 case "run":
-                    self._commands[request["id"]] = self._run(request)  # the reply comes at its end
+                    # The reply comes at its end.
+                    self._commands[request["id"]] = self._run(request)
                 case "signal":
                     if command := self._commands.get(request["run"]):
                         os.kill(command.pid, request["number"])
@@ -99,7 +100,8 @@ class NamespaceHolder:
         by_pid = {command.pid: request for request, command in self._commands.items()}
         while pid := _ended_child():
             if (request := by_pid.get(pid)) is None:
-                os.waitpid(pid, 0)  # an orphan of a command; we are its subreaper
+                # An orphan of a command; we are its subreaper.
+                os.waitpid(pid, 0)
             else:
                 self._reply(request, self._commands.pop(request).wait())
 
@@ -114,6 +116,7 @@ class NamespaceHolder:
 def make_namespaces() -> dict[Side, int]:
     """Create two network namespaces with loopback up; this process ends up in A. Raises OSError when refused."""
     found: dict[Side, int] = {}
+    # B first: the process stays in the last namespace, and commands run in A.
     sides: tuple[Side, Side] = ("B", "A")
     for side in sides:
         _unshare_network()
@@ -135,7 +138,8 @@ def _become_owner() -> None:
     user, group = os.geteuid(), os.getegid()
     syscalls.unshare(syscalls.CLONE_NEWUSER)
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-    Path("/proc/self/setgroups").write_text("deny")  # required before an unprivileged process may map a group
+    # Required before an unprivileged process may map a group.
+    Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 
 
@@ -146,7 +150,8 @@ def _described(error: Exception) -> Message:
 
 
 def _send(channel: socket.socket, message: Message, *descriptors: int) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has gone; the loop notices
+    # The parent has gone; the loop notices.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         socket.send_fds(channel, [json.dumps(message).encode()], descriptors)
 
 

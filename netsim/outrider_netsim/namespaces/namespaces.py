@@ -55,6 +55,7 @@ class Namespaces(AsyncResource):
             self._holder = start_module("outrider_netsim.namespaces.namespace_holder", theirs)
         self._channel.setblocking(False)
         asyncio.get_running_loop().add_reader(self._channel, self._receive)
+        # The holder reports that it is ready, or why not, as the answer to request 0.
         ready = self._expect()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -164,6 +165,7 @@ class Namespaces(AsyncResource):
         message = json.loads(text)
         answer = self._waiting.pop(message["id"], None)
         if answer is None or answer.done():  # the caller was cancelled
+            # Received descriptors are open in this process already.
             _close(descriptors)
         elif "error" in message:
             answer.set_exception(_error(message["error"]))
@@ -218,7 +220,8 @@ async def _ended(holder: subprocess.Popen[bytes]) -> None:
         async with asyncio.timeout(END_TIMEOUT_S):
             await readable(handle)
     except TimeoutError:
-        pass  # it hangs in a system call
+        # It hangs in a system call.
+        pass
     finally:
         os.close(handle)
         holder.kill()

@@ -41,7 +41,8 @@ def forward_signals(pass_on: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         loop.remove_reader(source)
-        _pass_on_pending(source, lambda _: None)  # too late for the command; discarded, as they were not meant for us
+        # Too late for the command; discarded, as they were not meant for us.
+        _pass_on_pending(source, lambda _: None)
         os.close(source)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for number, handler in handlers.items():

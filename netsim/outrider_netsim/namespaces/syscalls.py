@@ -44,11 +44,13 @@ def unmount(path: str) -> None:
 
 def signal_file(signals: Collection[signal.Signals]) -> int:
     """Open a file descriptor that reads one record per pending signal; block the signals first."""
+    # Signal n is bit n - 1 of a sigset_t.
     mask = sum(1 << number - 1 for number in set(signals)).to_bytes(SIGSET_BYTES, sys.byteorder)
     return _checked("signalfd", _libc().signalfd(-1, mask, SFD_CLOEXEC_NONBLOCK))
 
 
 def _libc() -> ctypes.CDLL:
+    # With use_errno, ctypes keeps errno per thread, safe from whatever the interpreter calls before we read it.
     return ctypes.CDLL(None, use_errno=True)
 
 

@@ -68,7 +68,8 @@ class SpliceLeg(asyncio.Protocol):
         if self._peer is not None and self._peer._has_ended:
             self._close()
             self._peer._close()
-        return True  # the other way stays open
+        # The other way stays open.
+        return True
 
     def pause_writing(self) -> None:
         if (peer := self._open_peer) is not None:
@@ -149,6 +150,7 @@ class TcpSplice:
 
     def _begin(self, accepted: SpliceLeg) -> None:
         task = asyncio.get_running_loop().create_task(self._join(accepted))
+        # asyncio holds only weak references to tasks: without this one it could vanish half done.
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
 

@@ -101,6 +101,7 @@ def _not_zero(value: float) -> float:
 def _solve(rising: Callable[[float], float], level: float) -> float:
     """Return where `rising`, which goes from 0 at 0 to 1 at 1, reaches `level`."""
     low, high = 0.0, 1.0
+    # Bisection, 80 times: far below the resolution of a float, and safe where Newton's method leaves [0, 1].
     for _ in range(80):
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < level else (low, middle)

@@ -95,7 +95,9 @@ class DatagramChannel:
         self.seen.overflows = max(self.seen.overflows, overflows)
         if len(data) >= NUMBER.size:
             train, number = NUMBER.unpack_from(data)
-            if train == self._volley:  # not a late packet of an earlier train
+            # Not a late packet of an earlier train.
+            if train == self._volley:
+                # The first copy counts, should the network duplicate a packet.
                 self.seen.received_ns.setdefault(number, when)
 
 

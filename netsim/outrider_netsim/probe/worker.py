@@ -123,7 +123,8 @@ def _streams(task: Json) -> Json:
 def _fire(channels: Mapping[str, PacketChannel], ends: Sequence[socket.socket], task: Json) -> Json:
     for end in ends:
         stamp_arrivals(end)
-    time.sleep(0.05)  # the kernel enables stamping a moment later, in a work queue
+    # The kernel enables stamping a moment later, in a work queue.
+    time.sleep(0.05)
     send_trains(list(channels.values()), task["packets"], task["spacing_s"], task["settle_s"], task["duration_s"])
     return {way: channel.seen.as_json() for way, channel in channels.items()}
 
@@ -135,7 +136,8 @@ def _pour(task: Json) -> Json:
     started_ns = time.time_ns()
     written, arrivals = pour(source, sink, task["offered_bps"], task["duration_s"])
     ended_ns = time.time_ns()
-    for connection in (source, sink):  # drop bytes still under way
+    # Drop bytes still under way.
+    for connection in (source, sink):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
     return {way: {"started_ns": started_ns, "ended_ns": ended_ns, "written": written, "arrivals": arrivals}}

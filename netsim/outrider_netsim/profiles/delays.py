@@ -49,6 +49,7 @@ def _standard_quantile(distribution: Distribution, u: float) -> float:
 def moments(distribution: Distribution, mean: float, deviation: float) -> tuple[float, float]:
     """Return the exact mean and standard deviation of max(0, X)."""
     first, second = _cut_moments(distribution, mean, deviation) if deviation else (mean, mean * mean)
+    # Rounding can make the difference slightly negative.
     return first, math.sqrt(max(0.0, second - first * first))
 
 
@@ -80,8 +81,10 @@ def _uniform_moments(least: float, most: float) -> tuple[float, float]:
 
 def _pareto_moments(mean: float, deviation: float) -> tuple[float, float]:
     scale = deviation / PARETO_DEVIATION
-    zero = PARETO_MEAN - mean / scale  # the value of P at which X is 0
+    # The value of P at which X is 0.
+    zero = PARETO_MEAN - mean / scale
     if zero <= 1:
         return mean, mean * mean + deviation * deviation
-    tail = (zero**-2 - PARETO_END**-2) / 2  # integral of x^-3 from there to the end
+    # Integral of x^-3 from there to the end.
+    tail = (zero**-2 - PARETO_END**-2) / 2
     return scale * tail, 2 * scale * scale * (1 / zero - 1 / PARETO_END - zero * tail)

@@ -100,6 +100,7 @@ def in_order(outages: Sequence[Outage]) -> list[Outage]:
 def occurrences(outages: Sequence[Outage]) -> Iterator[tuple[float, float]]:
     """Yield start and end of every time without a link, in order; touching or overlapping ones are merged."""
     start = end = None
+    # Merged lazily: recurring outages never end.
     for next_start, next_end in heapq.merge(*(outage.times() for outage in in_order(outages))):
         if end is not None and start is not None and next_start <= end:
             end = max(end, next_end)

@@ -97,6 +97,7 @@ class Direction:
 
     def delay_s(self, rng: random.Random) -> float:
         """Draw a delay in seconds. Takes one number from `rng`, or none without jitter."""
+        # Exactly one draw, used as it is: anything else would change every seeded run.
         return self.quantile_s(1 - rng.random()) if self.jitter_ms else (self.base_ms + self.delay_ms) / 1000
 
     def quantile_s(self, u: float) -> float:

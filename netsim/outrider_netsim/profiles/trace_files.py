@@ -194,6 +194,7 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
+        # -sig: Windows editors write a byte order mark, which would become part of the first column's name.
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1

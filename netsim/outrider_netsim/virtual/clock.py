@@ -44,6 +44,7 @@ class VirtualClock:
 
     def call_at(self, when: float, callback: Callable[[], None]) -> None:
         """Schedule `callback` for `when`, or for now if that is past."""
+        # The counter keeps events of one time in order, and the heap from comparing callbacks.
         self._planned += 1
         heapq.heappush(self._events, (when if when > self.now else self.now, self._planned, callback))
 
@@ -93,6 +94,7 @@ class VirtualClock:
         with self._lock:
             self._busy -= 1
             wake = self._wake
+        # Called without the lock: it enters the event loop, which may take the lock again.
         if wake is not None:
             wake()
 
@@ -115,6 +117,7 @@ class JumpingSelector(selectors.DefaultSelector):
         self._clock = clock
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        # Always first: a jump must never overtake a callback from a thread or data on a socket.
         ready = super().select(0)
         if ready or (timeout is not None and timeout <= 0):
             return ready
@@ -143,7 +146,8 @@ class JumpingSelector(selectors.DefaultSelector):
 
     @property
     def _has_sockets(self) -> bool:
-        return len(self.get_map()) > 1  # one is the loop's own, through which threads wake it
+        # One is the loop's own, through which threads wake it.
+        return len(self.get_map()) > 1
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -183,7 +187,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return future
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # asyncio's own
-        with self.clock.busy():  # it waits for a thread, unseen by the selector
+        # It waits for a thread, unseen by the selector.
+        with self.clock.busy():
             await super().shutdown_default_executor()
 
     def close(self) -> None:
@@ -191,5 +196,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().close()
 
     def _look_again(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+        # The loop was closed meanwhile.
+        with contextlib.suppress(RuntimeError):
             self.call_soon_threadsafe(lambda: None)

@@ -48,7 +48,8 @@ class MessageConnection:
         """Return the next message. Raises EOFError after the last one, TimeoutError on a dead link."""
         item = await self._inbox.get()
         if isinstance(item, Exception):
-            self.put(item)  # for the next call too
+            # For the next call too.
+            self.put(item)
             raise item
         return item.payload
 
@@ -56,7 +57,8 @@ class MessageConnection:
         """Send nothing more; the other end reads EOF after the last message. Receiving goes on. Safe to call twice."""
         if not self._closed:
             self._closed = True
-            with contextlib.suppress(TimeoutError):  # on a dead link the other end knows already
+            # On a dead link the other end knows already.
+            with contextlib.suppress(TimeoutError):
                 self._carry(EOFError("the other end closed the connection"), 0)
 
     def put(self, item: _Message | Exception) -> None:

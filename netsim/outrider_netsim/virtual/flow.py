@@ -151,6 +151,7 @@ class Flow:
 
     def _acked(self, answered: _Transmission, next_segment: int) -> None:
         """Handle an ack of one transmission; all segments before `next_segment` have arrived."""
+        # Acks may be reordered too: an old one must not move anything backwards.
         if next_segment <= self._acked_below and self._is_acked(answered.segment):
             return
         self._note(answered.segment, next_segment)
@@ -186,7 +187,8 @@ class Flow:
 
     def _timer(self) -> None:
         if self._timer_at is None or self._clock.now < self._timer_at:
-            return  # an earlier timer has replaced this one
+            # An earlier timer has replaced this one.
+            return
         self._timer_at = None
         due = self._next_due()
         if due is not None and due <= self._clock.now:

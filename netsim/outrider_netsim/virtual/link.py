@@ -184,7 +184,8 @@ class _Lane:
 
     def _ask(self) -> None:
         if self._clock.now < self._asked_at:
-            return  # an earlier poll has replaced this one
+            # An earlier poll has replaced this one.
+            return
         self._asked_at = float("inf")
         for packet in self.path.pop_ready(self._clock.now):
             assert isinstance(packet, _VirtualPacket)

@@ -1,4 +1,4 @@
-"""`outrider-netsim` as people use it: what it lists, relays and refuses."""
+"""The command `outrider-netsim`: what it lists, relays and refuses."""
 
 import os
 import signal

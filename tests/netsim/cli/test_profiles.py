@@ -1,4 +1,4 @@
-"""`outrider-netsim list`, `show` and `trace`, as people use them."""
+"""The commands `outrider-netsim list`, `show` and `trace`."""
 
 import pytest
 from typer.testing import CliRunner

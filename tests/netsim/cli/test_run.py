@@ -1,4 +1,4 @@
-"""`outrider-netsim run` and `clean` as people use them: exit statuses, signals, what is said, nothing left behind."""
+"""The commands `outrider-netsim run` and `clean`: exit statuses, signals, output, and nothing left behind."""
 
 import os
 import re
@@ -23,7 +23,7 @@ NETSIM = [sys.executable, "-m", "outrider_netsim.cli.app"]
 
 
 def run(*arguments, engine, **options):
-    """The command as a process of its own; standard error is apart."""
+    """Run the command as a process, with stderr captured separately."""
     command = [*NETSIM, "run", "--profile", "lan", "--engine", engine, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)
 
@@ -85,7 +85,7 @@ def test_nothing_survives_a_killed_run(engine):
 
 
 def marked(marker: str) -> list[int]:
-    """Living processes with this in their environment."""
+    """Return the living processes with this marker in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

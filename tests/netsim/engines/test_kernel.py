@@ -1,4 +1,4 @@
-"""The kernel engine: refusals and bookkeeping here, real netem in a Debian kernel under qemu."""
+"""The kernel engine: refusals and counters here, real netem in a Debian kernel under qemu."""
 
 import platform
 import sys

@@ -1,4 +1,4 @@
-"""In a Debian kernel under qemu: the guest's own ways to fail, and TCP under loss in the kernel and in user space.
+"""In a Debian kernel under qemu: failures of the guest, and TCP under loss in the kernel and in user space.
 
 The guest's clock counts instructions and its luck is seeded: a test that passed measures the same until the kernel,
 Python, qemu or our code change. The bounds below are for the fresh draw that such a change is.

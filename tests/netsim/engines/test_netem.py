@@ -1,4 +1,4 @@
-"""What netem is told of a direction, and what it makes of it: `latency + jitter * entry / 8192`, entries alike."""
+"""The netem settings of a direction, and the delays that netem makes of them: latency + jitter * entry / 8192."""
 
 import statistics
 import struct

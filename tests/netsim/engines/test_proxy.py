@@ -33,7 +33,7 @@ async def linked(profile=FAST, handler=echo, seed=1):
 
 
 async def silent(reader, size=1):
-    """Whether nothing comes for a while; must not lose what does come."""
+    """Return whether nothing arrives for a while, without losing what does."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SILENCE_S):
             assert not await reader.read(size)

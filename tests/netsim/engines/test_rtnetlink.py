@@ -1,4 +1,4 @@
-"""The netlink conversation: with a socket that answers by rote, and with the kernel."""
+"""The netlink client: with a socket of prepared answers, and with the kernel."""
 
 import contextlib
 import errno
@@ -26,7 +26,7 @@ ERROR, DONE = 2, 3
 
 
 class Rote:
-    """A socket whose kernel has its answers ready."""
+    """A socket with prepared answers."""
 
     def __init__(self, *answers):
         self.answers = list(answers)

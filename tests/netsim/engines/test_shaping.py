@@ -1,4 +1,4 @@
-"""QdiscConfig in virtual time: reproducible, in order, with the profile's delay and rate, and nothing ever missing."""
+"""Shaped streams without a clock: reproducible, in order, with the profile's delay and rate, and complete."""
 
 import random
 import statistics

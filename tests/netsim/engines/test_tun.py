@@ -1,4 +1,4 @@
-"""The tun engine for real: what TCP and UDP see of the link, and that nothing of it stays."""
+"""The real tun engine: what TCP and UDP see of the link, and that it leaves nothing behind."""
 
 import asyncio
 import contextlib

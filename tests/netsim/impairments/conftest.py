@@ -1,4 +1,4 @@
-"""Lets the test modules of this folder import what they share."""
+"""Let the test modules of this folder import shared helpers."""
 
 import sys
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""Drive an impairment through pushes: asked at its events, or at any other times."""
+"""Drive an impairment through pushes, polled at its events or at any other times."""
 
 from outrider_netsim.impairments import Packet
 
 
 def numbered(n, size_bytes=1000):
-    """The n-th packet; what is in it says which it is."""
+    """Return the n-th packet, marked with its number."""
     return Packet(str(n).encode(), size_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Delay: the law of the draws, and the order in which packets come out."""
+"""Delay: the distribution of the draws, and the order of packets."""
 
 import random
 

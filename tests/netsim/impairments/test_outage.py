@@ -1,4 +1,4 @@
-"""Outages: what is dropped, when."""
+"""Outages: which packets are dropped."""
 
 from driving import numbered, pushed_at
 

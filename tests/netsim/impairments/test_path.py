@@ -1,4 +1,4 @@
-"""A whole direction: independent of who asks when, its counters add up, and it agrees with netem's rule in order."""
+"""A whole direction: independent of polling, with counters that add up, and in agreement with netem's rule."""
 
 import random
 from dataclasses import replace

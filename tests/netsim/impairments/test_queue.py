@@ -1,4 +1,4 @@
-"""The queue's end: how many may wait behind it."""
+"""The queue limit: how many packets may wait behind it."""
 
 import random
 

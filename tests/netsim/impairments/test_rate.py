@@ -1,4 +1,4 @@
-"""Rate: one packet after the other, at so many bits a second."""
+"""Rate: one packet after the other, at the given rate."""
 
 import pytest
 from driving import numbered, pushed_at

@@ -1,4 +1,4 @@
-"""Traces: opportunities and their bytes, rows and their times, and beginning again."""
+"""Traces: opportunities and their bytes, rows and their times, and repetition."""
 
 import pytest
 from driving import numbered, pushed_at

@@ -1,4 +1,4 @@
-"""Names that the kernel takes for interfaces; what touches one is tested in test_namespaces.py and test_tun.py."""
+"""Interface names that the kernel accepts; real interfaces are tested in test_namespaces.py and test_tun.py."""
 
 import pytest
 

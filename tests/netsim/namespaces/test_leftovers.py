@@ -1,4 +1,4 @@
-"""A link leaves nothing when its owner is killed; what somebody left on purpose is found and removed."""
+"""A link leaves nothing when its owner is killed; deliberate leftovers are found and removed."""
 
 import os
 import select
@@ -34,7 +34,7 @@ except EngineError as error:
 
 @pytest.fixture
 def owner():
-    """A process with a link, and a command behind it that has started more."""
+    """Start a process with a link, and a command behind it that starts more processes."""
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
         try:
             said = owner.stdout.readline().strip()

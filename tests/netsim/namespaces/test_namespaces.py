@@ -1,4 +1,4 @@
-"""Namespaces and their holder, for real: as whoever runs the tests, and as an unprivileged user where root can ask."""
+"""Real namespaces and their holder: as the user of the tests, and as an unprivileged user if that is root."""
 
 import asyncio
 import contextlib
@@ -214,7 +214,7 @@ except EngineError as error:
 
 
 def as_nobody(*wrapper):
-    """AS_NOBODY run by an unprivileged user, with a Python that such a user may execute."""
+    """Run AS_NOBODY as an unprivileged user, with a Python that such a user may execute."""
     python = sys.executable if reachable(Path(sys.executable)) else "/usr/bin/python3"
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": ":".join(filter(None, sys.path))}
     drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]

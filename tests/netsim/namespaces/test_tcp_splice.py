@@ -1,4 +1,4 @@
-"""Splices on loopback sockets of this namespace: what comes in on one side goes out on the other, as it came."""
+"""Splices on loopback sockets of this namespace: what enters on one side leaves unchanged on the other."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from outrider_netsim.namespaces.tcp_splice import (
 
 @contextlib.asynccontextmanager
 async def through_two(handler=echo):
-    """The address of two splices in a row before a server with `handler`, and the first of them."""
+    """Put two splices in a row before a server with `handler`; give the first one and its address."""
     async with asyncio.timeout(30):
         server = await asyncio.start_server(handler, "127.0.0.1", 0)
         far = TcpSplice(local_listener("127.0.0.1", 0), partial(dial_locally, *server.sockets[0].getsockname()))
@@ -44,7 +44,7 @@ async def test_bytes_pass_both_ways_intact():
 
 
 async def test_small_writes_are_not_held_back():
-    """Listeners made by hand leave Nagle's algorithm on, and with it every second small write waits for an ACK."""
+    """Sockets not created by asyncio keep Nagle's algorithm, with which every second small write waits for an ACK."""
     async with through_two() as splice, connected(f"127.0.0.1:{splice.port}") as (reader, writer):
         writer.write(b"one")
         await reader.readexactly(3)

@@ -1,4 +1,4 @@
-"""Figures and verdicts from known samples: what must pass, what must be found, how often chance raises an alarm."""
+"""Figures and verdicts from known samples: what must pass, what must be found, and the rate of false alarms."""
 
 import random
 from dataclasses import replace
@@ -28,7 +28,7 @@ SIZE = 106
 
 
 def crossed(direction, packets=2_000, spacing_s=0.005, seed=1, extra_ms=0.0):
-    """What a perfect link of that direction shows."""
+    """Return the packet times of a perfect link of that direction."""
     rng = random.Random(seed)
     sent = [number * spacing_s for number in range(packets)]
     slow_s = (extra_ms + expectations.serialisation_ms(direction, SIZE)) / 1000
@@ -46,7 +46,7 @@ def losses(direction, packets, rng):
 
 
 def with_losses(pattern):
-    """Packets one a second; `x` is lost."""
+    """Return one packet per second; `x` is lost."""
     return PacketTimes(tuple(map(float, range(len(pattern)))), tuple(None if c == "x" else 0.5 for c in pattern))
 
 
@@ -117,7 +117,7 @@ def test_bursts_and_independent_losses_are_told_apart():
     "bursts", [Bursts(0.01, 0.25), Bursts(0.002, 0.1, bad=0.5), Bursts(0.05, 0.9, bad=0.8, good=0.01)]
 )
 def test_bursts_do_what_the_expectations_say(bursts):
-    """Design effect and burst length against 3 million packets of the chain itself."""
+    """Compare design effect and burst length with 3 million packets of the chain itself."""
     direction = Direction(bursts=bursts)
     lost = list(losses(direction, 3_000_000, random.Random(2)))
     blocks = [sum(lost[start : start + 1_000]) / 1_000 for start in range(0, len(lost), 1_000)]
@@ -131,7 +131,7 @@ def test_bursts_do_what_the_expectations_say(bursts):
 
 @pytest.mark.parametrize("direction", [FOUR_G, BURSTY])
 def test_chance_alone_says_off_less_than_once_in_a_thousand_figures(direction):
-    """500 true links of few packets, 4 figures each: 0.2 false alarms expected at 99.99 %; more than 3 are a bug."""
+    """Probe 500 correct links, 4 figures each: 0.2 false alarms expected at 99.99 %; more than 3 are a bug."""
     alarms = 0
     for seed in range(500):
         times = crossed(direction, packets=400, seed=seed)
@@ -174,7 +174,7 @@ def test_packets_in_order_and_close_together_wait_for_each_other():
 
 
 def load_times(rate_bps, seconds=5.0, offered_bps=25e6, held_back=False, stalls=()):
-    """Full packets at that rate; what arrives during a stall (start, length) arrives at its end."""
+    """Return full packets at that rate; those that arrive during a stall (start, length) arrive at its end."""
     packets = [(n * 1514 * 8 / rate_bps, 1514.0) for n in range(int(seconds * rate_bps / 1514 / 8))]
     late = [
         (next((s + length for s, length in stalls if s <= when < s + length), when), size) for when, size in packets

@@ -1,4 +1,4 @@
-"""Intervals against scipy, and against their promise: how often they hold the truth."""
+"""Confidence intervals against scipy, and against their promised coverage."""
 
 import math
 import random

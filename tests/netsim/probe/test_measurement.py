@@ -1,4 +1,4 @@
-"""Probes whole: in virtual time to the figure, through real engines with few packets and wide tolerances."""
+"""Whole probes: exact in virtual time, and through real engines with few packets and wide tolerances."""
 
 import json
 from dataclasses import replace

@@ -14,7 +14,7 @@ GUEST_TIMEOUT_S = 400.0
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(vm.missing() is not None, reason=vm.missing() or "")
 def test_netem_is_what_the_profile_claims():
-    """Within 5 %, the loss within its 99 % interval, each way: a fresh draw misses one of these in 3 of 100 cases."""
+    """Expect 5 %, and the loss within its 99 % interval, each way; new seeds miss one of these in 3 of 100 cases."""
     order = {"profile": "paper-4g", "engine": "kernel", "packets": 2_000, "loss_packets": 20_000}
     vm.check_in_guest(GUEST_SCRIPT, order, GUEST_TIMEOUT_S, _check)
 

@@ -1,4 +1,4 @@
-"""The probe's own hands over bare loopback: nothing lost, nothing mixed up, and what goes wrong is said."""
+"""Probe targets over bare loopback: nothing is lost or mixed up, and failures are reported."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""The built-in profiles: the paper's round trips, what the sources say, and how one is found."""
+"""The built-in profiles: the paper's round trips, the sources' numbers, and lookup."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The law of a delay: closed forms against draws, against quadrature, and against netem's table."""
+"""The delay distribution: closed forms against draws, quadrature and netem's table."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Planned outages: how they are written, and that they happen."""
+"""Planned outages: their notation and their timing."""
 
 import asyncio
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Profiles as data: what follows from their numbers, and what is refused."""
+"""Profiles as data: derived numbers, and what is refused."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Users' profiles in TOML: what is read, what comes back as written, and how each mistake is named."""
+"""Users' profiles in TOML: reading, round trips, and the message for each mistake."""
 
 import string
 

@@ -1,4 +1,4 @@
-"""Made-up cellular traces: the seed fixes them, the mean rate is the asked one, handovers stop everything."""
+"""Synthetic cellular traces: fixed by the seed, with the requested mean rate, and stopped by handovers."""
 
 import math
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Trace files: both forms come back as written, and whatever is wrong is named with file and line."""
+"""Trace files: both formats round-trip, and every error is named with file and line."""
 
 import contextlib
 

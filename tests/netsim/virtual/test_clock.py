@@ -1,4 +1,4 @@
-"""Virtual time: events in order, jumps in place of sleeping, and real waiting for real work."""
+"""Virtual time: events in order, jumps instead of sleeping, and real waiting for real work."""
 
 import asyncio
 import threading

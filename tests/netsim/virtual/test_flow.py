@@ -1,4 +1,4 @@
-"""Messages over a bad path: whole, in order, and when lost, at the time that the stated rule gives."""
+"""Messages over a lossy path: whole, in order, and retransmitted at the times of the stated rules."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The virtual link: the same bytes for a seed, outages in time, and programs that talk over it."""
+"""The virtual link: reproducible from a seed, with outages on time, and programs that talk over it."""
 
 import asyncio
 import statistics

@@ -62,7 +62,7 @@ async def _measure(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _variants(link: KernelLink, pair: tuple[socket.socket, socket.socket]) -> dict[str, Any]:
-    """Other shapes, reached by changing the link that is there."""
+    """Measure other settings by changing the running link."""
     base = Direction(20, 5, "normal", 10e6)
     directions = {
         "in order": replace(base, in_order=True),
@@ -85,7 +85,7 @@ def _variants(link: KernelLink, pair: tuple[socket.socket, socket.socket]) -> di
 
 
 def _cut(link: KernelLink, pair: tuple[socket.socket, socket.socket]) -> dict[str, int]:
-    """Ten packets before, in and after a cut, on a link that loses none of its own."""
+    """Send ten packets before, in and after a cut, on a link without losses."""
     link.set(Profile.symmetric("steady", Direction(20)))
     up = pair
     arrived = {}
@@ -133,7 +133,7 @@ async def _outage() -> dict[str, Any]:
 
 
 async def _tcp(link: KernelLink) -> dict[str, float]:
-    """Through the splices: the bytes come back, after two crossings."""
+    """Send bytes through the splices and back, which crosses the link twice."""
     link.set(Profile.symmetric("tcp", Direction(10)))
     host, _, port = link.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -225,7 +225,7 @@ def _numbered(source: socket.socket, number: int, payload_bytes: int = SMALL_BYT
 
 
 def _drain(sink: socket.socket, duration_s: float) -> dict[int, int]:
-    """What arrives within `duration_s`."""
+    """Return what arrives within `duration_s`."""
     received: dict[int, int] = {}
     until = time.monotonic() + duration_s
     while select.select([sink], [], [], max(0.0, until - time.monotonic()))[0]:

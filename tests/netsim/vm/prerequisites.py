@@ -1,4 +1,4 @@
-"""Whether this machine can boot the guest at all, and which command would make it able to."""
+"""Check whether this machine can boot the guest, and name the command that would enable it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def answer() -> dict[str, object]:
 
 
 def stir(seed: int) -> None:
-    """Let the kernel's chance begin anew from `seed`; nothing else differs from boot to boot."""
+    """Seed the kernel's random generator; nothing else differs from boot to boot."""
     entropy = hashlib.sha256(str(seed).encode()).digest()
     with open("/dev/random", "wb") as pool:
         fcntl.ioctl(pool, RNDADDENTROPY, struct.pack(f"ii{len(entropy)}s", 8 * len(entropy), len(entropy), entropy))
