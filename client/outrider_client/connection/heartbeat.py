@@ -119,7 +119,7 @@ class Heartbeat:
 
     @property
     def deadline_s(self) -> float:
-        """How long a Pong may take, in seconds."""
+        """Longest time that a Pong may take, in seconds."""
         measured = 1.5 * self._mean_s + 4 * self._rtt.spread_s
         factor = self._factor * self._unproved_factor
         return max(measured, self._patience.floor_s) * factor + self._allowance_s

@@ -38,7 +38,7 @@ class ServerLink:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the stream has ended; frames that arrived before may still be unread."""
+        """Return whether the stream has ended; frames that arrived before may still be unread."""
         return bool(self._arrived) and isinstance(self._arrived[-1], OutriderError)
 
     async def open(self, frame: Open) -> Opened:
@@ -97,7 +97,7 @@ class ServerLink:
         try:
             while True:
                 frame = await self.connection.receive()
-                # Pongs are handled here, not by whoever awaits a verdict: nobody may be waiting, and the time of
+                # Pongs are handled here, not by the task that awaits a verdict: there may be none, and the time of
                 # arrival is the measurement.
                 self._heartbeat.heard(self._clock())
                 if isinstance(frame, Pong):

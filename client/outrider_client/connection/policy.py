@@ -23,7 +23,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a silent link is tolerated. Raises UsageError.
+    """Limits on the silence of a link. Raises UsageError.
 
     `floor_s`: lower bound of the deadline for a Pong, in seconds. `assumed_rate_bps`: lowest rate, in bit/s, that a
     link is assumed to have; bytes under way extend the deadline accordingly.

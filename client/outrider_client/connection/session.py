@@ -71,7 +71,7 @@ class ClientSession:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """Return whether there is a connection, as far as is known."""
         return self._link is not None
 
     @property
@@ -117,7 +117,7 @@ class ClientSession:
 
     @property
     def first_attempt_s(self) -> float:
-        """How long the first attempt to reconnect may still take; 0 once one has failed."""
+        """Seconds that the first attempt to reconnect may still take; 0 once one has failed."""
         return 0.0 if self._num_failures else self._attempt_s
 
     async def reconnect(self, after_s: float = 0.0) -> None:

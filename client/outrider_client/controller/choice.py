@@ -16,7 +16,7 @@ NON_SPLIT: tuple[OnlineMode, ...] = ("stream", "server-draft")  # modes whose sp
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How the drafter gets its features: their codec, and TLI, the target layers that the drafter runs itself.
+    """Source of the drafter's features: their codec, and TLI, the target layers that the drafter runs itself.
 
     The factors on tau and on the time of a draft level are relative to the variant in use.
     """

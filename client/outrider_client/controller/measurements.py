@@ -13,7 +13,7 @@ from outrider_proto.tree import MAX_NODES
 
 @dataclass(frozen=True, slots=True)
 class ModeLimits:
-    """What server, drafter and user allow. Raises UsageError.
+    """Limits set by server, drafter and user. Raises UsageError.
 
     `shape`: the default shape of draft trees, or the only one if `fixed`. `outcomes` and `wait_for_features`: set by
     the user; None leaves them to the controller. `variants`: the first is in use.
@@ -77,5 +77,5 @@ class Measurements:
 
     @property
     def is_cold(self) -> bool:
-        """Whether no pass of the target was timed yet."""
+        """Return whether no pass of the target was timed yet."""
         return self.verify_ms is None and self.stream_ms is None

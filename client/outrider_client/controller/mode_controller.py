@@ -150,7 +150,7 @@ class ModeController:
 
     @property
     def affords_features(self) -> bool:
-        """Whether features may be sent along while the server decodes alone.
+        """Return whether features may be sent along while the server decodes alone.
 
         They may if the link has room for several times as many: otherwise tokens would wait behind them.
         """
@@ -171,7 +171,7 @@ class ModeController:
 
     @property
     def wants_trial(self) -> bool:
-        """Whether to make a trial draft now, to learn what drafting would bring: once in so many tokens."""
+        """Return whether to make a trial draft now, to learn what drafting would bring: once in so many tokens."""
         if self._choice is None or self._trial is not None:
             return False
         every = _FIRST_TRIALS_EVERY if self._observer.num_judged < _FEW else _TRIAL_EVERY

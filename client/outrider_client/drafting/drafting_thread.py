@@ -119,7 +119,7 @@ class AsyncDrafter(Protocol):
 
     @property
     def can_draft_ahead(self) -> bool:
-        """Whether it can draft on tokens whose features it has not seen."""
+        """Return whether it can draft on tokens whose features it has not seen."""
         ...
 
     @property

@@ -39,7 +39,7 @@ class LocalDrafter:
 
     @property
     def any(self) -> bool:
-        """Whether anything here can write without the target."""
+        """Return whether anything here can write without the target."""
         return self._drafting is not None or self._fallback_drafter is not None
 
     def begin(self, prompt: Sequence[int]) -> None:

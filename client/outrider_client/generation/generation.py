@@ -172,7 +172,7 @@ class Generation:
 
     @property
     def should_continue(self) -> bool:
-        """Whether the current loop should go on: the answer is unfinished and no other mode is better."""
+        """Return whether the current loop should go on: the answer is unfinished and no other mode is better."""
         return not self.finished and (not self.is_auto or self.decide() == self._mode)
 
     @property
@@ -181,12 +181,12 @@ class Generation:
 
     @property
     def affords_features(self) -> bool:
-        """Whether `auto` may have features sent along with what the server writes."""
+        """Return whether `auto` may have features sent along with what the server writes."""
         return self.is_auto and self._controller.affords_features
 
     @property
     def should_decode_first(self) -> bool:
-        """Whether the server should decode alone while the prompt's features are on their way."""
+        """Return whether the server should decode alone while the prompt's features are on their way."""
         drafting, transcript = self._drafting, self._transcript
         if (
             not self.config.opening
@@ -265,7 +265,7 @@ class Generation:
 
     @property
     def can_write_offline(self) -> bool:
-        """Whether a drafter or the fallback drafter can continue the answer."""
+        """Return whether a drafter or the fallback drafter can continue the answer."""
         return (
             self._local.any
             and self._transcript.room > 0
@@ -303,7 +303,7 @@ class Generation:
 
     @property
     def makes_no_progress(self) -> bool:
-        """Whether connections have opened for the time that the link may be away, and none brought a verdict."""
+        """Return whether connections have opened for the time that the link may be away, and none brought a verdict."""
         return self.session.makes_no_progress(self.config.wait_for_link_s)
 
     async def lose_link(self, error: Exception) -> None:
@@ -375,5 +375,5 @@ class Generation:
 
     @property
     def _has_ended(self) -> bool:
-        """Whether the last token is an end-of-sequence token."""
+        """Return whether the last token is an end-of-sequence token."""
         return self._transcript.last_new_token in self._models.eos_token_ids
