@@ -81,12 +81,12 @@ async def test_a_fault_of_the_loop_itself_leaves_nobody_waiting(monkeypatch):
     """What is under way is refused; a stream that was about to open does open."""
     async with server() as running:
         thread = running.verifier._thread
-        tick, faults = thread._step, [RuntimeError("for the test")]
+        step, faults = thread._step, [RuntimeError("for the test")]
 
         def fails_once():
             if faults:
                 raise faults.pop()
-            tick()
+            step()
 
         monkeypatch.setattr(thread, "_step", fails_once)
         async with opened(running) as (talk, _):  # its question was in the line

@@ -62,7 +62,7 @@ async def deaf(running):
 
 @pytest.mark.parametrize("kind", ["pings", "drafts", "decodes"])
 async def test_a_client_that_never_reads_is_bounded_and_then_ended(kind):
-    most = {"frames": 0, "bytes": 0, "jobs": 0}
+    most = {"frames": 0, "bytes": 0, "requests": 0}
     async with server(stall_s=2.0) as running, deaf(running) as shout:
         shouting = asyncio.create_task(shout(kind))
         await until(lambda: running.verifier._streams, "a stream")
@@ -71,7 +71,7 @@ async def test_a_client_that_never_reads_is_bounded_and_then_ended(kind):
         def look() -> bool:
             most["frames"] = max(most["frames"], len(stream._frames) + len(stream._features))
             most["bytes"] = max(most["bytes"], stream.waiting_bytes)
-            most["jobs"] = max(most["jobs"], len(stream._requests))
+            most["requests"] = max(most["requests"], len(stream._requests))
             return not running.verifier._streams
 
         async with client(running.address) as other:
@@ -82,7 +82,7 @@ async def test_a_client_that_never_reads_is_bounded_and_then_ended(kind):
         assert len(running.verifier._sessions) == 1  # parked: it may resume
         shouting.cancel()
         await asyncio.gather(shouting, return_exceptions=True)
-    assert most["jobs"] <= _MAX_REQUESTS
+    assert most["requests"] <= _MAX_REQUESTS
     assert most["bytes"] <= stream.max_waiting_bytes
     assert (
         most["frames"] <= _MAX_WAITING_FRAMES + _MAX_REQUESTS * 410

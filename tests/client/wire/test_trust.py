@@ -23,7 +23,7 @@ from outrider_server.config.security import SecurityConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
-from outrider_server.security import authenticator as gatekeeping
+from outrider_server.security import authenticator as authenticator_module
 from outrider_server.security import certs
 from outrider_server.security.authenticator import Authenticator
 from outrider_server.security.keys import Key, digest_of, new_secret, write_keys
@@ -194,7 +194,7 @@ async def test_a_wrong_key_is_final(loaded, models, tmp_path, offline_start):
 
 
 async def test_a_revoked_key_ends_the_answer(loaded, models, tmp_path, monkeypatch):
-    monkeypatch.setattr(gatekeeping, "_LOOK_S", 0.01)
+    monkeypatch.setattr(authenticator_module, "_LOOK_S", 0.01)
     secret, file = new_secret("a"), tmp_path / "keys"
     write_keys(file, [Key("a", digest_of(secret))])
 

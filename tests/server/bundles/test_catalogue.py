@@ -98,7 +98,7 @@ async def test_it_is_made_once(made, cache, pair):
     assert [path.name for path in cache.iterdir()] == [made.name]
 
 
-async def test_a_spoilt_cache_is_made_anew_and_nobody_waits_long(copied, made, pair, monkeypatch):
+async def test_a_damaged_cache_is_rebuilt_and_no_request_waits_long(copied, made, pair, monkeypatch):
     monkeypatch.setattr(bundles_module, "_ANSWER_S", 0.0)
     (copied / "config.json").write_text("{}")
     bundles = bundles_in(copied.parent, pair)

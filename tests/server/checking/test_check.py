@@ -106,7 +106,7 @@ async def test_an_ipv6_address_with_and_without_brackets(host):
         assert server.address == f"[::1]:{server.port}"
 
 
-def test_strangers_are_not_served_by_accident():
+def test_a_server_is_not_open_to_the_network_by_accident():
     code, found = check(*GOOD, "--host", "0.0.0.0")
     assert code == 2
     assert "--open-to-network" in found["exposure"][0]["text"]

@@ -33,7 +33,7 @@ class KeyTap(StatelessTap):
         return acts.keys[0, 0]
 
 
-class Job:
+class FakeRequest:
     over = False
 
 
@@ -56,10 +56,10 @@ def run(sequence: Sequence, num_rows: int | None = None) -> None:
         sequence.add_features(sequence.tap_state.rows(sequence.activations({})).numpy())
 
 
-def go_on(sequence: Sequence, base_len: int, context: list[int], job: object | None = None) -> None:
-    """A job from its beginning to its end, or up to `job`'s."""
-    job = job or Job()
-    sequence.begin(job, base_len, context, 3)
+def go_on(sequence: Sequence, base_len: int, context: list[int], request: object | None = None) -> None:
+    """Run a request to its end, or up to the end of `request`."""
+    request = request or FakeRequest()
+    sequence.begin(request, base_len, context, 3)
     run(sequence)
 
 
@@ -82,7 +82,7 @@ class MemoryMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.sessions: list[Sequence] = []
-        self.working: dict[Sequence, Job] = {}
+        self.working: dict[Sequence, FakeRequest] = {}
         self.half_way: list[Sequence] = []
 
     @initialize(
@@ -114,9 +114,9 @@ class MemoryMachine(RuleBasedStateMachine):
         self.stop(sequence)
         base_len = int(keeps * len(sequence.tokens))
         expected = sequence.tokens[:base_len] + (text + [more] * more if base_len == 0 else [more] * (more % 50))
-        self.working[sequence] = job = Job()
+        self.working[sequence] = request = FakeRequest()
         try:
-            sequence.begin(job, base_len, expected[base_len:], 3)
+            sequence.begin(request, base_len, expected[base_len:], 3)
         except OutOfKVMemory:
             self.stop(sequence)
             assert sequence.tokens == expected
@@ -248,17 +248,17 @@ def test_the_parked_go_first_then_the_idle_and_of_each_the_longest_unused():
     memory = KVMemory(SHAPE, 4 * 128 * ROW, "none")
     first, second, parked, busy = (new(memory, 100, 200 * i) for i in range(4))
     parked.parked = True
-    job = Job()
-    busy.begin(job, 100, [], 1)
+    request = FakeRequest()
+    busy.begin(request, 100, [], 1)
     gone = []
     for seed in range(3):
-        new(memory, 100, 1000 + seed).begin(Job(), 100, [], 1)
+        new(memory, 100, 1000 + seed).begin(FakeRequest(), 100, [], 1)
         gone.append([sequence.slot.length == 0 for sequence in (first, second, parked, busy)])
     assert gone == [[False, False, True, False], [True, False, True, False], [True, True, True, False]]
     assert memory.evictions == 3
     with pytest.raises(OutOfKVMemory):
         new(memory, 100, 5000)
-    job.over = True
+    request.over = True
     new(memory, 100, 5000)
     assert not busy.slot.length
     assert len(busy.tokens) == 100
@@ -267,7 +267,7 @@ def test_the_parked_go_first_then_the_idle_and_of_each_the_longest_unused():
 def test_where_room_cannot_be_made_nobody_loses_anything():
     memory = KVMemory(SHAPE, 4 * 128 * ROW, "none")
     idle, busy = new(memory, 100), new(memory, 250, 500)
-    busy.begin(Job(), 250, [], 1)
+    busy.begin(FakeRequest(), 250, [], 1)
     with pytest.raises(OutOfKVMemory):
         new(memory, 300, 1000)
     assert idle.slot.length == 100
@@ -278,7 +278,7 @@ def test_an_evicted_session_runs_its_tokens_again():
     sequence = new(memory, 100)
     other = new(memory, 120, 500)
     assert sequence.num_uncomputed == 100
-    sequence.begin(Job(), 100, [7, 8], 2)
+    sequence.begin(FakeRequest(), 100, [7, 8], 2)
     assert sequence.uncomputed == sequence.tokens
     run(sequence)
     check_rows(sequence)
@@ -316,7 +316,7 @@ def test_a_session_that_has_ended_takes_nothing_any_more():
     sequence = new(memory, 10)
     sequence.release()
     with pytest.raises(Violation):
-        sequence.begin(Job(), 0, [1], 1)
+        sequence.begin(FakeRequest(), 0, [1], 1)
 
 
 def test_a_common_beginning_is_stored_once():
@@ -341,12 +341,12 @@ def test_those_who_came_at_once_come_to_share():
     text = [3] * (10 * BLOCK)
     sessions = [Sequence(memory, None) for _ in range(3)]
     for sequence in sessions:
-        sequence.begin(Job(), 0, text, 1)
+        sequence.begin(FakeRequest(), 0, text, 1)
     for sequence in sessions:
         run(sequence)
     assert [sequence.slot.start for sequence in sessions] == [0] * 3  # in the middle of a pass nobody's rows move
     for sequence in sessions:
-        sequence.begin(Job(), 10 * BLOCK, [], 1)
+        sequence.begin(FakeRequest(), 10 * BLOCK, [], 1)
         check_rows(sequence)
     assert [sequence.slot.start for sequence in sessions] == [10 * BLOCK] * 3
     assert memory.prefix_bytes == 10 * BLOCK * ROW
@@ -397,7 +397,7 @@ def test_a_text_outlives_the_turn_to_another():
     check_rows(sequence)
 
 
-def test_whoever_comes_alone_copies_and_the_second_to_come_makes_both_share():
+def test_a_single_session_copies_and_the_second_makes_both_share():
     memory = shared_memory()
     new(memory, 100).release()
     one = new(memory, 100)
@@ -466,7 +466,7 @@ def test_what_a_failed_pass_may_have_spoilt_is_computed_again():
     sequence = Sequence(KVMemory(SHAPE), KeyTap())
     go_on(sequence, 0, TEXTS[0])
     sequence.invalidate()
-    sequence.begin(Job(), len(TEXTS[0]), [], 3)
+    sequence.begin(FakeRequest(), len(TEXTS[0]), [], 3)
     assert sequence.uncomputed == TEXTS[0]
     run(sequence)
     check_rows(sequence)
@@ -498,7 +498,7 @@ def test_those_who_come_at_once_to_a_known_text_share_it():
     new(memory, 10 * BLOCK).release()
     sessions = [Sequence(memory, None) for _ in range(3)]
     for sequence in sessions:
-        sequence.begin(Job(), 0, [i % 1000 for i in range(10 * BLOCK + 5)], 1)
+        sequence.begin(FakeRequest(), 0, [i % 1000 for i in range(10 * BLOCK + 5)], 1)
     assert [sequence.slot.start for sequence in sessions] == [10 * BLOCK] * 3
     for sequence in sessions:
         run(sequence)
@@ -520,11 +520,11 @@ def test_behind_a_small_beginning_those_who_came_at_once_come_to_share():
     new(memory, BLOCK).release()
     sessions = [Sequence(memory, None) for _ in range(3)]
     for sequence in sessions:
-        sequence.begin(Job(), 0, [i % 1000 for i in range(10 * BLOCK)], 1)
+        sequence.begin(FakeRequest(), 0, [i % 1000 for i in range(10 * BLOCK)], 1)
     for sequence in sessions:
         run(sequence)
     for sequence in sessions:
-        sequence.begin(Job(), 10 * BLOCK, [], 1)
+        sequence.begin(FakeRequest(), 10 * BLOCK, [], 1)
         check_rows(sequence)
     assert [sequence.slot.start for sequence in sessions] == [10 * BLOCK] * 3
 
@@ -565,8 +565,8 @@ def test_who_has_no_room_for_a_copy_disturbs_nobody_by_asking_for_it(monkeypatch
     new(memory, 640).release()
     memory.pool.trim()
     busy, sequence = Sequence(memory, None), Sequence(memory, None)
-    busy.begin(Job(), 0, [5] * 700, 1)
-    sequence.begin(Job(), 0, [i % 1000 for i in range(640)], 30)
+    busy.begin(FakeRequest(), 0, [5] * 700, 1)
+    sequence.begin(FakeRequest(), 0, [i % 1000 for i in range(640)], 30)
     assert sequence.slot.start == 640
     trims = []
     monkeypatch.setattr(memory.pool, "trim", lambda: trims.append(1))
@@ -591,6 +591,6 @@ def test_rows_move_up_where_there_is_no_memory_to_move_them(length, monkeypatch)
     monkeypatch.setattr(torch.Tensor, "clone", no_room)
     two = Sequence(memory, None)
     with pytest.raises(OutOfKVMemory):
-        two.begin(Job(), 0, one.tokens[:96], 1)
+        two.begin(FakeRequest(), 0, one.tokens[:96], 1)
     assert (one.slot.start, one.slot.length) == (96, 96 + length)
     check_rows(one)

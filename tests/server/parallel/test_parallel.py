@@ -1,4 +1,4 @@
-"""A target divided among two processes: the same answers, and an end for both whatever befalls either."""
+"""A target divided among two processes: the same answers, and both end when either does."""
 
 import asyncio
 import json

@@ -131,9 +131,9 @@ class Process:
 
 @pytest.fixture(scope="module")
 def process():
-    allocator = Process()
-    yield allocator
-    allocator.close()
+    authenticator = Process()
+    yield authenticator
+    authenticator.close()
 
 
 @pytest.fixture

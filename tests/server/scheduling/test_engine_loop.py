@@ -22,7 +22,7 @@ from outrider_server.telemetry.observer import ServerObserver
 PROMPT = random_tokens(np.random.default_rng(1), 12)
 
 
-class Ticks(ServerObserver):
+class Steps(ServerObserver):
     def __init__(self) -> None:
         self.reports = []
 
@@ -53,8 +53,8 @@ async def test_an_inquiry_that_fails_stops_nobody():
 
 async def test_a_job_whose_answers_are_not_read_rests_while_others_run():
     (*truth,) = plain_greedy(target(), PROMPT, 12)
-    said, ended, reads, ticks = [], threading.Event(), threading.Event(), Ticks()
-    verifier = Verifier(target(), observer=ticks)
+    said, ended, reads, steps = [], threading.Event(), threading.Event(), Steps()
+    verifier = Verifier(target(), observer=steps)
     sequence = Sequence(verifier.memory, None)
 
     def post(answer) -> None:
@@ -74,7 +74,7 @@ async def test_a_job_whose_answers_are_not_read_rests_while_others_run():
             for _ in range(8):
                 assert [verdict.bonus for verdict in await talk.decode(0, PROMPT[:-1], PROMPT[-1], 4)] == truth[:4]
         assert len(said) == 3
-        assert not any(report.waiting for report in ticks.reports)  # it is no load
+        assert not any(report.waiting for report in steps.reports)  # it is no load
         assert sequence.status == "idle"  # its room is anybody's
         sequence.evict()  # nothing runs
         reads.set()
@@ -128,11 +128,11 @@ async def test_a_decode_waits_for_a_client_that_does_not_read_and_then_goes_on()
 
 
 def by_hand(limits: LimitsConfig | None = None) -> EngineLoop:
-    """Never started: the test calls for its ticks."""
+    """A loop that is never started: the test runs its steps."""
     return EngineLoop(Engine(target()), limits or LimitsConfig())
 
 
-def tick(thread: EngineLoop, *requests: Request) -> None:
+def step(thread: EngineLoop, *requests: Request) -> None:
     for request in requests:
         thread.submit(request)
     thread._gather()
@@ -156,7 +156,7 @@ def test_a_job_that_is_abandoned_while_another_takes_its_room_does_not_run():
         return False
 
     bystander = decoding(Sequence(memory, None), others, hang_up)
-    tick(by_hand(), first, bystander)
+    step(by_hand(), first, bystander)
     assert said == []
     assert not memory.must_free_all  # the machine lacks nothing
     assert [type(answer) for answer in others] == [Verdict]
@@ -165,13 +165,13 @@ def test_a_job_that_is_abandoned_while_another_takes_its_room_does_not_run():
 def test_a_decode_that_lost_its_rows_while_it_rested_ends_its_features_when_it_is_cancelled():
     said, thread, update_paused = [], by_hand(), threading.Event()
     request = decoding(Sequence(KVMemory(target().kv), KeysTap()), said, update_paused.is_set, features_from=0)
-    tick(thread, request)
+    step(thread, request)
     sent = [answer for answer in said if isinstance(answer, Features)][-1]
     update_paused.set()
-    tick(thread)
+    step(thread)
     request.sequence.evict()
     request.cancelled = True
-    tick(thread)
+    step(thread)
     *_, verdict, features, done = said
     assert (verdict.finish, done) == (Finish.CANCELLED, RequestDone())
     assert (features.first, features.last) == (sent.first, True)
@@ -190,9 +190,9 @@ def test_to_rest_is_no_waiting_for_room():
 
 def test_a_thread_whose_jobs_all_rest_is_idle():
     thread = by_hand()
-    tick(thread, decoding(Sequence(KVMemory(target().kv), None), [], lambda: True))
+    step(thread, decoding(Sequence(KVMemory(target().kv), None), [], lambda: True))
     before = thread._idle_s
-    tick(thread)
+    step(thread)
     assert thread._idle_s > before
 
 

@@ -1,4 +1,4 @@
-"""Who is let in, by what a call came with; strangers by their address. No transport, and a clock of the test's own."""
+"""Authentication by what a call came with, and limits by address. No transport, and a clock of the test's own."""
 
 import pytest
 
@@ -37,17 +37,17 @@ def secret() -> str:
 
 
 @pytest.fixture
-def allocator(tmp_path, secret) -> Authenticator:
+def authenticator(tmp_path, secret) -> Authenticator:
     file = tmp_path / "keys.toml"
     scopes = frozenset({Scope.SESSION, Scope.DESCRIBE})
     write_keys(file, [Key("a", digest_of(secret), scopes, Quota(sessions=3))])
     return Authenticator(SecurityConfig(keys=file, failures_per_minute=3), Clock())
 
 
-def test_a_key_makes_a_principal(allocator, secret):
-    principal = allocator.admit(caller(secret), Scope.SESSION)
+def test_a_key_makes_a_principal(authenticator, secret):
+    principal = authenticator.admit(caller(secret), Scope.SESSION)
     assert (principal.payer, principal.quota.sessions) == ("a", 3)
-    assert allocator.still_admits(principal)
+    assert authenticator.still_admits(principal)
     assert secret not in repr(principal)
     assert repr(digest_of(secret)) not in repr(principal)
 
@@ -63,39 +63,39 @@ def test_a_key_makes_a_principal(allocator, secret):
         [("authorization-bin", b"\x00")],
     ],
 )
-def test_whatever_else_a_call_comes_with_is_no_key(allocator, metadata):
-    assert reason_of(lambda: allocator.admit(Caller(metadata, AWAY), Scope.SESSION)) is Reason.NO_KEY
+def test_whatever_else_a_call_comes_with_is_no_key(authenticator, metadata):
+    assert reason_of(lambda: authenticator.admit(Caller(metadata, AWAY), Scope.SESSION)) is Reason.NO_KEY
 
 
-def test_a_key_is_good_for_its_scopes_alone(allocator, secret):
-    assert reason_of(lambda: allocator.admit(caller(secret), Scope.BUNDLE)) is Reason.OUT_OF_SCOPE
+def test_a_key_is_good_for_its_scopes_alone(authenticator, secret):
+    assert reason_of(lambda: authenticator.admit(caller(secret), Scope.BUNDLE)) is Reason.OUT_OF_SCOPE
 
 
-def test_who_tries_too_often_is_told_to_wait_and_whoever_has_a_key_is_not(allocator, secret):
-    wrong = [reason_of(lambda: allocator.admit(caller("x"), Scope.SESSION)) for _ in range(5)]
+def test_too_many_wrong_keys_must_wait_and_a_valid_key_need_not(authenticator, secret):
+    wrong = [reason_of(lambda: authenticator.admit(caller("x"), Scope.SESSION)) for _ in range(5)]
     assert wrong == [Reason.NO_KEY] * 3 + [Reason.OVER_QUOTA] * 2
-    assert allocator.admit(caller(secret), Scope.SESSION).payer == "a"  # somebody else behind the same address
+    assert authenticator.admit(caller(secret), Scope.SESSION).payer == "a"  # somebody else behind the same address
     other = caller("x", PeerAddress.of("ipv4:203.0.113.8:5"))
-    assert reason_of(lambda: allocator.admit(other, Scope.SESSION)) is Reason.NO_KEY
+    assert reason_of(lambda: authenticator.admit(other, Scope.SESSION)) is Reason.NO_KEY
 
 
-def test_addresses_are_forgotten_rather_than_kept_without_end(allocator):
+def test_addresses_are_forgotten_rather_than_kept_without_end(authenticator):
     for number in range(5000):
         address = PeerAddress.of(f"ipv4:10.0.{number >> 8}.{number & 255}:5")
-        assert reason_of(lambda at=address: allocator.admit(caller("x", at), Scope.SESSION)) is Reason.NO_KEY
-    assert len(allocator._failures._known) <= 4096
+        assert reason_of(lambda at=address: authenticator.admit(caller("x", at), Scope.SESSION)) is Reason.NO_KEY
+    assert len(authenticator._failures._known) <= 4096
 
 
 def test_without_keys_anybody_is_let_in_but_not_to_begin_too_many_streams():
     clock = Clock()
-    allocator = Authenticator(SecurityConfig(streams_per_minute=5), clock)
-    assert [allocator.admit_stream(caller()) for _ in range(5)] == [ANONYMOUS] * 5
+    authenticator = Authenticator(SecurityConfig(streams_per_minute=5), clock)
+    assert [authenticator.admit_stream(caller()) for _ in range(5)] == [ANONYMOUS] * 5
     with pytest.raises(Refusal) as refused:
-        allocator.admit_stream(caller())
+        authenticator.admit_stream(caller())
     assert refused.value.reason is Reason.OVER_QUOTA
     clock.now += refused.value.retry_after_s
-    assert allocator.admit_stream(caller()) is ANONYMOUS
-    assert all(allocator.admit_stream(caller(address=HOME)) is ANONYMOUS for _ in range(100))
+    assert authenticator.admit_stream(caller()) is ANONYMOUS
+    assert all(authenticator.admit_stream(caller(address=HOME)) is ANONYMOUS for _ in range(100))
 
 
 def test_a_certificate_pays_where_there_are_no_keys():
@@ -110,29 +110,29 @@ def test_a_name_that_would_spoil_a_log_is_hashed(name):
 
 
 def test_streams_that_have_not_opened_are_counted_until_they_have():
-    allocator = Authenticator(SecurityConfig(unopened_streams=2))
-    with allocator.waits_for_open(caller()) as opened, allocator.waits_for_open(caller()):
-        third = allocator.waits_for_open(caller())
+    authenticator = Authenticator(SecurityConfig(unopened_streams=2))
+    with authenticator.waits_for_open(caller()) as opened, authenticator.waits_for_open(caller()):
+        third = authenticator.waits_for_open(caller())
         assert reason_of(third.__enter__) is Reason.SERVER_FULL
         opened()
         opened()
-        with allocator.waits_for_open(caller()):
+        with authenticator.waits_for_open(caller()):
             pass
-    with allocator.waits_for_open(caller()), allocator.waits_for_open(caller()):
+    with authenticator.waits_for_open(caller()), authenticator.waits_for_open(caller()):
         pass
 
 
-def test_a_revoked_or_replaced_key_is_admitted_no_longer(allocator, secret):
-    principal, file = allocator.admit(caller(secret), Scope.SESSION), allocator.security.keys
+def test_a_revoked_or_replaced_key_is_admitted_no_longer(authenticator, secret):
+    principal, file = authenticator.admit(caller(secret), Scope.SESSION), authenticator.security.keys
     write_keys(file, [Key("a", digest_of(new_secret("a")))])
-    allocator._keyring.refresh()
-    assert not allocator.still_admits(principal)
+    authenticator._keyring.refresh()
+    assert not authenticator.still_admits(principal)
 
 
-def test_services_are_listed_to_this_machine_and_to_keys(allocator, secret):
-    assert allocator.admits_reflection(caller(address=HOME))
-    assert allocator.admits_reflection(caller(secret))
-    assert not allocator.admits_reflection(caller("x"))
+def test_services_are_listed_to_this_machine_and_to_keys(authenticator, secret):
+    assert authenticator.admits_reflection(caller(address=HOME))
+    assert authenticator.admits_reflection(caller(secret))
+    assert not authenticator.admits_reflection(caller("x"))
     assert not Authenticator().admits_reflection(caller())
 
 

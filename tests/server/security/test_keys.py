@@ -56,7 +56,7 @@ def test_only_its_owner_can_read_the_file_and_nothing_else_is_left_behind(tmp_pa
     assert stat.S_IMODE((tmp_path / "keys.toml").stat().st_mode) == 0o600
 
 
-def test_whoever_could_read_the_file_still_can_after_it_was_written_again(tmp_path):
+def test_rewriting_the_file_keeps_its_readers(tmp_path):
     """A server that runs as another user has to see what root revokes."""
     file = tmp_path / "keys.toml"
     write(file, "a", "b")

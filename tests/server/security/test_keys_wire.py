@@ -22,7 +22,7 @@ from outrider_server.config.config import LimitsConfig
 from outrider_server.config.security import SecurityConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.rpc.server import Server
-from outrider_server.security import authenticator as gatekeeping
+from outrider_server.security import authenticator as authenticator_module
 from outrider_server.security.authenticator import Authenticator
 from outrider_server.security.keys import Key, digest_of, new_secret, read_keys, write_keys
 from outrider_server.security.principal import Principal, Quota, Scope
@@ -128,7 +128,7 @@ async def test_server_drafting_needs_its_scope(keys_file):
         assert (await talk.refusal()).reason is Reason.OUT_OF_SCOPE
 
 
-async def test_a_session_is_unknown_to_whoever_did_not_open_it(keys_file, truth):
+async def test_a_session_is_unknown_to_other_keys(keys_file, truth):
     mine, other = give(keys_file, "me"), give(keys_file, "other")
     async with serving(keys_file) as server, calling(server.address, mine) as talk:
         opened = await talk.open(about(server))
@@ -255,7 +255,7 @@ async def test_a_decode_pays_for_what_it_came_to(keys_file):
 
 
 async def test_a_revoked_key_ends_its_streams_and_nobody_elses(keys_file, truth, monkeypatch):
-    monkeypatch.setattr(gatekeeping, "_LOOK_S", 0.01)
+    monkeypatch.setattr(authenticator_module, "_LOOK_S", 0.01)
     mine, other = give(keys_file, "me"), give(keys_file, "other")
     async with serving(keys_file) as server, calling(server.address, mine) as talk:
         await talk.open(about(server))

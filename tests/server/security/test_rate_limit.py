@@ -1,4 +1,4 @@
-"""The toll of a stream: what passes at once, in which order the rest does, and what it all costs in the end."""
+"""The rate limit of a stream: what passes at once, in which order the rest does, and what it all costs in the end."""
 
 import asyncio
 

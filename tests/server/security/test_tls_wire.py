@@ -75,7 +75,7 @@ async def test_a_renewed_certificate_is_used_for_the_next_connection(folder):
         assert (await talk.decode(0, (), 1, 1))[0].bonus is not None  # streams that are open know nothing of it
 
 
-async def test_files_that_do_not_fit_are_looked_at_once_and_not_for_every_stranger(folder, caplog):
+async def test_unusable_files_are_read_once_and_not_for_every_caller(folder, caplog):
     caplog.set_level(logging.ERROR, "outrider_server.security.tls")
     async with serving(folder) as server:
         (folder / "server.pem").write_text("half a file")

@@ -28,7 +28,7 @@ PROMPTS = [random_tokens(np.random.default_rng(seed), 40) for seed in range(4)]
 ROW = target().kv.bytes_per_token + 4 * TAP.info.width
 
 
-class Job:
+class FakeRequest:
     over = False
 
 
@@ -91,32 +91,32 @@ async def test_a_parked_session_is_evicted_and_resumes(truths):
             assert verdict.bonus == truths[0][1]
 
 
-def occupy(verifier: Verifier, num_rows: int) -> Job:
-    """By somebody who is at work until the job is over."""
-    job = Job()
-    Sequence(verifier.memory, None).begin(job, 0, [3] * num_rows, 1)
-    return job
+def occupy(verifier: Verifier, num_rows: int) -> FakeRequest:
+    """Hold rows for a request that runs until it is over."""
+    request = FakeRequest()
+    Sequence(verifier.memory, None).begin(request, 0, [3] * num_rows, 1)
+    return request
 
 
 async def test_a_request_waits_for_room_and_then_runs(truths):
     async with serving(rows=200, room_wait_s=60) as verifier, talking(verifier) as talk:
-        job = occupy(verifier, 240)
+        request = occupy(verifier, 240)
         await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
         await talk.draft(0, PROMPTS[1][:-1], PROMPTS[1][-1])
         await talk.send(Ping(1))
         assert isinstance(await talk.receive(), Pong)  # by now it is in line
-        job.over = True
+        request.over = True
         assert (await talk.receive()).bonus == truths[1][0]
 
 
 async def test_who_waits_too_long_is_refused(truths):
     async with serving(rows=200, room_wait_s=0) as verifier:
-        job = occupy(verifier, 240)
+        request = occupy(verifier, 240)
         async with talking(verifier) as talk:
             await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
             await talk.draft(0, PROMPTS[1][:-1], PROMPTS[1][-1])
             assert (await talk.refusal()).reason is Reason.SERVER_FULL
-        job.over = True
+        request.over = True
         async with talking(verifier) as talk:
             await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
             assert (await talk.prompt(PROMPTS[1])).bonus == truths[1][0]
@@ -161,7 +161,7 @@ async def test_what_a_closed_session_held_is_given_back():
 
 
 async def forgotten(verifier: Verifier) -> None:
-    """Until the model thread has done all it was given."""
+    """Wait until the engine thread has done all its work."""
     verifier._sessions.forget_where(lambda _: True)
     async with talking(verifier) as talk:
         await talk.open(verifier.describe())
@@ -190,7 +190,7 @@ async def test_sessions_share_what_their_texts_begin_with(truths):
 @torch.inference_mode()
 def run(engine: Engine, sequence: Sequence, prompt: list[int], count: int, sampler: Sampler) -> list[int]:
     """An answer in cycles of random trees; `sequence` may begin with what others hold."""
-    sequence.begin(Job(), 0, prompt[:-1], 20)
+    sequence.begin(FakeRequest(), 0, prompt[:-1], 20)
     rng, answer = np.random.default_rng(len(prompt)), [prompt[-1]]
     while len(answer) <= count:
         tree = random_tree(rng, 6, engine.target.vocab_size)

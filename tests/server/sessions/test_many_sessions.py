@@ -1,4 +1,4 @@
-"""Many sessions at once: whoever waits for whom, the text is the plain loop's; who finds no room is told in time; and
+"""Many sessions at once: every text is the plain loop's, a full server refuses in time, and
 clients obey when the server asks for smaller trees."""
 
 import asyncio

@@ -192,7 +192,7 @@ async def test_a_resume_fences_the_older_stream(truth):
         assert await finish(new, len(PROMPT), truth[:1], truth) == truth
 
 
-async def test_a_resume_with_other_features_starts_anew():
+async def test_a_resume_with_other_features_starts_a_new_session():
     async with serving() as verifier:
         async with talking(verifier) as talk:
             session = (await talk.open(verifier.describe())).session_id
@@ -434,7 +434,7 @@ async def test_a_session_that_has_failed_is_not_taken_over(truth):
         opened = await first.open(verifier.describe())
         await first.prompt(PROMPT)
         (stream,) = verifier._streams
-        stream.faulty = True  # as when a job of it has failed, and its stream is about to end
+        stream.faulty = True  # as when a request of it has failed, and its stream is about to end
         again = await second.open(verifier.describe(), session_id=opened.session_id, committed_len=len(PROMPT))
         assert not again.resumed
         assert again.session_id != opened.session_id

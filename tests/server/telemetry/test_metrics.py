@@ -23,7 +23,7 @@ QUANTITIES = ("_total", "_sum", "_bucket", "_count", "_created")
 
 
 async def settled(server: Server, verdicts: int) -> dict:
-    """The metrics, once the model thread has reported its last pass; a verdict leaves before that."""
+    """The metrics, once the engine thread has reported its last pass; a verdict leaves before that."""
     async with asyncio.timeout(60):
         while True:
             samples = await scraped(server)

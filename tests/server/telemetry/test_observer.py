@@ -1,4 +1,4 @@
-"""Those who watch a server, where they fail: it goes on, and says so once."""
+"""Observers that fail: the server goes on, and says so once."""
 
 import logging
 
@@ -49,7 +49,7 @@ class Counting(ServerObserver, StreamObserver):
 
 
 @pytest.mark.parametrize("after", range(8))
-async def test_whoever_fails_ends_no_stream_and_not_the_model_thread(after, caplog):
+async def test_a_failing_observer_ends_no_stream_and_not_the_engine_thread(after, caplog):
     truth = plain_greedy(target(), PROMPT, 3)
     others = Counting(), Counting()
     verifier = Verifier(target(), observer=ObserverGroup([others[0], Broken(after), AccessLog(), others[1]]))
