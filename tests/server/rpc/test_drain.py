@@ -97,7 +97,7 @@ class Process:
     """`outrider-server serve` on the golden pair, a process at a time."""
 
     def __init__(self) -> None:
-        self._allocator = subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, Path(__file__).parents[1] / "served_process.py"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -119,21 +119,21 @@ class Process:
         assert await self._ask({"end": True}) == {"said": "", "code": 0}
 
     def close(self) -> None:
-        self._allocator.communicate()
+        self._process.communicate()
 
     async def _ask(self, what: dict):
         def ask():
-            self._allocator.stdin.write(json.dumps(what) + "\n")
-            return json.loads(self._allocator.stdout.readline())
+            self._process.stdin.write(json.dumps(what) + "\n")
+            return json.loads(self._process.stdout.readline())
 
         return await asyncio.to_thread(ask)
 
 
 @pytest.fixture(scope="module")
 def process():
-    authenticator = Process()
-    yield authenticator
-    authenticator.close()
+    served = Process()
+    yield served
+    served.close()
 
 
 @pytest.fixture
