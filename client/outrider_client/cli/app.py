@@ -72,14 +72,14 @@ def generate(
 ) -> None:
     """Answer one prompt."""
     config = client_config(options, raw=raw)
-    asked = _asked(prompt, prompt_ids, private or [], fences=fences, detect=detect_pii)
+    parsed = _parsed_prompt(prompt, prompt_ids, private or [], fences=fences, detect=detect_pii)
     from outrider_client.client import Client
     from outrider_client.display.display import display_for, show_answer
 
     with Client(config) as client:
         try:
             display = display_for(client, as_json=as_json)
-            finished = show_answer(client, asked, display)
+            finished = show_answer(client, parsed, display)
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
     if display.written.token_ids and not display.written.text and not as_json:
@@ -208,20 +208,22 @@ def main() -> None:
         sys.exit(_exit_code(error))
 
 
-def _asked(prompt: str | None, prompt_ids: str | None, private: list[Path], *, fences: bool, detect: bool) -> Prompt:
+def _parsed_prompt(
+    prompt: str | None, prompt_ids: str | None, private: list[Path], *, fences: bool, detect: bool
+) -> Prompt:
     if (prompt is None and not private) == (prompt_ids is None):
         raise UsageError("give either PROMPT or --prompt-ids")
     if prompt_ids is not None:
-        return _ids(prompt_ids)
+        return _token_ids(prompt_ids)
     from outrider_client.privacy.fences import parse_prompt, private_kinds
 
-    asked = parse_prompt(sys.stdin.read() if prompt == "-" else prompt or "", private, fences=fences, detect=detect)
+    parsed = parse_prompt(sys.stdin.read() if prompt == "-" else prompt or "", private, fences=fences, detect=detect)
     if detect:
-        print_message(f"private: {', '.join(private_kinds(asked)) or 'nothing'}")
-    return asked
+        print_message(f"private: {', '.join(private_kinds(parsed)) or 'nothing'}")
+    return parsed
 
 
-def _ids(prompt_ids: str) -> list[int]:
+def _token_ids(prompt_ids: str) -> list[int]:
     try:
         return [int(token) for token in prompt_ids.split(",")]
     except ValueError:

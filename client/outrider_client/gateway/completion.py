@@ -107,6 +107,7 @@ class GatewayCompletion:
     def _record(self, seconds: float) -> None:
         # Of a private answer nothing is counted that shows how long its text is, and of a private prompt neither.
         metrics = self._gateway.metrics
+        # Without a Finished event (a stop string ended the answer) nobody else counts the statistics.
         if self._ended_by is None and self.statistics.new_tokens:
             metrics.observe_statistics(self.statistics, is_private=self._is_local)
         metrics.count_answer("private" if self._is_local else self.finish_reason)

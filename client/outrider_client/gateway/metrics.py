@@ -76,7 +76,7 @@ class GatewayMetrics:
                 pass
 
     def observe_statistics(self, statistics: Statistics, *, is_private: bool) -> None:
-        """Count a whole answer. `observe_event` does so for one that ends by itself."""
+        """Count an answer's statistics. `observe_event` does so for an answer that ends by itself."""
         self._bytes.labels("up").inc(statistics.bytes_up)
         self._bytes.labels("down").inc(statistics.bytes_down)
         if not is_private:

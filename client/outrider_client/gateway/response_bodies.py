@@ -72,8 +72,8 @@ class ChatFormatter(_Formatter):
 
     def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
         message = {"role": "assistant", "content": text_of(chunks), "refusal": None}
-        told = self._logprobs([one for chunk in chunks for one in chunk.logprobs])
-        choice = {"index": 0, "message": message, "logprobs": told, "finish_reason": completion.finish_reason}
+        logprobs = self._logprobs([one for chunk in chunks for one in chunk.logprobs])
+        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": completion.finish_reason}
         return {
             **self._head,
             "choices": [choice],
@@ -105,17 +105,17 @@ class CompletionFormatter(_Formatter):
         return None
 
     def chunk(self, chunk: TextChunk) -> Body:
-        told = self._logprobs(chunk.logprobs, chunk.offset)
-        return self._chunk({"text": chunk.text, "logprobs": told, "finish_reason": None}, chunk_extension(chunk))
+        logprobs = self._logprobs(chunk.logprobs, chunk.offset)
+        return self._chunk({"text": chunk.text, "logprobs": logprobs, "finish_reason": None}, chunk_extension(chunk))
 
     def closing(self, completion: GatewayCompletion) -> Body:
         choice = {"text": "", "logprobs": None, "finish_reason": completion.finish_reason}
         return self._chunk(choice, answer_extension(completion))
 
     def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
-        told = self._logprobs([one for chunk in chunks for one in chunk.logprobs], 0)
+        logprobs = self._logprobs([one for chunk in chunks for one in chunk.logprobs], 0)
         text, reason = text_of(chunks), completion.finish_reason
-        choice = {"index": 0, "text": text, "logprobs": told, "finish_reason": reason}
+        choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": reason}
         return {
             **self._head,
             "choices": [choice],

@@ -52,7 +52,7 @@ class TextStream:
         self._starts: list[int] = []  # characters before each span
         self._sent = 0  # characters
         self._searched = 0  # characters known to hold no stop string
-        self._num_spans_told = 0  # spans whose log probabilities were sent
+        self._num_logprob_spans = 0  # spans whose log probabilities were sent
         self._end: int | None = None  # of the stop string, in characters
         self._is_over = False
 
@@ -84,6 +84,8 @@ class TextStream:
         """Number of tokens up to the stop string that ended the text, or of all."""
         if self._end is None:
             return sum(len(span.tokens) for span in self._spans)
+        # The stop string may end inside a span of several tokens: count those of it that reach the end. Decoding them
+        # after a few tokens of context keeps the blanks and the half characters that a tokenizer merges.
         within = bisect_right(self._starts, self._end - 1) - 1
         before = [token for span in self._spans[:within] for token in span.tokens]
         return len(before) + _num_tokens_for(
@@ -113,10 +115,11 @@ class TextStream:
             self._text = self._text[: self._starts[kept]]
             del self._starts[kept:]
         self._searched = min(self._searched, len(self._text))
-        self._num_spans_told = min(self._num_spans_told, kept)
+        self._num_logprob_spans = min(self._num_logprob_spans, kept)
 
     def _flow(self) -> list[TextChunk]:
         limit = self._limit()
+        # After a rollback, text that was sent can turn out to begin a stop string: take it back, too.
         if limit < self._sent:
             self._sent = limit
             return [TextChunk("", "corrected", limit, rollback_to=limit)]
@@ -139,15 +142,15 @@ class TextStream:
             at = bisect_right(self._starts, self._sent) - 1
             span, start = self._spans[at], self._starts[at]
             end = min(limit, start + len(span.text))
-            told = self._logprobs(at + 1) if end == start + len(span.text) else ()
-            yield TextChunk(self._text[self._sent : end], span.origin, self._sent, logprobs=told)
+            logprobs = self._logprobs(at + 1) if end == start + len(span.text) else ()
+            yield TextChunk(self._text[self._sent : end], span.origin, self._sent, logprobs=logprobs)
             self._sent = end
 
     def _logprobs(self, num_spans: int) -> tuple[TokenLogprobs, ...]:
         """The log probabilities of spans before `num_spans` that were not sent yet."""
-        told = tuple(one for span in self._spans[self._num_spans_told : num_spans] for one in span.logprobs)
-        self._num_spans_told = num_spans
-        return told
+        unsent = tuple(one for span in self._spans[self._num_logprob_spans : num_spans] for one in span.logprobs)
+        self._num_logprob_spans = num_spans
+        return unsent
 
     def _verified(self, event: Verified) -> Iterator[TextChunk]:
         """Tell the app which text it already has is now verified."""

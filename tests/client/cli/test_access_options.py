@@ -1,4 +1,4 @@
-"""How a user names a server."""
+"""The port of a server named by its host."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ from outrider_client.cli.access_options import with_port
         ("", ""),
     ],
 )
-def test_a_host_alone_has_the_usual_port(said, meant):
+def test_a_bare_host_gets_the_default_port(said, meant):
     assert with_port(said) == meant

@@ -30,7 +30,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}a
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> tuple[Path, Path]:
-    """The tiny golden pair, with a tokenizer of one token a byte."""
+    """The tiny golden pair, with a tokenizer of one token per byte."""
     golden = Path(__file__).parents[2] / "data" / "golden"
     target = tmp_path_factory.mktemp("target")
     shutil.copytree(golden / "target_tiny", target, dirs_exist_ok=True)
@@ -158,7 +158,7 @@ def test_offline_without_a_drafter_copies_or_says_that_it_cannot(outrider, model
 
 
 def test_heads_share_the_drafting(outrider, models, plain):
-    """Two copies of one head: the text is the target's, and the first is never bettered."""
+    """With two copies of one head the text is the target's, and the first is always chosen."""
     heads = ("--target", str(models[0]), "--drafter", str(models[1]), "--drafter", f"{models[1]},tli=0")
     arguments = (
         "--prompt-ids",
@@ -239,7 +239,7 @@ def test_unreachable_server(outrider):
     assert outrider("describe", options=False, address="127.0.0.1:1")[0] == 4
 
 
-def test_tokens_without_text_are_not_passed_over(outrider, golden):
+def test_tokens_without_text_are_reported(outrider, golden):
     """The golden target's directory has no tokenizer."""
     pair = ("--target", str(golden / "target_tiny"), "--drafter", "none", "--mode", "offline")
     arguments = ("--prompt-ids", "1,2,3,1,2", "--max-new-tokens", "4", *pair)
@@ -252,7 +252,7 @@ def test_tokens_without_text_are_not_passed_over(outrider, golden):
 
 
 def test_server_without_our_drafter(outrider, models, golden):
-    """The other target's server refuses us by name."""
+    """A server of another target refuses the client, naming the mismatch."""
     wrong = ("--target", str(golden / "target_l4"), "--drafter", "none")
     code, _, err = outrider("generate", "--prompt-ids", "1,2", *wrong, options=False)
     assert code == 3

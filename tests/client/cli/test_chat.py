@@ -1,4 +1,4 @@
-"""The chat: what its lines ask, what its turns are, and how it looks on a real terminal."""
+"""The chat: its commands, its turns, and its looks on a real terminal."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_history_keeps_what_is_not_private_as_it_was_typed():
 
 
 class Scripted:
-    """A client that says what it is told to, and remembers what it was asked."""
+    """A client with scripted answers that records its prompts."""
 
     link_state = LinkState.ONLINE
 
@@ -95,7 +95,7 @@ def chat(client, *lines, config=None):
     ChatRepl(client, config or ClientConfig(), ChatConversation()).run(lines)
 
 
-def test_turns_add_up_and_orders_hold(capsys, tmp_path):
+def test_turns_add_up_and_commands_take_effect(capsys, tmp_path):
     secret, saved = tmp_path / "secret", tmp_path / "saved"
     secret.write_text("4711")
     client = Scripted("one", "two", "three")
@@ -132,7 +132,7 @@ def test_turns_add_up_and_orders_hold(capsys, tmp_path):
     assert out.endswith("user: again\n\nassistant: three\n")
 
 
-def test_what_goes_wrong_later_does_not_end_the_chat(capsys):
+def test_a_later_failure_does_not_end_the_chat(capsys):
     client = Scripted("one", LinkError("gone"), "three")
     chat(client, "hi", "lost", "/mode warp", "/nonsense", "/link cut", "/private /nowhere", "a <<b", "/save", "again")
     assert [message["content"] for message in client.asked[-1][0]] == ["hi", "one", "again"]
@@ -142,12 +142,12 @@ def test_what_goes_wrong_later_does_not_end_the_chat(capsys):
     assert all(part in line for part, line in zip(wanted, said, strict=True))
 
 
-def test_what_goes_wrong_first_ends_it():
+def test_a_failing_first_answer_ends_the_chat():
     with pytest.raises(LinkError):
         chat(Scripted(LinkError("nobody there")), "/mode", "hi")
 
 
-def test_figures_are_summed():
+def test_statistics_are_summed():
     table = statistics_table(
         [Statistics(new_tokens=10, tokens_per_second=5.0), Statistics(new_tokens=30, tokens_per_second=30.0)]
     )
@@ -214,7 +214,7 @@ class Terminal:
 
 @pytest.mark.slow
 def test_a_conversation_on_a_real_terminal(tmp_path):
-    """The embedded drafter alone, since what is looked at is the terminal."""
+    """The embedded drafter alone: this is about the terminal."""
     command = [sys.executable, "-m", "outrider_client.cli.app", "chat", "--mode", "offline", "--max-new-tokens", "12"]
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "100"}
     terminal = Terminal([*command, "--offline-start"], environment)

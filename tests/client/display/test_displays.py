@@ -1,4 +1,4 @@
-"""How an answer looks: on a pipe, on a terminal, to a machine."""
+"""Answers in a pipe, on a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_plain_text_never_takes_anything_back():
     assert all(after.startswith(before) for before, after in itertools.pairwise(seen))
 
 
-def test_plain_text_that_is_built_on_stands():
+def test_plain_text_that_is_built_on_is_printed():
     out = io.StringIO()
     display = PlainDisplay(out)
     for event in (Unverified(0, (1,), "a"), Committed(1, (2,), "bonus", "b"), Unverified(2, (3,), "c")):
@@ -104,7 +104,7 @@ def shown(events, display_class=LiveDisplay, **size) -> str:
     return console.file.getvalue()
 
 
-def test_terminal_ends_with_the_text_and_a_line_of_figures():
+def test_terminal_ends_with_the_text_and_the_status():
     screen = shown(ANSWER, width=100, height=20)
     final = screen[screen.rindex("two three{= four=}!") :]
     assert "τ 2.50" in final
@@ -113,7 +113,7 @@ def test_terminal_ends_with_the_text_and_a_line_of_figures():
     assert "1 rolled back" in final
 
 
-def test_terminal_says_whose_drafts_were_sent():
+def test_terminal_shows_whose_drafts_were_sent():
     use = HeadUse(drafts_per_1000_tokens=251.7, cycles={"math": 3, "chat": 1}, shares={"math": 0.75, "chat": 0.25})
     screen = shown([Finished("limit", Statistics(heads=use))], width=140, height=20)
     assert "math 75%, chat 25% of drafts, 252 trees/1000 tokens" in screen
@@ -134,7 +134,7 @@ def test_a_warning_waits_for_the_end_of_the_answer(capsys):
 
 
 @pytest.mark.parametrize("display_class", [LiveDisplay, MarkdownDisplay])
-def test_a_terminal_is_told_nothing_by_the_text(display_class):
+def test_the_text_cannot_control_the_terminal(display_class):
     said = "a\x1b]0;b\x07c\x9b31md\x7f\te\n\n"
     events = [Committed(0, (0,), "accepted", said), Unverified(1, (1,), said), Finished("unverified", STATISTICS)]
     screen = shown(events, display_class, width=80, height=20)
@@ -144,7 +144,7 @@ def test_a_terminal_is_told_nothing_by_the_text(display_class):
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_plain_text_is_left_as_it_is_but_on_a_terminal(is_terminal):
+def test_plain_text_is_unchanged_in_a_pipe(is_terminal):
     out = io.StringIO()
     out.isatty = lambda: is_terminal
     display = PlainDisplay(out)
@@ -152,7 +152,7 @@ def test_plain_text_is_left_as_it_is_but_on_a_terminal(is_terminal):
     assert out.getvalue() == ("a\ufffdb" if is_terminal else "a\x1bb")
 
 
-def test_messages_hold_no_orders_to_a_terminal(capsys):
+def test_messages_cannot_control_the_terminal(capsys):
     print_message("the server says \x1b[2J")
     assert capsys.readouterr().err == "outrider: the server says \ufffd[2J\n"
 
@@ -165,7 +165,7 @@ def test_terminal_scrolls_what_can_no_longer_change():
     assert screen.count("line 7\n") == 1
 
 
-def test_colours_tell_the_origin():
+def test_colors_show_the_origin():
     written = AnswerText()
     for event in ANSWER[:8]:
         written.take(event)
@@ -173,7 +173,7 @@ def test_colours_tell_the_origin():
     assert styles == ["green", "cyan", "yellow italic", "yellow italic", "yellow italic"]
 
 
-def test_without_colours_marks_tell_what_is_not_approved():
+def test_without_colors_marks_show_the_origin():
     written = AnswerText()
     for event in ANSWER[:8]:
         written.take(event)
@@ -183,7 +183,7 @@ def test_without_colours_marks_tell_what_is_not_approved():
     assert marked(written.spans).plain == "one\ntwo three{= four=}!"
 
 
-def test_markdown_is_rendered_and_the_unverified_end_left_as_it_is():
+def test_markdown_is_rendered_except_the_unverified_end():
     events = [Committed(0, (1,), "bonus", "# Boxes\n\n- **one**\n"), Unverified(1, (2,), "- **two**")]
     screen = shown(events, MarkdownDisplay, width=40, height=20)
     assert "• one" in screen
@@ -192,7 +192,7 @@ def test_markdown_is_rendered_and_the_unverified_end_left_as_it_is():
     assert "• two" in screen[screen.rindex("• one") :]
 
 
-def test_markdown_longer_than_the_terminal_is_whole_at_the_end():
+def test_markdown_longer_than_the_terminal_is_complete_at_the_end():
     lines = [Committed(n, (n,), "accepted", f"line {n}\n\n") for n in range(50)]
     screen = shown([*lines, Finished("eos", STATISTICS)], MarkdownDisplay, width=40, height=8)
     final = screen[screen.rindex("line 0") :]

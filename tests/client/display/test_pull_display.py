@@ -1,4 +1,4 @@
-"""How a pull is shown: a bar on a terminal, lines elsewhere."""
+"""Pulls on a terminal and in a pipe."""
 
 import io
 from pathlib import Path

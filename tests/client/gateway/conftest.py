@@ -1,4 +1,4 @@
-"""A real server with the embedded pair, and real gateways before it, each in a thread of its own."""
+"""A real server with the embedded pair, and real gateways in front of it, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunningGateway:
         self.url = f"http://127.0.0.1:{port}"
 
     def openai(self, kind=OpenAI, api_key: str = "none"):
-        """A client that does not try twice."""
+        """An OpenAI client that never retries."""
         return kind(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
 
     def get(self, path: str):
@@ -46,7 +46,7 @@ class RunningGateway:
         return text if path == "/metrics" else json.loads(text)
 
     def order(self, **order):
-        """To the emulated link."""
+        """Change the emulated link."""
         body = json.dumps(order).encode()
         request = urllib.request.Request(
             f"{self.url}/outrider/link", body, {"Content-Type": "application/json", "Origin": self.url}
@@ -55,7 +55,7 @@ class RunningGateway:
             return json.loads(answer.read())
 
     def link_states(self) -> Iterator[dict]:
-        """What the page is shown."""
+        """The link report that the page gets."""
         with urllib.request.urlopen(f"{self.url}/outrider/link", timeout=30) as stream:
             for line in stream:
                 if line.startswith(b"data: "):
@@ -95,14 +95,14 @@ def verifier(target):
 
 @pytest.fixture(scope="session")
 def server(verifier):
-    """Its address."""
+    """The address of a running server."""
     with InThread(lambda: Server(verifier())) as server:
         yield server.address
 
 
 @pytest.fixture(scope="session")
 def start_gateway(models):
-    """Starts a gateway as a context manager."""
+    """Start a gateway as a context manager."""
 
     def start(server: str, gateway: GatewayConfig | None = None, profile: str | None = None, **client) -> InThread:
         config = ClientConfig(server, **({"patience": PATIENT, "wait_for_link_s": 30.0} | client))
@@ -126,7 +126,7 @@ def openai(gateway):
 
 @pytest.fixture(scope="session")
 def plain(target, models):
-    """What the target says alone: the tokens and the text without its end."""
+    """Tokens and text, without its end token, as the target alone writes them."""
 
     def say(prompt, max_tokens: int, *, raw: bool = False) -> tuple[list[int], str]:
         tokens = plain_greedy(target, models.encode(prompt, raw=raw), max_tokens)

@@ -1,4 +1,4 @@
-"""What lives in an event loop, for tests that have none."""
+"""Run an asynchronous context manager for tests that have no event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not a request is refused by name, in OpenAI's form, and never reaches a model."""
+"""Bad requests get errors in OpenAI's format and never reach a model."""
 
 from __future__ import annotations
 
@@ -98,19 +98,19 @@ def test_bad_bodies(gateway, body, status, param, code):
         {"stop": None, "seed": None, "logprobs": False, "stream_options": None},
     ],
 )
-def test_what_changes_nothing_is_taken(gateway, neutral):
+def test_parameters_without_effect_are_accepted(gateway, neutral):
     assert post(gateway, GOOD | neutral)[0] == 200
 
 
-def test_a_body_that_is_not_called_json_is_not_read(gateway):
-    """A page of another site can send such a one without asking."""
+def test_a_body_not_declared_as_json_is_refused(gateway):
+    """A page of another site can send such a request without a preflight."""
     status, error = post(gateway, GOOD, **{"Content-Type": "text/plain"})
     assert (status, "Content-Type" in error["message"]) == (400, True)
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_a_body_too_large_is_refused_before_it_has_come(gateway, declared):
-    """Here it never comes to its end."""
+def test_a_body_too_large_is_refused_before_it_is_read(gateway, declared):
+    """The body never ends here."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", int(gateway.url.rpartition(":")[2]), 30)) as app:
         app.putrequest("POST", "/v1/chat/completions")
         app.putheader("Content-Type", "application/json")
@@ -133,7 +133,7 @@ def test_headers_are_checked_too(gateway):
 @pytest.mark.parametrize(
     ("headers", "code"), [({"Host": "evil.example"}, "wrong_host"), ({"Origin": "http://evil.example"}, "wrong_origin")]
 )
-def test_other_sites_get_nothing(gateway, headers, code):
+def test_pages_of_other_sites_are_refused(gateway, headers, code):
     status, error = post(gateway, GOOD, **headers)
     assert (status, error["code"]) == (403, code)
 
@@ -147,7 +147,7 @@ def test_several_prompts_at_once_are_refused(gateway):
     assert post(gateway, body, "/v1/completions")[0] == 400
 
 
-def test_with_a_key_only_those_who_know_it(start_gateway, server):
+def test_a_key_is_required_where_one_is_set(start_gateway, server):
     with start_gateway(server, GatewayConfig(api_key="k-1")) as gateway:
         with gateway.openai(api_key="k-1") as openai:
             assert openai.chat.completions.create(**GOOD).choices
@@ -159,7 +159,7 @@ def test_with_a_key_only_those_who_know_it(start_gateway, server):
         assert gateway.get("/health")["model"] == "outrider"
 
 
-def test_an_app_names_no_files_for_a_profile(start_gateway, server, tmp_path):
+def test_an_app_cannot_name_a_file_as_profile(start_gateway, server, tmp_path):
     (tmp_path / "own.toml").write_text(SECRET)
     with start_gateway(server, profile="paper-4g") as gateway:
         status, error = post(gateway, {"profile": str(tmp_path / "own.toml")}, "/outrider/link")
@@ -168,7 +168,7 @@ def test_an_app_names_no_files_for_a_profile(start_gateway, server, tmp_path):
         assert post(gateway, {"profile": "paper-5g"}, "/outrider/link")[0] == 200
 
 
-def test_the_page_runs_and_shows_nothing_of_others(gateway):
+def test_the_page_loads_nothing_from_elsewhere(gateway):
     for path in ("/", "/main.js"):
         with urllib.request.urlopen(gateway.url + path, timeout=30) as answer:
             assert answer.headers["Content-Security-Policy"].startswith("default-src 'self';")
@@ -176,7 +176,7 @@ def test_the_page_runs_and_shows_nothing_of_others(gateway):
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_a_key_of_any_letters_and_no_trace_of_it():
+def test_a_key_may_hold_any_letters_and_is_not_shown():
     config = GatewayConfig(api_key=" schlüssel\n")
     middleware = AccessMiddleware(None, config.api_key, only_loopback=False)
     headers = Headers(raw=[(b"authorization", "Bearer schlüssel".encode())])

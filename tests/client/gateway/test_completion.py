@@ -1,4 +1,4 @@
-"""What the server is told of an answer depends on nothing that is private."""
+"""What the server learns of an answer does not depend on private text."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def completion(models):
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completion"])
-def test_the_limit_does_not_tell_how_long_a_value_is(completion, endpoint):
-    """An answer may have as many tokens as there is room for, and the server is told how many those are."""
+def test_the_limit_does_not_reveal_the_length_of_a_private_value(completion, endpoint):
+    """An answer may have as many tokens as there is room for, and the server learns how many those are."""
 
     def limit(value: str) -> tuple[int, int]:
         text, extension = f"Write to <<{value}>>", {"privacy": "placeholder", "fences": True}

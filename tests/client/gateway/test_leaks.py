@@ -33,7 +33,7 @@ def request_of(made: Asked) -> list[dict]:
 
 
 def ask(client, made: Asked, number: int) -> str:
-    """One of many ways; returns what an error says."""
+    """Ask in one of many ways; return the text of an error."""
     extension = {"privacy": ("local", "placeholder")[number % 2], "mode": ("auto", "stream", "proactive")[number % 3]}
     body = {"model": "outrider", "messages": request_of(made), "max_tokens": 8}
     if number % 8 == 7:

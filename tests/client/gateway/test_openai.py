@@ -1,4 +1,4 @@
-"""OpenAI's own client against a real gateway before a real server: the text is the target's own."""
+"""OpenAI's client against a real gateway and a real server: the text is the target's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_models(openai):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_chat_is_the_targets_own(openai, plain, mode):
+def test_a_chat_is_the_targets_text(openai, plain, mode):
     tokens, text = plain(QUESTION, 40)
     answer = openai.chat.completions.create(**ask(max_tokens=40), extra_body={"outrider": {"mode": mode}})
     choice = answer.choices[0]
@@ -47,7 +47,7 @@ def len_of_prompt(openai) -> int:
     return openai.chat.completions.create(**ask(max_tokens=1)).usage.prompt_tokens
 
 
-def test_a_stream_is_the_same_in_pieces(openai, plain):
+def test_a_stream_is_the_same_text_in_chunks(openai, plain):
     tokens, text = plain(QUESTION, 40)
     asked = ask(max_completion_tokens=40, stream=True, stream_options={"include_usage": True})
     with openai.chat.completions.create(**asked) as stream:
@@ -81,7 +81,7 @@ def test_completions_take_text_and_tokens(openai, plain, models):
     assert openai.completions.create(prompt=[ids], **asked).choices[0].text == text
 
 
-def test_a_seed_makes_a_drawn_answer_the_same_again(openai):
+def test_a_seed_repeats_a_sampled_answer(openai):
     def drawn(seed: int) -> str:
         asked = {"prompt": "The", "max_tokens": 12, "temperature": 2, "top_p": 0.95, "seed": seed}
         return openai.completions.create(model="outrider", **asked).choices[0].text
@@ -136,7 +136,7 @@ async def test_several_at_once(gateway, plain):
     assert answers == [plain(question, 30)[1] for question in questions]
 
 
-async def test_more_than_may_wait_are_turned_away(start_gateway, server):
+async def test_requests_beyond_the_queue_are_refused(start_gateway, server):
     with start_gateway(server, GatewayConfig(sessions=1, queue=1)) as gateway:
         async with gateway.openai(AsyncOpenAI) as client:
             many = [client.chat.completions.create(**ask(max_tokens=30)) for _ in range(4)]
@@ -199,8 +199,8 @@ def test_without_a_drafter(openai, plain):
 
 
 @pytest.mark.parametrize("marked", ["parts", "fences"])
-def test_what_is_private_is_answered_here(openai, marked):
-    """docs/privacy.md says what leaves then; its own tests look at the wire."""
+def test_private_text_is_answered_on_the_device(openai, marked):
+    """docs/privacy.md says what the server sees then; other tests look at the wire."""
     if marked == "parts":
         content = [{"type": "text", "text": "Who is "}, {"type": "text", "text": "Heidi", "private": True}]
         extension = {"privacy": "local"}
@@ -216,7 +216,7 @@ def test_what_is_private_is_answered_here(openai, marked):
     assert answer.usage.prompt_tokens == plain.usage.prompt_tokens
 
 
-def test_metrics_do_not_tell_how_long_a_private_answer_was(openai, gateway):
+def test_metrics_do_not_reveal_the_length_of_a_private_answer(openai, gateway):
     content = [{"type": "text", "text": "Who is "}, {"type": "text", "text": "Heidi", "private": True}]
     asked = ask(max_tokens=8) | {"messages": [{"role": "user", "content": content}]}
 

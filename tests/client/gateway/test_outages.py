@@ -21,7 +21,7 @@ CHAIN = {"mode": "stop-and-wait"}
 
 @pytest.fixture(scope="module")
 def emulated(start_gateway, server):
-    """Behind a link that can be cut."""
+    """A gateway behind a link that can be cut."""
     with start_gateway(server, profile="lan", patience=Patience(floor_s=0.3)) as running:
         yield running
 
@@ -43,7 +43,7 @@ def streamed(openai, **outrider):
 
 
 class Screen:
-    """An app that shows a stream, and takes text back where it is told to."""
+    """An app that shows a stream, and takes text back on `rollback_to`."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -72,7 +72,7 @@ class Screen:
 
 @pytest.fixture
 def cut_link(emulated):
-    """Cuts the link, and has somebody restore it once the gateway has noticed."""
+    """Cut the link, and restore it once the gateway has noticed."""
     threads: list[threading.Thread] = []
 
     def restore() -> None:
@@ -100,7 +100,7 @@ def through_an_outage(emulated, cut_link, **outrider) -> Screen:
     return screen
 
 
-def test_by_default_an_app_sees_only_what_stands(emulated, cut_link, plain):
+def test_by_default_an_app_sees_only_final_text(emulated, cut_link, plain):
     tokens, text = plain(QUESTION, NEW)
     screen = through_an_outage(emulated, cut_link)
     assert screen.text == text
@@ -111,7 +111,7 @@ def test_by_default_an_app_sees_only_what_stands(emulated, cut_link, plain):
     assert screen.last.outrider["statistics"]["unverified"] == 0
 
 
-def test_a_page_sees_what_is_unverified_and_takes_it_back(emulated, cut_link, plain):
+def test_a_page_sees_unverified_text_and_its_rollback(emulated, cut_link, plain):
     tokens, text = plain(QUESTION, NEW)
     screen = through_an_outage(emulated, cut_link, unverified="stream")
     assert screen.text == text

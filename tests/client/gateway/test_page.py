@@ -1,4 +1,4 @@
-"""The page in a real Chromium, before a real gateway and a real server.
+"""The page in a real Chromium, with a real gateway and a real server.
 
 Set OUTRIDER_SCREENSHOTS to a folder to have the pictures of docs/ made anew.
 """
@@ -50,7 +50,7 @@ def browser():
 
 
 class Visitor:
-    """A page in a browser of its own, what it asked for, and what went wrong on it."""
+    """A page in its own browser, with its requests and its errors."""
 
     def __init__(self, context, url: str) -> None:
         self.page = context.new_page()
@@ -135,7 +135,7 @@ def test_an_answer_comes_tinted_and_is_kept(behind_link, visit, plain):
     assert page.locator("#conversations li").count() == 0
 
 
-def test_nothing_is_asked_of_anybody_else(behind_link, visit):
+def test_the_page_calls_only_the_gateway(behind_link, visit):
     visitor = visit(behind_link)
     visitor.ask("Who am I?")
     visitor.wait_for_answers(1)
@@ -143,7 +143,7 @@ def test_nothing_is_asked_of_anybody_else(behind_link, visit):
     assert all(request.url.startswith(behind_link.url) for request in visitor.requests)
 
 
-def test_copied_text_is_plain_unless_tints_are_wanted(behind_link, visit):
+def test_copied_text_is_plain_by_default(behind_link, visit):
     visitor = visit(behind_link)
     page = visitor.page
     visitor.ask("Who am I?")
@@ -159,8 +159,8 @@ def test_copied_text_is_plain_unless_tints_are_wanted(behind_link, visit):
     assert page.evaluate(copied)[0] is False  # the browser copies what it shows
 
 
-def test_a_cut_link_and_its_mending_are_seen(behind_link, visit, plain):
-    """Words written alone appear as unverified; what stands in the end is the target's."""
+def test_a_cut_and_restored_link_is_shown(behind_link, visit, plain):
+    """Words written offline appear as unverified; the final text is the target's."""
     visitor = visit(behind_link)
     page = visitor.page
     visitor.ask(QUESTION)
@@ -179,7 +179,7 @@ def test_a_cut_link_and_its_mending_are_seen(behind_link, visit, plain):
 
 
 def test_a_correction_shows(behind_link, visit):
-    """The page's own record of an answer, fed with pieces as an outage makes them."""
+    """The page's AnswerText, fed with the chunks of an outage."""
     page = visit(behind_link).page
     spans = page.evaluate("""async () => {
         const { AnswerText } = await import("./answer.js");
@@ -314,7 +314,7 @@ def test_a_key_is_asked_for(start_gateway, server, browser):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
 def test_no_serious_accessibility_finding(behind_link, visit, scheme, size):
-    """As axe-core judges it, with an answer, private text, the history and the link's panel to be seen."""
+    """axe-core finds nothing serious with an answer, private text, the history and the link's panel visible."""
     from axe_playwright_python.sync_playwright import Axe
 
     visitor = visit(behind_link, color_scheme=scheme, viewport=size)

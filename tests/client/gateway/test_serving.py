@@ -1,4 +1,4 @@
-"""How a gateway listens."""
+"""The sockets a gateway listens on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider_client.gateway.gateway import GatewayConfig
 from outrider_client.gateway.serving import ServingConfig, listening
 
 
-async def test_small_pieces_do_not_wait_for_acknowledgements(models):
+async def test_small_chunks_do_not_wait_for_acknowledgements(models):
     serving = ServingConfig(ClientConfig("127.0.0.1:1"), GatewayConfig(), port=0)
     async with listening(serving, models) as (_, [listener]):
         with socket.create_connection(listener.getsockname()):

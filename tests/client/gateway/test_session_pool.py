@@ -1,4 +1,4 @@
-"""Prompts go to the session that knows most of them, and no more of them at once than there may be."""
+"""Prompts go to the session that shares most with them, up to a limit at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider_client.gateway.session_pool import SessionPool
 
 
 class Held:
-    """A client that knows some tokens."""
+    """A client whose session holds some tokens."""
 
     def __init__(self) -> None:
         self.tokens: tuple[int, ...] = ()
@@ -52,7 +52,7 @@ async def test_a_conversation_keeps_its_session(pool, made):
     assert len(made) == 2
 
 
-async def test_another_drafter_takes_the_place_of_the_session_that_has_rested_longest(pool, made):
+async def test_another_drafter_replaces_the_session_that_was_free_longest(pool, made):
     one = await answer(pool, (1, 2))
     other = await answer(pool, (5, 6))
     third = await answer(pool, (1, 2), "e")
@@ -60,7 +60,7 @@ async def test_another_drafter_takes_the_place_of_the_session_that_has_rested_lo
     assert pool.clients == [other, third]
 
 
-async def test_who_waits_comes_in_turn_and_one_too_many_is_told(pool):
+async def test_requests_wait_in_turn_and_one_too_many_is_refused(pool):
     leave = asyncio.Event()
 
     async def hold() -> None:
@@ -80,7 +80,7 @@ async def test_who_waits_comes_in_turn_and_one_too_many_is_told(pool):
     assert (pool.num_running, pool.num_waiting) == (0, 0)
 
 
-async def test_who_leaves_while_another_session_closes_keeps_no_session(pool, made):
+async def test_a_request_cancelled_while_a_session_closes_keeps_none(pool, made):
     one = await answer(pool, (1, 2))
     await answer(pool, (5, 6))
     closing = asyncio.Event()
@@ -99,8 +99,8 @@ async def test_who_leaves_while_another_session_closes_keeps_no_session(pool, ma
         assert (pool.num_running, len(pool.clients)) == (2, 2)
 
 
-async def test_a_private_answer_does_not_keep_anybody_from_looking_at_the_server(pool, monkeypatch):
-    """A pause of those looks would tell how long it was."""
+async def test_a_private_answer_does_not_stop_the_probes(pool, monkeypatch):
+    """A pause of the probes would reveal how long it took."""
     monkeypatch.setattr(link_watch, "WATCHED_S", 0)
     monkeypatch.setattr(link_watch, "_IDLE_S", 0)
     looked = asyncio.Event()
@@ -121,7 +121,7 @@ async def test_a_private_answer_does_not_keep_anybody_from_looking_at_the_server
     watching.cancel()
 
 
-async def test_who_gives_up_waiting_leaves_no_trace(pool):
+async def test_a_request_that_stops_waiting_leaves_no_trace(pool):
     async with pool.acquire("d", (1,)), pool.acquire("d", (2,)):
         waiting = asyncio.create_task(answer(pool, (3,)))
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Text goes out as soon as nothing can still change it, and never after a stop."""
+"""Text is sent as soon as nothing can change it any more, and never after a stop string."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider_client.gateway.text_stream import StopStrings, TextStream
 
 
 def letters(first: int, text: str, origin: str = "accepted") -> Committed:
-    """A token a letter."""
+    """One letter per token."""
     return Committed(first, tuple(map(ord, text)), origin, text)
 
 
@@ -24,15 +24,15 @@ def decode(tokens) -> str:
     return "".join(map(chr, tokens))
 
 
-def shown(pieces) -> str:
+def shown(chunks) -> str:
     text = ""
-    for piece in pieces:
-        text = text[: piece.rollback_to] + piece.text
+    for chunk in chunks:
+        text = text[: chunk.rollback_to] + chunk.text
     return text
 
 
-def flow(outflow: TextStream, events) -> list:
-    return [piece for event in events for piece in outflow.take(event)]
+def flow(stream: TextStream, events) -> list:
+    return [chunk for event in events for chunk in stream.take(event)]
 
 
 END = Finished("eos", Statistics())
@@ -48,17 +48,17 @@ OUTAGE = [
 
 
 def test_held_text_waits_for_the_target():
-    outflow = TextStream(StopStrings(), "hold")
-    sent = [[piece.text for piece in outflow.take(event)] for event in OUTAGE]
+    stream = TextStream(StopStrings(), "hold")
+    sent = [[chunk.text for chunk in stream.take(event)] for event in OUTAGE]
     assert sent[:6] == [["one "], [], [], [], [], ["t", "w"]]
     assert "".join(text for texts in sent for text in texts) == "one two three"
 
 
-def test_held_text_comes_in_the_end_when_the_link_stays_away():
-    pieces = flow(
+def test_held_text_is_sent_at_the_end_of_an_outage_that_lasts():
+    chunks = flow(
         TextStream(StopStrings(), "hold"), [letters(0, "a"), *alone(1, "bc"), Finished("unverified", Statistics())]
     )
-    assert [(piece.text, piece.origin) for piece in pieces] == [
+    assert [(chunk.text, chunk.origin) for chunk in chunks] == [
         ("a", "accepted"),
         ("b", "unverified"),
         ("c", "unverified"),
@@ -66,53 +66,53 @@ def test_held_text_comes_in_the_end_when_the_link_stays_away():
 
 
 def test_streamed_text_is_verified_or_taken_back():
-    outflow = TextStream(StopStrings(), "stream")
-    pieces = flow(outflow, OUTAGE)
-    assert shown(pieces) == "one two three"
-    assert [(piece.offset, piece.verified_to) for piece in pieces if piece.verified_to] == [(4, 5), (5, 6)]
-    assert [piece.rollback_to for piece in pieces if piece.rollback_to is not None] == [6]
-    assert [piece.text for piece in pieces if piece.origin == "unverified"] == list("twa?")
+    stream = TextStream(StopStrings(), "stream")
+    chunks = flow(stream, OUTAGE)
+    assert shown(chunks) == "one two three"
+    assert [(chunk.offset, chunk.verified_to) for chunk in chunks if chunk.verified_to] == [(4, 5), (5, 6)]
+    assert [chunk.rollback_to for chunk in chunks if chunk.rollback_to is not None] == [6]
+    assert [chunk.text for chunk in chunks if chunk.origin == "unverified"] == list("twa?")
 
 
-@pytest.mark.parametrize("manner", ["hold", "keep", "stream"])
+@pytest.mark.parametrize("policy", ["hold", "keep", "stream"])
 @given(data=st.data())
-def test_cutting_the_text_up_changes_nothing(manner, data):
+def test_the_chunks_of_the_events_do_not_matter(policy, data):
     text = data.draw(st.text("ab", max_size=12))
     stops = StopStrings(tuple(data.draw(st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))))
-    outflow, first, sent = TextStream(stops, manner), 0, []
-    while first < len(text) and not outflow.stopped:
+    stream, first, sent = TextStream(stops, policy), 0, []
+    while first < len(text) and not stream.stopped:
         size = data.draw(st.integers(1, 5))
-        sent += outflow.take(letters(first, text[first : first + size]))
+        sent += stream.take(letters(first, text[first : first + size]))
         first += size
         assert not any(stop in shown(sent) for stop in stops.texts)
-    sent += outflow.take(END)
+    sent += stream.take(END)
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops.texts if stop in text]
     expected = text[: min(ends)[1]] if ends else text
     assert shown(sent) == expected
-    assert outflow.has_stopped == bool(ends)
-    assert outflow.num_tokens(decode) == (min(ends)[0] if ends else len(text))
+    assert stream.has_stopped == bool(ends)
+    assert stream.num_tokens(decode) == (min(ends)[0] if ends else len(text))
 
 
 @given(data=st.data())
 def test_held_text_is_never_contradicted_nor_sent_late(data):
-    """Outages at random: what goes out is always a beginning of what the target says."""
+    """Random outages: the sent text is always a prefix of the target's text."""
     said = data.draw(st.text("ab ", min_size=1, max_size=20))
-    outflow, text, sent = TextStream(StopStrings(("b ",)), "hold"), "", ""
+    stream, text, sent = TextStream(StopStrings(("b ",)), "hold"), "", ""
     while len(text) < len(said):
         guess = data.draw(st.text("ab ", max_size=4))
         for event in alone(len(text), guess):
-            sent += shown(outflow.take(event))
+            sent += shown(stream.take(event))
         right = next((i for i in range(len(guess)) if guess[i] != said[len(text) + i : len(text) + i + 1]), len(guess))
         for event in judged(len(text), guess, right):
-            sent += shown(outflow.take(event))
+            sent += shown(stream.take(event))
         text += guess[:right]
         more = said[len(text) : len(text) + 1]
-        sent += shown(outflow.take(letters(len(text), more))) if more else ""
+        sent += shown(stream.take(letters(len(text), more))) if more else ""
         text += more
         assert said.startswith(sent)
-        if not outflow.stopped:
+        if not stream.stopped:
             assert sent == (text[:-1] if text.endswith("b") else text)
-    assert outflow.stopped == ("b " in said)
+    assert stream.stopped == ("b " in said)
 
 
 def judged(first: int, guess: str, right: int):
@@ -122,18 +122,18 @@ def judged(first: int, guess: str, right: int):
         yield RolledBack(first + right, len(guess) - right, guess[right:])
 
 
-def test_a_stop_in_unverified_text_ends_nothing_until_it_stands():
-    outflow = TextStream(StopStrings(("x",)), "stream")
-    pieces = flow(outflow, [letters(0, "a"), *alone(1, "bxc")])
-    assert (shown(pieces), outflow.stopped) == ("ab", False)
-    pieces += flow(outflow, [RolledBack(2, 2, "xc"), letters(2, "c"), END])
-    assert (shown(pieces), outflow.has_stopped) == ("abc", False)
-    outflow = TextStream(StopStrings(("x",)), "stream")
-    assert shown(flow(outflow, [letters(0, "a"), *alone(1, "bxc"), Verified(1, 2)])) == "ab"
-    assert outflow.stopped
+def test_a_stop_in_unverified_text_ends_nothing_until_it_is_final():
+    stream = TextStream(StopStrings(("x",)), "stream")
+    chunks = flow(stream, [letters(0, "a"), *alone(1, "bxc")])
+    assert (shown(chunks), stream.stopped) == ("ab", False)
+    chunks += flow(stream, [RolledBack(2, 2, "xc"), letters(2, "c"), END])
+    assert (shown(chunks), stream.has_stopped) == ("abc", False)
+    stream = TextStream(StopStrings(("x",)), "stream")
+    assert shown(flow(stream, [letters(0, "a"), *alone(1, "bxc"), Verified(1, 2)])) == "ab"
+    assert stream.stopped
 
 
-def test_text_sent_before_a_rollback_made_it_the_beginning_of_a_stop():
-    outflow = TextStream(StopStrings(("bx",)), "stream")
-    pieces = flow(outflow, [letters(0, "a"), *alone(1, "bc"), RolledBack(2, 1, "c"), letters(2, "x"), END])
-    assert shown(pieces) == "a"
+def test_sent_text_that_a_rollback_makes_the_beginning_of_a_stop():
+    stream = TextStream(StopStrings(("bx",)), "stream")
+    chunks = flow(stream, [letters(0, "a"), *alone(1, "bc"), RolledBack(2, 1, "c"), letters(2, "x"), END])
+    assert shown(chunks) == "a"

@@ -1,4 +1,4 @@
-"""`outrider pull`: from a real server over real gRPC, over links that break anywhere, onto full disks, from liars."""
+"""`outrider pull` from a real server over gRPC: broken links, full disks, lying servers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DRAFTERS = ("moa", "eagle2")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> dict[str, Path]:
-    """The embedded target's bundles with two drafters, by the drafter's name."""
+    """Bundles of the embedded target with two drafters, by drafter name."""
     folder = tmp_path_factory.mktemp("made")
     for name in DRAFTERS:
         make_bundle(target_dir(), drafter_dir(name), "float32", folder / name)
@@ -63,7 +63,7 @@ def models():
 
 @pytest.fixture
 def serve(models, made, monkeypatch):
-    """A server that hands out what was made; its making is tested with the server."""
+    """A server that offers bundles built already; the server's tests cover the building."""
 
     async def ready_made(offer, cache) -> BuiltBundle:
         return read_built(offer, made[offer.drafter_name])
@@ -77,7 +77,7 @@ def serve(models, made, monkeypatch):
     return server
 
 
-def order(address: str, out: Path, **changes) -> PullConfig:
+def pull_config(address: str, out: Path, **changes) -> PullConfig:
     return PullConfig(address, out, **{"backoff": QUICK, "retry_s": 20.0} | changes)
 
 
@@ -86,7 +86,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 class Relay:
-    """TCP to a server. Every connection ends after so many bytes down; none comes through once they are used up."""
+    """A TCP relay whose connections break after given numbers of bytes down, and are refused after the last."""
 
     def __init__(self, address: str, limits) -> None:
         host, _, port = address.rpartition(":")
@@ -130,10 +130,10 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limi
 
 
 async def test_a_device_with_nothing_but_what_was_pulled(serve, made, models, tmp_path):
-    """Its directory is the bundle, byte for byte, and its answers are the target's."""
+    """The directory holds the bundle byte for byte, and answers are the target's."""
     events = []
     async with serve() as server:
-        pulled = await pull_bundle(order(server.address, tmp_path / "device"), events.append)
+        pulled = await pull_bundle(pull_config(server.address, tmp_path / "device"), events.append)
         assert contents(tmp_path / "device") == contents(made["moa"])
         assert [path.name for path in tmp_path.iterdir()] == ["device"]
         started = next(e for e in events if isinstance(e, PullStarted))
@@ -151,13 +151,13 @@ async def test_a_device_with_nothing_but_what_was_pulled(serve, made, models, tm
     assert list(answers[0].token_ids) == plain_greedy(models[0], tokens, 24)[: len(answers[0].token_ids)]
 
 
-async def test_again_there_is_nothing_to_do(serve, tmp_path):
+async def test_a_second_pull_downloads_nothing(serve, tmp_path):
     out = tmp_path / "new/device"
     async with serve() as server:
-        await pull_bundle(order(server.address, out))
+        await pull_bundle(pull_config(server.address, out))
         before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
         events = []
-        again = await pull_bundle(order(server.address, out), events.append)
+        again = await pull_bundle(pull_config(server.address, out), events.append)
     assert not again.changed
     assert events == [again]
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
@@ -166,9 +166,9 @@ async def test_again_there_is_nothing_to_do(serve, tmp_path):
 async def test_what_has_changed_is_replaced_and_the_rest_is_not_fetched(serve, made, tmp_path):
     events = []
     async with serve() as server:
-        await pull_bundle(order(server.address, tmp_path / "device"))
+        await pull_bundle(pull_config(server.address, tmp_path / "device"))
         (tmp_path / "device/tokenizer.json").write_text("spoilt")
-        pulled = await pull_bundle(order(server.address, tmp_path / "device", drafter="eagle2"), events.append)
+        pulled = await pull_bundle(pull_config(server.address, tmp_path / "device", drafter="eagle2"), events.append)
     assert pulled.changed
     assert contents(tmp_path / "device") == contents(made["eagle2"])
     assert [path.name for path in tmp_path.iterdir()] == ["device"]
@@ -178,13 +178,13 @@ async def test_what_has_changed_is_replaced_and_the_rest_is_not_fetched(serve, m
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_interrupted_anywhere_it_goes_on(serve, made, tmp_path, seed):
-    """Each byte of the bundle is fetched about once, over some dozens of connections."""
+async def test_an_interrupted_pull_resumes(serve, made, tmp_path, seed):
+    """Each byte is downloaded about once, over dozens of connections."""
     generator = random.Random(seed)
     limits = (generator.choice([0, generator.randrange(3000), generator.randrange(400_000)]) for _ in itertools.count())
     events = []
     async with serve() as server, Relay(server.address, itertools.chain([150_000], limits)) as relay:
-        await pull_bundle(order(relay.address, tmp_path / "device"), events.append)
+        await pull_bundle(pull_config(relay.address, tmp_path / "device"), events.append)
         assert relay.num_connections > 5
     assert contents(tmp_path / "device") == contents(made["moa"])
     total = sum(map(len, contents(made["moa"]).values()))
@@ -193,35 +193,35 @@ async def test_interrupted_anywhere_it_goes_on(serve, made, tmp_path, seed):
     assert any(isinstance(event, PullStarted) and event.kept_bytes for event in events)
 
 
-async def test_ended_and_begun_again(serve, made, tmp_path):
-    """The process ends amid a file; the next one fetches the rest."""
+async def test_a_killed_pull_resumes(serve, made, tmp_path):
+    """The process ends in the middle of a file; the next one downloads the rest."""
     out = tmp_path / "device"
     events = []
     async with serve() as server:
         async with Relay(server.address, [400_000]) as relay:
             with pytest.raises(LinkError, match=r"bytes are kept in .*device\.part: pull again to go on"):
-                await pull_bundle(order(relay.address, out, retry_s=0.0))
+                await pull_bundle(pull_config(relay.address, out, retry_s=0.0))
         assert not out.exists()
         kept = sum(map(len, contents(tmp_path / "device.part").values()))
         assert 0 < kept < 400_000
-        await pull_bundle(order(server.address, out), events.append)
+        await pull_bundle(pull_config(server.address, out), events.append)
     assert next(event for event in events if isinstance(event, PullStarted)).kept_bytes == kept
     assert contents(out) == contents(made["moa"])
 
 
-async def test_a_changed_bundle_takes_over_what_is_the_same(serve, made, tmp_path):
-    """Between two attempts the server's bundle becomes another one."""
+async def test_a_changed_bundle_reuses_unchanged_files(serve, made, tmp_path):
+    """The server's bundle changes between two attempts."""
     out = tmp_path / "device"
     async with serve() as server:
         async with Relay(server.address, [2_500_000]) as relay:
             with pytest.raises(LinkError):
-                await pull_bundle(order(relay.address, out, retry_s=0.0))
-        await pull_bundle(order(server.address, out, drafter="eagle2"))
+                await pull_bundle(pull_config(relay.address, out, retry_s=0.0))
+        await pull_bundle(pull_config(server.address, out, drafter="eagle2"))
     assert contents(out) == contents(made["eagle2"])
 
 
 async def test_a_server_that_restarts(serve, made, tmp_path):
-    """It knows nothing of whom it served; the same port, the same bundle."""
+    """The new process has the same port and bundle, and no memory of the pull."""
     first, starts = serve(), asyncio.Event()
     await first.start()
     second = serve(first.port)
@@ -230,7 +230,7 @@ async def test_a_server_that_restarts(serve, made, tmp_path):
         if isinstance(event, BytesPulled):
             starts.set()
 
-    pulling = asyncio.create_task(pull_bundle(order(first.address, tmp_path / "device"), watch))
+    pulling = asyncio.create_task(pull_bundle(pull_config(first.address, tmp_path / "device"), watch))
     await starts.wait()
     await first.stop()
     async with second:
@@ -238,16 +238,16 @@ async def test_a_server_that_restarts(serve, made, tmp_path):
     assert contents(tmp_path / "device") == contents(made["moa"])
 
 
-async def test_pulls_side_by_side(serve, made, tmp_path):
+async def test_concurrent_pulls(serve, made, tmp_path):
     async with serve() as server:
-        await asyncio.gather(*(pull_bundle(order(server.address, tmp_path / f"device{n}")) for n in range(12)))
+        await asyncio.gather(*(pull_bundle(pull_config(server.address, tmp_path / f"device{n}")) for n in range(12)))
         for n in range(12):
             assert contents(tmp_path / f"device{n}") == contents(made["moa"])
         refused = []
 
         async def into_one() -> None:
             try:
-                await pull_bundle(order(server.address, tmp_path / "one"))
+                await pull_bundle(pull_config(server.address, tmp_path / "one"))
             except UsageError as error:
                 refused.append(str(error))
 
@@ -258,7 +258,7 @@ async def test_pulls_side_by_side(serve, made, tmp_path):
 
 
 class Liar(stubs.BundlesServicer, stubs.VerifierServicer):
-    """A server that says what it is told to."""
+    """A server with scripted replies."""
 
     def __init__(self, description: pb.Description, manifest: pb.BundleManifest, directory: Path) -> None:
         self.description = description
@@ -282,7 +282,7 @@ class Liar(stubs.BundlesServicer, stubs.VerifierServicer):
 
 @pytest.fixture
 async def liar(made, models):
-    """It and its address. Honest, until it is told otherwise."""
+    """The lying server and its address. Honest until a test changes it."""
     offer = server_bundles.BundleOffer(str(target_dir()), str(drafter_dir("moa")), "float32")
     manifest = manifest_to_proto(read_built(offer, made["moa"]).manifest)
     async with Server(Verifier(*models)) as server, grpc.aio.insecure_channel(server.address) as channel:
@@ -308,7 +308,7 @@ async def test_a_corrupted_chunk_is_fetched_again(liar, made, tmp_path):
         return bytes([data[0] ^ 1]) + data[1:]
 
     server.spoil = spoil
-    await pull_bundle(order(address, tmp_path / "device"))
+    await pull_bundle(pull_config(address, tmp_path / "device"))
     assert contents(tmp_path / "device") == contents(made["moa"])
     assert server.num_fetches == len(server.manifest.files) + 1
 
@@ -318,7 +318,7 @@ async def test_corrupted_twice_is_refused_and_the_old_bundle_stays(liar, made, t
     shutil.copytree(made["eagle2"], tmp_path / "device")
     server.spoil = lambda name, data: data[:-1] + b"x" if name.startswith("drafter/m") else data
     with pytest.raises(Violation, match=r"drafter/model\.safetensors: its bytes do not match its checksum, twice"):
-        await pull_bundle(order(address, tmp_path / "device"))
+        await pull_bundle(pull_config(address, tmp_path / "device"))
     assert contents(tmp_path / "device") == contents(made["eagle2"])
 
 
@@ -326,14 +326,14 @@ async def test_corrupted_twice_is_refused_and_the_old_bundle_stays(liar, made, t
 async def test_chunks_of_a_wrong_size(liar, tmp_path, times):
     liar[0].spoil = lambda name, data: (data * 5)[: int(len(data) * times)]
     with pytest.raises(Violation, match="more than it declared"):
-        await pull_bundle(order(liar[1], tmp_path / "device"))
+        await pull_bundle(pull_config(liar[1], tmp_path / "device"))
     assert not (tmp_path / "device").exists()
 
 
 async def test_a_file_that_ends_early(liar, tmp_path):
     liar[0].spoil = lambda name, data: data[:100]
     with pytest.raises(LinkError, match=r"ended .* too early"):
-        await pull_bundle(order(liar[1], tmp_path / "device", retry_s=0.0))
+        await pull_bundle(pull_config(liar[1], tmp_path / "device", retry_s=0.0))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ async def test_a_manifest_that_does_not_fit(liar, tmp_path, of, change, message)
     for name, value in change.items():
         setattr(getattr(server, of), name, value)
     with pytest.raises(Violation, match=message):
-        await pull_bundle(order(address, tmp_path / "device"))
+        await pull_bundle(pull_config(address, tmp_path / "device"))
     assert not (tmp_path / "device").exists()
 
 
@@ -370,8 +370,8 @@ async def test_a_manifest_that_does_not_fit(liar, tmp_path, of, change, message)
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-async def test_a_bundle_that_lies_of_itself(liar, made, tmp_path, change, message):
-    """Its files have the digests that the manifest names, and are no bundle that a client should load."""
+async def test_a_bundle_that_differs_from_its_manifest(liar, made, tmp_path, change, message):
+    """The files match the manifest's digests, but form no bundle that a client may load."""
     server, address = liar
     shutil.copytree(made["moa"], tmp_path / "served")
     path = tmp_path / "served/bundle.json"
@@ -381,7 +381,7 @@ async def test_a_bundle_that_lies_of_itself(liar, made, tmp_path, change, messag
     files = tuple(marked if file.name == "bundle.json" else file for file in told.files)
     server.manifest, server.directory = manifest_to_proto(dataclasses.replace(told, files=files)), tmp_path / "served"
     with pytest.raises(Violation, match=message):
-        await pull_bundle(order(address, tmp_path / "device"))
+        await pull_bundle(pull_config(address, tmp_path / "device"))
     assert not (tmp_path / "device").exists()
 
 
@@ -394,7 +394,7 @@ HOSTILE = st.sampled_from([
 @given(name=HOSTILE | st.text(max_size=30), size=st.integers(0, 2**64 - 1), data=st.binary(max_size=40))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_hostile_manifests_write_nothing(liar, tmp_path, name, size, data):
-    """One file more than there should be: refused before anything is fetched."""
+    """A manifest with one file too many is refused before any download."""
     server, address = liar
     message = pb.BundleManifest.FromString(server.manifest.SerializeToString())
     message.files.append(pb.BundleFile(name=name, size_bytes=size, sha256=data))
@@ -402,7 +402,7 @@ async def test_hostile_manifests_write_nothing(liar, tmp_path, name, size, data)
     honest, server.manifest = server.manifest, message
     try:
         with pytest.raises(Refusal):
-            await pull_bundle(order(address, tmp_path / "deep/device", retry_s=0.0))
+            await pull_bundle(pull_config(address, tmp_path / "deep/device", retry_s=0.0))
     finally:
         server.manifest = honest
     assert server.num_fetches == 0
@@ -410,7 +410,7 @@ async def test_hostile_manifests_write_nothing(liar, tmp_path, name, size, data)
 
 
 async def test_a_file_size_limit_stands_for_a_full_disk(serve, made, tmp_path):
-    """A real one, of the operating system: what fits stays, the message says so, and the rest comes later."""
+    """With the system's own limit: what fits is kept, the message says so, and the next pull gets the rest."""
     out = tmp_path / "device"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     async with serve() as server:
@@ -419,11 +419,11 @@ async def test_a_file_size_limit_stands_for_a_full_disk(serve, made, tmp_path):
             with pytest.raises(
                 UsageError, match=r"File too large; [\d,]+ bytes are kept in .*: make room and pull again"
             ):
-                await pull_bundle(order(server.address, out))
+                await pull_bundle(pull_config(server.address, out))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert len(contents(tmp_path / "device.part")["drafter/model.safetensors.part"]) == 700_000
-        await pull_bundle(order(server.address, out))
+        await pull_bundle(pull_config(server.address, out))
     assert contents(out) == contents(made["moa"])
 
 
@@ -443,27 +443,27 @@ def small_disk(tmp_path):
 async def test_a_small_disk_is_noticed_beforehand(serve, small_disk):
     async with serve() as server:
         with pytest.raises(UsageError, match=r"more bytes are needed and [\d,]+ are free; make room, or name another"):
-            await pull_bundle(order(server.address, small_disk / "device"))
+            await pull_bundle(pull_config(server.address, small_disk / "device"))
     assert contents(small_disk) == {}
 
 
 @pytest.mark.root
-async def test_a_disk_that_fills_up_meanwhile(serve, made, small_disk, monkeypatch):
-    """Somebody else takes the room that was there at first."""
+async def test_a_disk_that_fills_up_during_the_pull(serve, made, small_disk, monkeypatch):
+    """Another process uses up the space during the pull."""
     plenty = shutil.disk_usage("/")._replace(free=2**40)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: plenty)
     async with serve() as server:
         with pytest.raises(UsageError, match="No space left on device; "):
-            await pull_bundle(order(server.address, small_disk / "device"))
+            await pull_bundle(pull_config(server.address, small_disk / "device"))
         assert 300_000 < sum(map(len, contents(small_disk).values())) < 2**19
         mounting = ["mount", "-o", "remount,size=32m", str(small_disk)]
         await asyncio.to_thread(subprocess.run, mounting, check=True)
-        await pull_bundle(order(server.address, small_disk / "device"))
+        await pull_bundle(pull_config(server.address, small_disk / "device"))
     assert contents(small_disk / "device") == contents(made["moa"])
 
 
 @pytest.mark.parametrize("there", ["file", "directory"])
-async def test_what_is_no_bundle_is_never_replaced(tmp_path, there):
+async def test_other_files_are_never_replaced(tmp_path, there):
     out = tmp_path / "mine"
     if there == "file":
         out.write_text("mine")
@@ -471,28 +471,28 @@ async def test_what_is_no_bundle_is_never_replaced(tmp_path, there):
         out.mkdir()
         (out / "letter").write_text("mine")
     with pytest.raises(UsageError, match="mine: "):
-        await pull_bundle(order("127.0.0.1:1", out))
+        await pull_bundle(pull_config("127.0.0.1:1", out))
     assert list(contents(tmp_path).values()) == [b"mine"]
 
 
 async def test_killed_between_the_renames(serve, made, tmp_path):
     shutil.copytree(made["moa"], tmp_path / "device.part.old")
     async with serve() as server:
-        assert not (await pull_bundle(order(server.address, tmp_path / "device"))).changed
+        assert not (await pull_bundle(pull_config(server.address, tmp_path / "device"))).changed
     assert [path.name for path in tmp_path.iterdir()] == ["device"]
 
 
-async def test_a_copy_that_somebody_put_beside_it_is_left_alone(serve, made, tmp_path):
+async def test_an_unrelated_neighbor_is_left_alone(serve, made, tmp_path):
     (tmp_path / "device.old").mkdir()
     (tmp_path / "device.old/letter").write_text("mine")
     async with serve() as server:
-        await pull_bundle(order(server.address, tmp_path / "device"))
+        await pull_bundle(pull_config(server.address, tmp_path / "device"))
     assert contents(tmp_path / "device.old") == {"letter": b"mine"}
     assert contents(tmp_path / "device") == contents(made["moa"])
 
 
 def test_where_a_servers_bundle_lies(monkeypatch, tmp_path, made):
-    """And that the commands look there, unless they are told of a target or a drafter."""
+    """Commands look there unless a target or drafter is named."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     places = [pulled_dir(a) for a in ("host:1", "host:2", "[::1]:1", "../..:1", "a/../b:1")]
     assert len(set(places)) == 5
@@ -532,7 +532,7 @@ def command(monkeypatch, capsys, tmp_path):
 
 
 async def test_the_command(serve, command, tmp_path, models):
-    """Pull, pull again, and ask: no target is named."""
+    """Pull twice, then generate without naming a target."""
     async with serve() as server:
         code, out, err = await command("pull", server.address)
         assert (code, err) == (0, "")
@@ -581,6 +581,6 @@ async def test_a_server_of_another_target_names_the_remedy(models, golden):
 async def test_a_server_without_bundles(models, tmp_path):
     async with Server(Verifier(*models)) as server:
         with pytest.raises(Refusal, match="serves no edge bundles") as refused:
-            await pull_bundle(order(server.address, tmp_path / "device"))
+            await pull_bundle(pull_config(server.address, tmp_path / "device"))
     assert refused.value.reason is Reason.NO_BUNDLE
     assert list(tmp_path.iterdir()) == []
