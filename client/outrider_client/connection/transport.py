@@ -54,6 +54,7 @@ class SendQueue:
         self._queue: asyncio.Queue[ClientFrame | None] = asyncio.Queue()
 
     def put(self, frame: ClientFrame) -> None:
+        # Queued, never awaited: cancelling a pending gRPC write kills the whole stream.
         self._queue.put_nowait(frame)
 
     def close(self) -> None:
