@@ -119,7 +119,7 @@ def drafters_command(
 ) -> None:
     """Compare drafters with the plain loop and transformers' own methods: acceptance, cost and speed."""
     from outrider_bench.studies.drafters.comparison import compare_drafters, drafter_entry, drafter_label
-    from outrider_bench.studies.drafters.comparison_tables import families_table, positions_table, speeds_table
+    from outrider_bench.studies.drafters.comparison_report import families_table, positions_table, speeds_table
     from outrider_client.cli.options import tree_plan
 
     plan = tree_plan(choices, breadth=breadth, levels=levels, budget=budget)
@@ -130,7 +130,7 @@ def drafters_command(
     show(families_table(result), positions_table(result), speeds_table(result))
     write_report(json, asdict(result))
     if plot is not None:
-        from outrider_bench.studies.drafters.comparison_plots import plot_comparison
+        from outrider_bench.studies.drafters.comparison_report import plot_comparison
 
         plot_comparison(result, plot)
     _fail_unless_exact(result)
@@ -150,7 +150,7 @@ def depth_sweep_command(
     1/n is what a chain reaches of which only the first token is ever accepted.
     """
     from outrider_bench.studies.drafters.comparison import compare_drafters, drafter_entry, drafter_label
-    from outrider_bench.studies.drafters.comparison_tables import sweep_table
+    from outrider_bench.studies.drafters.comparison_report import sweep_table
 
     directory, label = target_of(target), drafter_label(drafter)
     entries = {str(n): drafter_entry(directory, drafter, TreeShape.chain(n)) for n in range(1, levels + 1)}
@@ -159,7 +159,7 @@ def depth_sweep_command(
     show(sweep_table(label, result))
     write_report(json, {"drafter": label, **asdict(result)})
     if plot is not None:
-        from outrider_bench.studies.drafters.comparison_plots import plot_depth_sweep
+        from outrider_bench.studies.drafters.comparison_report import plot_depth_sweep
 
         plot_depth_sweep(label, result, plot)
     _fail_unless_exact(result)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from statistics import median
 from typing import Annotated
 
 import typer
@@ -96,6 +95,8 @@ def prompt_rows_command(
     json: JsonOption = None,
 ) -> None:
     """Measure acceptance with only the newest or the oldest feature rows of a prompt, for chains and trees."""
+    from statistics import median
+
     from outrider_bench.studies.features.prompt_rows import (
         ask_long_prompts,
         measure_shares,

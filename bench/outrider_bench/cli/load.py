@@ -76,7 +76,7 @@ def load_command(
         str, typer.Option(help="Link profile between clients and server (proxy engine); none for no link.")
     ] = NO_LINK,
     link_floor_ms: Annotated[
-        float, typer.Option(help="Least time without a sign of life before a link counts as lost, in ms.")
+        float, typer.Option(help="Milliseconds of silence after which the link counts as broken at the earliest.")
     ] = Patience().floor_s * 1e3,
     server: Annotated[
         str | None, typer.Option(help="HOST:PORT of a running server; default: start one for the run.")

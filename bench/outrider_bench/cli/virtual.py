@@ -231,7 +231,7 @@ def sweep_command(
     for name in names:
         show_line(f"{name}: the fastest at {sum(p.best == name for p in points)} of {len(points)} points")
     if plot is not None:
-        from outrider_bench.virtual.sweep_plot import plot_sweep
+        from outrider_bench.virtual.sweep import plot_sweep
 
         plot_sweep(grid, points, names, f"the fastest mode, and how many times the stream (PACED as {pace})", plot)
     if any(point.mismatches for point in points):
