@@ -85,6 +85,7 @@ def _passes(engine: Engine, count: int, rows: int, context: int) -> Callable[[],
         for outcome in engine.verify([StepInput(one, (token(),), tree, chooser) for one in sequence]):
             engine.commit(outcome)
         for one in sequence:
+            # Every pass has to follow the same context.
             one.truncate(context)
 
     return once

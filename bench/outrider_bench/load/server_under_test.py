@@ -46,6 +46,7 @@ class ServerUnderTest:
         """Kill the server with SIGKILL, restart it at the same address, and wait until it serves."""
         if self._process is None:
             raise UsageError("kills: only a server that this command started can be killed; leave --server out")
+        # In a thread, since starting a server takes seconds and the clients' answers arrive meanwhile.
         await asyncio.to_thread(self._restart, self._process)
         self.num_starts += 1
 

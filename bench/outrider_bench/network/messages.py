@@ -68,6 +68,7 @@ class MessageSizeLog:
         match frame:
             case Open(codec=codec):
                 self.codec = codec
+            # A draft without a tree is the prompt's: its features come in one message.
             case Draft(seq=seq, context=context, tree=tree) if not len(tree):
                 self._prompt_rows[seq] = len(context) + 1
             case Draft(tree=tree):

@@ -130,6 +130,7 @@ class Decoding:
     @property
     def tau(self) -> Number:
         """Tokens per verdict on a draft; per pass where the target decodes alone."""
+        # The target alone drafts nothing: each of its passes counts as a verdict.
         judging = [reply for reply in self.replies if reply.drafted] or [
             reply for reply in self.replies if reply.tokens
         ]

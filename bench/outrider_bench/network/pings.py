@@ -64,6 +64,7 @@ class Pinger:
     async def ping(self, count: int) -> None:
         """Send `count` pings one at a time, each after a short pause. Raises LinkError."""
         for _ in range(count):
+            # Pings in a row would keep both processes awake and measure too short an R.
             await asyncio.sleep(_PAUSE_S)
             started = self._clock()
             await self._exchange(Ping(len(self.times_ms)))

@@ -34,6 +34,7 @@ class ModeVariant:
         """Parse `text`, whose options win over the `common` ones. Raises UsageError."""
         mode, *pairs = text.split(",")
         options = {name: value for name, value in common.items() if value is not None} | dict(map(_read, pairs))
+        # Taken out of the options: the three together make one tree.
         shape = tree_plan(None, **{name: options.pop(name, None) for name in _OF_TREE})
         choices = {"mode": mode, **options} | ({} if shape is None else {"shape": shape})
         return cls(text, mode, choices)

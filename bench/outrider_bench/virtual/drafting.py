@@ -88,6 +88,7 @@ class TapedDrafting(OracleDrafting):
         if not self._texts.tape.endless:
             return ()
         text, known = self._texts.of(tokens), self._num_features
+        # Drafters that take a tree in one pass need one level, others one per depth.
         for _ in range(1 if self._texts.tape.tree_in_one_pass else 1 + max(tree.depths(), default=0)):
             await self._level(wanted.outcomes)
         if ahead_draft.truth() is not None or not (likely := text.outcomes(len(tokens), tree, wanted.outcomes, known)):

@@ -137,6 +137,7 @@ async def _answers(
 ) -> list[TimedAnswer]:
     asked, answered = setup.asked, []
     async with replaying(setup, variant, link) as client:
+        # Warm up with the last prompt: the first one must not find its own prefix.
         await client.complete(asked[-1].prompt, max_new_tokens=min(WARM_UP_TOKENS, setup.max_new_tokens))
         for recording in asked:
             answered.append(await ask(client, recording.prompt, lambda: _traffic(link), lambda: link.clock.now))

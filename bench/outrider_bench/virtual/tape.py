@@ -174,6 +174,7 @@ def _packed_positions(positions: Sequence[TapedPosition]) -> list[object]:
 
 
 def _packed(guess: Guess) -> tuple[tuple[int, ...], list[int]]:
+    # Whole numbers compress better than floats.
     return guess.tokens, [round(value * _UNIT) for value in guess.log_probabilities]
 
 

@@ -175,5 +175,6 @@ class TapedTexts:
 def guess_from(logits: Tensor, keep: int) -> Guess:  # logits [V]
     """Return the best `keep` tokens as a tape has them, without those that are never drafted."""
     values, tokens = logits.float().log_softmax(-1).topk(min(keep, len(logits)))
+    # A drafter with a reduced vocabulary gives impossible tokens, which top-k may still return.
     found = [(t, v) for t, v in zip(tokens.tolist(), values.tolist(), strict=True) if v > IMPOSSIBLE]
     return Guess(tuple(t for t, _ in found), tuple(v for _, v in found))

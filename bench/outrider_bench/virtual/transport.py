@@ -59,6 +59,7 @@ class VirtualConnection:
     def send(self, frame: ClientFrame) -> None:
         size = client_frame_to_proto(frame).ByteSize()
         self.bytes_up += size
+        # As over gRPC, a broken link shows in `receive`, not in `send`.
         with contextlib.suppress(BrokenPipeError, TimeoutError):  # shows in `receive`
             self._pipe.send(frame, size + FRAMING_BYTES)
 

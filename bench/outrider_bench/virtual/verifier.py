@@ -85,6 +85,7 @@ class VirtualVerifier:
         stream = _Stream(self, outgoing.put_nowait)
         tasks = [asyncio.create_task(stream.read(incoming)), asyncio.create_task(stream.work())]
         for task in tasks:
+            # Whichever task ends, the stream ends with it; its error is raised below.
             task.add_done_callback(lambda _: outgoing.put_nowait(None))
         try:
             while (frame := await outgoing.get()) is not None:
@@ -194,6 +195,7 @@ class _Stream:
 
     async def _draft(self, frame: Draft, waited_s: float) -> None:
         """Answer a draft that waited `waited_s` behind others of its session."""
+        # Decided when its turn comes, not when it arrives: the verdicts before it count.
         if frame.assumes and not self._is_as_assumed(frame):
             self._send(Verdict(frame.seq, (), None, stale=True))
             return
@@ -212,6 +214,7 @@ class _Stream:
             tokens = tuple(tree.tokens[node] for node in result.accepted.path)
             left -= len(tokens) + 1
             verdict = replace(result.verdict(frame.seq), path=(), tokens=tokens)
+            # An end of the text wins over the limit, as on the real server.
             if verdict.finish is Finish.NOT_YET and left <= 0:
                 verdict = replace(verdict, finish=Finish.LIMIT)
             self._send(verdict)
@@ -255,6 +258,7 @@ class _Stream:
         """Verify chain and tree, and keep what is accepted."""
         sequence, verifier = self._sequence, self._verifier
         queue_s = verify_s = 0.0
+        # Long prompts run in chunks, as on the real server.
         while len(chain) + len(tree) > max(verifier.chunk_tokens, _SHORT_ROWS):
             chunk, chain = chain[: verifier.chunk_tokens], chain[verifier.chunk_tokens :]
             times = await verifier.run_model(0.0, len(chunk))
@@ -262,7 +266,7 @@ class _Stream:
             queue_s, verify_s = queue_s + times[0], verify_s + times[2]
         times = await verifier.run_model(drafting_ms, len(chain) + len(tree))
         sequence.tokens += chain
-        result = self._walk(tree)
+        result = self._verify(tree)
         sequence.tokens += (tree.tokens[node] for node in result.path)
         sequence.bonus = result.bonus
         return _PassResult(result, queue_s + times[0], times[1], verify_s + times[2])
@@ -272,7 +276,7 @@ class _Stream:
         """Nodes that fit below the last token, leaving one position for the bonus."""
         return max(0, self._verifier.texts.tape.vocabulary.max_context - 1 - len(self._sequence.tokens))
 
-    def _walk(self, tree: DraftTree) -> AcceptedPath:
+    def _verify(self, tree: DraftTree) -> AcceptedPath:
         tokens, depths = self._sequence.tokens, tree.depths()
         text = self._verifier.texts.of(tokens)
 

@@ -252,7 +252,7 @@ def test_counts_of_clients():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--clients", "0"], "need 1 client or more"),
+        (["--clients", "0"], "need at least 1 client"),
         (["--clients", "a"], "need numbers"),
         (["--tau", "9"], "tau=9"),
         (["--clients-kind", "fake"], "need one of replay, real"),

@@ -87,6 +87,7 @@ def _compute_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, devic
     models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
     asked = _asked(models, mix, seed)
     target = Target.load(str(directory), dtype, device)
+    # As the server does: more threads are slower for a small target.
     if target.is_small:
         torch.set_num_threads(1)
     longest = max(len(question.prompt) for _, question in asked)

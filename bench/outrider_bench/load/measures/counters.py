@@ -60,6 +60,7 @@ class ClientCounters:
         return 1 + self.accepted / self.drafts if self.drafts else 0.0
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON
+        # Not asdict(), which would copy the histograms instead of calling their to_json().
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: value.to_json() if isinstance(value, Histogram) else value for name, value in values.items()}
 

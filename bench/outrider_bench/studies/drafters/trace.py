@@ -62,6 +62,7 @@ async def trace(request: TraceRequest) -> dict[str, object]:
 
 async def _baseline(pair: InProcessPair, request: TraceRequest) -> tuple[int, ...]:
     """Run the target alone: the plain loop, or for sampling one token per pass through the server."""
+    # The plain loop is greedy: with sampling the server's stream is the reference, at the same seed.
     if not request.sampling.draws:
         return tuple(plain_greedy(pair.target, request.prompt_ids, request.max_new_tokens))
     async with pair.client() as client:

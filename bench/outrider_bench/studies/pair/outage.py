@@ -58,6 +58,7 @@ def write_offline(
     """Continue greedily with `features` of all tokens but the last, for at most `limit` tokens."""
     state = drafter.new_state()
     state.append(tokens)
+    # Features of the last token do not exist yet when the root is drafted from it.
     state.add_features(0, torch.from_numpy(features[: len(tokens) - 1]))
     written: list[int] = []
     while len(written) < limit and state.max_levels and not (written and written[-1] in eos):

@@ -86,6 +86,7 @@ async def _recover(
 
 def _moment(generator: random.Random, num_tokens: int) -> int:
     """Draw the number of tokens before the kill, early enough that verdicts are still to come."""
+    # Twelve tokens before the end at the latest: one verdict may bring several.
     return generator.randrange(1, max(2, num_tokens - 12))
 
 

@@ -69,6 +69,7 @@ async def measure_pairs(
     timed = []
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         for number, prompt in enumerate(prompts):
+            # Token ids, so that both ways skip the tokenizer.
             asked = {"model": "outrider", "prompt": list(prompt), "max_tokens": max_tokens, "outrider": {"mode": mode}}
             # Taking turns cancels what the second of two equal requests gains from the prefix cache.
             first = through_gateway(connection, asked) if number % 2 else None

@@ -32,6 +32,7 @@ class RayProcess:
 
     def __init__(self, options: Sequence[str]) -> None:
         self._options = list(options)
+        # Ray's processes may still write when the directory is removed.
         self._directory = tempfile.TemporaryDirectory(prefix="outrider-ray-", ignore_cleanup_errors=True)
         self._process: subprocess.Popen[bytes] | None = None
         self._mark = f"OUTRIDER_RAY_PROCESS={secrets.token_hex(16)}"
