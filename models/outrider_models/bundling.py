@@ -53,6 +53,7 @@ def make_bundle(target: str | Path, drafter: str | Path, weights: str, out: Path
     _check(weights, directory, out)
     frozen = TargetWeights.load(directory)
     watched = _RecordingTarget(frozen.embed, frozen.lm_head, frozen.sizes, frozen.eos_token_ids, frozen.directory)
+    # Loading tells how many of the target's layers the bundle needs: only the drafter knows.
     loaded = load_drafter(source, watched)
     family, files = open_drafter(source)
     packed = _packing(weights)

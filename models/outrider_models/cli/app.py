@@ -108,6 +108,7 @@ def bundle(
     from outrider_models.bundling import make_bundle, size_bytes
     from outrider_models.core.embedded import drafter_source, target_dir
 
+    # The names of embedded drafters mean anything only for the embedded target.
     made = make_bundle(target or target_dir(), drafter if target else drafter_source(drafter), weights, out)
     print(f"{out}: {size_bytes(out):,} bytes, {weights}, for target {made.target} ({made.target_fingerprint})")
 

@@ -36,6 +36,7 @@ def epoch_updates(
     order = list(range(len(chats)))
     random.Random(f"chats/{seed}/{epoch}").shuffle(order)
     for first in range(0, len(order), batch):
+        # Rows of about the same length share a part, so that little of it is padding.
         chosen = sorted((chats[i] for i in order[first : first + batch]), key=lambda chat: -len(chat.ids))
         rows: list[ChatTokens | None] = [*chosen]
         rows += [None] * (-len(rows) % (part * processes))

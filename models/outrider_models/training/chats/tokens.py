@@ -89,6 +89,7 @@ def _span(
     before, through = _rendered(tokenizer, messages[:i]), _rendered(tokenizer, messages[: i + 1])
     if not (whole.startswith(before) and whole.startswith(through)):
         return None
+    # A generation prompt may hold more than the history shows (an open thought): the reply starts where they differ.
     opening = _rendered(tokenizer, messages[:i], opening=True)
     return _num_equal(opening, whole), len(through)
 

@@ -142,11 +142,11 @@ def _fingerprint(files: DrafterFiles) -> str:
 
 
 def _summary(split: ChatSplit, drafter: torch.nn.Module, processes: int) -> str:
-    learnt = sum(parameter.numel() for parameter in drafter.parameters() if parameter.requires_grad)
+    num_trained = sum(parameter.numel() for parameter in drafter.parameters() if parameter.requires_grad)
     tokens = sum(chat.num_labels for chat in split.train)
     dropped = f", {split.num_dropped} left out (no reply within data.max_length)" if split.num_dropped else ""
-    watched = "" if split.held_out else "; fewer than 10 chats, so none are held out and no tau is measured"
+    warning = "" if split.held_out else "; fewer than 10 chats, so none are held out and no tau is measured"
     return (
-        f"{learnt:,} parameters learn from {tokens:,} reply tokens of {len(split.train):,} chats, "
-        f"{len(split.held_out)} held out{dropped}; processes: {processes}{watched}"
+        f"{num_trained:,} parameters are trained on {tokens:,} reply tokens of {len(split.train):,} chats, "
+        f"{len(split.held_out)} held out{dropped}; processes: {processes}{warning}"
     )

@@ -161,13 +161,13 @@ class ChatTrainer:
             found = self._acceptance()
             at = self.position
             entry = {"update": at.update, "tokens": at.tokens, "elapsed_s": round(at.elapsed_s, 1)}
-            learnt = {
+            metrics = {
                 "loss": round(self._loss, 4),
                 "top1": round(self._hits, 4),
                 "tokens_per_s": round(self._speed(), 1),
             }
             acceptance = {"tau": round(found.tau, 4), "accepted": found.by_depth} if found else {}
-            self._reporter.record({**entry, **learnt, **acceptance})
+            self._reporter.record({**entry, **metrics, **acceptance})
         self._accelerator.wait_for_everyone()
 
     def _acceptance(self) -> AcceptanceCounts | None:

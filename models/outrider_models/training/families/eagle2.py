@@ -64,7 +64,7 @@ class TrainableEagle2(TrainableDrafter):
 
     def __init__(self, settings: Eagle2Settings, target: TargetFacts) -> None:
         super().__init__()
-        self._settings, self._target = settings, target.sizes
+        self._settings, self._target_sizes = settings, target.sizes
         self.network: Eagle2 = Eagle2(eagle_sizes(settings.shape, target.sizes))
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
@@ -72,16 +72,16 @@ class TrainableEagle2(TrainableDrafter):
         features = noisy(hidden[:, :-1], self._settings.noise if self.training else 0.0)
         drafted = self.network.forward_train(F.embedding(batch.tokens[:, 1:], target.embed), features)
         mask = batch.loss_mask[:, 1:]
-        ours, theirs = drafted[mask], hidden[:, 1:][mask]
+        drafted_hidden, target_hidden = drafted[mask], hidden[:, 1:][mask]
         head = linear(target.lm_head)
-        compared = compare(head, ours, head, theirs, soft_cross_entropy, self._target.vocab)
-        feature = feature_distance(ours, theirs, target.feature_scale if losses.in_units else 1.0)
+        compared = compare(head, drafted_hidden, head, target_hidden, soft_cross_entropy, self._target_sizes.vocab)
+        feature = feature_distance(drafted_hidden, target_hidden, target.feature_scale if losses.in_units else 1.0)
         total = (losses.divergence * compared.loss + losses.feature * feature).sum()
         return LossOutput(total, compared.loss.detach(), compared.hits, rows_of(mask))
 
     def export(self, directory: Path) -> None:
         """Write SafeAILab's layout, without a copy of the target's embedding."""
-        self.network.export(directory, self._target, torch.bfloat16)
+        self.network.export(directory, self._target_sizes, torch.bfloat16)
 
 
 def noisy(features: Tensor, size: float) -> Tensor:

@@ -58,7 +58,7 @@ class TrainableEagle3(TrainableDrafter):
 
     def __init__(self, settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> None:
         super().__init__()
-        self._settings, self._target = settings, target.sizes
+        self._settings, self._target_sizes = settings, target.sizes
         self.teacher_request = TeacherRequest(hidden=(-1, *settings.target_layers))
         self.network: Eagle3 = Eagle3(_sizes(settings, target))
         vocab = target.sizes.vocab
@@ -89,12 +89,12 @@ class TrainableEagle3(TrainableDrafter):
 
     def export(self, directory: Path) -> None:
         """Write SafeAILab's layout with d2t and t2d, without a copy of the target's embedding."""
-        self.network.export(directory, self._target, torch.bfloat16)
+        self.network.export(directory, self._target_sizes, torch.bfloat16)
 
     def _cover(self, tokens: Tensor) -> None:
         # Not persistent: the published files hold the same information as d2t and t2d.
         self.register_buffer("draft_tokens", tokens, persistent=False)
-        covered = torch.zeros(self._target.vocab, dtype=torch.bool, device=tokens.device)
+        covered = torch.zeros(self._target_sizes.vocab, dtype=torch.bool, device=tokens.device)
         covered[tokens] = True
         self.register_buffer("covered", covered, persistent=False)
 
@@ -102,10 +102,16 @@ class TrainableEagle3(TrainableDrafter):
         """Row t of a step predicts token t + 2 + step, as the target's position t + 1 + step does."""
         ahead = step + 1
         mask = batch.loss_mask[:, ahead:]
-        ours = logits[:, : mask.shape[1]][mask]
-        theirs = target.hidden[-1][:, ahead:][mask]
+        drafted_logits = logits[:, : mask.shape[1]][mask]
+        target_hidden = target.hidden[-1][:, ahead:][mask]
         compared = compare(
-            _as_it_is, ours, linear(target.lm_head), theirs, self._loss, self._target.vocab, self.draft_tokens
+            _as_it_is,
+            drafted_logits,
+            linear(target.lm_head),
+            target_hidden,
+            self._loss,
+            self._target_sizes.vocab,
+            self.draft_tokens,
         )
         return LossOutput(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(mask))
 

@@ -68,7 +68,7 @@ class TrainableHass(TrainableDrafter):
 
     def __init__(self, settings: HassSettings, target: TargetFacts) -> None:
         super().__init__()
-        self._settings, self._target = settings, target.sizes
+        self._settings, self._target_sizes = settings, target.sizes
         self.network: Eagle2 = Eagle2(eagle_sizes(settings.shape, target.sizes))
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
@@ -82,7 +82,7 @@ class TrainableHass(TrainableDrafter):
 
     def export(self, directory: Path) -> None:
         """Write SafeAILab's layout, which HASS uses too, without a copy of the target's embedding."""
-        self.network.export(directory, self._target, torch.bfloat16, self._settings.steps)
+        self.network.export(directory, self._target_sizes, torch.bfloat16, self._settings.steps)
 
     def _drafted(self, batch: Batch, target: TeacherOutput) -> list[Tensor]:
         """Compute the hidden states [B, T - 1 - step, E] of every step."""
@@ -105,7 +105,7 @@ class TrainableHass(TrainableDrafter):
 
     def _loss_output(self, drafted: Tensor, wanted: Tensor, target: TeacherOutput, rows: Tensor) -> LossOutput:
         head, losses = linear(target.lm_head), self._settings.losses
-        compared = compare(head, drafted, head, wanted, self._logit_loss, self._target.vocab)
+        compared = compare(head, drafted, head, wanted, self._logit_loss, self._target_sizes.vocab)
         feature = feature_distance(drafted, wanted, target.feature_scale if losses.in_units else 1.0)
         total = (compared.loss + losses.feature * feature).sum()
         return LossOutput(total, compared.loss.detach(), compared.hits, rows)

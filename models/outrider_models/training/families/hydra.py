@@ -53,7 +53,7 @@ class TrainableHydra(TrainableDrafter):
 
     def __init__(self, settings: HydraSettings, target: TargetFacts) -> None:
         super().__init__()
-        self._settings, self._target, self._base = settings, target.sizes, target.directory.name
+        self._settings, self._target_sizes, self._base = settings, target.sizes, target.directory.name
         self.network: Hydra = Hydra(_sizes(settings, target))
         self.network.hydra_lm_head.requires_grad_(settings.own_output)
 
@@ -74,7 +74,7 @@ class TrainableHydra(TrainableDrafter):
 
     def export(self, directory: Path) -> None:
         """Write the published layout, without its copy of the embedding."""
-        self.network.export(directory, self._target, torch.bfloat16, self._base)
+        self.network.export(directory, self._target_sizes, torch.bfloat16, self._base)
 
     def _loss_output(
         self, number: int, features: Tensor, embeds: Tensor, batch: Batch, target: TeacherOutput
@@ -90,8 +90,10 @@ class TrainableHydra(TrainableDrafter):
         def student(rows: Tensor) -> Tensor:
             return self.network.head_logits(number, rows, dropout)
 
-        theirs = target.hidden[-1][:, ahead:][mask]
-        compared = compare(student, x, linear(target.lm_head), theirs, soft_cross_entropy, self._target.vocab)
+        target_hidden = target.hidden[-1][:, ahead:][mask]
+        compared = compare(
+            student, x, linear(target.lm_head), target_hidden, soft_cross_entropy, self._target_sizes.vocab
+        )
         return LossOutput(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(mask))
 
 

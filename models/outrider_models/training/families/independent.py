@@ -53,7 +53,7 @@ class IndependentSettings:
 class TrainableIndependent(TrainableDrafter):
     def __init__(self, settings: IndependentSettings, target: TargetFacts) -> None:
         super().__init__()
-        self._target = target
+        self._facts = target
         self.network: PreTrainedModel = _continued(settings.start) if settings.start else _fresh(settings, target)
         if (rows := len(self._output())) < target.sizes.vocab:
             raise UsageError(f"start={settings.start}: vocabulary of {rows}, but the target has {target.sizes.vocab}")
@@ -63,10 +63,10 @@ class TrainableIndependent(TrainableDrafter):
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         drafted = self.network.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
-        mask, vocab = batch.loss_mask, self._target.sizes.vocab
+        mask, vocab = batch.loss_mask, self._facts.sizes.vocab
         student, teacher = linear(self._output()[:vocab]), linear(target.lm_head)
-        theirs = target.hidden[-1][mask]
-        compared = compare(student, drafted[mask], teacher, theirs, soft_cross_entropy, vocab)
+        target_hidden = target.hidden[-1][mask]
+        compared = compare(student, drafted[mask], teacher, target_hidden, soft_cross_entropy, vocab)
         return LossOutput(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(mask))
 
     def export(self, directory: Path) -> None:
@@ -74,8 +74,8 @@ class TrainableIndependent(TrainableDrafter):
         half = {name: tensor.to(torch.bfloat16) for name, tensor in self.network.state_dict().items()}
         self.network.save_pretrained(directory, state_dict=half)
         for name in _TOKENIZER_FILES:
-            if (self._target.directory / name).is_file():
-                shutil.copyfile(self._target.directory / name, directory / name)
+            if (self._facts.directory / name).is_file():
+                shutil.copyfile(self._facts.directory / name, directory / name)
 
     def _output(self) -> Tensor:
         weight: Tensor = self.network.get_output_embeddings().weight  # type: ignore[no-untyped-call]  # transformers

@@ -41,7 +41,7 @@ class MedusaSettings:
 class TrainableMedusa(TrainableDrafter):
     def __init__(self, settings: MedusaSettings, target: TargetFacts) -> None:
         super().__init__()
-        self._settings, self._target, self._base = settings, target.sizes, target.directory.name
+        self._settings, self._target_sizes, self._base = settings, target.sizes, target.directory.name
         rows = target.sizes.vocab if settings.own_output else 0
         self.network: Medusa = Medusa(
             MedusaSizes(target.sizes.hidden, rows, settings.heads.count, settings.blocks, tied=settings.tied)
@@ -58,7 +58,7 @@ class TrainableMedusa(TrainableDrafter):
 
     def export(self, directory: Path) -> None:
         """Write the published v0.1 layout."""
-        self.network.export(directory, self._target, torch.bfloat16, self._base)
+        self.network.export(directory, self._target_sizes, torch.bfloat16, self._base)
 
     def _loss_output(self, number: int, batch: Batch, target: TeacherOutput) -> LossOutput:
         """Head i at row t predicts token t + 2 + i, the successor of position t + 1 + i."""
@@ -71,7 +71,7 @@ class TrainableMedusa(TrainableDrafter):
             output: Tensor = head(hidden)
             return output if self._settings.own_output else F.linear(output, target.lm_head)
 
-        compared = compare(student, rows, _as_they_are, tokens, token_cross_entropy, self._target.vocab)
+        compared = compare(student, rows, _as_they_are, tokens, token_cross_entropy, self._target_sizes.vocab)
         return LossOutput(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(mask))
 
 

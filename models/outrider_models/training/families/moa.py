@@ -86,7 +86,7 @@ class MoaSettings:
 class TrainableMoa(TrainableDrafter):
     def __init__(self, settings: MoaSettings, target: TargetFacts) -> None:
         super().__init__()
-        self._settings, self._target = settings, target.sizes
+        self._settings, self._target_sizes = settings, target.sizes
         if settings.tli > target.sizes.layers:
             raise UsageError(f"tli={settings.tli}: the target has {target.sizes.layers} layers")
         self.network: MoA = MoA(_sizes(settings, target))
@@ -97,11 +97,11 @@ class TrainableMoa(TrainableDrafter):
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         mask, hidden = batch.loss_mask, target.hidden[-1]
         drafted, entering_distance = self._drafted(batch, target, progress)
-        ours, theirs = drafted[mask], hidden[mask]
+        drafted_hidden, target_hidden = drafted[mask], hidden[mask]
         head = linear(target.lm_head)
-        compared = compare(head, ours, head, theirs, soft_cross_entropy, self._target.vocab)
+        compared = compare(head, drafted_hidden, head, target_hidden, soft_cross_entropy, self._target_sizes.vocab)
         losses = self._settings.losses
-        feature = feature_distance(ours, theirs, target.feature_scale if losses.in_units else 1.0)
+        feature = feature_distance(drafted_hidden, target_hidden, target.feature_scale if losses.in_units else 1.0)
         if entering_distance is not None:
             feature = 0.5 * feature + 0.5 * entering_distance
         total = (losses.divergence * compared.loss + losses.feature * feature).sum()
@@ -134,7 +134,7 @@ class TrainableMoa(TrainableDrafter):
 
     def export(self, directory: Path) -> None:
         """Write the published training layout."""
-        self.network.export(directory, self._target, torch.bfloat16)
+        self.network.export(directory, self._target_sizes, torch.bfloat16)
 
 
 def sync_points(predicts_reply: Tensor, blocks: Blocks) -> Tensor:
@@ -150,6 +150,7 @@ def sync_points(predicts_reply: Tensor, blocks: Blocks) -> Tensor:
     is_reply = F.pad(predicts_reply, (1, 0))[:, :-1]
     # Drawn on the CPU and moved: a GPU's generator gives other numbers for the same seed.
     every = torch.randint(blocks.shortest, blocks.longest + 1, (rows, 1)).to(device)
+    # 2 is beyond the whole reply: these rows never lose their features.
     dies_at = torch.rand(rows, 1).where(
         torch.rand(rows, 1) < blocks.blind_share, torch.tensor(2.0)
     )  # share of the reply

@@ -25,6 +25,7 @@ class Position:
 def save_checkpoint(directory: Path, position: Position, states: dict[str, Any]) -> None:  # Any: torch state dicts
     """Replace the checkpoint of `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
+    # Masks and noise come from torch's generator: a resumed run has to continue its sequence.
     payload = {"position": asdict(position), "torch_rng": torch.get_rng_state(), **states}
     with atomic_path(directory / _NAME) as partial:
         torch.save(payload, partial)
@@ -32,6 +33,7 @@ def save_checkpoint(directory: Path, position: Position, states: dict[str, Any])
 
 def load_checkpoint(directory: Path) -> tuple[Position, dict[str, Any]]:
     """Load position and states, and restore torch's generator. Raises FileNotFoundError."""
+    # A checkpoint is data: without weights_only, unpickling could run code.
     payload = torch.load(directory / _NAME, weights_only=True)
     torch.set_rng_state(payload.pop("torch_rng"))
     return Position(**payload.pop("position")), payload

@@ -55,6 +55,7 @@ def shard_samples(stream: StreamSettings, shard: int) -> list[Sample]:
     """Draw copying exercises in the share of that point of the run, and families by their weights."""
     # The progress of data is counted in shards, not in time: a resumed run must read what an undisturbed one reads.
     progress = shard * stream.shard_samples * _MEAN_TOKENS / stream.total_tokens
+    # Streams with neighboring seeds must not share shards.
     seed = stream.seed * 1_000_003 + shard
     samples: list[Sample] = []
     for exercise in stream.exercises:
