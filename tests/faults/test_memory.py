@@ -39,7 +39,7 @@ async def test_more_long_sessions_than_there_is_room_for_all_finish_exactly():
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
 async def test_an_allocation_that_fails_ends_one_session(monkeypatch, error):
     async with server() as running:
-        engine = running.verifier._thread._engine
+        engine = running.verifier._engine_loop._engine
         verify = engine.verify
 
         def short_of_memory(inputs):
@@ -80,7 +80,7 @@ async def test_more_clients_than_sessions_finish_or_are_told_that_the_server_is_
 async def test_a_fault_of_the_loop_itself_leaves_nobody_waiting(monkeypatch):
     """What is under way is refused; a stream that was about to open does open."""
     async with server() as running:
-        thread = running.verifier._thread
+        thread = running.verifier._engine_loop
         step, faults = thread._step, [RuntimeError("for the test")]
 
         def fails_once():

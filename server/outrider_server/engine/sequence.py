@@ -34,7 +34,7 @@ class Sequence:
     """Tokens of one session, with rows and features of the first of them.
 
     Between passes rows and features cover the same positions. `bonus` is the last verdict's as long as it follows the
-    tokens, None where the text has ended. `drafting` is set where the server may draft for this session. Sessions of
+    tokens, None where the text has ended. `drafter` is set where the server may draft for this session. Sessions of
     one `payer` may share the rows of a common prefix.
     """
 
@@ -44,7 +44,7 @@ class Sequence:
         self._memory = kv if isinstance(kv, KVMemory) else KVMemory(kv, sharing="none")
         self.payer = payer
         self.tap = tap
-        self.drafting = SessionDrafter(drafter) if drafter else None
+        self.drafter = SessionDrafter(drafter) if drafter else None
         self.bonus: int | None = None
         self.parked = False  # no stream is attached
         self.used_at = 0

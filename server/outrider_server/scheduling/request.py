@@ -144,13 +144,13 @@ class Request:
     def draft(self, tree_budget: int) -> None:
         """Draft for the next pass, at most as many tokens as are wanted and `tree_budget` nodes (0: any)."""
         assert self._shape is not None
-        assert self.sequence.drafting is not None
+        assert self.sequence.drafter is not None
         self._grown = True
         shape = self._shape.fitted(self._tokens_left - 1, tree_budget or self._shape.budget)
         if shape is not None:
             features = self.sequence.features if self.sequence.tap else None
             known = DraftContext((*self.sequence.tokens, *self._chain), features)
-            self._tree = self.sequence.drafting.grow(known, shape, lambda: self.is_stopped)
+            self._tree = self.sequence.drafter.grow(known, shape, lambda: self.is_stopped)
 
     def add_draft_time(self, draft_s: float) -> None:
         """Count `draft_s` seconds as drafting, not as queueing."""

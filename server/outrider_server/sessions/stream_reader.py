@@ -147,7 +147,7 @@ class StreamReader:
                 max_context=about.max_context,
                 max_nodes=about.max_nodes,
                 eos_token_ids=about.eos_token_ids,
-                server_draft=session.sequence.drafting is not None and stream.principal.may(Scope.SERVER_DRAFT),
+                server_draft=session.sequence.drafter is not None and stream.principal.may(Scope.SERVER_DRAFT),
             )
         )
 
@@ -203,7 +203,7 @@ class StreamReader:
         check_tokens(frame, about)
         room = about.max_context - frame.base_len - len(frame.context) - 1
         if isinstance(frame, Decode):
-            check_drafting(frame, stream.principal, is_offered=session.sequence.drafting is not None)
+            check_drafting(frame, stream.principal, is_offered=session.sequence.drafter is not None)
             if about is not server.description:  # else the engine itself stops at the target's context
                 frame = replace(frame, max_tokens=min(frame.max_tokens, room))
         assert stream.sampler is not None

@@ -64,7 +64,7 @@ class Verifier:
         self._description = _description(target, self._taps.values(), self._limits.max_nodes)
         self._sessions = SessionTable(self._limits.session_ttl_s, self._limits.max_sessions, self._release)
         self.memory = KVMemory(target.kv, budget_bytes(self._limits.kv_memory, target.kv), self._limits.shared_prefixes)
-        self._thread = EngineLoop(Engine(target, pace), self._limits, self.observer.stepped)
+        self._engine_loop = EngineLoop(Engine(target, pace), self._limits, self.observer.stepped)
         self._streams: set[StreamWriter] = set()
         self._quotas = Quotas(longest_wait_s, clock)
         self._idle = asyncio.Event()  # no stream is open
@@ -103,7 +103,7 @@ class Verifier:
     def alive(self) -> bool:
         """True while the target can run."""
         ranks = self._target.ranks
-        return self._thread.alive and (ranks is None or not ranks.broken.done())
+        return self._engine_loop.alive and (ranks is None or not ranks.broken.done())
 
     async def broken(self) -> str:
         """Wait until the target can no longer run, and return why. Only a divided target can break."""
@@ -115,7 +115,7 @@ class Verifier:
 
     async def start(self) -> None:
         self._context = self._new_context(CallbackQueue(asyncio.get_running_loop()))
-        self._thread.start()
+        self._engine_loop.start()
         self._sweeper = asyncio.create_task(self._sweep())
 
     def drain(self) -> None:
@@ -148,7 +148,7 @@ class Verifier:
             self._sweeper.cancel()
             with suppress(asyncio.CancelledError):
                 await self._sweeper
-        await asyncio.to_thread(self._thread.stop)
+        await asyncio.to_thread(self._engine_loop.stop)
 
     async def close(self) -> None:
         """Release the target, after stop(). Safe to call twice."""
@@ -206,7 +206,7 @@ class Verifier:
             drafters=self._drafters,
             memory=self.memory,
             sessions=self._sessions,
-            submit=self._thread.submit,
+            submit=self._engine_loop.submit,
             callbacks=callbacks,
             clock=self._clock,
             padded_width=self.pace.feature_width if self.pace else 0,
@@ -216,7 +216,7 @@ class Verifier:
         """Give back what a session holds, once its earlier requests have ended."""
         sequence = session.sequence
         # Through the queue: requests that are already in it still use the rows.
-        self._thread.submit(PrefixQuery(sequence, 0, lambda _: sequence.release()))
+        self._engine_loop.submit(PrefixQuery(sequence, 0, lambda _: sequence.release()))
 
     async def _sweep(self) -> None:
         while True:

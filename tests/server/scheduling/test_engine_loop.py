@@ -41,7 +41,7 @@ async def test_an_inquiry_that_fails_stops_nobody():
         raise RuntimeError("nobody takes it")
 
     try:
-        verifier._thread.submit(PrefixQuery(Sequence(verifier.memory, None), 0, fail))
+        verifier._engine_loop.submit(PrefixQuery(Sequence(verifier.memory, None), 0, fail))
         assert await asyncio.to_thread(failing.wait, 60)
         async with talking(verifier) as talk:
             await talk.open(verifier.describe())
@@ -68,7 +68,7 @@ async def test_a_job_whose_answers_are_not_read_rests_while_others_run():
     await verifier.start()
     try:
         frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 12)
-        verifier._thread.submit(Request(sequence, frame, Sampler(Sampling()), post, 0.0, 0, is_behind))
+        verifier._engine_loop.submit(Request(sequence, frame, Sampler(Sampling()), post, 0.0, 0, is_behind))
         async with talking(verifier) as talk:
             await talk.open(verifier.describe())
             for _ in range(8):
@@ -96,7 +96,7 @@ async def test_a_job_that_rests_ends_when_it_is_stopped():
     request = Request(Sequence(verifier.memory, None), frame, Sampler(Sampling()), post, 0.0, 0, lambda: True)
     await verifier.start()
     try:
-        verifier._thread.submit(request)
+        verifier._engine_loop.submit(request)
         async with talking(verifier) as talk:
             await talk.open(verifier.describe())
             await talk.prompt(PROMPT)

@@ -212,7 +212,7 @@ async def test_over_its_rate_a_key_waits_while_its_pings_are_answered(keys_file,
 async def test_a_pass_whose_client_hangs_up_is_paid(keys_file, monkeypatch):
     key, clock = give(keys_file, "a", tokens_per_minute=60), Clock()  # 1 a second, 10 at once
     async with serving(keys_file, clock) as server:
-        engine, runs, may_end = server.verifier._thread._engine, threading.Event(), threading.Event()
+        engine, runs, may_end = server.verifier._engine_loop._engine, threading.Event(), threading.Event()
         verify = engine.verify
 
         def slowly(inputs):

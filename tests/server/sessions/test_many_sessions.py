@@ -63,7 +63,7 @@ async def test_passes_keep_to_the_budget(truths, monkeypatch):
     """But for a draft that is larger: its rows are the root, its tree and at most so short a context."""
     async with serving([], batch_tokens=40, chunk_tokens=30) as verifier:
         rows = []
-        engine = verifier._thread._engine
+        engine = verifier._engine_loop._engine
         verify = engine.verify
         monkeypatch.setattr(
             engine, "verify", lambda inputs: rows.append([w.num_rows for w in inputs]) or verify(inputs)
@@ -136,9 +136,9 @@ async def test_verdicts_carry_the_wish_unless_told_not_to(truths):
 async def test_the_servers_own_drafts_obey_too(truths, monkeypatch):
     prompt, truth = PROMPTS[2], truths[2]
     async with serving([Prophet(prompt + truth, errs=1000)]) as verifier, talking(verifier) as talk:
-        verifier._thread._tree_budget._most = 3
+        verifier._engine_loop._tree_budget._most = 3
         sizes = []
-        engine = verifier._thread._engine
+        engine = verifier._engine_loop._engine
         verify = engine.verify
         monkeypatch.setattr(
             engine, "verify", lambda inputs: sizes.extend(len(w.tree) for w in inputs) or verify(inputs)

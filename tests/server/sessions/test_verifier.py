@@ -293,7 +293,7 @@ async def test_a_session_at_fault_is_forgotten_and_others_go_on(monkeypatch, tru
     async with serving() as verifier, talking(verifier) as bad, talking(verifier) as good:
         session = (await bad.open(verifier.describe())).session_id
         await good.open(verifier.describe())
-        engine = verifier._thread._engine
+        engine = verifier._engine_loop._engine
         verify = engine.verify
 
         def failing(inputs):
@@ -319,7 +319,7 @@ async def test_a_long_prompt_lets_others_through(monkeypatch):
         await slow.open(verifier.describe())
         await quick.open(verifier.describe())
         passes = []
-        engine = verifier._thread._engine
+        engine = verifier._engine_loop._engine
         verify = engine.verify
         monkeypatch.setattr(
             engine,
