@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from outrider_drafters.checkpoints.bundle import find_bundle
-from outrider_drafters.checkpoints.drafter_files import DrafterFiles, listed
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles, join_names
 from outrider_drafters.checkpoints.fingerprint import TARGET_FINGERPRINT_KEY, target_fingerprint
 from outrider_drafters.checkpoints.source import DrafterOptions, DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights, target_sizes
@@ -47,7 +45,7 @@ def load_drafter(source: str | Path | DrafterSource, target: TargetWeights) -> D
     family, files = open_drafter(DrafterSource.parse(source))
     if target.directory is not None:
         check_target(files, target.directory)
-    with _naming(files):
+    with files.naming_errors():
         return family.drafter(files, target)
 
 
@@ -61,19 +59,8 @@ def load_tap(
     family, files = open_drafter(DrafterSource.parse(source))
     check_target(files, target_path)
     sizes = target_sizes(target_path)
-    with _naming(files):
+    with files.naming_errors():
         return family.tap(files, sizes, like(dtype, device))
-
-
-@contextmanager
-def _naming(files: DrafterFiles) -> Iterator[None]:
-    """Prefix errors with the drafter's directory, which tells several heads apart, unless they name it."""
-    try:
-        yield
-    except UsageError as error:
-        if str(files.directory) in str(error):
-            raise
-        raise files.fault(str(error)) from error
 
 
 def open_drafter(source: DrafterSource) -> tuple[Family, DrafterFiles]:
@@ -88,9 +75,9 @@ def open_drafter(source: DrafterSource) -> tuple[Family, DrafterFiles]:
     for family in FAMILIES:
         if source.name == family.name and not family.needs_files:
             _check_asked(source.options, family, source.name)
-            return family, DrafterFiles.none(source)
+            return family, DrafterFiles.without_files(source)
     files = DrafterFiles.open(source)
-    return family_of(files), files
+    return recognize_family(files), files
 
 
 def check_target(files: DrafterFiles, target: str | Path) -> None:
@@ -102,7 +89,7 @@ def check_target(files: DrafterFiles, target: str | Path) -> None:
         )
 
 
-def family_of(files: DrafterFiles) -> Family:
+def recognize_family(files: DrafterFiles) -> Family:
     """Return the first family that recognizes the files, or the one the options name if it does. Raises UsageError."""
     asked = files.options.family
     if asked is not None and asked not in _names():
@@ -111,7 +98,7 @@ def family_of(files: DrafterFiles) -> Family:
     if not recognized:
         raise files.fault(
             f"not a drafter directory (architectures={files.config.get('architectures')}); "
-            f"need one of {', '.join(_names())}, but it holds {listed(sorted(files.names)) or 'no tensors'}"
+            f"need one of {', '.join(_names())}, but it holds {join_names(sorted(files.names)) or 'no tensors'}"
         )
     family = next((family for family in recognized if family.name == asked), recognized[0])
     _check_asked(files.options, family, files.directory)

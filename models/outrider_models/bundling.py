@@ -23,7 +23,7 @@ from outrider_drafters.checkpoints.target_weights import TargetWeights, borrowed
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.families.family import Family
 from outrider_drafters.load import load_drafter, open_drafter
-from outrider_drafters.quantization.quantize import Weights, quantized, stored
+from outrider_drafters.quantization.quantize import Weights, code_tensors, quantize
 from outrider_drafters.readers.checkpoint import SINGLE, Checkpoint
 from outrider_drafters.readers.config import read_config
 from outrider_proto.bundles import TARGET_FILES
@@ -126,7 +126,7 @@ def _coded(name: str, tensor: Tensor, weights: str) -> Mapping[str, Tensor]:
     """Quantize matrices; embeddings keep at least 8 bits, since a lookup reads only one row."""
     if not (name.endswith(".weight") and tensor.ndim == 2 and tensor.is_floating_point()):
         return {name: tensor}
-    return stored(name, quantized(tensor, "int8" if weights == "int8" or name.endswith(EMBEDDING) else "int4"))
+    return code_tensors(name, quantize(tensor, "int8" if weights == "int8" or name.endswith(EMBEDDING) else "int4"))
 
 
 def _write_target(target: Path, num_layers: int, packed: Packing, out: Path) -> None:

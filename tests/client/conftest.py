@@ -17,7 +17,7 @@ from outrider_client.connection.policy import Backoff, Patience, Timeouts
 from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
-from outrider_drafters.contracts.drafter import UNLIMITED, level_by_level
+from outrider_drafters.contracts.drafter import UNLIMITED, tree_logits_by_level
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import LinkError, Refusal
@@ -301,7 +301,7 @@ class FakeDraftState:
         return torch.stack([self._logits(path) for path in self._paths[len(known) :]])
 
     def tree_logits(self, tree) -> torch.Tensor:
-        return level_by_level(tree, self.root_logits(), self.expand)
+        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
     def _logits(self, path: tuple[int, ...]) -> torch.Tensor:
         text = (*self.tokens, *path)

@@ -263,7 +263,7 @@ class DraftingThread:
             head.outcomes = outcomes
 
     def _write(self, sampling: Sampling) -> int | None:
-        if not self._state.use_one_that_can():
+        if not self._state.switch_to_able_head():
             return None
         return choose_token(self._state.root_logits(), sampling, len(self._tokens))
 

@@ -39,7 +39,7 @@ class FusedProjections:
         self.bias = torch.cat([p.bias for p in projections]).detach() if shape.qkv_bias else None
         self.norms = _head_norms(attention, shape)
         self._shape = shape
-        self._cut: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
+        self._slices: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
 
     def heads(self, x: Tensor, first: int, end: int) -> Tensor:
         """Project rows [..., n, inputs] to the heads `first` to `end`, q and k normed: [..., heads, n, head_dim]."""
@@ -50,10 +50,10 @@ class FusedProjections:
     def _rows(self, first: int, end: int) -> tuple[Tensor, Tensor | None]:
         """Return the weight and bias of those heads."""
         # Cached: cutting quantized rows repacks them for the kernel.
-        if (first, end) not in self._cut:
+        if (first, end) not in self._slices:
             rows = slice(first * self._shape.head_dim, end * self._shape.head_dim)
-            self._cut[first, end] = self.weight[rows], None if self.bias is None else self.bias[rows]
-        return self._cut[first, end]
+            self._slices[first, end] = self.weight[rows], None if self.bias is None else self.bias[rows]
+        return self._slices[first, end]
 
     def _normed(self, heads: Tensor, weights: Tensor) -> Tensor:
         """Norm the first heads with weights [k, 1, head_dim] of their own; v heads, which follow, have no norm."""

@@ -116,6 +116,7 @@ def _windows(config: Config, layers: range) -> tuple[int | None, ...]:
     # Mistral: all layers. Qwen: only if use_sliding_window is set, then the layers that layer_types names, and without
     # layer_types those from max_window_layers on.
     everywhere = config.get("model_type") == "mistral"
+    # An explicit null turns windows off; a missing key means the default of 4096.
     if config.get("sliding_window", 0) is None or not (everywhere or config.get("use_sliding_window")):
         return (None,) * len(layers)
     window, first = config_int(config, "sliding_window", 4096), config.get("max_window_layers", 28)

@@ -96,6 +96,7 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention over rows `inputs` wide, by default as wide as the block."""
 
+    # head_dim is a size of its own: in some models (Qwen3) heads * head_dim differs from the width.
     def __init__(self, shape: BlockShape, inputs: int | None = None, *, out_bias: bool = False) -> None:
         super().__init__()
         self.head_dim = shape.head_dim

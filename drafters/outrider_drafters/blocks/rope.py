@@ -151,6 +151,7 @@ def _stretched(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
                 first, last = math.floor(first), math.ceil(last)
             # Clamped to head_dim - 1, not to the number of pairs, as transformers and YaRN's own code do.
             first, last = max(first, 0), min(last, 2 * len(plain) - 1)
+            # 0.001 as in YaRN's own code: equal bounds must not divide by zero.
             pairs = torch.arange(len(plain), dtype=torch.float32, device=plain.device)
             return ((pairs - first) / (last - first if last != first else 0.001)).clamp(0, 1)
         case _:

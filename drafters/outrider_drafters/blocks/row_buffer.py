@@ -24,6 +24,7 @@ class RowBuffer:
         """Append rows [..., n, width]."""
         end = self.length + rows.shape[-2]
         while end > self._buffer.shape[-2]:
+            # Growing moves the rows: views taken before keep the old storage and no longer follow.
             self._buffer = torch.cat((self._buffer, torch.empty_like(self._buffer)), dim=-2)
         self._buffer[..., self.length : end, :] = rows
         self.length = end

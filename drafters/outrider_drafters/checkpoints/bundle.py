@@ -90,24 +90,25 @@ def _checked(directory: Path, stamps: object) -> Bundle:
     for name, mark in bundle.files.items():
         path = directory / name
         if not path.is_file():
-            raise UsageError(f"{path}: missing from the bundle; make it anew with outrider-models bundle")
+            raise UsageError(f"{path}: missing from the bundle; make it again with outrider-models bundle")
         if FileDigest.of(path) != mark:
-            raise UsageError(f"{path}: not as the bundle was made; copy it again, or make it anew")
+            raise UsageError(f"{path}: not as the bundle was made; copy it again, or make it again")
     return bundle
 
 
 def _read(directory: Path) -> Bundle:
     told = dict(read_json(directory / MANIFEST))
     if told.pop("format", None) != "outrider-bundle" or told.pop("version", None) != VERSION:
-        raise UsageError(f"{directory / MANIFEST}: not an edge bundle of version {VERSION}; make it anew")
+        raise UsageError(f"{directory / MANIFEST}: not an edge bundle of version {VERSION}; make it again")
     try:
         marks = {_inside(name): FileDigest(**mark) for name, mark in told.pop("files").items()}
         return Bundle(**told, files=marks)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{directory / MANIFEST}: damaged ({error}); make it anew") from error
+        raise UsageError(f"{directory / MANIFEST}: damaged ({error}); make it again") from error
 
 
 def _inside(name: str) -> str:
+    # A manifest comes from a server: it must not name files outside the bundle.
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise ValueError(f"file {name!r} lies outside")
     return name

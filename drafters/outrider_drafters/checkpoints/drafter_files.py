@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -36,15 +37,16 @@ class DrafterFiles:
     @classmethod
     def open(cls, source: DrafterSource) -> DrafterFiles:
         """Open a directory, a hub name, or a GGUF file, whose path then takes the directory's place."""
+        # A GGUF file stands for its directory, and heads in a file of their own come before a whole model beside them.
         place = Path(source.name).expanduser()
         directory = place if place.is_file() else resolve_dir(source.name)
-        if (gguf := gguf_at(directory)) is not None:
-            config, tensors = read_head(gguf)
+        if (gguf := find_gguf(directory)) is not None:
+            config, tensors = read_gguf(gguf)
             return cls(gguf, config, Checkpoint.holding(gguf, tensors), source.options)
         return cls(directory, read_config(directory), Checkpoint(directory, heads_first=True), source.options)
 
     @classmethod
-    def none(cls, source: DrafterSource) -> DrafterFiles:
+    def without_files(cls, source: DrafterSource) -> DrafterFiles:
         """Make the files of a drafter that needs none: its options and nothing else."""
         place = Path(source.name)
         return cls(place, {}, Checkpoint.holding(place, {}), source.options)
@@ -57,13 +59,23 @@ class DrafterFiles:
         """Return the same files with another view of their tensors."""
         return replace(self, checkpoint=checkpoint)
 
+    @contextmanager
+    def naming_errors(self) -> Iterator[None]:
+        """Prefix errors with the drafter's directory, which tells several heads apart, unless they name it."""
+        try:
+            yield
+        except UsageError as error:
+            if str(self.directory) in str(error):
+                raise
+            raise self.fault(str(error)) from error
+
     def fault(self, message: str) -> UsageError:
         return UsageError(f"{self.directory}: {message}")
 
     def need(self, required: frozenset[str]) -> None:
         """Raise UsageError if any of these tensors is missing."""
         if missing := sorted(required - self.names):
-            raise self.fault(f"lacks tensors {listed(missing)}")
+            raise self.fault(f"lacks tensors {join_names(missing)}")
 
     def need_equal(self, what: str, drafter: int, target: int) -> None:
         """Raise UsageError if a size of the drafter differs from the target's."""
@@ -89,7 +101,7 @@ class DrafterFiles:
         self.need(frozenset(wanted))
         held = {name for name in self.names if not name.endswith(IGNORED)}
         if unknown := sorted(held - set(wanted) - also_known):
-            raise self.fault(f"holds unknown tensors {listed(unknown)}")
+            raise self.fault(f"holds unknown tensors {join_names(unknown)}")
         for name, tensor in wanted.items():
             if self.checkpoint.shape(name) != tuple(tensor.shape):
                 raise self.fault(
@@ -105,7 +117,7 @@ class DrafterFiles:
         return tensors
 
 
-def listed(names: list[str]) -> str:
+def join_names(names: list[str]) -> str:
     """Join the first few names for a message."""
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more
@@ -113,10 +125,10 @@ def listed(names: list[str]) -> str:
 
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt")  # a directory that holds these is read as one of them
 Translated = tuple[Config, Mapping[str, Tensor]]
-TRANSLATIONS: Mapping[str, Callable[[GgufFile], Translated]] = {eagle3_gguf.ARCHITECTURE: eagle3_gguf.translated}
+TRANSLATIONS: Mapping[str, Callable[[GgufFile], Translated]] = {eagle3_gguf.ARCHITECTURE: eagle3_gguf.translate}
 
 
-def gguf_at(path: Path) -> Path | None:
+def find_gguf(path: Path) -> Path | None:
     """Return the GGUF file at a path, or the only weights in a directory. Raises UsageError for several."""
     if path.is_file():
         return path if path.suffix == SUFFIX else None
@@ -131,7 +143,7 @@ def gguf_at(path: Path) -> Path | None:
     return found[0]
 
 
-def read_head(path: Path) -> Translated:
+def read_gguf(path: Path) -> Translated:
     """Translate a GGUF file to a configuration and tensors. Raises UsageError if it is not a drafter."""
     file = GgufFile.read(path, tuple(TRANSLATIONS))
     return TRANSLATIONS[file.architecture](file)

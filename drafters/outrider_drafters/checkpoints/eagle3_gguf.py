@@ -51,7 +51,7 @@ KEYS = {  # of config.json, by the key after "eagle3."
 }
 
 
-def translated(file: GgufFile) -> tuple[Config, Mapping[str, Tensor]]:
+def translate(file: GgufFile) -> tuple[Config, Mapping[str, Tensor]]:
     """Translate to a configuration and tensors. Tensors of unknown names keep them. Raises UsageError."""
     if (blocks := file.of_architecture("block_count")) not in (None, 1):
         raise UsageError(f"{file.path}: block_count={blocks}: need 1")
@@ -63,15 +63,15 @@ def translated(file: GgufFile) -> tuple[Config, Mapping[str, Tensor]]:
         if new in tensors:
             raise UsageError(f"{file.path}: two tensors are {new}, one of them {name}")
         if name.startswith("blk.0.attn_q."):
-            tensors[new] = halves(file, name, stored, heads)
+            tensors[new] = unpermute_rows(file, name, stored, heads)
         elif name.startswith("blk.0.attn_k."):
-            tensors[new] = halves(file, name, stored, kv_heads)
+            tensors[new] = unpermute_rows(file, name, stored, kv_heads)
         elif name != ROPE_FREQS:
             tensors[new] = _offsets(stored) if new == "d2t" else stored
     return _config(file, heads), tensors
 
 
-def halves(file: GgufFile, name: str, tensor: Tensor, heads: int) -> Tensor:
+def unpermute_rows(file: GgufFile, name: str, tensor: Tensor, heads: int) -> Tensor:
     """Reorder rows [heads x head_dim, ...] whose neighbors form RoPE's pairs, so that halves of a head do."""
     # Undoes llama.cpp's `permute`. Without it the head loads and runs, and merely drafts badly.
     if len(tensor) % (2 * heads):

@@ -68,4 +68,5 @@ def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _value_bytes(tensor: Tensor) -> bytes:
+    # As float32, so that the same values stored as bfloat16 and as float32 have one digest.
     return tensor.detach().float().cpu().contiguous().numpy().tobytes()

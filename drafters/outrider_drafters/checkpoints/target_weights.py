@@ -62,6 +62,7 @@ class TargetWeights:
         config, checkpoint = read_config(directory), Checkpoint(directory)
         embed_name, head_name = borrowed_names(config, checkpoint)
         embed = checkpoint.read(embed_name).to(dtype)
+        # A tied target's lm_head is the embedding itself, not a copy: half the memory, and tested with `is` elsewhere.
         lm_head = embed if head_name == embed_name else checkpoint.read(head_name).to(dtype)
         sizes = sizes_of(config, checkpoint.matrix(head_name))
         return cls(embed, lm_head, sizes, _eos_token_ids(directory, config), directory)

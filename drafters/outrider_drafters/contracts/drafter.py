@@ -115,7 +115,7 @@ def sync_tokens(state: DraftState, held: Sequence[int], tokens: Sequence[int]) -
     state.append(tokens[common:])
 
 
-def level_by_level(
+def tree_logits_by_level(
     tree: DraftTree, root_logits: Tensor, expand: Callable[[Sequence[int], Sequence[int]], Tensor]
 ) -> Tensor:
     """Implement tree_logits for a state whose nodes need their parents' pass: one `expand` per level."""

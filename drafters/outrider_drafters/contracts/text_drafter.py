@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
-from outrider_drafters.contracts.drafter import UNLIMITED, level_by_level
+from outrider_drafters.contracts.drafter import UNLIMITED, tree_logits_by_level
 from outrider_drafters.contracts.tap import NO_FEATURES
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_proto.errors import UsageError
@@ -41,7 +41,7 @@ class TextDrafter(ABC):
 
 
 class TextState(WithTokenState):
-    """See drafter.DraftState."""
+    """The draft state of a TextDrafter: the text and the paths of the expanded nodes."""
 
     def __init__(self, drafter: TextDrafter) -> None:
         self._drafter = drafter
@@ -73,7 +73,7 @@ class TextState(WithTokenState):
         return torch.stack([self._logits(branch) for branch in branches])
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
-        return level_by_level(tree, self.root_logits(), self.expand)
+        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
     def _logits(self, branch: tuple[int, ...]) -> Tensor:
         logits = torch.full((self._drafter.vocab_size,), -math.inf)

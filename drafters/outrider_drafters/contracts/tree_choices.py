@@ -87,6 +87,7 @@ def _shipped() -> Any:  # Any: a Traversable, whose module moves between Python 
 
 
 def _checked(value: object, path: Path) -> list[list[int]]:
+    # type(rank) is int: isinstance would let JSON's true and false through.
     if not isinstance(value, list) or not all(
         isinstance(item, list) and all(type(rank) is int for rank in item) for item in value
     ):

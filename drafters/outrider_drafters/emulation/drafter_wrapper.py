@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from outrider_drafters.contracts.drafter import Drafter, DraftState, level_by_level
+from outrider_drafters.contracts.drafter import Drafter, DraftState, tree_logits_by_level
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree
@@ -70,4 +70,4 @@ class StateWrapper:
     def tree_logits(self, tree: DraftTree) -> Tensor:
         if self._tree_in_one:
             return self._around(lambda: self.inner.tree_logits(tree))
-        return level_by_level(tree, self.root_logits(), self.expand)
+        return tree_logits_by_level(tree, self.root_logits(), self.expand)

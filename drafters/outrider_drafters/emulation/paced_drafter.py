@@ -34,6 +34,7 @@ class PacedDrafter(DrafterWrapper):
 
     def around(self, run: Callable[[], Tensor]) -> Tensor:
         """Run a pass and return its result once its time is over."""
+        # The pass itself counts: only the rest of its time is slept.
         ends = self._clock() + self._level_s * self._factor(self.outcomes)
         logits = run()
         if (left := ends - self._clock()) > 0:

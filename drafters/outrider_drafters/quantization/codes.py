@@ -39,17 +39,17 @@ class Codes(Protocol):
         """Decode to [n, k] float32."""
         ...
 
-    def few(self, x: Tensor) -> Tensor:
+    def multiply_few(self, x: Tensor) -> Tensor:
         """Multiply few rows [m, k] with the matrix: [m, n] bfloat16."""
         ...
 
-    def many(self, x: Tensor) -> Tensor:
+    def multiply_many(self, x: Tensor) -> Tensor:
         """Multiply many rows: the same product by another kernel."""
         ...
 
-    def picked(self, rows: Tensor | slice) -> Self: ...
+    def select_rows(self, rows: Tensor | slice) -> Self: ...
 
-    def joined(self, others: Sequence[Codes]) -> Codes | None:
+    def concat(self, others: Sequence[Codes]) -> Codes | None:
         """Concatenate rows; None if the others are coded in another way."""
         ...
 
@@ -76,19 +76,19 @@ class Int8Codes:
     def values(self) -> Tensor:
         return self.codes.float() * self.scales.float().unsqueeze(-1)
 
-    def few(self, x: Tensor) -> Tensor:
+    def multiply_few(self, x: Tensor) -> Tensor:
         if self.codes.shape[1] % INT8_WIDTH:
-            return self.many(x)
+            return self.multiply_many(x)
         return torch.ops.aten._weight_int8pack_mm(x, self.codes, self.scales)  # type: ignore[no-any-return]  # torch.ops
 
-    def many(self, x: Tensor) -> Tensor:
+    def multiply_many(self, x: Tensor) -> Tensor:
         # Exact codes: 8 bits fit into bfloat16's mantissa. Scaling them first would round every weight.
         return F.linear(x, self.codes.bfloat16()) * self.scales
 
-    def picked(self, rows: Tensor | slice) -> Int8Codes:
+    def select_rows(self, rows: Tensor | slice) -> Int8Codes:
         return Int8Codes(self.codes[rows], self.scales[rows])
 
-    def joined(self, others: Sequence[Codes]) -> Codes | None:
+    def concat(self, others: Sequence[Codes]) -> Codes | None:
         alike = [self, *(other for other in others if isinstance(other, Int8Codes))]
         if len(alike) <= len(others):
             return None
@@ -115,21 +115,21 @@ class Int4Codes:
         grouped = (self._codes().float() - MIDDLE).view(*self.scales.shape, -1)
         return (grouped * self.scales.float().unsqueeze(-1) + self.zeros.float().unsqueeze(-1)).view(self.shape)
 
-    def few(self, x: Tensor) -> Tensor:
+    def multiply_few(self, x: Tensor) -> Tensor:
         if self.shape[0] % INT4_ROWS:
-            return self.many(x)
+            return self.multiply_many(x)
         packed, scales_and_zeros = self._packed
         group = self.shape[1] // self.scales.shape[1]
         product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, group, scales_and_zeros)
         return product
 
-    def many(self, x: Tensor) -> Tensor:
+    def multiply_many(self, x: Tensor) -> Tensor:
         return F.linear(x, self.values().bfloat16())
 
-    def picked(self, rows: Tensor | slice) -> Int4Codes:
+    def select_rows(self, rows: Tensor | slice) -> Int4Codes:
         return Int4Codes(self.pairs[rows], self.scales[rows], self.zeros[rows])
 
-    def joined(self, others: Sequence[Codes]) -> Codes | None:
+    def concat(self, others: Sequence[Codes]) -> Codes | None:
         alike = [self, *(other for other in others if isinstance(other, Int4Codes))]
         if len(alike) <= len(others) or len({each.scales.shape[1] for each in alike}) > 1:
             return None

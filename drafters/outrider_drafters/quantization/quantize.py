@@ -24,14 +24,14 @@ CHUNK = 1 << 20  # values passed to HQQ at a time
 INT8, INT4, SCALE, ZERO = ".int8", ".int4", ".scale", ".zero"
 
 
-def quantized(weight: Tensor, weights: Literal["int8", "int4"]) -> QuantizedWeight:
+def quantize(weight: Tensor, weights: Literal["int8", "int4"]) -> QuantizedWeight:
     """Quantize a matrix [n, k]; to int8 if its sizes do not fit int4. Raises UsageError without torchao."""
     divides = weight.shape[0] % INT4_ROWS == 0 and weight.shape[1] % GROUP == 0
     plain = weight.detach().float().cpu().contiguous()
     return QuantizedWeight(_int4(plain) if weights == "int4" and divides else _int8(plain))
 
 
-def stored(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
+def code_tensors(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
     """Return a weight's parts by their names in a file."""
     match weight.coded:
         case Int8Codes(codes, scales):
@@ -46,7 +46,7 @@ def holds_codes(names: Iterable[str]) -> bool:
     return any(name.endswith((INT8, INT4)) for name in names)
 
 
-def restored(path: Path, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def rebuild_weights(path: Path, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rebuild the weights of a file from its tensors. Raises UsageError for codes without matching scales."""
     tensors: dict[str, Tensor] = {}
     coded = {name.removesuffix(kind) for name in parts for kind in (INT8, INT4) if name.endswith(kind)}
@@ -97,7 +97,7 @@ def _int4(weight: Tensor) -> Int4Codes:
     """Quantize with HQQ, a few rows at a time."""
     # HQQ makes several copies of its input; rows are independent, so the codes are those of the whole matrix.
     first, *others = (_int4_rows(rows) for rows in torch.split(weight, max(1, CHUNK // weight.shape[1])))
-    joined = first.joined(others)
+    joined = first.concat(others)
     assert isinstance(joined, Int4Codes)
     return joined
 
@@ -107,6 +107,7 @@ def _int4_rows(weight: Tensor) -> Int4Codes:
         weight, nbits=4, group_size=GROUP, compute_dtype=torch.bfloat16, device="cpu"
     )
     groups = (len(weight), weight.shape[1] // GROUP)
+    # Even columns in the low half of each byte: Int4Codes unpacks in this order.
     return Int4Codes(codes[:, ::2] | (codes[:, 1::2] << 4), scales.view(groups), zeros.view(groups))
 
 

@@ -43,8 +43,9 @@ class QuantizedWeight(Tensor):
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiply x [..., k] with the rows: [..., n], in x's type."""
+        # Activations, too, must begin where the kernels can read them.
         rows = aligned(x.reshape(-1, x.shape[-1]).bfloat16().contiguous())
-        multiply = self.coded.few if len(rows) <= FEW_ROWS else self.coded.many
+        multiply = self.coded.multiply_few if len(rows) <= FEW_ROWS else self.coded.multiply_many
         made = multiply(rows).to(x.dtype).view(*x.shape[:-1], self.coded.shape[0])
         return made if bias is None else made + bias
 
@@ -103,21 +104,21 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Handled:
 def _embedding(ids: Tensor, weight: Tensor, *more: object, **named: object) -> Handled:
     if not isinstance(weight, QuantizedWeight) or any(more) or any(named.values()):
         return NotImplemented
-    return weight.coded.picked(ids.flatten()).values().to(weight.dtype).view(*ids.shape, -1)
+    return weight.coded.select_rows(ids.flatten()).values().to(weight.dtype).view(*ids.shape, -1)
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Handled:
     parts = [tensor for tensor in tensors if isinstance(tensor, QuantizedWeight)]
     if dim != 0 or len(parts) < len(tensors):
         return NotImplemented
-    joined = parts[0].coded.joined([part.coded for part in parts[1:]])
+    joined = parts[0].coded.concat([part.coded for part in parts[1:]])
     return NotImplemented if joined is None else QuantizedWeight(joined, parts[0].dtype)
 
 
 def _getitem(weight: Tensor, rows: object) -> Handled:
     if not isinstance(weight, QuantizedWeight) or not isinstance(rows, slice) or rows.step is not None:
         return NotImplemented
-    return QuantizedWeight(weight.coded.picked(rows), weight.dtype)
+    return QuantizedWeight(weight.coded.select_rows(rows), weight.dtype)
 
 
 def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Handled:  # Any: as Tensor.to takes them

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider_drafters.quantization.quantize import holds_codes, restored
+from outrider_drafters.quantization.quantize import holds_codes, rebuild_weights
 from outrider_drafters.readers.config import Config, read_json
 from outrider_proto.errors import UsageError
 
@@ -128,6 +128,7 @@ class Checkpoint:
             raise UsageError(f"{index}: has no weight_map")
         held: dict[str, Path] = {}
         for shard in dict.fromkeys(weight_map.values()):
+            # A bare file name only: an index from elsewhere must not name files outside the directory.
             if not isinstance(shard, str) or Path(shard).name != shard:
                 raise UsageError(f"{index}: places tensors in {shard!r}: need a file beside it")
             held |= self._names_in(self.directory / shard)
@@ -141,7 +142,7 @@ class Checkpoint:
             with _opened(path) as file:
                 if not holds_codes(file.keys()):
                     return dict.fromkeys(file.keys(), path)
-                tensors = restored(path, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  # no dict
+                tensors = rebuild_weights(path, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  # no dict
         else:
             tensors = _unpickle(path)
         self._loaded |= tensors

@@ -36,6 +36,7 @@ def read_config(directory: Path) -> Config:
 
 def config_int(config: Config, key: str, default: int | None = None) -> int:
     """Return a whole number above 0; a missing or null one takes the default. Raises UsageError."""
+    # A null counts as missing: published configurations write both.
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, int) or value < 1:

@@ -69,6 +69,7 @@ def _opened(path: Path) -> GGUFReader:
 def _dequantized(path: Path, tensor: ReaderTensor) -> Tensor:
     from gguf.quants import dequantize
 
+    # Integers are ids, which float32 would round above 2**24.
     if np.issubdtype(tensor.data.dtype, np.signedinteger):
         return torch.from_numpy(tensor.data.astype(np.int64))
     try:

@@ -18,7 +18,7 @@ from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.blocks.row_buffer import RowBuffer
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
-from outrider_drafters.contracts.drafter import UNLIMITED, Drafter, level_by_level
+from outrider_drafters.contracts.drafter import UNLIMITED, Drafter, tree_logits_by_level
 from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
 from outrider_drafters.routing.batched_block import BatchedBlock, alike, can_stack, for_all, stacked, times
 from outrider_drafters.trees.grow import Level
@@ -62,15 +62,15 @@ def batch_heads(heads: Sequence[Drafter]) -> BatchedHeads | None:
 class BatchedHeadsState(WithTokenState):
     """The states of all heads on one text. See HeadStates."""
 
-    def __init__(self, stack: BatchedHeads) -> None:
+    def __init__(self, heads: BatchedHeads) -> None:
         self.num_passes = 0
-        self._stack = stack
-        self._all = slice(0, stack.num_heads)
-        self._device, dtype = stack.embed.device, stack.embed.dtype
-        self._token_state = TokenState(stack.tap.width)
-        self._features = RowBuffer(width=stack.tap.width, dtype=dtype, device=self._device)
-        self._cache = stack.block.new_cache()
-        self._outputs = RowBuffer(stack.num_heads, width=stack.tap.width, dtype=dtype, device=self._device)
+        self._heads = heads
+        self._all = slice(0, heads.num_heads)
+        self._device, dtype = heads.embed.device, heads.embed.dtype
+        self._token_state = TokenState(heads.tap.width)
+        self._features = RowBuffer(width=heads.tap.width, dtype=dtype, device=self._device)
+        self._cache = heads.block.new_cache()
+        self._outputs = RowBuffer(heads.num_heads, width=heads.tap.width, dtype=dtype, device=self._device)
         self._lines: list[
             list[list[int]]
         ] = []  # per head and draft row: its ancestors and itself, as rows common to all heads
@@ -85,7 +85,7 @@ class BatchedHeadsState(WithTokenState):
 
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:
-        self._features.append(self._token_state.add_features(first, rows).to(self._stack.embed))
+        self._features.append(self._token_state.add_features(first, rows).to(self._heads.embed))
 
     def rollback(self, num_tokens: int) -> None:
         self._token_state.rollback(num_tokens)
@@ -99,20 +99,20 @@ class BatchedHeadsState(WithTokenState):
     @torch.inference_mode()
     def root(self, head: int) -> Tensor:
         if self._roots is None:
-            self._roots = self._stack.logits(self._root_outputs())[:, 0]
+            self._roots = self._heads.logits(self._root_outputs())[:, 0]
             self.num_passes += 1
         return self._roots[head]
 
     @torch.inference_mode()
     def expand(self, levels: Mapping[int, Level]) -> dict[int, Tensor]:
-        if len(levels) == self._stack.num_heads:
+        if len(levels) == self._heads.num_heads:
             ordered = sorted(levels)
             return dict(zip(ordered, self._expand(self._all, [levels[head] for head in ordered]), strict=True))
         return {head: self._expand(slice(head, head + 1), [level])[0] for head, level in levels.items()}
 
     def tree(self, head: int, tree: DraftTree) -> Tensor:
         self.start()
-        return level_by_level(
+        return tree_logits_by_level(
             tree, self.root(head), lambda tokens, parents: self.expand({head: Level(list(tokens), list(parents))})[head]
         )
 
@@ -121,17 +121,17 @@ class BatchedHeadsState(WithTokenState):
         self._token_state.need_root()
         output = self._output
         if output is None or self._num_true != self._token_state.usable:
-            output = self._settle()
+            output = self._rebuild_text_rows()
         self._cache.truncate(self._num_text_rows)
         while self._next_token < self.num_tokens:
             output = self._text_rows(self._next_token, output)
         self._output = output
-        self._lines = [[] for _ in range(self._stack.num_heads)]
+        self._lines = [[] for _ in range(self._heads.num_heads)]
         self._outputs.truncate(0)
         self._outputs.append(output)
         return output
 
-    def _settle(self) -> Tensor:
+    def _rebuild_text_rows(self) -> Tensor:
         """Rebuild the rows whose true features have arrived; outputs [heads, 1, E] of the last one."""
         usable = self._token_state.usable
         first = max(0, min(self._num_true, usable - 1))
@@ -139,19 +139,19 @@ class BatchedHeadsState(WithTokenState):
         self._num_text_rows, self._next_token = first, first + 1 if usable else 0
         self._cache.truncate(first)
         if usable == 0:
-            return self._features.all.new_zeros(self._stack.num_heads, 1, self._stack.tap.width)
+            return self._features.all.new_zeros(self._heads.num_heads, 1, self._heads.tap.width)
         features = self._features.all[first:usable]
-        return self._text_rows(first + 1, features.expand(self._stack.num_heads, -1, -1))
+        return self._text_rows(first + 1, features.expand(self._heads.num_heads, -1, -1))
 
     def _text_rows(self, first_token: int, features: Tensor) -> Tensor:
         """Pair as many tokens as there are features [heads, n, E]; outputs [heads, 1, E] of the last one."""
         num_rows = features.shape[1]
         self._next_token = first_token + num_rows
-        tokens = [self._token_state.tokens[first_token : self._next_token]] * self._stack.num_heads
+        tokens = [self._token_state.tokens[first_token : self._next_token]] * self._heads.num_heads
         rope = self._rope(torch.arange(first_token - 1, self._next_token - 1, device=self._device))
         sees = torch.ones(num_rows, self._cache.length + num_rows, dtype=torch.bool, device=self._device)
         mask = sees.tril(self._cache.length) if num_rows > 1 else None
-        outputs = self._stack.block.run(self._pairs(tokens, features, self._all), rope, self._cache, self._all, mask)
+        outputs = self._heads.block.run(self._pairs(tokens, features, self._all), rope, self._cache, self._all, mask)
         self._num_text_rows = self._cache.length
         return outputs[:, -1:]
 
@@ -173,15 +173,15 @@ class BatchedHeadsState(WithTokenState):
         tokens = [[*level.tokens, *[0] * (num_rows - len(level.tokens))] for level in levels]
         rope = self._rope(self._tensor(depths).unsqueeze(1) + (self.num_tokens - 2))
         pairs = self._pairs(tokens, self._outputs_at(heads, self._tensor(above)), heads)
-        outputs = self._stack.block.run(pairs, rope, self._cache, heads, self._tensor(sees))
-        self._outputs.append(for_all(outputs, heads, self._stack.num_heads))
+        outputs = self._heads.block.run(pairs, rope, self._cache, heads, self._tensor(sees))
+        self._outputs.append(for_all(outputs, heads, self._heads.num_heads))
         self.num_passes += 1
-        logits = self._stack.logits(outputs)
+        logits = self._heads.logits(outputs)
         return [rows[: len(level.tokens)] for rows, level in zip(logits, levels, strict=True)]
 
     def _pairs(self, tokens: Sequence[Sequence[int]], features: Tensor, heads: slice) -> Tensor:
         ids = torch.tensor(tokens, dtype=torch.int64, device=self._device)
-        return self._stack.pairs(F.embedding(ids, self._stack.embed), features, heads)
+        return self._heads.pairs(F.embedding(ids, self._heads.embed), features, heads)
 
     def _outputs_at(self, heads: slice, rows: Tensor) -> Tensor:
         """Gather the outputs [heads, n, E] of each head's rows [heads, n]."""
@@ -189,7 +189,7 @@ class BatchedHeadsState(WithTokenState):
         return outputs.gather(1, rows.unsqueeze(-1).expand(-1, -1, outputs.shape[-1]))
 
     def _rope(self, positions: Tensor) -> Rope:
-        return self._stack.block.shape.rope(positions)
+        return self._heads.block.shape.rope(positions)
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)

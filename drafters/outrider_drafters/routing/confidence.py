@@ -1,4 +1,4 @@
-"""How confident a head is in its draft. Knows no head.
+"""Measures of a head's confidence in its draft. Knows no head.
 
 c_i = exp(s_i)                 s_i: log-probability of node i's whole path, as the head sees it
 mean = (c_1 + ... + c_N) / N   the EAGLE and HASS routers' measure, over all N nodes of the tree

@@ -55,7 +55,7 @@ class SeparateStates:
         self.num_passes = 0
         self._states = [head.new_state() for head in heads]
         self._roots: dict[int, Tensor] = {}
-        self._fed = [state for state, head in zip(self._states, heads, strict=True) if head.tap.fingerprint]
+        self._with_features = [state for state, head in zip(self._states, heads, strict=True) if head.tap.fingerprint]
 
     @property
     def num_tokens(self) -> int:
@@ -63,7 +63,7 @@ class SeparateStates:
 
     @property
     def num_features(self) -> int:
-        return self._fed[0].num_features if self._fed else 0
+        return self._with_features[0].num_features if self._with_features else 0
 
     def max_levels(self, head: int) -> int:
         return self._states[head].max_levels
@@ -73,7 +73,7 @@ class SeparateStates:
             state.append(tokens)
 
     def add_features(self, first: int, rows: Tensor) -> None:
-        for state in self._fed:
+        for state in self._with_features:
             state.add_features(first, rows)
 
     def rollback(self, num_tokens: int) -> None:

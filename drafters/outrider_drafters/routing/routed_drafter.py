@@ -61,7 +61,7 @@ class RoutedDrafter:
         self.tree_in_one_pass = all(head.tree_in_one_pass for head in self.heads)
         self.plan = self.heads[0].plan if all(head.plan == self.heads[0].plan for head in heads) else None
         one_at_a_time = len(self.heads) == 1 or self.routing.route == "keywords" or not self.routing.batched
-        self._stack: BatchedHeads | None = None if one_at_a_time else batch_heads(self.heads)
+        self._batch: BatchedHeads | None = None if one_at_a_time else batch_heads(self.heads)
 
     @classmethod
     def of(cls, drafter: Drafter) -> RoutedDrafter:
@@ -71,10 +71,10 @@ class RoutedDrafter:
     @property
     def batched(self) -> bool:
         """True if the heads draft in one batch."""
-        return self._stack is not None
+        return self._batch is not None
 
     def new_states(self) -> HeadStates:
-        return SeparateStates(self.heads) if self._stack is None else self._stack.new_state()
+        return SeparateStates(self.heads) if self._batch is None else self._batch.new_state()
 
     def new_state(self) -> RoutedState:
         return RoutedState(self)
@@ -120,7 +120,7 @@ class RoutedState:
         self._states.start()
         return self._states.tree(self.current, tree)
 
-    def use_one_that_can(self) -> bool:
+    def switch_to_able_head(self) -> bool:
         """Switch to a head that can draft, unless the current one can. False if none can."""
         able = self._able()
         if able and self.current not in able:
@@ -132,14 +132,14 @@ class RoutedState:
         self, plan: TreePlan, only: int | None = None, cancelled: Callable[[], bool] = lambda: False
     ) -> RoutedDraft:
         """Draft the best head's tree, or that of `only` if it can draft, and make that head the current one."""
-        if not self.use_one_that_can():
+        if not self.switch_to_able_head():
             return RoutedDraft(ScoredTree(), self.current, confidence_of(ScoredTree()), 0, 0, skipped=False)
         routing, able = self._heads.routing, self._able()
         first = self.current if only is None or only not in able else only
         others = [head for head in able if head != first] if only is None else []
         passes_before = self._states.num_passes
         self._states.start()
-        skipped = bool(others) and not routing.opens(_first_probability(self._states.root(first)))
+        skipped = bool(others) and not routing.needs_comparison(_first_probability(self._states.root(first)))
         asked = [first] if skipped else [first, *others]
         drafts = self._grow(asked, plan, cancelled)
         confidences = {head: confidence_of(drafted) for head, drafted in drafts.items()}
@@ -156,17 +156,18 @@ class RoutedState:
     def _grow(self, asked: Sequence[int], plan: TreePlan, cancelled: Callable[[], bool]) -> dict[int, ScoredTree]:
         """Grow trees of some heads side by side, level by level."""
         measure = len(self._heads.heads) > 1
-        growths = {head: start_tree(self._states.root(head), plan, entropies=measure) for head in asked}
+        builders = {head: start_tree(self._states.root(head), plan, entropies=measure) for head in asked}
         for depth in range(1, plan.levels):
-            levels = {head: level for head in asked if (level := self._level(head, growths[head], depth)) is not None}
+            levels = {head: level for head in asked if (level := self._level(head, builders[head], depth)) is not None}
+            # Before the pass, not after it: what is grown so far is complete between levels.
             if not levels or cancelled():
                 break
             for head, logits in self._states.expand(levels).items():
-                growths[head].take(logits)
-        return {head: growth.drafted() for head, growth in growths.items()}
+                builders[head].take(logits)
+        return {head: builder.drafted() for head, builder in builders.items()}
 
-    def _level(self, head: int, growth: TreeBuilder, depth: int) -> Level | None:
-        return growth.level() if depth < self._states.max_levels(head) else None
+    def _level(self, head: int, builder: TreeBuilder, depth: int) -> Level | None:
+        return builder.level() if depth < self._states.max_levels(head) else None
 
     def _able(self) -> list[int]:
         return [head for head in range(len(self._heads.heads)) if self._states.max_levels(head)]

@@ -42,17 +42,17 @@ class Routing:
         if self.gate is not None and self.route == "keywords":
             raise UsageError("gate: with route keywords no second head drafts, so there is none to skip; leave it out")
 
-    def opens(self, first_probability: float) -> bool:
+    def needs_comparison(self, first_probability: float) -> bool:
         """True if the current head is unsure enough of its first token that the others draft too."""
         return self.gate is None or first_probability < self.gate
 
     def choose(self, drafts: Mapping[int, Confidence], current: int) -> int:
         """Return the head whose tree is sent; of equals the current one, then the first."""
-        best = max(self._worth(confidence) for confidence in drafts.values())
-        equals = [head for head, confidence in drafts.items() if self._worth(confidence) == best]
+        best = max(self._score(confidence) for confidence in drafts.values())
+        equals = [head for head, confidence in drafts.items() if self._score(confidence) == best]
         return current if current in equals else min(equals)
 
-    def _worth(self, confidence: Confidence) -> float:
+    def _score(self, confidence: Confidence) -> float:
         match self.route:
             case "mean-confidence":
                 # The sum, not the mean: for trees of equal size the order is the same, and where min_probability or a

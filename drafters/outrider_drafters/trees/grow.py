@@ -72,16 +72,16 @@ def grow_tree(state: DraftState, plan: TreePlan, cancelled: Callable[[], bool] =
 
 @torch.inference_mode()
 def grow(state: DraftState, plan: TreePlan, cancelled: Callable[[], bool] = lambda: False) -> ScoredTree:
-    """Like grow_tree, but with each node's score."""
+    """Grow a tree as grow_tree does, and return it with each node's score."""
     levels = min(plan.levels, state.max_levels)
     if levels == 0:
         return ScoredTree()
-    growth = start_tree(state.root_logits(), plan)
+    builder = start_tree(state.root_logits(), plan)
     for _ in range(levels - 1):
-        if cancelled() or (level := growth.level()) is None:
+        if cancelled() or (level := builder.level()) is None:
             break
-        growth.take(state.expand(level.tokens, level.parents))
-    return growth.drafted()
+        builder.take(state.expand(level.tokens, level.parents))
+    return builder.drafted()
 
 
 def start_tree(root_logits: Tensor, plan: TreePlan, entropies: bool = False) -> TreeBuilder:

@@ -68,6 +68,7 @@ def predraft(
     if not can_predraft(state) or truth() is not None:
         return ()
     logits = state.tree_logits(tree)
+    # The tree's pass takes a while: the verdict may have come meanwhile.
     if truth() is not None:
         return ()
     branches = [_Branch(outcome, score) for outcome, score in likeliest_outcomes(tree, logits, count, ends)]
@@ -99,6 +100,7 @@ def likeliest_outcomes(
     # A bonus is never one of the node's drafted children: with that token the path would go on.
     log_probabilities[drafted] = IMPOSSIBLE
     log_probabilities[:, list(ends)] = IMPOSSIBLE
+    # `count` per row is enough: the best of all rows cannot include more from one.
     gains, tokens = log_probabilities.topk(min(count, logits.shape[1]))
     scored = [
         (path + gain, TreeOutcome(row - 1, token))
@@ -116,28 +118,28 @@ class _Branch:
     def __init__(self, outcome: TreeOutcome, score: float) -> None:
         self.outcome = outcome
         self.score = score
-        self._growth: TreeBuilder | None = None
+        self._builder: TreeBuilder | None = None
         self._rows: list[int] = []  # draft rows of the state: the bonus's, then those of the tree's nodes
 
     def begin(self, logits: Tensor, row: int, plan: TreePlan) -> None:
         """Start from the logits [V] after the bonus, whose draft row is `row`."""
-        self._growth = start_tree(logits, plan)
+        self._builder = start_tree(logits, plan)
         self._rows = [row]
 
     def level(self) -> Level | None:
         """Return the next level, its parents as draft rows of the state."""
-        assert self._growth is not None
-        level = self._growth.level()
+        assert self._builder is not None
+        level = self._builder.level()
         return None if level is None else Level(level.tokens, [self._rows[1 + parent] for parent in level.parents])
 
     def take(self, logits: Tensor, first_row: int) -> None:
-        assert self._growth is not None
-        self._growth.take(logits)
+        assert self._builder is not None
+        self._builder.take(logits)
         self._rows += range(first_row, first_row + len(logits))
 
     def drafted(self) -> ScoredTree:
-        assert self._growth is not None
-        return self._growth.drafted()
+        assert self._builder is not None
+        return self._builder.drafted()
 
 
 def _grow(state: DraftState, branches: Sequence[_Branch], num_rows: int) -> tuple[int, bool]:

@@ -19,7 +19,7 @@ from outrider_bench.core.answer_record import gather
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.config import ClientConfig
-from outrider_drafters.contracts.drafter import Drafter, DraftState, level_by_level
+from outrider_drafters.contracts.drafter import Drafter, DraftState, tree_logits_by_level
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.drafter_wrapper import DrafterWrapper, StateWrapper
 from outrider_drafters.load import load_tap
@@ -99,7 +99,7 @@ class WatchedState(StateWrapper):
         return torch.stack([self._drafter.disturbed(*pair) for pair in zip(logits, ends, strict=True)])
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
-        return level_by_level(tree, self.root_logits(), self.expand)
+        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
 
 @asynccontextmanager

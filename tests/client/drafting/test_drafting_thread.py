@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from outrider_client.drafting.drafting_thread import AheadDraft, DraftingThread, PreDraftSpec
-from outrider_drafters.contracts.drafter import UNLIMITED, level_by_level
+from outrider_drafters.contracts.drafter import UNLIMITED, tree_logits_by_level
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.trees.predraft import NO_OUTCOME, TreeOutcome
 from outrider_proto.frames import TapInfo
@@ -93,7 +93,7 @@ class GatedState:
         return self._drafter.run(tokens)
 
     def tree_logits(self, tree: DraftTree) -> torch.Tensor:
-        return level_by_level(tree, self.root_logits(), self.expand)
+        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
 
 OF_TREE = 3  # passes: the root and two levels

@@ -14,7 +14,7 @@ import torch
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.transport import LocalConnection, LocalTransport
 from outrider_client.drafting.drafting_thread import DraftingThread
-from outrider_drafters.contracts.drafter import UNLIMITED, level_by_level
+from outrider_drafters.contracts.drafter import UNLIMITED, tree_logits_by_level
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.frames import Draft, Features, TapInfo, Verdict
 from outrider_proto.tree import ROOT
@@ -66,7 +66,7 @@ class SureState:
         return torch.stack([self._logits(path) for path in self._paths[len(known) :]])
 
     def tree_logits(self, tree):
-        return level_by_level(tree, self.root_logits(), self.expand)
+        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
     def _logits(self, path):
         text = [*self.tokens, *path]

@@ -18,7 +18,7 @@ from outrider_drafters.blocks.layers import Attention, BlockShape
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.load import open_drafter
 from outrider_drafters.quantization.codes import Int4Codes, Int8Codes
-from outrider_drafters.quantization.quantize import holds_codes, quantized, restored, stored
+from outrider_drafters.quantization.quantize import code_tensors, holds_codes, quantize, rebuild_weights
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_proto.errors import UsageError
@@ -51,7 +51,7 @@ def plain() -> torch.Tensor:
 
 @pytest.fixture
 def weight(plain, kind) -> QuantizedWeight:
-    return quantized(plain, kind)
+    return quantize(plain, kind)
 
 
 def test_values_are_near(plain, weight, kind):
@@ -70,7 +70,7 @@ def test_products_are_those_of_the_values(weight, rows):
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 20), (16, 32), (17, 33), (63, 40), (48, 96), (3, 100)])
 def test_every_size_is_right(kind, n, k):
     """Sizes that the kernels would read past are computed otherwise."""
-    weight = quantized(torch.randn(n, k), kind)
+    weight = quantize(torch.randn(n, k), kind)
     for rows in (1, 4, 9):
         x = torch.randn(rows, k)
         torch.testing.assert_close(F.linear(x, weight), x @ weight.values().T, atol=0.15, rtol=0.03)
@@ -112,7 +112,7 @@ def test_rows_are_cut_and_joined_as_codes(weight):
 
 
 def test_unlike_rows_are_joined_as_values(plain):
-    one, other = quantized(plain, "int8"), quantized(plain, "int4")
+    one, other = quantize(plain, "int8"), quantize(plain, "int4")
     assert type(torch.cat([one, other])) is torch.Tensor
     assert type(torch.cat([one, plain])) is torch.Tensor
     assert torch.equal(torch.cat([one, other]), torch.cat([one.values(), other.values()]))
@@ -159,22 +159,22 @@ def test_it_goes_into_a_module(weight):
 
 
 def test_int4_falls_back_to_int8_where_it_does_not_divide():
-    assert isinstance(quantized(torch.randn(48, 64), "int4").coded, Int4Codes)
-    assert isinstance(quantized(torch.randn(48, 65), "int4").coded, Int8Codes)
-    assert isinstance(quantized(torch.randn(47, 64), "int4").coded, Int8Codes)
+    assert isinstance(quantize(torch.randn(48, 64), "int4").coded, Int4Codes)
+    assert isinstance(quantize(torch.randn(48, 65), "int4").coded, Int8Codes)
+    assert isinstance(quantize(torch.randn(47, 64), "int4").coded, Int8Codes)
 
 
 def test_extreme_rows(kind):
     plain = torch.zeros(16, 32)
     plain[1], plain[2, 5], plain[3] = 1e-6, 1e4, -3.0
-    values = quantized(plain, kind).values()
+    values = quantize(plain, kind).values()
     assert values.isfinite().all()
     assert values[2, 5].item() == pytest.approx(1e4, rel=0.02)
     torch.testing.assert_close(values[3], plain[3], atol=0.03, rtol=0)
 
 
 def test_stored_and_read_again(tmp_path: Path, weight, kind):
-    save_file({**stored("a.weight", weight), "b": torch.ones(2)}, tmp_path / "model.safetensors")
+    save_file({**code_tensors("a.weight", weight), "b": torch.ones(2)}, tmp_path / "model.safetensors")
     checkpoint = Checkpoint(tmp_path)
     assert checkpoint.names == {"a.weight", "b"}
     assert checkpoint.matrix("a.weight") == (48, 64)
@@ -188,7 +188,7 @@ def test_stored_and_read_again(tmp_path: Path, weight, kind):
 
 @pytest.mark.parametrize("spoilt", ["missing", "short", "type"])
 def test_scales_that_do_not_fit_are_refused(weight, spoilt):
-    parts = stored("a.weight", weight)
+    parts = code_tensors("a.weight", weight)
     match spoilt:
         case "missing":
             del parts["a.weight.scale"]
@@ -197,13 +197,13 @@ def test_scales_that_do_not_fit_are_refused(weight, spoilt):
         case "type":
             parts["a.weight.scale"] = parts["a.weight.scale"].float()
     with pytest.raises(UsageError, match=r"somewhere: a\.weight\.scale"):
-        restored(Path("somewhere"), parts)
+        rebuild_weights(Path("somewhere"), parts)
 
 
 def test_torchao_says_nothing():
     program = (
-        "import torch; from outrider_drafters.quantization.quantize import quantized;"
-        " quantized(torch.ones(16, 32), 'int4')"
+        "import torch; from outrider_drafters.quantization.quantize import quantize;"
+        " quantize(torch.ones(16, 32), 'int4')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
@@ -212,11 +212,11 @@ def test_torchao_says_nothing():
 def test_without_torchao_the_remedy_is_named(monkeypatch, plain):
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(UsageError, match=r"pip install 'outrider\[edge\]'"):
-        quantized(plain, "int8")
+        quantize(plain, "int8")
 
 
 def test_reading_codes_needs_no_torchao(tmp_path: Path, plain):
-    codes = stored("a", quantized(plain, "int8")) | stored("b", quantized(plain, "int4"))
+    codes = code_tensors("a", quantize(plain, "int8")) | code_tensors("b", quantize(plain, "int4"))
     save_file(codes, tmp_path / "model.safetensors")
     program = (
         "import sys; sys.modules['torchao'] = None; from pathlib import Path; import torch\n"
@@ -232,7 +232,7 @@ def test_rows_are_cut_once(monkeypatch, kind):
     """int4 codes are repacked for every cut: far more work than a product."""
     shape = BlockShape(64, 4, 2, 16, 64)
     attention = Attention(shape)
-    coded = {name: quantized(tensor, kind) for name, tensor in attention.state_dict().items()}
+    coded = {name: quantize(tensor, kind) for name, tensor in attention.state_dict().items()}
     attention.load_state_dict(coded, assign=True)
     cuts = []
     for codes in (Int8Codes, Int4Codes):
@@ -255,12 +255,12 @@ def test_a_drafter_of_codes_is_one_of_their_values(tmp_path, golden, case, targe
         for tensor in files.names:
             read = files.checkpoint.read(tensor)
             if tensor.endswith(".weight") and read.ndim == 2 and not family.keep_unquantized(tensor):
-                read = form(quantized(read, kind))
-            tensors |= stored(tensor, read) if isinstance(read, QuantizedWeight) else {tensor: read.clone()}
+                read = form(quantize(read, kind))
+            tensors |= code_tensors(tensor, read) if isinstance(read, QuantizedWeight) else {tensor: read.clone()}
         (tmp_path / name).mkdir()
         save_file(tensors, tmp_path / name / "model.safetensors")
         shutil.copyfile(files.directory / "config.json", tmp_path / name / "config.json")
-    embed, lm_head = (quantized(tensor, kind) for tensor in (frozen.embed, frozen.lm_head))
+    embed, lm_head = (quantize(tensor, kind) for tensor in (frozen.embed, frozen.lm_head))
     coded = load_drafter(tmp_path / "codes", replace(frozen, embed=embed, lm_head=lm_head))
     plain = load_drafter(tmp_path / "values", replace(frozen, embed=embed.values(), lm_head=lm_head.values()))
     assert coded.tap == plain.tap == load_drafter(files.directory, frozen).tap

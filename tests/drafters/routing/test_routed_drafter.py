@@ -282,7 +282,7 @@ def test_a_head_that_has_nothing_to_say_is_passed_over():
     assert routed.drafted.tree.tokens == (3, 9, 1, 2)
     only = told(RoutedDrafter([lookup, lookup]), [1, 2, 3])
     assert only.draft(SHAPE).drafted.tree.tokens == ()
-    assert not only.use_one_that_can()
+    assert not only.switch_to_able_head()
 
 
 def test_it_is_a_state_of_the_head_in_use():

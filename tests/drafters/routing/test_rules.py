@@ -54,9 +54,9 @@ def test_of_equals_the_one_in_use_stays():
 
 
 def test_gate():
-    assert Routing().opens(1.0)
-    assert Routing(gate=0.7).opens(0.69)
-    assert not Routing(gate=0.7).opens(0.7)
+    assert Routing().needs_comparison(1.0)
+    assert Routing(gate=0.7).needs_comparison(0.69)
+    assert not Routing(gate=0.7).needs_comparison(0.7)
 
 
 @pytest.mark.parametrize(

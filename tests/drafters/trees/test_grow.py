@@ -146,10 +146,10 @@ def test_scores_are_log_probabilities_of_paths():
 @pytest.mark.parametrize("plan", [TreeShape(3, 4, 9), TreeChoices.of([(0,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 1)])])
 def test_scores_and_entropies_are_those_of_the_paths(plan: TreePlan):
     state = Lookup(11, seed=5)
-    growth = start_tree(state.root_logits(), plan, entropies=True)
-    while (level := growth.level()) is not None and plan.levels - 1 > state.num_levels:
-        growth.take(state.expand(level.tokens, level.parents))
-    drafted = growth.drafted()
+    builder = start_tree(state.root_logits(), plan, entropies=True)
+    while (level := builder.level()) is not None and plan.levels - 1 > state.num_levels:
+        builder.take(state.expand(level.tokens, level.parents))
+    drafted = builder.drafted()
     assert drafted.tree == grow_tree(state, plan) == grow(state, plan).tree
     assert drafted.entropies is not None
     paths = paths_of(drafted.tree)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_bench.core.tables import ResultTable, table
-from outrider_drafters.quantization.quantize import Weights, quantized
+from outrider_drafters.quantization.quantize import Weights, quantize
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 
 SIZES = ((32768, 4096), (28672, 4096), (6144, 4096), (2048, 192), (1024, 192))  # of an 8B target (a quarter of its
@@ -62,7 +62,7 @@ def _made(plain: Tensor, kind: Weights) -> Tensor:
         case "bfloat16":
             return plain.bfloat16()
         case "int8" | "int4":
-            return quantized(plain, kind)
+            return quantize(plain, kind)
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
 from outrider_drafters.blocks.tree_mask import TreeMask
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.drafter import level_by_level
+from outrider_drafters.contracts.drafter import tree_logits_by_level
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan, TreeShape
 from outrider_drafters.families.dflash.network import DFlash
 from outrider_drafters.families.dflash.tap import NAME, tap_info
@@ -84,13 +84,14 @@ class DFlashState(WithTokenState):
         return logits[depths]
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
-        return level_by_level(tree, self.root_logits(), self.expand)
+        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
     def _block_logits(self, root: int) -> Tensor:
         """Compute logits [block - 1, V] float32 for the positions after the root."""
         target, sizes = self._drafter.target, self._drafter.network.sizes
         block = torch.tensor([root] + [sizes.mask_token] * (sizes.block - 1), device=target.embed.device)
         embeds = F.embedding(block, target.embed) * sizes.embed_scale
+        # The block begins at the root even if features lag: positions between the last feature and the root are a gap.
         hidden = self._drafter.network.run(embeds, self.num_tokens - 1, self._token_state.usable, self._caches)
         logits = F.linear(hidden[1:], target.lm_head).float() * sizes.logit_scale
         return logits if sizes.softcap is None else torch.tanh(logits / sizes.softcap) * sizes.softcap

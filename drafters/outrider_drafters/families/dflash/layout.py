@@ -68,7 +68,7 @@ def _shape(files: DrafterFiles) -> BlockShape:
 
 
 def _taps(files: DrafterFiles, target: TargetSizes) -> tuple[int, ...]:
-    """Of fc's width so many layers; the option's, else the config's."""
+    """Return the tapped hidden states, from the option or the config; fc's width must fit their number."""
     taps = files.options.target_layers
     if taps is None:
         ids = _setting(files, "target_layer_ids")

@@ -17,7 +17,7 @@ from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.blocks.row_buffer import KVCache, RowBuffer
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
 from outrider_drafters.blocks.tree_mask import TreeMask
-from outrider_drafters.contracts.drafter import UNLIMITED, level_by_level
+from outrider_drafters.contracts.drafter import UNLIMITED, tree_logits_by_level
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree
 
@@ -94,6 +94,7 @@ class PairState(WithTokenState):
     def rollback(self, num_tokens: int) -> None:
         self._token_state.rollback(num_tokens)
         self._features.truncate(self._token_state.num_features)
+        # `usable`, not num_features: the new root's own feature may be here, but its row pairs a token that is gone.
         self._num_true = min(self._num_true, self._token_state.usable)
         self._output = None
 
@@ -102,8 +103,9 @@ class PairState(WithTokenState):
         self._token_state.need_root()
         output = self._output
         if output is None or self._num_true != self._token_state.usable:
-            output = self._settle()
+            output = self._rebuild_text_rows()
         self._cache.truncate(self._num_text_rows)
+        # One row at a time: without a feature, each row pairs its token with the output of the row before.
         while self._next_token < self.num_tokens:
             output = self._text_rows(self._next_token, output)
         self._output = output
@@ -122,9 +124,9 @@ class PairState(WithTokenState):
         return self._drafter.logits(outputs)
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
-        return level_by_level(tree, self.root_logits(), self.expand)
+        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
-    def _settle(self) -> Tensor:
+    def _rebuild_text_rows(self) -> Tensor:
         """Rebuild the rows whose true features have arrived; the output [1, E] of the last one."""
         usable = self._token_state.usable
         first = max(0, min(self._num_true, usable - 1))  # includes at least the last one, whose output is needed

@@ -32,6 +32,7 @@ class Eagle3Drafter:
         self.block = FusedPairLayer(eagle.midlayer, eagle.norm)
         self._draft_tokens = eagle.draft_tokens
         self._head = target.lm_head if eagle.lm_head is None else eagle.lm_head.weight.detach()
+        # Applied once: with norm_output the layer's output, which is fed back, is normed already.
         self._norm = None if eagle.sizes.norm_output else eagle.norm
 
     def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from outrider_drafters.families.eagle3.layout import (
     T2D,
     canonical,
     check_vocabulary,
-    recognized,
+    recognizes,
     sizes_of,
 )
 from outrider_drafters.families.eagle3.network import Eagle3
@@ -52,7 +52,7 @@ FAMILY = Family(
     features="hidden states of some target layers, fused to one row a token",
     offline="goes on",
     trees="dynamic",
-    recognizes=recognized,
+    recognizes=recognizes,
     drafter=_load_drafter,
     tap=_load_tap,
     keep_unquantized=lambda name: name.startswith(("fc", "input_norm")),

@@ -54,6 +54,7 @@ class TrainStepCache:
         grouped = queries.reshape(batch, keys.shape[1], heads // keys.shape[1], length, width) * width**-0.5
         scores = (grouped @ self._keys[0].transpose(-1, -2)).masked_fill(~self._mask, -torch.inf)
         own = [(grouped * later).sum(-1, keepdim=True) for later in self._keys[1:]]
+        # One softmax over the true rows and the row's own later steps, in float32 also under autocast.
         weights = torch.cat((scores, *own), dim=-1).float().softmax(-1).to(values.dtype)
         mixed = weights[..., :length] @ self._values[0]
         for number, later in enumerate(self._values[1:]):

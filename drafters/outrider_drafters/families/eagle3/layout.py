@@ -9,8 +9,7 @@ Shapes and the presence of tensors decide wherever they can: config flags are of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
@@ -21,7 +20,6 @@ from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 from outrider_drafters.families.eagle3.tap_layers import chosen_layers, uses_layers
 from outrider_drafters.readers.config import Config, config_int
-from outrider_proto.errors import UsageError
 
 LAYER = "midlayer."
 VLLM_LAYER = "layers.0."
@@ -35,7 +33,7 @@ REQUIRED = frozenset({"norm.weight", f"{LAYER}hidden_norm.weight"} | {LAYER + na
 VERIFIERS = ("verifier_norm.weight", "verifier_lm_head.weight", "verifier_embed_tokens.weight")
 
 
-def recognized(files: DrafterFiles) -> bool:
+def recognizes(files: DrafterFiles) -> bool:
     names = {_canonical(name) for name in files.names}
     return f"{LAYER}hidden_norm.weight" in names or any(_bare(name).startswith(LAYER) for name in files.names)
 
@@ -54,7 +52,7 @@ def sizes_of(files: DrafterFiles, target: TargetSizes) -> Eagle3Sizes:
     files.need_vocabulary(target)
     files.need_equal("target_hidden_size", config_int(files.config, "target_hidden_size", target.hidden), target.hidden)
     files.need(REQUIRED)
-    with naming(files):
+    with files.naming_errors():
         return _sizes_of(files, target)
 
 
@@ -82,7 +80,7 @@ def check_vocabulary(files: DrafterFiles, sizes: Eagle3Sizes) -> None:
     """Raise UsageError if d2t or t2d contradict themselves or each other."""
     if D2T not in files.names:
         return
-    with naming(files):
+    with files.naming_errors():
         _check_maps(files, sizes)
 
 
@@ -94,15 +92,6 @@ def _check_maps(files: DrafterFiles, sizes: Eagle3Sizes) -> None:
     tokens = draft_tokens(d2t, sizes.vocab)
     if T2D in files.names:
         check_membership(files.checkpoint.read(T2D), tokens, sizes.vocab)
-
-
-@contextmanager
-def naming(files: DrafterFiles) -> Iterator[None]:
-    """Prefix errors with the directory unless they name it."""
-    try:
-        yield
-    except UsageError as error:
-        raise error if str(error).startswith(str(files.directory)) else files.fault(str(error)) from None
 
 
 def _canonical(name: str) -> str | None:

@@ -111,6 +111,7 @@ class Eagle3(nn.Module):
         made: list[TrainStep] = []
         features = fused
         for step in range(steps):
+            # Shifted, not sliced: every step keeps T rows, the last `step` of which are meaningless.
             embeds = nn.functional.pad(embeds_next[:, step:], (0, 0, 0, min(step, length)))
             hidden = self.midlayer(embeds, features, self.sizes.block.rope(positions + step), seen)
             normed = self.norm(hidden)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.blocks.row_buffer import RowBuffer
-from outrider_drafters.contracts.drafter import level_by_level
+from outrider_drafters.contracts.drafter import tree_logits_by_level
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
@@ -170,7 +170,7 @@ class HeadsState:
         return self._head_logits.after(lines)
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
-        return level_by_level(tree, self.root_logits(), self.expand)
+        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
     def _newest(self) -> tuple[int, Tensor] | None:
         """Return the feature to draft from; the root's own only if the target's lm_head can read it."""

@@ -51,7 +51,7 @@ def _load(files: DrafterFiles, target: TargetSizes) -> Hydra:
     kind = files.config.get("hydra_head_arch") or ("prefix-mlp" if _has_prefix(files) else "mlp")
     if kind not in KINDS:
         raise files.fault(f"hydra_head_arch={kind}: Hydra heads of this kind are not supported, need mlp or prefix-mlp")
-    files = files.with_checkpoint(in_order(files.checkpoint))
+    files = files.with_checkpoint(renumber_blocks(files.checkpoint))
     for name in EMBEDDINGS:
         if name in files.names:
             rows, width = files.checkpoint.matrix(name)
@@ -103,7 +103,7 @@ def _has_prefix(files: DrafterFiles) -> bool:
     return any(name.startswith(PREFIX) for name in files.names)
 
 
-def in_order(checkpoint: Checkpoint) -> Checkpoint:
+def renumber_blocks(checkpoint: Checkpoint) -> Checkpoint:
     """Number each head's blocks 0, 1, ... and drop its output's number. Raises UsageError for two outputs of a head."""
     # The numbers of prefix-mlp skip modules for dropout, which older files lack: only their order counts.
     held: defaultdict[str, set[int]] = defaultdict(set)

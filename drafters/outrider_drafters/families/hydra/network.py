@@ -86,7 +86,8 @@ class Hydra(nn.Module):
         super().__init__()
         self.sizes = sizes
         if sizes.prefix is not None:
-            self.prefix_embeding_layer = HydraPrefix(sizes.prefix)  # [sic]
+            # The published spelling, which is the tensors' prefix.
+            self.prefix_embeding_layer = HydraPrefix(sizes.prefix)
         self.hydra_mlp = nn.ModuleList(_blocks(sizes, head) for head in range(sizes.heads))
         self.hydra_lm_head = nn.ModuleList(nn.Linear(sizes.hidden, sizes.vocab) for _ in range(sizes.heads))
 

@@ -57,6 +57,7 @@ class HydraPrefixState:
         block, norm = self._tap.block, self._tap.norm
         hidden = acts.hidden[self._tap.hidden_layers[0]].to(norm.weight)
         first, count = self._cache.length, len(hidden)
+        # Positions continue from the cache: the layer has seen every earlier position of the session.
         rope = block.shape.rope(torch.arange(first, first + count, device=hidden.device))
         seen = torch.ones(count, first + count, dtype=torch.bool, device=hidden.device).tril(first)
         mixed = block.run(hidden, rope, self._cache, None if count == 1 else seen)

@@ -151,6 +151,7 @@ class CausalModel:
         finally:
             self.model.set_attn_implementation(IMPLEMENTATION)
         difference = float((torch.cat((first, second[1:])) - own).abs().mean() / own.std().clamp_min(1e-6))
+        # "not <=" rather than ">": a NaN must fail.
         if not difference <= TOLERANCE.get(self.model.dtype, 0.05):
             raise UsageError(
                 f"{self.kind}: a drafter's cache does not reproduce the model's own attention (logits differ by"

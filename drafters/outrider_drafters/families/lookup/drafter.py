@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
-from outrider_drafters.contracts.drafter import level_by_level
+from outrider_drafters.contracts.drafter import tree_logits_by_level
 from outrider_drafters.contracts.tap import NO_FEATURES
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_proto.errors import UsageError
@@ -74,6 +74,7 @@ class LookupState(WithTokenState):
     def append(self, tokens: Sequence[int]) -> None:
         first = self.num_tokens
         super().append(tokens)
+        # Only n-grams that a token follows: the one at the text's end would match itself and copy nothing.
         for end in range(first, self.num_tokens):
             for ngram in self._ngrams(end):
                 self._ends.setdefault(ngram, end)
@@ -105,7 +106,7 @@ class LookupState(WithTokenState):
         return self._certain([None if place is None else place + 1 for place in self._places[-len(tokens) :]])
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
-        return level_by_level(tree, self.root_logits(), self.expand)
+        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
     def _match(self) -> int | None:
         """Return the position to copy from, if any."""

@@ -61,6 +61,7 @@ class MedusaDrafter:
         logits = F.linear(mixed, self._outputs[0 if self.has_common_output else heads.start]).float()
         if self._tokens is None:
             return logits
+        # -inf, not 0: tokens outside the map can never be drafted, and log-softmax is then over the map alone.
         return logits.new_full((len(heads), self.vocab_size), -torch.inf).index_copy_(1, self._tokens, logits)
 
 

@@ -123,9 +123,9 @@ class MoAState(WithTokenState):
         mask [n, rows of the cache] bool; None: they see all.
         """
         sa_rope, ca_rope = self._drafter.ropes(positions)
-        spoken = self._drafter.sa.run(self._embeds(tokens), sa_rope, self._sa_cache, mask)
+        attended = self._drafter.sa.run(self._embeds(tokens), sa_rope, self._sa_cache, mask)
         keys, values = self._ca_cache.first(self._num_visible)
-        return self._tail.run(self._drafter.ca.cross_attend(spoken, ca_rope, keys, values), positions, mask)
+        return self._tail.run(self._drafter.ca.cross_attend(attended, ca_rope, keys, values), positions, mask)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self._drafter.target.lm_head).float()

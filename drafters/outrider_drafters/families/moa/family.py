@@ -7,7 +7,7 @@ from torch import Tensor
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
-from outrider_drafters.checkpoints.drafter_files import DrafterFiles, listed
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles, join_names
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import LastHiddenTap, Tap
 from outrider_drafters.families.family import Family
@@ -29,7 +29,7 @@ def sizes_of(files: DrafterFiles) -> MoASizes:
     files.need(REQUIRED | (REQUIRED_FOR_LSA if has_lsa else frozenset()))
     sa, ca = (stored_shape(files.checkpoint, block, files.config) for block in (SA, CA))
     lsa = stored_shape(files.checkpoint, LSA, files.config) if has_lsa else None
-    _check_told(files, lsa, sa, ca)
+    _check_config_sizes(files, lsa, sa, ca)
     return MoASizes(
         hidden=sa.width,
         heads=sa.heads,
@@ -54,7 +54,7 @@ def _has_lsa(files: DrafterFiles) -> bool:
     held = sorted(name for name in files.names if name.startswith(LSA_PARTS))
     disabled = files.config.get("disable_LSA")
     if disabled and held:
-        raise files.fault(f"config.json says disable_LSA, but it holds {listed(held)}: remove one of both")
+        raise files.fault(f"config.json says disable_LSA, but it holds {join_names(held)}: remove one of both")
     return bool(held) or disabled is False
 
 
@@ -63,23 +63,23 @@ def _tli(files: DrafterFiles) -> int:
     # Neither published layout holds it, only our own export: for published files the user has to name it.
     if files.options.tli is not None:
         return files.options.tli
-    told = files.config.get("target_layer_inference") or 0
-    if not isinstance(told, int) or told < 0:
-        raise files.fault(f"config.json: target_layer_inference={told}: need 0 or more")
-    return told
+    stated = files.config.get("target_layer_inference") or 0
+    if not isinstance(stated, int) or stated < 0:
+        raise files.fault(f"config.json: target_layer_inference={stated}: need 0 or more")
+    return stated
 
 
-def _check_told(files: DrafterFiles, lsa: BlockShape | None, sa: BlockShape, ca: BlockShape) -> None:
+def _check_config_sizes(files: DrafterFiles, lsa: BlockShape | None, sa: BlockShape, ca: BlockShape) -> None:
     """Raise UsageError if the config's sizes are not those of the tensors."""
     # Sizes come from tensors alone: defaults of vLLM's config class, such as kv_hidden_size=1024, are often wrong.
-    told = {"hidden_size": sa.width, "head_dim": sa.head_dim}
+    expected = {"hidden_size": sa.width, "head_dim": sa.head_dim}
     for block, shape in ((LSA, lsa), (SA, sa), (CA, ca)):
         if shape is not None:
-            told[f"{block[:-1]}_num_key_value_heads"] = shape.kv_heads
-            told[f"{block[:-1]}_intermediate_size"] = shape.mlp
+            expected[f"{block[:-1]}_num_key_value_heads"] = shape.kv_heads
+            expected[f"{block[:-1]}_intermediate_size"] = shape.mlp
     if lsa is not None:
-        told["kv_hidden_size"] = lsa.width
-    for key, size in told.items():
+        expected["kv_hidden_size"] = lsa.width
+    for key, size in expected.items():
         if (said := config_int(files.config, key, size)) != size:
             raise files.fault(f"config.json says {key}={said}, but its tensors make it {size}")
 

@@ -118,11 +118,11 @@ class MoA(nn.Module):
         seen = causal_mask(len(positions), embeds.device)
         if staircase is not None:
             seen = (seen & staircase_mask(sync, staircase)).unsqueeze(1)
-        spoken = self.self_attention.self_attend(embeds, self.sizes.sa.rope(positions), seen)
+        attended = self.self_attention.self_attend(embeds, self.sizes.sa.rope(positions), seen)
         rope = self.sizes.ca.rope(positions)
         keys, values = self.cross_attention.keys_values(self.context(activations), rope)
         visible = positions <= sync.unsqueeze(-1)
-        return self.cross_attention(spoken, rope, keys, values, visible.unsqueeze(1))  # type: ignore[no-any-return]  # nn.Module
+        return self.cross_attention(attended, rope, keys, values, visible.unsqueeze(1))  # type: ignore[no-any-return]  # nn.Module
 
     def context(self, activations: Tensor) -> Tensor:
         """Compute the input of CA's keys and values [B, T, E] from the target's activations, as in forward_train."""

@@ -53,4 +53,5 @@ class MoATap(StatelessTap):
     def _mixed(self, acts: Activations) -> Tensor:
         if self._lsa is None:
             return acts.hidden[LAST]
+        # In the weights' type, which may be wider than that of the target's K/V.
         return layer_mean(self._lsa, pack_kv(acts.keys, acts.values).to(self._like))

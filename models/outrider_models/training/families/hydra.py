@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.families.hydra.family import EMBEDDINGS, ROPE_THETA, in_order
+from outrider_drafters.families.hydra.family import EMBEDDINGS, ROPE_THETA, renumber_blocks
 from outrider_drafters.families.hydra.network import Hydra, HydraSizes
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
@@ -61,7 +61,7 @@ class TrainableHydra(TrainableDrafter):
         self.network.start_from(lm_head)
 
     def load_weights(self, files: DrafterFiles) -> None:
-        super().load_weights(files.with_checkpoint(in_order(files.checkpoint)))
+        super().load_weights(files.with_checkpoint(renumber_blocks(files.checkpoint)))
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         hidden = target.hidden[-1]
