@@ -5,6 +5,7 @@ from .core.errors import ProfileError as ProfileError
 from .impairments.path import LinkStats as LinkStats
 from .impairments.path import PathStats as PathStats
 from .link import Link as Link
+from .probe.run import probe_profile as probe_profile
 from .profiles.builtin import PROFILES as PROFILES
 from .profiles.builtin import profile_named as profile_named
 from .profiles.outages import Outage as Outage
@@ -32,6 +33,7 @@ __all__ = [
     "VirtualClock",
     "VirtualLink",
     "parse_outage",
+    "probe_profile",
     "profile_named",
     "run_outages",
 ]
