@@ -94,6 +94,7 @@ async def _run_builder(offer: BundleOffer, out: Path) -> None:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
+        # One thread and a low priority: the target needs the cores.
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     with suppress(AttributeError, OSError):  # not on this system, or it has ended already

@@ -119,6 +119,7 @@ class Engine:
         """Keep the chain and the accepted path."""
         step_input, accepted = result.step_input, result.accepted
         path = accepted.path if accepted else ()
+        # Only a text that goes on has a next root; after an end, no draft can follow it.
         bonus = accepted.bonus if accepted and accepted.finish is Finish.NOT_YET else None
         step_input.sequence.commit(step_input.chain, path, [step_input.tree.tokens[node] for node in path], bonus)
 
@@ -168,6 +169,7 @@ class Engine:
         self, step_input: StepInput, sampler: Sampler, choose: Callable[[int], int], logits: Tensor
     ) -> AcceptedPath:
         """Apply the acceptance rule. `logits` are those of root and nodes."""
+        # The limit is the session's own: a flat batch holds sessions of many lengths.
         max_depth = self._max_depth(step_input)
         match sampler.sampling.acceptance:
             case "exact":

@@ -42,6 +42,7 @@ def last_layer_output(model: PreTrainedModel, *, wanted: bool) -> Iterator[dict[
     def keep(_layer: nn.Module, _inputs: object, output: Any) -> None:  # a layer answers a tensor or a tuple
         seen[BEFORE_NORM] = (output[0] if isinstance(output, tuple) else output)[0]
 
+    # hidden_states[-1] is behind the final norm: only a hook sees the last layer's own output.
     handle = _last_layer(model).register_forward_hook(keep)
     try:
         yield seen

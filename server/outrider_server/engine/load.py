@@ -41,6 +41,7 @@ def _target_weights(target: Target, directory: Path) -> TargetWeights:
 
     Where this process has only a part of them, they are read from the target's files.
     """
+    # A divided model has only a part of embedding and head in this process.
     if target.ranks is not None:
         borrowed = TargetWeights.load(directory, target.kv.dtype)
         embed_rows = borrowed.embed.to(target.kv.device)

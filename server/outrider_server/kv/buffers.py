@@ -147,11 +147,13 @@ class BufferPool:
 
     def _allocate(self, lanes: int, capacity: int, width: int) -> list[KVBuffer]:
         num_bytes = lanes * capacity * self.row_bytes(width)
+        # Spare slabs count in the budget: give them back before refusing.
         if num_bytes > self.budget.free_bytes:
             self.trim()
         self.budget.take(num_bytes)
         try:
             slab = BufferSlab(self.shape, lanes, capacity, width)
+        # The budget may allow more than the machine has: undo the count, and report it like a full budget.
         except (MemoryError, RuntimeError) as error:
             self.budget.give(num_bytes)
             if not is_out_of_memory(error):

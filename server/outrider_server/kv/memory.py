@@ -60,7 +60,7 @@ class KVMemory:
         self.evictions = 0
         self.prefix_hits_tokens = 0  # tokens found in the cache
         self.prefix_asked_tokens = 0  # tokens looked up
-        self._prefixes = PrefixCache(self, small_bytes)
+        self._prefix_cache = PrefixCache(self, small_bytes)
         self._sharing = sharing
         self._sequences: dict[EvictableSequence, None] = {}
         self.must_free_all = False  # a pass has failed for lack of memory
@@ -82,11 +82,11 @@ class KVMemory:
 
     @property
     def prefixes(self) -> Collection[Prefix]:
-        return self._prefixes.all
+        return self._prefix_cache.all
 
     @property
     def prefix_bytes(self) -> int:
-        return self._prefixes.num_bytes
+        return self._prefix_cache.num_bytes
 
     def group(self, payer: str, tap: str) -> bytes:
         """Return the key of the sequences that may share rows: same payer (or all), same tap."""
@@ -112,14 +112,15 @@ class KVMemory:
         slot, first = sequence.slot, sequence.slot.length
         if self._shares(sequence):
             is_more_to_know = len(sequence.tokens) - first >= BLOCK
-            if is_more_to_know and (known := self._prefixes.find(sequence)) is not None:
-                self._prefixes.attach(sequence, known)
-            elif first > slot.start and (known := self._prefixes.find_duplicate(sequence)) is not None:
+            if is_more_to_know and (known := self._prefix_cache.find(sequence)) is not None:
+                self._prefix_cache.attach(sequence, known)
+            elif first > slot.start and (known := self._prefix_cache.find_duplicate(sequence)) is not None:
                 slot.rebase(known)
         if slot.prefix is not None:
             slot.prefix.used_at = self.count
+        # Before unshare(), which moves the rows that were shared into the sequence's own buffer.
         given = slot.start
-        self._prefixes.unshare(sequence, num_rows)
+        self._prefix_cache.unshare(sequence, num_rows)
         self.prefix_hits_tokens += slot.length - first
         self.prefix_asked_tokens += len(sequence.tokens) - first
         return given
@@ -142,29 +143,29 @@ class KVMemory:
     def register_blocks(self, sequence: EvictableSequence) -> None:
         """Make its new full blocks known. Moves no rows: another sequence may be half-way through a pass."""
         if self._shares(sequence):
-            self._prefixes.register_blocks(sequence)
+            self._prefix_cache.register_blocks(sequence)
 
     def unregister_blocks(self, sequence: EvictableSequence, length: int) -> None:
         """Forget its blocks behind `length`, before it drops them."""
-        self._prefixes.unregister_blocks(sequence, length)
+        self._prefix_cache.unregister_blocks(sequence, length)
 
     def leave(self, sequence: EvictableSequence, length: int = 0) -> None:
         """Keep as a prefix what it is about to drop behind the first `length` tokens."""
         if length < BLOCK * len(sequence.block_hashes) and self._shares(sequence):
             try:
-                self._prefixes.retain(sequence)
+                self._prefix_cache.retain(sequence)
             # Prefixes unused for long are worth less than this one: drop them, if that alone makes enough room.
             except OutOfKVMemory as shortage:
                 if shortage.num_bytes <= self.budget.free_bytes + self.prefix_bytes:
                     self._drop_some_unused(shortage.num_bytes)
                     with suppress(OutOfKVMemory):
-                        self._prefixes.retain(sequence)
+                        self._prefix_cache.retain(sequence)
 
     def release(self, sequence: EvictableSequence) -> None:
         """Give back everything of a sequence that ends."""
         self._sequences.pop(sequence, None)
         self.leave(sequence)
-        self._prefixes.forget(sequence)
+        self._prefix_cache.forget(sequence)
         sequence.evict()
 
     def take_exactly(self, num_rows: int, width: int, spare: Sequence[CachedSequence]) -> KVBuffer:
@@ -196,6 +197,7 @@ class KVMemory:
         try:
             return take(num_rows, width)
         except OutOfKVMemory as shortage:
+            # Ask before evicting: no session may lose its rows for a request that cannot fit anyway.
             if not spare or not self._can_make_room(num_rows, width, spare):
                 raise
             for _ in self._free_stepwise(shortage.num_bytes, spare):
@@ -249,10 +251,12 @@ class KVMemory:
         """Drop unused prefixes, least recently used first, until at most `enough` bytes are in use."""
         if self.budget.used_bytes <= enough:
             return
-        unused = [(prefix.used_at, id(prefix), prefix) for prefix in self._prefixes.all if not prefix.users]
+        # id() breaks ties: heapq would otherwise compare prefixes, which have no order.
+        unused = [(prefix.used_at, id(prefix), prefix) for prefix in self._prefix_cache.all if not prefix.users]
         heapify(unused)
         while unused and self.budget.used_bytes > enough:
             _, _, prefix = heappop(unused)
-            self._prefixes.drop(prefix)
+            self._prefix_cache.drop(prefix)
             if (parent := prefix.parent) is not None and not parent.users:
+                # Dropping the last child makes a parent unused: it becomes a candidate at once.
                 heappush(unused, (parent.used_at, id(parent), parent))

@@ -58,6 +58,7 @@ class KVSlot:
         needed = self.length - self.start + num_rows
         if needed > self.buffer.capacity:
             grown = (take or self._pool.take)(needed, self.width)
+            # Copy before giving back: the next session may take the old buffer at once and wipe it.
             grown.copy_rows(0, self.buffer, 0, self.length - self.start)
             self._give()
             self.buffer = grown

@@ -135,6 +135,7 @@ class RankProcesses:
     def _fail(self, why: str) -> None:
         """Set `broken`; the first reason counts."""
         with self._lock:
+            # A rank that ends because close() has asked for it is no failure.
             if not self._closing and not self.broken.done():
                 self.broken.set_result(why)
 

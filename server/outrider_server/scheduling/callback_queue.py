@@ -31,5 +31,6 @@ class CallbackQueue:
             while self._callbacks:
                 self._callbacks.popleft()()
         except BaseException:
-            self._loop.call_soon(self._run_all)  # the others must not wait for the next put()
+            # A callback that raises must not hold up those behind it until the next put().
+            self._loop.call_soon(self._run_all)
             raise

@@ -117,6 +117,7 @@ class Request:
         OutOfKVMemory when there is no memory now: then it may be called again.
         """
         rows = len(self._chain) + max(len(self._tree), self._shape.budget if self._shape else 0)
+        # Called for every pass until the request has ended: the text is set only once.
         if self._begun:
             self.sequence.reserve(rows)
             return
@@ -155,6 +156,7 @@ class Request:
     def add_draft_time(self, draft_s: float) -> None:
         """Count `draft_s` seconds as drafting, not as queueing."""
         self._draft_s += draft_s
+        # Drafting happens while the request waits for its pass: it must not count twice.
         self._queue_s -= draft_s
 
     def reject_stale(self) -> None:

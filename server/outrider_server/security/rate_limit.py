@@ -120,6 +120,7 @@ class RateLimiter:
         if self._timer is not None:
             self._timer.cancel()
         for _, seq, _ in self._waiting:
+            # It never reached the engine: close() refunds all of it.
             self._charges[seq].used = 0
         self._waiting.clear()
         for entry in self._charges.values():

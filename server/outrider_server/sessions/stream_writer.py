@@ -144,6 +144,7 @@ class StreamWriter:
     async def room(self) -> None:
         """Wait until the client has read enough."""
         while self._is_behind:
+            # Clear before waiting, and test again after it: several events share this one.
             self._has_room.clear()
             await self._has_room.wait()
 

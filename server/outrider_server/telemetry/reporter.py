@@ -64,6 +64,7 @@ class TelemetryReporter:
 
 
 def _close(server: WSGIServer, thread: Thread) -> None:
+    # In a thread: shutdown() blocks until the request under way has ended.
     server.shutdown()
     server.server_close()
     thread.join()

@@ -194,7 +194,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_a_name_says_is_held(self) -> None:
-        prefixes = self.memory._prefixes
+        prefixes = self.memory._prefix_cache
         assert set(prefixes._copies) <= set(self.memory.prefixes)
         assert set(prefixes._copies.values()) <= set(self.sessions)
         for name, owner in prefixes._owners.items():
@@ -442,7 +442,7 @@ def test_a_name_that_is_met_by_chance_is_not_believed():
     other = Sequence(memory, None)
     other.tokens = list(range(500, 564))
     for name in one.block_hashes:  # as if the hashes of the other text were the same
-        memory._prefixes._owners[name] = other
+        memory._prefix_cache._owners[name] = other
     sequence = new(memory, 64)
     assert sequence.slot.start == 0
     check_rows(sequence)
@@ -481,7 +481,7 @@ def test_many_prefixes_go_in_few_looks_at_them():
             looks.append(len(self))
             return super().__iter__()
 
-    memory._prefixes.all = Watched()
+    memory._prefix_cache.all = Watched()
     for first in range(50):
         sequence = Sequence(memory, KeyTap())
         go_on(sequence, 0, [first] * BLOCK)
