@@ -256,7 +256,7 @@ def test_counts_of_clients():
         (["--clients", "a"], "need numbers"),
         (["--tau", "9"], "tau=9"),
         (["--clients-kind", "fake"], "need one of replay, real"),
-        (["--mode", "pipelined"], "replayed drafters ride"),
+        (["--mode", "pipelined"], "replayed clients need one of"),
         (["--rate", "0"], "more than 0"),
         (["--profile", "5g-ish"], "5g-ish"),
         (["--soak", "--seconds", "5"], "single number of clients"),

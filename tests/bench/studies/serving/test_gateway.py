@@ -15,13 +15,13 @@ def timed(num_tokens: int, first_ms: float, whole_ms: float) -> AnswerTiming:
 
 
 def test_figures_are_medians_of_pairs():
-    measure_pairs = [
+    pairs = [
         PairedTiming(timed(10, 5, 50), timed(10, 7, 51)),
         PairedTiming(timed(20, 5, 100), timed(20, 6, 104)),
         PairedTiming(timed(10, 5, 40), timed(10, 9, 90)),
     ]
-    told = {name: round(value, 6) for name, value in medians(measure_pairs).items()}
-    assert told == {
+    found = {name: round(value, 6) for name, value in medians(pairs).items()}
+    assert found == {
         "library_token_ms": 5.0,
         "gateway_token_ms": 5.2,
         "added_token_ms": 0.2,
