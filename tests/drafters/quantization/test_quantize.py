@@ -236,8 +236,10 @@ def test_rows_are_cut_once(monkeypatch, kind):
     attention.load_state_dict(coded, assign=True)
     cuts = []
     for codes in (Int8Codes, Int4Codes):
-        picked = codes.picked
-        monkeypatch.setattr(codes, "picked", lambda self, rows, picked=picked: cuts.append(rows) or picked(self, rows))
+        select = codes.select_rows
+        monkeypatch.setattr(
+            codes, "select_rows", lambda self, rows, select=select: cuts.append(rows) or select(self, rows)
+        )
     projections, x = FusedProjections(attention.requires_grad_(False), shape), torch.randn(3, 64)
     for _ in range(3):
         projections.heads(x, 0, 8)
