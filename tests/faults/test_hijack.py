@@ -110,7 +110,7 @@ async def test_an_id_is_worth_nothing_under_another_key(running):
 
 
 class As:
-    """A verifier, to whoever comes with one key."""
+    """A verifier as one key sees it."""
 
     def __init__(self, verifier, principal: Principal) -> None:
         self._verifier = verifier

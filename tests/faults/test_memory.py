@@ -58,7 +58,7 @@ async def test_an_allocation_that_fails_ends_one_session(monkeypatch, error):
 
 
 async def test_more_clients_than_sessions_finish_or_are_told_that_the_server_is_full():
-    """And whoever was told may try again."""
+    """A refused client may try again."""
     async with server(max_sessions=2) as running:
         clients = [client(running.address) for _ in range(NUM_CLIENTS)]
         try:

@@ -112,7 +112,7 @@ async def test_a_damaged_cache_is_rebuilt_and_no_request_waits_long(copied, made
 
 
 async def test_a_cache_that_went_away(copied, pair):
-    """Is noticed by whoever fetches, and the next question makes the bundle again: here, finds it again."""
+    """The fetch notices it, and the next request builds the bundle again (here: finds it again)."""
     bundles = bundles_in(copied.parent, pair)
     manifest = await bundles.manifest()
     copied.rename(copied.with_name("away"))

@@ -51,7 +51,7 @@ async def test_an_inquiry_that_fails_stops_nobody():
         await verifier.stop()
 
 
-async def test_a_job_whose_answers_are_not_read_rests_while_others_run():
+async def test_a_request_whose_answers_are_not_read_rests_while_others_run():
     (*truth,) = plain_greedy(target(), PROMPT, 12)
     said, ended, reads, steps = [], threading.Event(), threading.Event(), Steps()
     verifier = Verifier(target(), observer=steps)
@@ -84,7 +84,7 @@ async def test_a_job_whose_answers_are_not_read_rests_while_others_run():
         await verifier.stop()
 
 
-async def test_a_job_that_rests_ends_when_it_is_stopped():
+async def test_a_request_that_rests_ends_when_it_is_stopped():
     verifier, said, ended = Verifier(target()), [], threading.Event()
 
     def post(answer) -> None:
@@ -146,7 +146,7 @@ def decoding(
     return Request(sequence, frame, Sampler(Sampling()), said.append, 0.0, 0, is_behind)
 
 
-def test_a_job_that_is_abandoned_while_another_takes_its_room_does_not_run():
+def test_a_request_that_is_abandoned_while_another_takes_its_room_does_not_run():
     memory = KVMemory(target().kv, 200 * target().kv.bytes_per_token, "none")  # room for one
     said, others = [], []
     first = decoding(Sequence(memory, None), said)
@@ -188,7 +188,7 @@ def test_to_rest_is_no_waiting_for_room():
     assert request.memory_wait_s(95.0) == 0
 
 
-def test_a_thread_whose_jobs_all_rest_is_idle():
+def test_a_thread_whose_requests_all_rest_is_idle():
     thread = by_hand()
     step(thread, decoding(Sequence(KVMemory(target().kv), None), [], lambda: True))
     before = thread._idle_s

@@ -1,4 +1,4 @@
-"""Who runs in the next pass: the budget, nobody starves, nothing idles, and nobody gets more by asking for more."""
+"""The plan of a pass: it keeps the budget, starves no payer, wastes no room, and gives no more to who asks for more."""
 
 from collections import Counter, deque
 from itertools import count, pairwise
@@ -37,7 +37,7 @@ def left_over(requests: list[SchedulingRequest], planned: list[int], now: float)
 
 
 def passes(scheduler, requests: list[SchedulingRequest]):
-    """Pass after pass until nobody waits."""
+    """Run pass after pass until no request waits."""
     for now in count(1000):
         if not requests:
             return
@@ -81,7 +81,7 @@ def test_everything_runs_in_the_end_and_no_row_twice(members, budget, chunk):
 
 
 @given(CROWD, BUDGETS, CHUNKS)
-def test_a_payers_jobs_of_a_kind_begin_in_the_order_they_came(members, budget, chunk):
+def test_a_payers_requests_of_a_kind_begin_in_the_order_they_came(members, budget, chunk):
     for requests, planned in passes(FairScheduler(budget, chunk), crowd(members)):
         for payer in {request.payer for request in requests}:
             for is_draft in (True, False):
@@ -197,7 +197,7 @@ def test_long_contexts_of_several_share_what_drafts_leave():
     assert FairScheduler(500, 300).plan(requests) == [100, 300, 100, 0]
 
 
-def test_plain_takes_every_short_job_whole():
+def test_plain_takes_every_short_request_whole():
     requests = [
         SchedulingRequest("a", 0, 256, 0),
         SchedulingRequest("b", 700, 1, 0),

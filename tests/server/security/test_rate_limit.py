@@ -48,7 +48,7 @@ async def test_without_a_rate_everything_passes_at_once():
     assert [request.seq for request in passed] == [0, 1, 2]
 
 
-async def test_jobs_pass_in_the_order_they_came_whatever_each_has_to_wait():
+async def test_requests_pass_in_the_order_they_came_whatever_each_has_to_wait():
     passed, all_passed = [], asyncio.Event()
 
     def submit(request):
@@ -157,7 +157,7 @@ async def test_a_tree_that_was_drafted_for_a_pass_that_was_cancelled_is_paid():
     assert sum(purse.paid) == 1 + 6
 
 
-async def test_a_refused_job_goes_nowhere():
+async def test_a_refused_request_goes_nowhere():
     passed = []
     rate_limiter = RateLimiter(Purse(None), passed.append)
     with pytest.raises(Refusal):

@@ -1,4 +1,4 @@
-"""What a stream has to send: features stand behind everything else, and leave in pieces."""
+"""Sending order of a stream: features come after everything else, and leave in pieces."""
 
 import numpy as np
 import pytest
