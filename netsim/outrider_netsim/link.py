@@ -46,7 +46,7 @@ class EngineLink(Protocol):
 
     @property
     def is_cut(self) -> bool:
-        """Whether `cut` was called, planned outages aside."""
+        """True between `cut` and `restore`; planned outages do not count."""
 
     @property
     def stats(self) -> LinkStats: ...

@@ -45,7 +45,7 @@ _SPELLING = re.compile(r"(drafter/)?[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-
 
 @dataclass(frozen=True, slots=True)
 class BundleFile:
-    """A file of a bundle. Raises Violation for a name that no bundle has, or a size or digest out of range."""
+    """A file of a bundle. Raises Violation for an unknown name, or a size or digest out of range."""
 
     name: str
     size_bytes: int
@@ -63,7 +63,7 @@ class BundleFile:
 
 @dataclass(frozen=True, slots=True)
 class BundleManifest:
-    """The files of a bundle and what they are for. Raises Violation unless they make one bundle of bounded size."""
+    """The files of a bundle. Raises Violation unless they make one bundle of bounded size."""
 
     target_name: str
     target_fingerprint: str

@@ -54,7 +54,7 @@ class Finish(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the target chooses a token; temperature 0 is greedy. top_k 0 and top_p 1 switch the filter off.
+    """The target's choice of tokens; temperature 0 is greedy. top_k 0 and top_p 1 switch the filter off.
 
     `acceptance` decides which drafted tokens are accepted. `exact`: those that the target chooses itself. `typical`:
     those with probability above min(epsilon, alpha * exp(-entropy)), while the target's own tokens are argmaxes; this
@@ -94,7 +94,7 @@ class Sampling:
 
     @property
     def draws(self) -> bool:
-        """Whether the target's tokens are drawn at random; otherwise they are argmaxes."""
+        """True if the target's tokens are drawn at random; otherwise they are argmaxes."""
         return self.acceptance == "exact" and not self.greedy
 
 

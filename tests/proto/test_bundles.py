@@ -1,4 +1,4 @@
-"""Manifests of edge bundles: what makes one, and that nothing a server says can name a file elsewhere."""
+"""Manifests of edge bundles: what is valid, and that no server can name a file elsewhere."""
 
 from pathlib import PurePosixPath, PureWindowsPath
 

@@ -1,4 +1,4 @@
-"""What a server says of itself comes back as it was, and nobody is believed to be what no server is."""
+"""Server descriptions: round trips, and refusal of impossible values."""
 
 import pytest
 

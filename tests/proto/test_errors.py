@@ -1,4 +1,4 @@
-"""Which failures may pass by themselves."""
+"""Transient and permanent failures."""
 
 import pytest
 

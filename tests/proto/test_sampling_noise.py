@@ -1,4 +1,4 @@
-"""The number that decides a sampled token: pinned, since both sides and every resumed session must draw the same."""
+"""Sampling noise: pinned values, because both sides and every resumed session must draw the same."""
 
 from outrider_proto.sampling_noise import uniform
 

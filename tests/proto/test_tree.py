@@ -1,4 +1,4 @@
-"""The draft tree: what it refuses and what it answers."""
+"""The draft tree: refusals and queries."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""How likely a verdict's tokens are, on the wire: what goes in comes out, nonsense is refused, off costs nothing."""
+"""Log probabilities on the wire: round trips, refusal of nonsense, and no cost when off."""
 
 import struct
 

@@ -69,7 +69,7 @@ class KernelLink(NamespaceLink):
 
     @property
     def seed_is_honoured(self) -> bool:
-        """Whether this kernel's netem took the seed."""
+        """True if this kernel's netem accepted the seed."""
         return self._started.count("A").seed is not None
 
     def cut(self) -> None:
@@ -205,7 +205,7 @@ class KernelLane:
 
 
 class _OutageSwitch:
-    """The link as planned outages see it: they do not restore a link cut by hand, nor the other way around."""
+    """Lets planned outages cut and restore the link without undoing cuts by hand, and vice versa."""
 
     def __init__(self, link: KernelLink) -> None:
         self._link = link

@@ -11,7 +11,7 @@ OTHER_ENGINE = "use --engine tun"
 
 
 def kernel_support(root: Path = Path("/")) -> str | None:
-    """Return why the kernel engine cannot work here, as far as files tell; None if it may. `root` is for tests."""
+    """Return why the kernel engine cannot work here, as far as files tell, or None."""
     if sys.platform != "linux":
         return f"{sys.platform} has no netem: use --engine proxy"
     if (root / "sys/module" / MODULE).exists():

@@ -92,7 +92,7 @@ class ProxyLink(AsyncResource):
 
     @property
     def is_cut(self) -> bool:
-        """Whether `cut` was called, planned outages aside."""
+        """True between `cut` and `restore`; planned outages do not count."""
         return "hand" in self._cut_reasons
 
     def cut(self) -> None:

@@ -1,4 +1,4 @@
-"""What a link does to packets: one impairment per module, without clock or I/O. path.py combines them."""
+"""Impairments of packets on a link, one per module, without clock or I/O. path.py combines them."""
 
 from outrider_netsim.impairments.delay import Delay
 from outrider_netsim.impairments.impairment import Impairment

@@ -10,7 +10,7 @@ ETHERNET_BYTES = 14  # the kernel's shapers count the Ethernet header with the I
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """Opaque data (an IP packet, a piece of a TCP stream, or nothing) and the size that counts for the rate."""
+    """Opaque data, maybe empty, and the size that counts for the rate."""
 
     data: bytes
     size_bytes: int

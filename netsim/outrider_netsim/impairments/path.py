@@ -120,7 +120,7 @@ class Path:
 
     @property
     def is_cut(self) -> bool:
-        """Whether `cut` was called, planned outages aside."""
+        """True between `cut` and `restore`; planned outages do not count."""
         return self._outages.is_cut
 
     @property

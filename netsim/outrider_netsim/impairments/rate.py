@@ -9,7 +9,9 @@ from outrider_netsim.impairments.packet import Packet
 
 
 class Rate:
-    """Send packets on when their last bit is out: size_bytes * 8 / rate_bps after the one before, or after entry.
+    """Send packets on when their last bit is out.
+
+    That is size_bytes * 8 / rate_bps after the packet before, or after entry if that is later.
 
     A rate of 0 is unlimited. The queue has no limit here; queue.py has one.
     """

@@ -28,7 +28,7 @@ POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something left by a link whose owner is gone; `name` is a process id, or an interface's or namespace's name."""
+    """Something left by a link whose owner is gone. The name of a process is its id."""
 
     kind: Literal["process", "interface", "namespace"]
     name: str

@@ -1,4 +1,4 @@
-"""The process that holds a link's two network namespaces and works in them for its parent; ends when the parent does.
+"""The process that holds a link's two network namespaces for its parent, and ends with it.
 
     parent --- Unix socketpair: one JSON object a message, descriptors beside it --- holder, in A or B as requested
     {"id": 7, "op": "call", "side": "B",
@@ -134,7 +134,7 @@ def _unshare_network() -> None:
 
 
 def _become_owner() -> None:
-    """Enter a new user namespace, where we keep our user and group and have all rights over what we create."""
+    """Enter a new user namespace, where we have all rights but keep our user and group ids."""
     user, group = os.geteuid(), os.getegid()
     syscalls.unshare(syscalls.CLONE_NEWUSER)
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")

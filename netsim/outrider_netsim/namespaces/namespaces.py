@@ -114,10 +114,11 @@ class Namespaces(AsyncResource):
         return answer.result()
 
     async def run(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
-        """Run a command in A with our stdin, stdout and folder; return its exit status (128 + n for signal n).
+        """Run a command in A and return its exit status (128 + n for signal n).
 
-        `env` is added to the environment that we had at the start. Signals sent to us meanwhile are forwarded to the
-        command. Raises OSError (FileNotFoundError, PermissionError) when it cannot be executed.
+        It has our stdin, stdout and folder; `env` is added to the environment that we had at the start. Signals sent to
+        us meanwhile are forwarded to the command. Raises OSError (FileNotFoundError, PermissionError) when it cannot be
+        executed.
         """
         command = self._next_id + 1
         # Handlers first: the command may already run, and someone who sees it may signal us, before our next line does.

@@ -1,4 +1,4 @@
-"""What a profile implies for a probe beyond its own moments: reordering, bursts, serialization."""
+"""Expected values of a probe beyond a profile's own moments: reordering, bursts, serialization."""
 
 from __future__ import annotations
 

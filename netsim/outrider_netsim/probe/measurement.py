@@ -61,7 +61,7 @@ class ProbeTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProbePlan:
-    """What a probe of one profile sends."""
+    """The trains and loads that a probe of one profile sends."""
 
     delay: PacketTrain
     loss: PacketTrain
@@ -70,7 +70,7 @@ class ProbePlan:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What was sent and received; `control` is a train over bare sockets."""
+    """The plan and its samples; `control` is a train over bare sockets."""
 
     plan: ProbePlan
     samples: Samples

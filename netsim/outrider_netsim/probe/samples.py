@@ -1,4 +1,4 @@
-"""What a probe sends through a link and what it receives: plain data between measurement and report."""
+"""The packets that a probe sends and receives: plain data between measurement and report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SaturatingLoad:
 
 @dataclass(frozen=True, slots=True)
 class PacketTimes:
-    """When each packet of one direction was sent and received, in seconds of one clock.
+    """Send and receive times of the packets of one direction, in seconds of one clock.
 
     None: it never arrived, or, over streams, only after a stall.
     """
@@ -47,13 +47,13 @@ class PacketTimes:
 
     @property
     def lost(self) -> list[bool]:
-        """Whether each packet was lost, in the order sent."""
+        """True for each lost packet, in the order sent."""
         return [received is None for received in self.received_s]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTimes:
-    """What arrived of a saturating load, and when, in bytes as the link's rate counts them."""
+    """Arrivals of a saturating load, in bytes as the link's rate counts them."""
 
     started_s: float
     ended_s: float  # end of sending

@@ -8,7 +8,7 @@ from outrider_netsim.profiles.profile_files import SUFFIX, load_profile
 
 
 def _paper(name: str, delay_ms: float, jitter_ms: float, rate_bps: float) -> Profile:
-    """Half of the base ping of 9 ms, a round trip, goes to each way; delay and jitter apply both ways."""
+    """Build a profile of the paper: half the base ping of 9 ms, and delay and jitter, each way."""
     direction = Direction(delay_ms, jitter_ms, "normal", rate_bps, base_ms=4.5, loss=0.001)
     return Profile.symmetric(name, direction, "Mixture of Attentions (arXiv 2410.03804), section 4.2")
 

@@ -28,7 +28,7 @@ _HALF_WIDTH = math.sqrt(3)  # of a uniform variable with deviation 1
 
 
 def quantile(distribution: Distribution, mean: float, deviation: float, u: float) -> float:
-    """Return the delay that a share `u` (0 < u < 1) of packets does not exceed: the inverse CDF of max(0, X)."""
+    """Return the inverse CDF of max(0, X): the delay that a share `u` of packets does not exceed."""
     return max(0.0, mean + deviation * _standard_quantile(distribution, u))
 
 

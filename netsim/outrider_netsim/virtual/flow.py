@@ -1,4 +1,4 @@
-"""When messages arrive over a lossy path, whole and in order, as over TCP. In virtual time.
+"""Compute when messages arrive over a lossy path, whole and in order, as over TCP. In virtual time.
 
     send -> segments of 1448 bytes -> [ data path ] -> put in order -> message arrives
               ^ again, when lost                          |

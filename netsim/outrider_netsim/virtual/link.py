@@ -72,7 +72,7 @@ class VirtualLink:
 
     @property
     def is_cut(self) -> bool:
-        """Whether `cut` was called, planned outages aside."""
+        """True between `cut` and `restore`; planned outages do not count."""
         return self._up.path.is_cut
 
     @property
@@ -122,7 +122,7 @@ class VirtualLink:
 
     @property
     def is_watched(self) -> bool:
-        """Whether there is an `on_event` callback."""
+        """True if there is an `on_event` callback."""
         return self._on_event is not None
 
     def tell(self, what: LinkEventKind, way: Way | None = None, size_bytes: int = 0) -> None:
