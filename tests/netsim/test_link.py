@@ -102,7 +102,7 @@ async def test_auto_says_what_it_took_and_why(only_proxy):
         assert link.why == "as asked"
 
 
-async def test_an_engine_that_cannot_be_had_says_why(only_proxy):
+async def test_an_engine_that_cannot_start_says_why(only_proxy):
     with pytest.raises(EngineError, match=r"^tun: no namespaces$"):
         await Link(FAST, engine="tun").start()
     with pytest.raises(EngineError, match="kernel: no sch_netem; tun: no namespaces"):
@@ -124,7 +124,7 @@ async def test_elsewhere_than_on_linux_only_the_relay_is_there(monkeypatch):
         await Link(FAST, engine="tun").start()
 
 
-async def test_a_link_that_was_not_started_says_so():
+async def test_a_link_that_was_not_started_is_reported():
     link = Link(FAST)
     with pytest.raises(RuntimeError, match="not started"):
         link.cut()

@@ -42,5 +42,5 @@ def test_broken_details_are_no_details(details):
         (grpc.StatusCode.UNKNOWN, Refusal),
     ],
 )
-def test_what_the_transport_says_itself(code, kind):
+def test_errors_of_the_transport_itself(code, kind):
     assert isinstance(error_from_rpc(AioRpcError(code, Metadata(), Metadata(), "text")), kind)

@@ -112,7 +112,7 @@ def test_long_features_travel_in_frames_below_the_limit():
 
 
 @pytest.mark.parametrize("codec", f.CODECS)
-def test_features_come_in_the_codec_that_was_asked_for(codec):
+def test_features_come_in_the_requested_codec(codec):
     rows = np.random.default_rng(0).standard_normal((3, 96)).astype(np.float32)
     (asked,) = wire.server_frame_to_proto(f.Features(7, 11, rows, last=True, codec=codec), "int8")
     (opened,) = wire.server_frame_to_proto(f.Features(7, 11, rows, last=True), codec)

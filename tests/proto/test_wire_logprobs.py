@@ -110,7 +110,7 @@ def test_malformed_ones_are_refused(wrong, message):
 
 
 @pytest.mark.parametrize("request_of", [lambda: pb.Draft(logprobs=21), lambda: pb.Decode(max_tokens=1, logprobs=21)])
-def test_no_more_than_twenty_can_be_asked_for(request_of):
+def test_no_more_than_twenty_can_be_requested(request_of):
     request = request_of()
     field = "draft" if isinstance(request, pb.Draft) else "decode"
     with pytest.raises(Violation, match="logprobs=21: need 0 to 20"):

@@ -69,7 +69,7 @@ class ProbePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurements:
+class ProbeMeasurements:
     """The plan and its samples; `control` is a train over bare sockets."""
 
     plan: ProbePlan
@@ -97,7 +97,9 @@ def check_counts(packets: int, loss_packets: int) -> None:
             raise ProfileError(f"{name}={count}: need 1 to {MOST_PACKETS}")
 
 
-async def measure(target: ProbeTarget, planned: ProbePlan, say: Callable[[str], None] = lambda _: None) -> Measurements:
+async def measure(
+    target: ProbeTarget, planned: ProbePlan, say: Callable[[str], None] = lambda _: None
+) -> ProbeMeasurements:
     """Run the plan; `say` gets a line per step. Raises EngineError when measuring fails."""
     say(f"control: {CONTROL.packets} packets each way over bare sockets")
     control = await target.control(CONTROL)
@@ -109,7 +111,7 @@ async def measure(target: ProbeTarget, planned: ProbePlan, say: Callable[[str], 
     for load in planned.loads:
         say(f"throughput {load.way}: {load.offered_bps / 1e6:.1f} Mbit/s for {load.duration_s:.1f} s")
         load_times[load.way] = await target.send_load(load)
-    return Measurements(planned, Samples(target.transport, target.link_bytes, delay, loss, load_times), control)
+    return ProbeMeasurements(planned, Samples(target.transport, target.link_bytes, delay, loss, load_times), control)
 
 
 def _lone_spacing_s(direction: Direction, link_bytes: int) -> float:

@@ -27,7 +27,7 @@ from outrider_netsim.engines.shaping import timeout_s
 from outrider_netsim.link import Link
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side
 from outrider_netsim.namespaces.namespaces import Namespaces
-from outrider_netsim.probe.measurement import Measurements, ProbeTarget, check_counts, measure, plan_probe
+from outrider_netsim.probe.measurement import ProbeMeasurements, ProbeTarget, check_counts, measure, plan_probe
 from outrider_netsim.probe.report import ProbeReport, report
 from outrider_netsim.probe.samples import PacketTimes
 from outrider_netsim.probe.targets import DatagramTarget, StreamTarget, VirtualTarget, listening_socket
@@ -55,7 +55,7 @@ class ProbeRun:
     seed: int
     started: datetime
     ended: datetime
-    seen: Measurements
+    seen: ProbeMeasurements
     report: ProbeReport
 
     def as_json(self) -> dict[str, object]:

@@ -49,7 +49,7 @@ def test_bad_arguments_end_with_2_and_a_remedy(change, message):
     assert message in result.stderr
 
 
-def test_a_port_in_use_is_said():
+def test_a_port_in_use_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         result = run("proxy", "--listen", address, "--upstream", "127.0.0.1:1", "--profile", "lan")

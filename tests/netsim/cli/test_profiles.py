@@ -32,14 +32,14 @@ def test_list_shows_every_profile_with_its_source():
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_show_tells_what_a_profile_is_like(name):
+def test_show_describes_a_profile(name):
     result = listed("show", name)
     assert result.exit_code == 0
     for expected in ("mean, deviation", f"{PROFILES[name].up.mean_delay_ms:.2f}", PROFILES[name].source):
         assert expected in result.output
 
 
-def test_show_tells_outages_bursts_and_traces(tmp_path):
+def test_show_describes_outages_bursts_and_traces(tmp_path):
     (tmp_path / "t.csv").write_text("time_s,loss\n0,0.1\n")
     both = '[both]\nbursts = {p = 0.1, r = 0.4}\ntrace = "t.csv"'
     (tmp_path / "mine.toml").write_text(f'outages = ["1s@5s/30s"]\n{both}\n')

@@ -97,7 +97,7 @@ def marked(marker: str) -> list[int]:
     return found
 
 
-def test_outages_are_said_as_they_come(engine):
+def test_outages_are_printed_as_they_come(engine):
     done = run("--outage", "50ms@0s", "--outage", "50ms@200ms", "--", "sleep", "0.5", engine=engine)
     assert re.findall("link (cut|restored)", done.stderr) == ["cut", "restored"] * 2
 
@@ -161,7 +161,7 @@ def test_clean_finds_nothing_where_nothing_is(monkeypatch):
     assert (result.exit_code, result.output) == (0, "nothing was left behind\n")
 
 
-def test_clean_says_what_it_did(monkeypatch):
+def test_clean_prints_what_it_did(monkeypatch):
     said = ["removed process 7 (sleep)", "could not remove interface outrider0: denied; run as root"]
     monkeypatch.setattr("outrider_netsim.namespaces.leftovers.remove_leftovers", lambda: said)
     result = invoke("clean")

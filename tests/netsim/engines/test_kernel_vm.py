@@ -17,7 +17,7 @@ pytestmark = [
 TCP_LOSS = Path(__file__).parents[1] / "vm" / "guest_tcp_loss.py"
 
 
-def test_a_guest_that_panics_says_so(tmp_path):
+def test_a_guest_that_panics_is_reported(tmp_path):
     script = tmp_path / "guest_panic.py"
     script.write_text("def main(arguments):\n    open('/proc/sysrq-trigger', 'w').write(arguments['order'])\n")
     with pytest.raises(vm.GuestError, match="Kernel panic"):

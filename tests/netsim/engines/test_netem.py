@@ -115,7 +115,7 @@ def test_a_cut_loses_everything_bursts_or_not():
         assert (netem.loss, netem.bursts) == (LOSS_ALL, None)
 
 
-def test_bursts_are_said_as_the_kernel_counts_them():
+def test_bursts_are_in_the_kernels_units():
     bursts = Bursts(p=0.01, r=0.1, bad=0.7, good=0.001)
     netem = qdisc_config(Direction(bursts=bursts), 0).netem
     assert netem.bursts == BurstLoss(p=0x028F5C29, r=0x1999999A, h=0x4CCCCCCD, k1=0x00418937)

@@ -196,7 +196,7 @@ def test_impossible_ports_are_refused(upstream, port):
         ProxyLink(FAST, Address("127.0.0.1", upstream), listen=Address("127.0.0.1", port))
 
 
-def test_a_link_that_was_not_started_says_so():
+def test_a_link_that_was_not_started_is_reported():
     with pytest.raises(RuntimeError, match="not started"):
         ProxyLink(FAST, Address("127.0.0.1", 1)).cut()
 

@@ -120,7 +120,7 @@ def test_tbf_is_what_tc_sends_but_for_the_tables_of_old_kernels():
     assert set(found) == {PARMS, BURST}
 
 
-def test_a_fast_tbf_says_its_rate_in_64_bits():
+def test_a_fast_tbf_has_its_rate_in_64_bits():
     found = attributes(options(tbf_message(3, Tbf(12_500_000_000, 3028, 1)))[1])
     assert found[PARMS][8:12] == b"\xff\xff\xff\xff"
     assert found[TBF_RATE64] == bytes.fromhex("00dd0ee902000000")

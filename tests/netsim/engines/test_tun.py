@@ -228,7 +228,7 @@ def test_impossible_ports_are_refused(upstream, port):
         TunLink(FAST, Address("127.0.0.1", upstream), listen=Address("127.0.0.1", port))
 
 
-def test_a_link_that_was_not_started_says_so():
+def test_a_link_that_was_not_started_is_reported():
     link = TunLink(FAST, NOWHERE)
     for use in (link.cut, lambda: link.address, lambda: link.stats):
         with pytest.raises(RuntimeError, match="not started"):

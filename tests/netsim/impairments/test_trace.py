@@ -89,7 +89,7 @@ def test_rows_come_at_their_times_and_again():
     assert applied == [(0, 0.0), (1, 1.0), (0, 2.0), (1, 3.0)]
 
 
-def test_rows_that_nobody_sees_are_passed_over():
+def test_rows_without_packets_under_way_are_skipped():
     applied = []
     link = ConditionChanges(Sink())
     link.set(ConditionTrace("three", (0.0, 1.0, 2.0), 3.0), lambda row, when: applied.append((row, when)), 0.0)

@@ -106,7 +106,7 @@ async def test_a_command_has_our_folder_input_and_environment(tmp_path, monkeypa
     assert (tmp_path / "here").read_text() == "old new\n"
 
 
-async def test_a_command_that_is_not_there_says_so_and_the_holder_serves_on():
+async def test_a_missing_command_is_reported_and_the_holder_serves_on():
     async with started() as namespaces:
         with pytest.raises(FileNotFoundError):
             await namespaces.run(["outrider-no-such-command"])

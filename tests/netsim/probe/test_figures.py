@@ -145,7 +145,7 @@ def test_chance_alone_says_off_less_than_once_in_a_thousand_figures(direction):
     assert alarms <= 3
 
 
-def test_overtaking_is_as_the_profile_foretells():
+def test_overtaking_matches_the_profile():
     figure = overtaken_figure(crossed(FOUR_G, 4_000, 0.002), FOUR_G, 1)
     assert 0.5 < figure.expected < 0.9
     assert figure.verdict == "ok"

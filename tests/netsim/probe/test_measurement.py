@@ -152,7 +152,7 @@ def test_json_on_standard_output_is_alone_there():
     assert "mean delay" in result.stderr
 
 
-def test_a_figure_that_is_off_ends_with_1_unless_nobody_checks(tmp_path):
+def test_a_figure_that_is_off_ends_with_1_unless_checks_are_off(tmp_path):
     """A queue of 5 packets cannot hold what the rate needs: throughput is far below it."""
     file = tmp_path / "short.toml"
     ways = "".join(f"[{way}]\ndelay_ms = 50\nrate_bps = 20e6\nqueue_packets = 5\n" for way in ("up", "down"))

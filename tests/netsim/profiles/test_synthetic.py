@@ -24,7 +24,7 @@ def test_same_seed_same_trace_other_seed_other_trace():
     assert cellular.deliveries(20, 1) != cellular.deliveries(20, 2)
 
 
-def test_the_mean_rate_is_the_asked_one():
+def test_the_mean_rate_is_the_requested_one():
     """Levels are held for seconds, so an hour has some thousand of them: its mean has a deviation of about 3 %."""
     rates = Cellular(rate_bps=20e6, handover_every_s=0).conditions(HOUR_S, 1).rate_bps
     assert fmean(rates) == pytest.approx(20e6, rel=0.1)

@@ -20,7 +20,7 @@ def test_events_happen_in_the_order_of_their_times_then_of_planning():
     assert seen[2:] == [(1.5, "late"), (2.0, "c"), (2.0, "d")]
 
 
-def test_a_step_into_nothing_says_so():
+def test_a_step_into_nothing_is_reported():
     with pytest.raises(StandstillError, match="nothing is scheduled"):
         VirtualClock().step()
 

@@ -165,7 +165,7 @@ def test_another_loop_is_refused():
         link.clock.run(link.accept())
 
 
-def test_the_exchange_as_a_command_says_what_it_saw(capsys):
+def test_the_workload_as_a_command_prints_its_round_trips(capsys):
     main("paper-4g", "10")
     first, second, _ = capsys.readouterr().out.splitlines()
     assert " round trips in 10 s of virtual time" in first
