@@ -210,7 +210,7 @@ class AsyncClient:
             raise
         except Exception:
             # What the server holds is unknown now, so the next answer opens a session of its own.
-            await context.session.forget()
+            await context.session.reset()
             raise
 
     async def _prepare(self) -> GenerationContext:
@@ -232,5 +232,7 @@ class AsyncClient:
         fallback_drafter = DraftingThread(LookupDrafter(models.vocab_size, shortest=FALLBACK_MIN_MATCH))
         pace = None if self.config.pace is None else Pace.load(self.config.pace)
         controller = ModeController(drafting, pace, self._clock)
-        fit = AcceptanceCheck(models.vocab_size)
-        return GenerationContext(models, session, transcript, drafting, fallback_drafter, fit, controller, self._clock)
+        acceptance_check = AcceptanceCheck(models.vocab_size)
+        return GenerationContext(
+            models, session, transcript, drafting, fallback_drafter, acceptance_check, controller, self._clock
+        )

@@ -55,7 +55,7 @@ async def test_one_client_that_loses_its_connection_again_and_again(warm):
         before = standing()
         session = mine._context.session
         for number in range(NUM // 5):
-            await session.lose("cut by the test")
+            await session.disconnect("cut by the test")
             await session.reconnect()
             if number % 40 == 0:
                 assert await answer(mine) == plain()

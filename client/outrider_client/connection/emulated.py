@@ -40,14 +40,14 @@ class EmulatedLink:
         return tuple(PROFILES)
 
     @property
-    def shown(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         """State of the link as JSON, for the web page."""
         profile = self._link.profile.name
         names = [*self.profiles] if profile in self.profiles else [profile, *self.profiles]
         return {"profile": profile, "profiles": names, "engine": self._link.engine, "cut": self._link.is_cut}
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """State of the link in a few words, for a terminal."""
         cut = ", cut" if self._link.is_cut else ""
         return f"emulated: {self._link.profile.name} ({self._link.engine}){cut}"

@@ -55,14 +55,14 @@ class GrpcConnection:
 
     async def wait_until_connected(self) -> None:
         """Wait until the server is reached. Raises LinkError."""
-        with translated(f"cannot reach {self._address}"):
+        with translate_errors(f"cannot reach {self._address}"):
             await self._stream.wait_for_connection()
 
     def send(self, frame: ClientFrame) -> None:
         self._outbox.put(frame)
 
     async def receive(self) -> ServerFrame:
-        with translated(self._address):
+        with translate_errors(self._address):
             try:
                 message = await self._stream.read()
             except asyncio.CancelledError as cancelled:
@@ -112,7 +112,7 @@ class GrpcTransport:
         metadata = (*self.metadata(), (SESSION_HEADER, self._session_key))
         connection = GrpcConnection(self.address, self.channel(), metadata)
         try:
-            async with self.reaching():
+            async with self.explain_failures():
                 await connection.wait_until_connected()
         except BaseException:
             await connection.close()
@@ -120,16 +120,16 @@ class GrpcTransport:
         return connection
 
     async def describe(self) -> ServerDescription:
-        async with self.channel() as channel, self.reaching():
-            with translated(f"cannot reach {self.address}"):
+        async with self.channel() as channel, self.explain_failures():
+            with translate_errors(f"cannot reach {self.address}"):
                 message = await _stub(channel).Describe(pb.DescribeRequest(), metadata=self.metadata())
         return description_from_proto(message)
 
     async def measure(self) -> float:
         """Measure the round trip of a call, in seconds, on a fresh connection. Raises what `describe` does."""
         metadata = self.metadata()
-        async with self.channel() as channel, self.reaching():
-            with translated(f"cannot reach {self.address}"):
+        async with self.channel() as channel, self.explain_failures():
+            with translate_errors(f"cannot reach {self.address}"):
                 # The first call also pays for TCP, TLS and HTTP/2; only the second one is timed.
                 await _stub(channel).Describe(pb.DescribeRequest(), metadata=metadata)
                 started = time.perf_counter()
@@ -156,7 +156,7 @@ class GrpcTransport:
         return self._access.metadata()
 
     @contextlib.asynccontextmanager
-    async def reaching(self) -> AsyncIterator[None]:
+    async def explain_failures(self) -> AsyncIterator[None]:
         """Explain TLS failures of the first call on a connection.
 
         Raises TrustError for a server that was never reached before, since retrying would not help.
@@ -178,7 +178,7 @@ def _stub(channel: grpc.aio.Channel) -> VerifierStub:
 
 
 @contextlib.contextmanager
-def translated(where: str) -> Iterator[None]:
+def translate_errors(where: str) -> Iterator[None]:
     """Translate gRPC's errors into ours; a LinkError names `where`."""
     try:
         yield

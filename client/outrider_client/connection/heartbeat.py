@@ -90,7 +90,7 @@ class Heartbeat:
             self._rtt.add(now - sent_at)
             self._forget_before(nonce)
 
-    def proved(self) -> None:
+    def verdict_arrived(self) -> None:
         """Note that a verdict arrived."""
         self._unproved_factor = 1.0
 

@@ -70,7 +70,7 @@ class ServerLink:
             if self._clock() >= give_up_at:
                 return None
             await self._wait_until(min(give_up_at, self._heartbeat.due_at))
-            self._watch()
+            self._check_silence()
         return self.receive_nowait()
 
     def receive_nowait(self) -> Reply | None:
@@ -104,7 +104,7 @@ class ServerLink:
                     self._heartbeat.pong(frame.nonce, self._clock())
                     continue
                 if isinstance(frame, Verdict):
-                    self._heartbeat.proved()
+                    self._heartbeat.verdict_arrived()
                 self._unread_bytes += _size(frame)
                 if self._unread_bytes > _MAX_UNREAD_BYTES:
                     raise Violation(Reason.FRAME_TOO_LARGE, "the server sends more than was requested")
@@ -126,7 +126,7 @@ class ServerLink:
         if late > _LATE_S:
             self._heartbeat.discount_pause(late)
 
-    def _watch(self) -> None:
+    def _check_silence(self) -> None:
         now = self._clock()
         # Frames first: after a stall the Pong may lie in the queue while its deadline has passed.
         if self._arrived:

@@ -90,7 +90,7 @@ class ClientSession:
     async def connect(self) -> None:
         """Keep the current connection or open one. Raises LinkError or Refusal."""
         if self._link is not None and self._link.has_failed:
-            await self.lose("the connection broke while idle")
+            await self.disconnect("the connection broke while idle")
         if self._link is None:
             timeouts = self._policy.timeouts
             await self._open(timeouts.connect_s, timeouts.open_s)
@@ -107,11 +107,11 @@ class ClientSession:
         """Use `sampling` from now on; a change closes the connection, since a stream's sampling is fixed."""
         if sampling != self._open_frame.sampling:
             self._open_frame = replace(self._open_frame, sampling=sampling)
-            await self._disconnect()
+            await self._close_connection()
 
-    async def lose(self, detail: str) -> None:
+    async def disconnect(self, detail: str) -> None:
         """Give up the connection."""
-        await self._disconnect()
+        await self._close_connection()
         if self.state is not LinkState.OFFLINE:
             self._change_state(LinkStateEvent.LOST, detail)
 
@@ -142,7 +142,7 @@ class ClientSession:
         if self.state is LinkState.RESUMING:
             self._change_state(LinkStateEvent.CAUGHT_UP)
 
-    def proved(self) -> None:
+    def verdict_arrived(self) -> None:
         """Note that a verdict arrived: the link works."""
         self._patience_factor = 1.0
         self._num_fruitless = 0
@@ -160,13 +160,13 @@ class ClientSession:
         if self.state is not LinkState.CLOSED:
             self._change_state(LinkStateEvent.CLOSED)
 
-    async def forget(self) -> None:
+    async def reset(self) -> None:
         """Start a new session with the next answer, such as after a refusal."""
         if self._link is not None:
-            await self.lose("refused")
+            await self.disconnect("refused")
         self._open_frame = replace(self._open_frame, session_id="")
 
-    async def _disconnect(self) -> None:
+    async def _close_connection(self) -> None:
         """Close the connection; the next one resumes from there."""
         link, self._link = self._link, None
         if link is not None:
@@ -193,7 +193,7 @@ class ClientSession:
         if self.state is LinkState.OFFLINE:
             self._change_state(LinkStateEvent.CONNECTED)
         try:
-            opened = await self._in_time(open_s, link.open(self._opening()))
+            opened = await self._in_time(open_s, link.open(self._next_open_frame()))
         except BaseException as error:  # cancellation too: a half-open connection would leak its reader task
             await link.close()
             if self.state is LinkState.RESUMING:
@@ -208,7 +208,7 @@ class ClientSession:
         except TimeoutError as error:
             raise SilenceError(f"{self._transport.address}: no answer within {seconds:g} s") from error
 
-    def _opening(self) -> Open:
+    def _next_open_frame(self) -> Open:
         committed_len = self._transcript.committed_len if self._open_frame.session_id else 0
         return replace(self._open_frame, committed_len=committed_len)
 

@@ -38,16 +38,16 @@ async def explain_tls_failure(server: str, access: Access, said: str) -> str | N
         return None
     with contextlib.suppress(OSError, TimeoutError, ValueError):
         async with asyncio.timeout(_LOOK_S):
-            return await _looked(server, access)
+            return await _diagnose(server, access)
     return None
 
 
-async def _looked(server: str, access: Access) -> str | None:
+async def _diagnose(server: str, access: Access) -> str | None:
     """Connect and describe what goes wrong. Raises OSError if the server cannot be reached."""
     if not access.is_encrypted:
-        is_tls = await _hangs_up(server, _unchecked()) is not None
+        is_tls = await _closes_connection(server, _unverified_context()) is not None
         return "it speaks TLS: give --tls, or --ca FILE with its authority" if is_tls else None
-    hangs_up = await _hangs_up(server, access.ssl_context(), access.server_name)
+    hangs_up = await _closes_connection(server, access.ssl_context(), access.server_name)
     if not hangs_up:
         return None
     if access.client_cert is None:
@@ -55,7 +55,7 @@ async def _looked(server: str, access: Access) -> str | None:
     return "it closes the connection after the TLS handshake: it may not accept this client's certificate"
 
 
-async def _hangs_up(server: str, context: ssl.SSLContext, name: str | None = None) -> bool | None:
+async def _closes_connection(server: str, context: ssl.SSLContext, name: str | None = None) -> bool | None:
     """Return whether the server closes the connection after the handshake; None if the handshake fails."""
     context.set_alpn_protocols(["h2"])
     host, port = host_of(server), port_of(server)
@@ -71,7 +71,7 @@ async def _hangs_up(server: str, context: ssl.SSLContext, name: str | None = Non
         writer.close()
 
 
-def _unchecked() -> ssl.SSLContext:
+def _unverified_context() -> ssl.SSLContext:
     """Return a context that accepts any certificate, to see whether the server speaks TLS at all."""
     # No certificate is checked, so no data may be sent over such a connection: it only shows whether TLS is there.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

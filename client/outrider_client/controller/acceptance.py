@@ -69,7 +69,7 @@ class AcceptanceEstimator:
         self._accepted = [accepted * kept for accepted in self._accepted]
 
 
-def path_of(tree: DraftTree, tokens: tuple[int, ...]) -> tuple[int, ...]:
+def accepted_path(tree: DraftTree, tokens: tuple[int, ...]) -> tuple[int, ...]:
     """Return the nodes that the target would have accepted, given the tokens it wrote after the root."""
     path: list[int] = []
     for token in tokens:

@@ -61,7 +61,7 @@ def decide(measured: Measurements, current: Choice | None, corrections: Correcti
         # Rounded: among equals the first of _ORDER must win, whatever the last bits of the speeds are.
         best = max(weighed.rated.values(), key=lambda rated: round(weighed.speed(rated), 6))
         return Decision(_with_reason(weighed, best, None))
-    kept = _kept(weighed, replace(current, variant=_on_offer(measured, current), probe=0))
+    kept = _kept(weighed, replace(current, variant=_available_variant(measured, current), probe=0))
     others = [rated for mode, rated in weighed.rated.items() if mode != current.mode]
     worth = [rated for rated in others if weighed.speed(rated) > weighed.speed(kept) * _margin(rated)]
     chosen = max(worth, key=weighed.speed, default=kept)
@@ -75,7 +75,7 @@ def _weigh(measured: Measurements, corrections: Corrections) -> ModeComparison:
     return ModeComparison(terms, {mode: best_in(terms, mode) for mode in allowed}, corrections)
 
 
-def _on_offer(measured: Measurements, current: Choice) -> Variant:
+def _available_variant(measured: Measurements, current: Choice) -> Variant:
     variants = measured.limits.variants
     return current.variant if current.variant in variants else variants[0]
 

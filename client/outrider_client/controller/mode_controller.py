@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from outrider_client.connection.heartbeat import RttEstimator
-from outrider_client.controller.acceptance import path_of
+from outrider_client.controller.acceptance import accepted_path
 from outrider_client.controller.choice import AHEAD, Choice, OnlineMode, Variant
 from outrider_client.controller.codec_choice import FINEST, SIZE_VS_FINEST, FeatureLoad, codec_for
 from outrider_client.controller.hysteresis import ModeSelector
@@ -188,7 +188,7 @@ class ModeController:
             return
         length, tree = self._trial
         written = tokens[length:]
-        path = path_of(tree, written)
+        path = accepted_path(tree, written)
         if len(path) < len(written) or len(written) >= max(tree.depths()):
             self._observer.record_path(tree, path)
             self._trial = None

@@ -93,7 +93,9 @@ class PredictionTerms:
 
         The measured rate is extrapolated to this number of outcomes and levels along the prior's curve.
         """
-        exponents = np.array([self._steeper(number) for number in outcomes.ravel().tolist()]).reshape(outcomes.shape)
+        exponents = np.array([self._hit_exponent(number) for number in outcomes.ravel().tolist()]).reshape(
+            outcomes.shape
+        )
         return np.asarray(self._prior_hit(outcomes, levels, breadth) ** exponents)
 
     def batch(self, outcomes: Ints) -> Floats:
@@ -135,7 +137,7 @@ class PredictionTerms:
         share = (self.tau(levels, breadth) - 1.0) / levels
         return np.asarray(np.clip(share, 1e-3, 1.0 - _SURE) ** (2.6 / np.cbrt(outcomes)))
 
-    def _steeper(self, outcomes: int) -> float:
+    def _hit_exponent(self, outcomes: int) -> float:
         """Return the exponent from the prior to the hit rate measured at about so many outcomes."""
         if not self.measured.hit_rates:
             return 1.0

@@ -150,7 +150,7 @@ class Meter:
         self.judged(len(drafted.tree), len(path))
         self._heads.judged(drafted, path)
 
-    def foreseen(self, hit: bool) -> None:
+    def predrafted(self, hit: bool) -> None:
         """Count a verdict for whose outcomes drafts had been made ahead."""
         self._forecasts += 1
         self._hits += hit

@@ -78,11 +78,11 @@ class AheadDraft:
     @property
     def num_nodes(self) -> int:
         """Number of nodes in all finished drafts."""
-        return sum(len(one.drafted.tree) for one in self._there)
+        return sum(len(one.drafted.tree) for one in self._drafts)
 
     def rank_of(self, outcome: TreeOutcome) -> int | None:
         """Return the rank of `outcome`, from 0, among those drafted for; None if it is not among them."""
-        return next((rank for rank, one in enumerate(self._there) if one.outcome == outcome), None)
+        return next((rank for rank, one in enumerate(self._drafts) if one.outcome == outcome), None)
 
     def cancel(self) -> None:
         """Stop: none of the drafts is needed."""
@@ -93,13 +93,13 @@ class AheadDraft:
         """Return the draft for the actual outcome, once finished; None if there is none."""
         self.resolve(outcome)
         await asyncio.wait((self._made,))
-        for foreseen in self._there:
-            if foreseen.outcome == outcome and foreseen.drafted.tree.tokens:
-                return foreseen.drafted
+        for made in self._drafts:
+            if made.outcome == outcome and made.drafted.tree.tokens:
+                return made.drafted
         return None
 
     @property
-    def _there(self) -> tuple[PreDraft, ...]:
+    def _drafts(self) -> tuple[PreDraft, ...]:
         return self._made.result() if self._made.done() and not self._made.cancelled() else ()
 
 
@@ -213,7 +213,7 @@ class DraftingThread:
             if ready is not None:
                 await ready()
             ahead_draft.begin()
-            return await self._run(tokens, lambda: self._foresee(tree, wanted, ahead_draft))
+            return await self._run(tokens, lambda: self._predraft_job(tree, wanted, ahead_draft))
 
         return AheadDraft(make)
 
@@ -239,7 +239,7 @@ class DraftingThread:
         self._num_features = max((held, *(first + len(rows) for first, rows in self._arrived)))
         return result
 
-    def _foresee(self, tree: DraftTree, wanted: PreDraftSpec, ahead_draft: AheadDraft) -> tuple[PreDraft, ...]:
+    def _predraft_job(self, tree: DraftTree, wanted: PreDraftSpec, ahead_draft: AheadDraft) -> tuple[PreDraft, ...]:
         polled_at: list[float] = []  # before and after the tree's own passes, then after each level but the last
 
         def truth() -> TreeOutcome | None:

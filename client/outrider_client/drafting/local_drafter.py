@@ -28,17 +28,17 @@ class LocalDrafter:
         drafting: AsyncDrafter | None,
         fallback_drafter: AsyncDrafter | None,
         meter: Meter,
-        fit: AcceptanceCheck,
+        acceptance_check: AcceptanceCheck,
     ) -> None:
         self._models = models
         self._drafting = drafting
         self._fallback_drafter = fallback_drafter
         self._meter = meter
-        self._fit = fit
+        self._acceptance_check = acceptance_check
         self._prompt_text = ""  # for keywords
 
     @property
-    def any(self) -> bool:
+    def can_write(self) -> bool:
         """Return whether anything here can write without the target."""
         return self._drafting is not None or self._fallback_drafter is not None
 
@@ -87,7 +87,7 @@ class LocalDrafter:
         self._meter.draft_judged(drafted, verdict.path)
         said = tree.tokens[verdict.path[0]] if verdict.path else verdict.bonus
         guess = tree.tokens[best_path(drafted)[0]]
-        return None if said is None else self._fit.judged(self._drafting.names[head], guess, said)
+        return None if said is None else self._acceptance_check.judged(self._drafting.names[head], guess, said)
 
     def _head_by_words(self, recent: Sequence[int], current: int) -> int | None:
         """Return the head that the keywords choose; None without keywords."""

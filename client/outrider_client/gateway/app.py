@@ -109,7 +109,7 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
 
 def _add_link(app: FastAPI, gateway: Gateway, emulated: EmulatedLink | None) -> None:
     def as_json(report: LinkReport) -> Body:
-        return _report(report) | {"emulated": None if emulated is None else emulated.shown}
+        return _report(report) | {"emulated": None if emulated is None else emulated.as_json}
 
     async def events() -> AsyncGenerator[dict[str, str], None]:
         async with contextlib.aclosing(gateway.watch.reports()) as reports:

@@ -25,6 +25,6 @@ class GenerationContext:
     transcript: Transcript
     drafting: AsyncDrafter | None
     fallback_drafter: AsyncDrafter
-    fit: AcceptanceCheck
+    acceptance_check: AcceptanceCheck
     controller: ModeController
     clock: Callable[[], float]

@@ -49,7 +49,9 @@ class Generation:
             emit, PlaceholderRestorer(Detokenizer(context.models.decode), values or {}), self._meter
         )
         fallback_drafter = context.fallback_drafter if config.last_resort == "lookup" else None
-        self._local = LocalDrafter(self._models, self._drafting, fallback_drafter, self._meter, context.fit)
+        self._local_drafter = LocalDrafter(
+            self._models, self._drafting, fallback_drafter, self._meter, context.acceptance_check
+        )
         self._controller = context.controller
         self.planner = TreePlanner(config, context.models, context.session, context.controller)
         self._requests = RequestTracker(
@@ -70,7 +72,7 @@ class Generation:
         common = self._transcript.begin(prompt, self.config.max_new_tokens, self.config.logprobs)
         if self._drafting is not None:
             self._drafting.begin(common)
-        self._local.begin(prompt)
+        self._local_drafter.begin(prompt)
         self.planner.begin()
         self.session.watcher = lambda state, detail: self._events.emit(LinkChanged(state, detail))
         if self.session.state is LinkState.CONNECTING and self.config.mode != "offline":
@@ -82,7 +84,7 @@ class Generation:
         """Draft the continuation; empty right after the prompt or without a drafter. Raises LinkError."""
         if self._drafting is None or self._transcript.num_new_tokens == 0:
             return EMPTY_DRAFT
-        await self._take_features()
+        await self._await_features()
         return await self._grow()
 
     async def _grow(self) -> ScoredTree:
@@ -90,7 +92,7 @@ class Generation:
         if plan is None:
             return EMPTY_DRAFT
         started = self._clock()
-        routed = await self._local.draft(self._transcript.tokens, self._transcript.num_new_tokens, plan)
+        routed = await self._local_drafter.draft(self._transcript.tokens, self._transcript.num_new_tokens, plan)
         self._meter.drafted(drafting_s := self._clock() - started)
         self._meter.levels_drafted(drafting_s, routed.num_passes)
         self._controller.record_drafting(drafting_s, routed.num_passes)
@@ -99,13 +101,13 @@ class Generation:
     def send(self, drafted: ScoredTree) -> Draft:
         """Send a draft below the last committed token; other requests in flight become void."""
         draft = self._transcript.next_draft(drafted.tree, self._requests.known_features, self._controller.codec)
-        self._requests.ask(draft, drafted, self._local.head)
+        self._requests.send(draft, drafted, self._local_drafter.head)
         return draft
 
     def send_ahead(self, text: Sequence[int], drafted: ScoredTree) -> Draft:
         """Send a draft that assumes the text will be `text` by then."""
         draft = self._transcript.next_ahead(text, drafted.tree, self._controller.codec)
-        self._requests.ask(draft, drafted, self._local.head)
+        self._requests.send(draft, drafted, self._local_drafter.head)
         return draft
 
     def draft_ahead(self, text: Sequence[int], drafted: ScoredTree) -> AheadDraft | None:
@@ -115,7 +117,7 @@ class Generation:
         if self._drafting is None or plan is None or self._transcript.num_new_tokens == 0 or not self.has_room(text):
             return None
         wanted = PreDraftSpec(plan, self._controller.outcomes, self._models.eos_token_ids)
-        return self._local.draft_ahead(text, drafted.tree, wanted, self._requests.rows)
+        return self._local_drafter.draft_ahead(text, drafted.tree, wanted, self._requests.await_rows)
 
     def has_room(self, text: Sequence[int]) -> bool:
         """Return whether the answer may continue after `text`."""
@@ -151,7 +153,9 @@ class Generation:
         `features`: have the features of what it reads and writes sent along.
         """
         known = self._requests.known_features if features and self._drafting is not None else None
-        self._requests.ask(self._transcript.next_decode(known, tree, None if known is None else self._controller.codec))
+        self._requests.send(
+            self._transcript.next_decode(known, tree, None if known is None else self._controller.codec)
+        )
 
     async def stop_decode(self) -> None:
         """Stop the server's decoding; commit what arrives until it has stopped. Raises LinkError."""
@@ -207,8 +211,8 @@ class Generation:
 
         It can if the features have arrived, or will have by the time that the server has stopped decoding.
         """
-        await self._requests.rows_or_verdict(self._can_hand_over, self.config.timeouts.verdict_s)
-        return self._can_hand_over()
+        await self._requests.rows_or_verdict(self._can_start_drafting, self.config.timeouts.verdict_s)
+        return self._can_start_drafting()
 
     async def next_verdict(self) -> Verdict:
         """Wait for the verdict on the oldest request. Raises LinkError."""
@@ -241,7 +245,7 @@ class Generation:
         if ahead_draft.cost is not None:
             self._meter.levels_drafted(ahead_draft.cost.seconds, ahead_draft.cost.levels, ahead=True)
         if ahead_draft.num_nodes:
-            self._meter.foreseen(drafted is not None)
+            self._meter.predrafted(drafted is not None)
             self._meter.wasted(ahead_draft.num_nodes - (0 if drafted is None else len(drafted.tree)))
         return drafted
 
@@ -267,7 +271,7 @@ class Generation:
     def can_write_offline(self) -> bool:
         """Return whether a drafter or the fallback drafter can continue the answer."""
         return (
-            self._local.any
+            self._local_drafter.can_write
             and self._transcript.room > 0
             and len(self._transcript.tokens) < self.planner.max_context
             and not self._has_ended
@@ -276,7 +280,7 @@ class Generation:
 
     async def write_offline(self) -> None:
         """Write one unverified token by the drafter, or else by the fallback drafter, if either can."""
-        token = await self._local.write(self._transcript.tokens, self.config.sampling)
+        token = await self._local_drafter.write(self._transcript.tokens, self.config.sampling)
         if token is None:
             self._drafter_exhausted = True
             return
@@ -309,7 +313,7 @@ class Generation:
     async def lose_link(self, error: Exception) -> None:
         self._meter.went_offline(self._clock())
         self._requests.lost()
-        await self.session.lose(str(error))
+        await self.session.disconnect(str(error))
 
     def caught_up(self) -> None:
         """Note that the server holds all tokens again."""
@@ -347,13 +351,13 @@ class Generation:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    async def _take_features(self) -> None:
+    async def _await_features(self) -> None:
         """Wait for the features without which the next draft should not be made: the prompt's, or the newest too."""
         assert self._drafting is not None
         if self._waits_for_features or self._drafting.num_features < self._transcript.prompt_len:
             await self._requests.receive_rows(self.config.timeouts.features_s)
 
-    def _can_hand_over(self) -> bool:
+    def _can_start_drafting(self) -> bool:
         if self._drafting is None or self.has_prompt_features:
             return True
         return self._controller.arrive_within_rtt(
@@ -365,7 +369,7 @@ class Generation:
             if asked.request.tree is not None and verdict.bonus is not None:
                 num_nodes = min(asked.request.tree.budget, self.planner.draft_nodes)
                 self._meter.judged(num_nodes, len(verdict.tokens))
-        elif asked.drafted.tree.tokens and (warning := self._local.judge(asked.drafted, asked.head, verdict)):
+        elif asked.drafted.tree.tokens and (warning := self._local_drafter.judge(asked.drafted, asked.head, verdict)):
             self._events.emit(Warned(warning))
 
     @property

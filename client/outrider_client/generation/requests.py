@@ -65,14 +65,14 @@ class RequestTracker:
         self._controller = controller
         self._clock = clock
         self._judged = _Judged(0, 0, 0.0, 0)
-        self._asked: dict[int, PendingRequest] = {}
+        self._pending: dict[int, PendingRequest] = {}
         self._rows_due = 0  # seq of the newest draft with a verdict: its rows have arrived or are on their way
         self._rows_complete = 0  # seq of the newest draft whose rows have all arrived
-        self._rows_came = asyncio.Event()
+        self._rows_arrived = asyncio.Event()
         self._early: deque[Verdict] = deque()  # verdicts that arrived while rows were awaited
         self._cancelled = 0  # seq of the newest Decode that was cancelled
 
-    def ask(self, request: Draft | Decode, drafted: ScoredTree = EMPTY_DRAFT, head: int = 0) -> None:
+    def send(self, request: Draft | Decode, drafted: ScoredTree = EMPTY_DRAFT, head: int = 0) -> None:
         """Send a request."""
         num_rows = 0
         if self._drafting is not None and request.features_from is not None:
@@ -81,7 +81,7 @@ class RequestTracker:
         self.newest = request
         root_at = request.base_len + len(request.context)
         stale = self._drafting is not None and self._uses_features and self._drafting.num_features < root_at
-        self._asked[request.seq] = PendingRequest(request, self._clock(), drafted, head, stale)
+        self._pending[request.seq] = PendingRequest(request, self._clock(), drafted, head, stale)
         self._session.link.send(request, TOKEN_BYTES * len(request.context) + num_rows * width)
 
     def cancel(self, decode: Decode) -> None:
@@ -101,7 +101,7 @@ class RequestTracker:
             elif self._transcript.awaits(reply.seq):
                 return self._measured(reply), reply
             else:
-                self._pass_over(reply)
+                self._skip(reply)
             if self._clock() >= give_up_at:
                 break
         raise LinkError(f"no verdict within {timeout_s:g} s")
@@ -112,14 +112,14 @@ class RequestTracker:
         if self._drafting is None:
             return 0
         known = self._drafting.num_features
-        return known if self._rows_complete >= self._rows_due else max(known, self._transcript.asked_len)
+        return known if self._rows_complete >= self._rows_due else max(known, self._transcript.requested_len)
 
-    async def rows(self) -> None:
+    async def await_rows(self) -> None:
         """Wait, while another task receives, until the rows of all verdicts so far have arrived."""
         due = self._rows_due if self._uses_features else 0
         while self._rows_complete < due:
-            self._rows_came.clear()
-            await self._rows_came.wait()
+            self._rows_arrived.clear()
+            await self._rows_arrived.wait()
 
     def lost(self) -> None:
         """Forget what was on its way when the link was lost."""
@@ -134,7 +134,7 @@ class RequestTracker:
         give_up_at = started + timeout_s
         while self._rows_complete < self._rows_due and (left := give_up_at - self._clock()) > 0:
             if (reply := await self._session.link.receive(left)) is not None:
-                self._set_aside(reply)
+                self._take_early(reply)
         self._meter.waited(self._clock() - started)
 
     async def rows_or_verdict(self, enough: Callable[[], bool], timeout_s: float) -> None:
@@ -144,7 +144,7 @@ class RequestTracker:
             reply = await self._session.link.receive(give_up_at - self._clock())
             if reply is None:
                 return
-            if self._set_aside(reply):
+            if self._take_early(reply):
                 give_up_at = self._clock() + timeout_s
             elif self._clock() >= give_up_at:
                 return
@@ -161,20 +161,20 @@ class RequestTracker:
     def _uses_features(self) -> bool:
         return self._drafting is not None and bool(self._drafting.tap.fingerprint)
 
-    def _set_aside(self, reply: Reply) -> bool:
+    def _take_early(self, reply: Reply) -> bool:
         """Take rows and queue a verdict; return whether rows were useful to the drafter."""
         if isinstance(reply, Features):
             return self._take_rows(reply)
         if self._transcript.awaits(reply.seq):
             self._early.append(reply)
         else:
-            self._pass_over(reply)
+            self._skip(reply)
         return False
 
-    def _pass_over(self, verdict: Verdict) -> None:
+    def _skip(self, verdict: Verdict) -> None:
         """Skip a verdict that is no longer awaited; count it if it says that a draft was stale."""
         # Verdicts of an earlier answer may still arrive: their seq is unknown here.
-        if verdict.stale and verdict.seq in self._asked:
+        if verdict.stale and verdict.seq in self._pending:
             self._meter.stale()
 
     async def _next_reply(self, give_up_at: float) -> Reply | None:
@@ -186,20 +186,20 @@ class RequestTracker:
         if verdict.finish is Finish.CANCELLED and verdict.seq != self._cancelled:
             raise Violation(Reason.MALFORMED_FRAME, f"verdict {verdict.seq} ends a request that was not cancelled")
         now = self._clock()
-        asked = self._asked[verdict.seq]
+        pending = self._pending[verdict.seq]
         if self._judged.seq != verdict.seq:
-            self._judged = self._first_judged(asked.request, now)
-        self._meter.verdict(verdict, now - asked.at, on_draft=bool(asked.drafted.tree.tokens))
-        if asked.request.features_from is not None and verdict.finish is not Finish.CANCELLED:
+            self._judged = self._first_judged(pending.request, now)
+        self._meter.verdict(verdict, now - pending.at, on_draft=bool(pending.drafted.tree.tokens))
+        if pending.request.features_from is not None and verdict.finish is not Finish.CANCELLED:
             self._rows_due = verdict.seq  # a request cancelled before it began brings no rows
-        if isinstance(asked.request, Draft):
-            self._asked = {seq: other for seq, other in self._asked.items() if seq > verdict.seq}
+        if isinstance(pending.request, Draft):
+            self._pending = {seq: other for seq, other in self._pending.items() if seq > verdict.seq}
         else:
-            self._asked[verdict.seq] = replace(asked, at=now)  # the next token follows from here
-        self._session.proved()
+            self._pending[verdict.seq] = replace(pending, at=now)  # the next token follows from here
+        self._session.verdict_arrived()
         if verdict.finish is not Finish.CANCELLED:
             self._session.tree_budget = verdict.tree_budget
-        return asked
+        return pending
 
     def _first_judged(self, request: Draft | Decode, now: float) -> _Judged:
         until = request.base_len + len(request.context) + 1 if isinstance(request, Decode) else None
@@ -216,7 +216,7 @@ class RequestTracker:
         self._time_rows(features)
         if features.last:
             self._rows_complete = max(self._rows_complete, features.seq)
-            self._rows_came.set()
+            self._rows_arrived.set()
         return self._drafting is not None and self._drafting.num_features > before
 
     def _time_rows(self, features: Features) -> None:

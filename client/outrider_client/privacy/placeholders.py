@@ -30,20 +30,20 @@ class Placeholders:
         """Return the prompt with placeholders in place of its private values."""
         segments = tuple(segments_of(prompt))
         safe = "\n".join(segment.text for segment in segments if not segment.private)
-        self._give_up_what_stands_in(safe)
+        self._drop_placeholders_in(safe)
         self._assign((segment for segment in segments if segment.private), safe)
         return plain_prompt(prompt, self._write, self._recall)
 
-    def _give_up_what_stands_in(self, safe: str) -> None:
+    def _drop_placeholders_in(self, safe: str) -> None:
         """Drop placeholders that occur in the caller's own text, where they mean something else."""
         self._of_value = {value: name for value, name in self._of_value.items() if name not in safe}
 
     def _assign(self, private: Iterable[Segment], safe: str) -> None:
         for segment in private:
             if segment.text not in self._of_value:
-                self._of_value[segment.text] = self._free(segment.kind or DEFAULT_KIND, safe)
+                self._of_value[segment.text] = self._new_placeholder(segment.kind or DEFAULT_KIND, safe)
 
-    def _free(self, kind: str, safe: str) -> str:
+    def _new_placeholder(self, kind: str, safe: str) -> str:
         while True:
             self._numbers[kind] += 1
             placeholder = f"[{kind}_{self._numbers[kind]}]"
@@ -51,19 +51,20 @@ class Placeholders:
                 return placeholder
 
     def _write(self, content: Content) -> str:
-        return self._placed(content, r"(?<!\w){}(?!\w)")
+        return self._replace_values(content, r"(?<!\w){}(?!\w)")
 
     def _recall(self, content: Content) -> str:
         """Replace values in an earlier answer, where they may be part of a word the target wrote."""
-        return self._placed(content, "{}")
+        return self._replace_values(content, "{}")
 
-    def _placed(self, content: Content, where: str) -> str:
+    def _replace_values(self, content: Content, where: str) -> str:
         segments = as_segments(content)
         return "".join(
-            self._of_value[each.text] if each.private else self._hidden(each.text, where) for each in segments
+            self._of_value[each.text] if each.private else self._hide_known_values(each.text, where)
+            for each in segments
         )
 
-    def _hidden(self, safe: str, where: str) -> str:
+    def _hide_known_values(self, safe: str, where: str) -> str:
         """Replace values in safe text that are private elsewhere in the conversation."""
         # Longest first: a value may be part of another one.
         known = sorted((value for value in self._of_value if value.strip()), key=len, reverse=True)

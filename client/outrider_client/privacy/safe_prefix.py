@@ -37,7 +37,7 @@ class SafePrefix:
         self._session = context.session
         self._transcript = context.transcript
         self._drafting = drafting
-        self._clients_own = context.drafting
+        self._client_drafting = context.drafting
         self._vocab_size = context.models.vocab_size
         self._requests = RequestTracker(
             context.session, context.transcript, drafting, meter, context.controller, context.clock
@@ -50,10 +50,10 @@ class SafePrefix:
         Raises Refusal, or LinkError when no server can be reached at the start.
         """
         try:
-            return not self._wants_features or (self._config.mode != "offline" and await self._ask_until_known())
+            return not self._wants_features or (self._config.mode != "offline" and await self._fetch_until_complete())
         except Exception:
             # Only here, not for later failures: what goes wrong with the private text must not show in the next Open.
-            await self._session.forget()
+            await self._session.reset()
             raise
         finally:
             await self._disconnect()
@@ -62,34 +62,34 @@ class SafePrefix:
     def _wants_features(self) -> bool:
         return bool(self._safe and self._drafting.tap.fingerprint)
 
-    async def _ask_until_known(self) -> bool:
+    async def _fetch_until_complete(self) -> bool:
         await self._session.start(offline_start=self._config.offline_start)
         for _ in range(_MAX_TRIES):
             try:
-                await self._ask()
+                await self._request_features()
             except (LinkError, Refusal) as error:
                 if isinstance(error, Refusal) and error.reason not in _TRANSIENT:
                     raise
-                await self._session.lose(str(error))
-                if not await self._is_back():
+                await self._session.disconnect(str(error))
+                if not await self._reconnects():
                     return False
             else:
                 return self._drafting.num_features >= len(self._safe)
         return False
 
-    async def _ask(self) -> None:
+    async def _request_features(self) -> None:
         """Send an empty draft on the prefix and receive its features; the target's next token is not used."""
         timeouts = self._config.timeouts
         common = self._transcript.begin(self._safe, max_new_tokens=1)
-        if self._clients_own is not None:
-            self._clients_own.begin(common)
-        self._requests.ask(self._transcript.next_draft(DraftTree(), self._drafting.num_features))
+        if self._client_drafting is not None:
+            self._client_drafting.begin(common)
+        self._requests.send(self._transcript.next_draft(DraftTree(), self._drafting.num_features))
         _, verdict = await self._requests.next_verdict(timeouts.verdict_s)
         self._transcript.apply(verdict, self._vocab_size)
         self._session.caught_up()
         await self._requests.receive_rows(timeouts.features_s)
 
-    async def _is_back(self) -> bool:
+    async def _reconnects(self) -> bool:
         self._requests.lost()
         reconnecting = asyncio.create_task(self._session.reconnect(), name="outrider reconnect")
         try:
@@ -106,4 +106,4 @@ class SafePrefix:
         # While the private answer is written nothing may be on the wire: even heartbeats and their end would tell how
         # long it is.
         if self._session.is_connected:
-            await self._session.lose(HUNG_UP)
+            await self._session.disconnect(HUNG_UP)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from outrider_client.connection.grpc_transport import GrpcTransport, translated
+from outrider_client.connection.grpc_transport import GrpcTransport, translate_errors
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.bundles import MAX_CHUNK_BYTES, BundleFile, BundleManifest, manifest_from_proto
 from outrider_proto.description import description_from_proto
@@ -36,13 +36,13 @@ class BundleSource:
     async def describe(self) -> ServerDescription:
         stub = VerifierStub(self._channel)  # type: ignore[no-untyped-call] # generated without annotations
         call = stub.Describe(pb.DescribeRequest(), timeout=ANSWER_S, metadata=self._metadata)
-        async with self._transport.reaching():
-            with translated(f"cannot reach {self._address}"):
+        async with self._transport.explain_failures():
+            with translate_errors(f"cannot reach {self._address}"):
                 return description_from_proto(await call)
 
     async def manifest(self, drafter: str, weights: str) -> BundleManifest:
         try:
-            with translated(self._address):
+            with translate_errors(self._address):
                 request = pb.ManifestRequest(drafter=drafter, weights=weights)
                 return manifest_from_proto(
                     await self._stub.Manifest(request, timeout=ANSWER_S, metadata=self._metadata)
@@ -67,7 +67,7 @@ class BundleSource:
         """Read a chunk; None at the end of the file."""
         try:
             async with asyncio.timeout(STALL_S):
-                with translated(self._address):
+                with translate_errors(self._address):
                     chunk = await call.read()
         except TimeoutError:
             raise LinkError(f"{self._address}: no byte for {STALL_S:g} s") from None

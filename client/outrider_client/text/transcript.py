@@ -65,7 +65,7 @@ class Transcript:
         self._first_seq = 1  # of this answer
         self._stable_len = 0  # number of earlier answers' tokens that are still valid
         self._in_flight: deque[Draft | Decode] = deque()  # the oldest first
-        self._asked_len = 0
+        self._requested_len = 0
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -124,7 +124,7 @@ class Transcript:
         self._server_len = min(self._server_len, common)
         self._first_seq = self._next_seq
         self._in_flight.clear()
-        self._asked_len = min(self._asked_len, common)
+        self._requested_len = min(self._requested_len, common)
         return common
 
     def next_draft(self, tree: DraftTree, num_features: int, codec: Codec | None = None) -> Draft:
@@ -166,9 +166,9 @@ class Transcript:
         return DraftTree.chain(self._tokens[self._tail_start : self._tail_start + max_nodes])
 
     @property
-    def asked_len(self) -> int:
+    def requested_len(self) -> int:
         """Features before this position were requested on this connection."""
-        return self._asked_len
+        return self._requested_len
 
     @property
     def awaited(self) -> Draft | Decode | None:
@@ -180,7 +180,7 @@ class Transcript:
 
     def apply(self, verdict: Verdict, vocab_size: int) -> Change:
         """Apply the verdict on the oldest request. Raises Violation if it does not fit that request."""
-        words, path_len = self._words(verdict, vocab_size)
+        words, path_len = self._verdict_tokens(verdict, vocab_size)
         logprobs = token_logprobs(words, verdict.logprobs, self._num_top, vocab_size)
         first = self._tail_start
         confirmed = common_prefix_len(self._tokens[first:], words)
@@ -198,7 +198,7 @@ class Transcript:
         # A Decode cancelled before it began has processed nothing, so the server holds no more than before.
         if verdict.finish is not Finish.CANCELLED:
             self._server_len = min(first + path_len, len(self._tokens))
-        self._settle_flights(verdict)
+        self._settle_in_flight(verdict)
         num_words = confirmed + len(added)
         finish = self._finish(verdict, cut=num_words < len(words))
         return replace(outcome, finish=finish, logprobs=logprobs[:num_words])
@@ -215,7 +215,7 @@ class Transcript:
     def resume(self, opened: Opened) -> None:
         """Take over how many of our tokens the server still holds: none unless their hash matches."""
         self._in_flight.clear()
-        self._asked_len = 0
+        self._requested_len = 0
         kept = opened.kept_len
         same = kept <= len(self._tokens) and prefix_hash(self._tokens[:kept]) == opened.kept_hash
         self._server_len = kept if same else 0
@@ -241,17 +241,17 @@ class Transcript:
         seq, self._next_seq = self._next_seq, self._next_seq + 1
         return seq
 
-    def _settle_flights(self, verdict: Verdict) -> None:
+    def _settle_in_flight(self, verdict: Verdict) -> None:
         """Remove the answered request, and those behind it unless their assumption came true."""
         answered = self._in_flight[0]
         if isinstance(answered, Draft) or answered.features_from is not None:
-            self._asked_len = self._server_len
+            self._requested_len = self._server_len
         if isinstance(answered, Draft) or verdict.finish is not Finish.NOT_YET:
             self._in_flight.popleft()
-            if verdict.finish is not Finish.NOT_YET or not self._assumed_rightly():
+            if verdict.finish is not Finish.NOT_YET or not self._next_assumption_holds():
                 self._in_flight.clear()
 
-    def _assumed_rightly(self) -> bool:
+    def _next_assumption_holds(self) -> bool:
         ahead = self.awaited
         return isinstance(ahead, Draft) and ahead.assumes == prefix_hash(self._tokens)
 
@@ -260,7 +260,7 @@ class Transcript:
         self._in_flight.append(request)
         self._server_len = request.base_len  # until the verdict, the server surely holds no more than this
 
-    def _words(self, verdict: Verdict, vocab_size: int) -> tuple[tuple[int, ...], int]:
+    def _verdict_tokens(self, verdict: Verdict, vocab_size: int) -> tuple[tuple[int, ...], int]:
         """Return path and bonus as tokens, and the path's length."""
         asked = self.awaited
         if asked is None or verdict.seq != asked.seq:

@@ -20,7 +20,7 @@ def steady(floor_s: float = 0.0, factor: float = 1.0, rate_bps: float = 8e6) -> 
     for _ in range(100):
         rtt.add(R)
     heartbeat = Heartbeat(rtt, Patience(floor_s, rate_bps), factor)
-    heartbeat.proved()
+    heartbeat.verdict_arrived()
     return heartbeat
 
 
@@ -127,7 +127,7 @@ def test_new_connection_is_given_twice_the_time():
     rtt.add(0.001)
     heartbeat = Heartbeat(rtt, Patience(floor_s=0.5))
     assert heartbeat.deadline_s == 1.0
-    heartbeat.proved()
+    heartbeat.verdict_arrived()
     assert heartbeat.deadline_s == 0.5
 
 

@@ -97,7 +97,7 @@ def reconnect(*met, seed=0):
     async def outage():
         session = ClientSession(link, open_frame, Transcript(), policy, lambda: clock.now, random.Random(seed))
         await session.connect()
-        await session.lose("cut")
+        await session.disconnect("cut")
         await asyncio.sleep(1.0 - clock.now)
         await session.reconnect()
         assert session.state is LinkState.RESUMING

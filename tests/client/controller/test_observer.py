@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider_client.controller.acceptance import AcceptanceEstimator, path_of
+from outrider_client.controller.acceptance import AcceptanceEstimator, accepted_path
 from outrider_client.controller.choice import SPLIT, Choice
 from outrider_client.controller.hysteresis import ModeSelector
 from outrider_client.controller.measurements import ModeLimits
@@ -209,9 +209,9 @@ def test_ranks_among_siblings():
 
 
 def test_paths_of_drafts_on_the_side():
-    assert path_of(TREE, (5, 7, 9)) == (1, 3)
-    assert path_of(TREE, (5,)) == (1,)
-    assert path_of(TREE, (9, 5)) == ()
+    assert accepted_path(TREE, (5, 7, 9)) == (1, 3)
+    assert accepted_path(TREE, (5,)) == (1,)
+    assert accepted_path(TREE, (9, 5)) == ()
 
 
 def test_smoothing():

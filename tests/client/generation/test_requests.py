@@ -64,7 +64,7 @@ class ScriptedLink:
             raise reply
         return reply
 
-    def proved(self) -> None:
+    def verdict_arrived(self) -> None:
         self.proofs += 1
 
 
@@ -92,7 +92,7 @@ class Stage:
         self.transcript.begin(PROMPT, 50)
         self.drafting = drafting
         self.meter = Meter(0.0, ("eater",))
-        self.exchange = RequestTracker(
+        self.tracker = RequestTracker(
             self.link,
             self.transcript,
             drafting,
@@ -102,19 +102,19 @@ class Stage:
         )
 
     def asks(self, tree=NO_TREE):
-        draft = self.transcript.next_draft(tree, self.exchange.known_features)
-        self.exchange.ask(draft, ScoredTree(tree))
+        draft = self.transcript.next_draft(tree, self.tracker.known_features)
+        self.tracker.send(draft, ScoredTree(tree))
         return draft
 
     def asks_ahead(self, text):
         draft = self.transcript.next_ahead(text, TREE)
-        self.exchange.ask(draft, ScoredTree(TREE))
+        self.tracker.send(draft, ScoredTree(TREE))
         return draft
 
     async def hears(self, verdict):
         """It comes, and stands."""
         self.link.put(verdict)
-        asked, heard = await self.exchange.next_verdict(TIMEOUT_S)
+        asked, heard = await self.tracker.next_verdict(TIMEOUT_S)
         assert heard is verdict
         self.transcript.apply(verdict, VOCAB)
         return asked
@@ -138,7 +138,7 @@ async def begun(stage):
     draft = stage.asks()
     await stage.hears(Verdict(draft.seq, (), 9))
     stage.link.put(rows(draft.seq, 0, len(PROMPT)))
-    await stage.exchange.receive_rows(TIMEOUT_S)
+    await stage.tracker.receive_rows(TIMEOUT_S)
     assert stage.drafting.num_features == len(PROMPT)
     return stage
 
@@ -169,7 +169,7 @@ async def test_stale_answers_among_rows_are_counted_too(begun):
     first, ahead = begun.asks(TREE), begun.asks_ahead(LIKELY)
     await begun.hears(Verdict(first.seq, (), 20))
     begun.link.put(Verdict(ahead.seq, (), None, stale=True), rows(first.seq, 4, 1))
-    await begun.exchange.receive_rows(TIMEOUT_S)
+    await begun.tracker.receive_rows(TIMEOUT_S)
     draft = begun.asks(TREE)
     await begun.hears(Verdict(draft.seq, (), 20))
     assert begun.statistics().stale_drafts == 1
@@ -198,7 +198,7 @@ async def test_answers_to_what_is_no_longer_asked_are_passed_over(begun):
 async def test_no_verdict_in_time_is_a_lost_link(begun):
     begun.asks(TREE)
     with pytest.raises(LinkError, match="no verdict within 0 s"):
-        await begun.exchange.next_verdict(0.0)
+        await begun.tracker.next_verdict(0.0)
 
 
 async def test_rows_are_asked_for_once(begun):
@@ -206,7 +206,7 @@ async def test_rows_are_asked_for_once(begun):
     draft = begun.asks(TREE)
     assert draft.features_from == len(PROMPT)
     await begun.hears(Verdict(draft.seq, (0, 1), 20))
-    assert begun.exchange.known_features == len(PROMPT) + 3  # not here yet
+    assert begun.tracker.known_features == len(PROMPT) + 3  # not here yet
     following = begun.asks(TREE)
     assert following.features_from == following.base_len == len(PROMPT) + 3
     begun.link.put(rows(draft.seq, 4, 3))
@@ -219,14 +219,14 @@ async def test_after_a_reconnection_missing_rows_are_asked_for_again(begun):
     await begun.hears(Verdict(draft.seq, (0, 1), 20))
     kept = tuple(begun.transcript.tokens[:-1])
     begun.transcript.resume(Opened("s", True, len(kept), prefix_hash(kept), 1000, 255, ()))
-    assert begun.exchange.known_features == len(PROMPT)
+    assert begun.tracker.known_features == len(PROMPT)
     assert begun.asks(TREE).features_from == len(PROMPT)
 
 
 async def test_rows_that_are_waited_for_elsewhere_wake_all_who_wait(begun):
     draft = begun.asks(TREE)
     await begun.hears(Verdict(draft.seq, (0,), 20))
-    waiting = [asyncio.create_task(begun.exchange.rows()) for _ in range(3)]
+    waiting = [asyncio.create_task(begun.tracker.await_rows()) for _ in range(3)]
     await asyncio.sleep(0)
     assert not any(task.done() for task in waiting)
     following = begun.asks(TREE)
@@ -238,7 +238,7 @@ async def test_rows_that_are_waited_for_elsewhere_wake_all_who_wait(begun):
 async def test_rows_in_pieces_are_there_with_the_last(begun):
     draft = begun.asks(TREE)
     await begun.hears(Verdict(draft.seq, (0,), 20))
-    waiting = asyncio.create_task(begun.exchange.rows())
+    waiting = asyncio.create_task(begun.tracker.await_rows())
     following = begun.asks(TREE)
     begun.link.put(rows(draft.seq, 4, 1, last=False))
     await begun.hears(Verdict(following.seq, (), 30))
@@ -251,7 +251,7 @@ async def test_whoever_waits_from_now_on_waits_for_what_is_judged_by_now(begun):
     """Not for the rows of verdicts that come later: those may be on the very draft that is waited for here."""
     draft = begun.asks(TREE)
     await begun.hears(Verdict(draft.seq, (0,), 20))
-    waiting = asyncio.create_task(begun.exchange.rows())
+    waiting = asyncio.create_task(begun.tracker.await_rows())
     await asyncio.sleep(0)
     following = begun.asks(TREE)
     begun.link.put(rows(draft.seq, 4, 2))
@@ -262,7 +262,7 @@ async def test_whoever_waits_from_now_on_waits_for_what_is_judged_by_now(begun):
 async def test_rows_that_stay_away_are_not_waited_for_for_ever(begun):
     draft = begun.asks(TREE)
     await begun.hears(Verdict(draft.seq, (), 20))
-    await begun.exchange.receive_rows(0.0)
+    await begun.tracker.receive_rows(0.0)
     assert begun.drafting.num_features == len(PROMPT)
 
 
@@ -271,7 +271,7 @@ async def test_a_lost_link_reaches_whoever_receives_rows(begun):
     await begun.hears(Verdict(draft.seq, (), 20))
     begun.link.put(LinkError("cut"))
     with pytest.raises(LinkError, match="cut"):
-        await begun.exchange.receive_rows(TIMEOUT_S)
+        await begun.tracker.receive_rows(TIMEOUT_S)
 
 
 async def test_rows_beyond_what_stands_are_dropped(begun):
@@ -287,8 +287,8 @@ async def test_whoever_eats_no_features_waits_for_none(drafting):
     stage = Stage(drafting)
     draft = stage.asks()
     await stage.hears(Verdict(draft.seq, (), 9))
-    await asyncio.wait_for(stage.exchange.rows(), TIMEOUT_S)
-    await asyncio.wait_for(stage.exchange.receive_rows(TIMEOUT_S), TIMEOUT_S)
+    await asyncio.wait_for(stage.tracker.await_rows(), TIMEOUT_S)
+    await asyncio.wait_for(stage.tracker.receive_rows(TIMEOUT_S), TIMEOUT_S)
 
 
 async def test_rows_of_the_answer_before_are_taken_as_far_as_they_are_shared(begun):
@@ -296,20 +296,20 @@ async def test_rows_of_the_answer_before_are_taken_as_far_as_they_are_shared(beg
     await begun.hears(Verdict(draft.seq, (0, 1), 20))
     begun.link.put(Verdict(70, (), None, stale=True), rows(draft.seq, 4, 3))
     begun.transcript.begin((*PROMPT, 9, 10, 50), 20)
-    begun.exchange.take_arrived()
+    begun.tracker.take_arrived()
     assert begun.drafting.num_features == len(PROMPT) + 2
 
 
 async def test_waiting_for_rows_loses_no_verdict(begun):
     """A drafter that is tried out while the server writes waits for rows; the next token comes first."""
-    decode = begun.transcript.next_decode(begun.exchange.known_features)
-    begun.exchange.ask(decode)
+    decode = begun.transcript.next_decode(begun.tracker.known_features)
+    begun.tracker.send(decode)
     await begun.hears(Verdict(decode.seq, (), 20))
     following = Verdict(decode.seq, (), 30)
     begun.link.put(following, rows(decode.seq, 4, 1, last=False), rows(decode.seq, 5, 1))
-    await begun.exchange.receive_rows(TIMEOUT_S)
+    await begun.tracker.receive_rows(TIMEOUT_S)
     async with asyncio.timeout(TIMEOUT_S):
-        assert (await begun.exchange.next_verdict(TIMEOUT_S))[1] is following
+        assert (await begun.tracker.next_verdict(TIMEOUT_S))[1] is following
 
 
 async def test_round_trips_are_told_apart(begun):
@@ -331,13 +331,13 @@ async def test_a_prompt_s_rows_are_timed_when_they_are_there_not_when_the_server
         lambda controller, lag_s, num_rows, num_bytes: timed.append((round(lag_s, 3), num_rows)),
     )
     decode = stage.transcript.next_decode(0, None)
-    stage.exchange.ask(decode)
+    stage.tracker.send(decode)
     await stage.hears(Verdict(decode.seq, (), 9))
     for at, frame in ((0.2, rows(decode.seq, 0, len(PROMPT) - 1, False)), (0.3, rows(decode.seq, 3, 1, False))):
         stage.now = at
         stage.link.put(frame, Verdict(decode.seq, (), 9))
-        await stage.exchange.next_verdict(TIMEOUT_S)
+        await stage.tracker.next_verdict(TIMEOUT_S)
     stage.now = 5.0
     stage.link.put(rows(decode.seq, 4, 1, True), Verdict(decode.seq, (), 9))
-    await stage.exchange.next_verdict(TIMEOUT_S)
+    await stage.tracker.next_verdict(TIMEOUT_S)
     assert timed == [(0.3, len(PROMPT))]

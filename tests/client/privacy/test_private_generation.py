@@ -229,7 +229,7 @@ async def test_what_it_cannot_answer_leaves_the_session_as_it_is(connect, langua
 async def test_refused_by_the_server_the_next_answer_starts_anew(connect, verifier):
     client = connect()
     await client.complete("hello", mode="stream")
-    await client._context.session.lose("idle")
+    await client._context.session.disconnect("idle")
     verifier.refusal = Refusal(Reason.TARGET_MISMATCH, "another target")
     with pytest.raises(Refusal):
         await client.complete(PROMPT)

@@ -155,7 +155,7 @@ def test_a_new_connection_forgets_them(kept):
     drafts = three_in_flight(transcript)
     transcript.resume(opened(kept))
     assert transcript.awaited is None
-    assert transcript.asked_len == 0
+    assert transcript.requested_len == 0
     assert not any(transcript.awaits(draft.seq) for draft in drafts)
     draft = transcript.next_draft(TREE, 4)
     assert (draft.base_len, draft.context, draft.root, draft.assumes) == (4, (), 9, b"")
@@ -180,30 +180,30 @@ def test_a_draft_on_what_stands_takes_the_place_of_all():
 
 
 def test_features_are_asked_for_once():
-    """asked_len: all before it will come without being asked for again."""
+    """requested_len: all before it will come without being asked for again."""
     transcript = begun()
-    assert transcript.asked_len == len(PROMPT)
+    assert transcript.requested_len == len(PROMPT)
     first, ahead, _ = three_in_flight(transcript)
-    assert transcript.asked_len == len(PROMPT)  # a verdict may say that nothing of the tree stands
+    assert transcript.requested_len == len(PROMPT)  # a verdict may say that nothing of the tree stands
     transcript.apply(Verdict(first.seq, (0, 1, 2), 19), VOCAB)
-    assert transcript.asked_len == len(LIKELY) - 1 == ahead.features_from
+    assert transcript.requested_len == len(LIKELY) - 1 == ahead.features_from
     transcript.apply(Verdict(ahead.seq, (0,), 60), VOCAB)
-    assert transcript.asked_len == len(LIKELY) + 1
-    following = transcript.next_draft(TREE, transcript.asked_len)
-    assert following.features_from == transcript.asked_len == following.base_len
+    assert transcript.requested_len == len(LIKELY) + 1
+    following = transcript.next_draft(TREE, transcript.requested_len)
+    assert following.features_from == transcript.requested_len == following.base_len
     transcript.begin(LIKELY[:6], 10)
-    assert transcript.asked_len == 6
+    assert transcript.requested_len == 6
 
 
 def test_features_of_decoded_tokens_are_asked_for_with_the_decode():
     transcript = begun()
     plain = transcript.next_decode()
     transcript.apply(Verdict(plain.seq, (), 50), VOCAB)
-    assert transcript.asked_len == len(PROMPT)
+    assert transcript.requested_len == len(PROMPT)
     decode = transcript.next_decode(4, ServerTree(2, 3, 4))
     assert decode.features_from == 4
     transcript.apply(Verdict(decode.seq, (), 53, tokens=(51, 52)), VOCAB)
-    assert transcript.asked_len == len(TEXT) + 3  # all but the bonus
+    assert transcript.requested_len == len(TEXT) + 3  # all but the bonus
     assert transcript.awaits(decode.seq)
 
 

@@ -43,7 +43,7 @@ class ChatLink:
 
     @property
     def description(self) -> str:
-        return self._link.said
+        return self._link.summary
 
     def change(self, to: str) -> None:
         """Cut or restore the link, or give it the profile of that name. Raises UsageError."""
