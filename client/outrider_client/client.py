@@ -33,6 +33,7 @@ class Client:
     ) -> None:
         self._client = AsyncClient(config, models=models, transport=transport)
         self._loop = asyncio.new_event_loop()
+        # A daemon: a client that is never closed must not keep the process alive.
         self._thread = threading.Thread(target=self._loop.run_forever, name="outrider client", daemon=True)
         self._thread.start()
 

@@ -29,6 +29,7 @@ class AcceptanceEstimator:
         missing = levels - len(self._tried)
         self._tried += [0.0] * missing
         self._accepted += [0.0] * missing
+        # Positions after the first rejection were never tried: they count neither way.
         for position in range(min(levels, num_accepted + 1)):
             self._tried[position] += 1.0
             self._accepted[position] += position < num_accepted

@@ -142,6 +142,7 @@ class PredictionTerms:
         if not self.measured.hit_rates:
             return 1.0
         nearest = min(self.measured.hit_rates, key=lambda known: abs(log(known / outcomes)))
+        # Strictly between 0 and 1: both logarithms below must be finite and not 0.
         rate = min(max(self.measured.hit_rates[nearest], 1e-3), 1.0 - _SURE)
         levels = np.array(max(round(self.measured.hit_levels), 1))
         return log(rate) / log(float(self._prior_hit(np.array(nearest), levels, self._breadth)))

@@ -67,6 +67,7 @@ class AheadDraft:
     def resolve(self, outcome: TreeOutcome) -> None:
         """Set the actual outcome: only its draft is finished, and nothing new is begun."""
         self._truth = outcome
+        # Cancel only while it waits for features: a running job polls `truth` and stops between levels by itself.
         if not self._has_begun:
             self._made.cancel()
 

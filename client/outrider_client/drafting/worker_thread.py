@@ -19,6 +19,7 @@ class WorkerThread:
         self._prepare = prepare
         self._stopped = False
         self._jobs: SimpleQueue[_Job[object] | None] = SimpleQueue()
+        # A daemon: a client that is never closed must not keep the process alive.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 

@@ -49,6 +49,7 @@ async def _draft_ahead(generation: Generation, width: int) -> None:
     in_flight, verdict = InFlight(generation, width), None
     try:
         while generation.should_continue:
+            # Not before `should_continue`: a mode that ends here must not send what was drafted ahead.
             if verdict is not None:
                 await in_flight.advance(verdict)
             if not in_flight.any:

@@ -118,6 +118,7 @@ class RequestTracker:
         """Wait, while another task receives, until the rows of all verdicts so far have arrived."""
         due = self._rows_due if self._uses_features else 0
         while self._rows_complete < due:
+            # Cleared in the loop, before the wait: another waiter may have been woken by the same set().
             self._rows_arrived.clear()
             await self._rows_arrived.wait()
 

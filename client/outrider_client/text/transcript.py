@@ -145,6 +145,7 @@ class Transcript:
     def next_ahead(self, text: Sequence[int], tree: DraftTree, codec: Codec | None = None) -> Draft:
         """Make a draft that assumes the newest one in flight leads to `text`, whose last token is the root."""
         root_at = len(text) - 1
+        # By hash, not by the outcome it bets on: the server compares with what it holds, however that came about.
         assumes = prefix_hash(text)
         draft = Draft(self._take_seq(), root_at, (), text[root_at], tree, root_at, assumes, self._num_top, codec)
         self._in_flight.append(draft)
@@ -216,6 +217,7 @@ class Transcript:
         """Take over how many of our tokens the server still holds: none unless their hash matches."""
         self._in_flight.clear()
         self._requested_len = 0
+        # The length alone is no proof: the server may have parked other tokens under this session's id.
         kept = opened.kept_len
         same = kept <= len(self._tokens) and prefix_hash(self._tokens[:kept]) == opened.kept_hash
         self._server_len = kept if same else 0

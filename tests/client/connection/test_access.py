@@ -25,7 +25,7 @@ def no_variables(monkeypatch):
 @pytest.mark.parametrize(
     "server", ["203.0.113.1:50051", "[2001:db8::1]:50051", "server.example:1", "localhost.example:1"]
 )
-def test_a_key_never_goes_over_a_network_in_the_open_unless_told_so(server):
+def test_a_key_is_never_sent_unencrypted_unless_allowed(server):
     for access in (Access(key=SECRET), Access(key_file=Path("/nowhere"))):
         for reach in (lambda a=access: ClientConfig(server, access=a), lambda a=access: GrpcTransport(server, a)):
             with pytest.raises(UsageError, match="unencrypted") as refused:

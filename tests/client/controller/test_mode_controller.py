@@ -96,7 +96,7 @@ def test_features_that_fill_the_link_come_coarser_until_there_is_room(controller
     assert controller.codec is None
 
 
-def test_whoever_chooses_a_codec_has_it(controller, clock):
+def test_a_configured_codec_stays(controller, clock):
     controller.begin(ClientConfig(mode="auto", codec="int8"), None)
     controller.decide(OPENED, rtt(0.03))
     replies(controller, clock, 0.09, 4000)

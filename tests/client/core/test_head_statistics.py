@@ -35,7 +35,7 @@ def test_overhead():
     assert use.shares == {"math": 0.25, "chat": 0.75}
 
 
-def test_a_cycle_without_a_draft_is_nobodys():
+def test_a_cycle_without_a_draft_counts_for_no_head():
     meter = HeadMeter(["one"])
     meter.drafted(routed(0, 0, 0, drafted=ScoredTree()))
     use = meter.snapshot(3)

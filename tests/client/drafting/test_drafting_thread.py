@@ -164,7 +164,7 @@ async def test_narrows_to_what_the_verdict_said(drafter, drafting, outcome):
     assert ahead_draft.num_nodes == LEVELS
 
 
-async def test_what_nobody_foresaw_ends_it_within_a_level(drafter, drafting):
+async def test_an_unexpected_outcome_ends_it_within_a_level(drafter, drafting):
     ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
     drafter.permit(OF_TREE + 1)
     await reached(drafter, OF_TREE + 1)
@@ -184,7 +184,7 @@ async def test_given_up_it_frees_the_thread_within_a_level(drafter, drafting):
     assert ahead_draft.task.cancelled()
     assert ahead_draft.num_nodes == 0
     drafter.permit(100)
-    await asyncio.wait_for(drafting.follow(TEXT), IN_TIME_S)  # its turn comes when the ahead_draft is over
+    await asyncio.wait_for(drafting.follow(TEXT), IN_TIME_S)  # its turn comes when the ahead draft is over
     assert len(drafter.passes) <= OF_TREE + 2
 
 
@@ -226,7 +226,7 @@ async def test_begins_when_it_is_ready(drafter, drafting):
 
 
 @pytest.mark.parametrize("outcome", [LIKELIEST, TreeOutcome(ROOT, 20)])
-async def test_a_verdict_that_overtakes_the_rows_blocks_nobody(drafter, drafting, outcome):
+async def test_a_verdict_that_overtakes_the_rows_blocks_nothing(drafter, drafting, outcome):
     """Whoever receives the rows is waiting for this draft: it cannot wait for the rows."""
     never = asyncio.Event()
     ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED, never.wait)
@@ -268,7 +268,7 @@ async def test_ends_need_no_draft(drafter, drafting):
     assert LIKELIEST not in [one.outcome for one in made]
 
 
-async def test_errors_reach_whoever_needs_the_draft(drafter, drafting):
+async def test_errors_reach_the_caller_of_the_draft(drafter, drafting):
     drafter.fault = RuntimeError("broken")
     ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
     await asyncio.to_thread(drafter.begun.wait)
@@ -281,7 +281,7 @@ async def test_errors_reach_whoever_needs_the_draft(drafter, drafting):
 
 
 async def test_what_it_assumed_is_taken_back(drafter, drafting):
-    """The next job sees its own text, whatever text the ahead_draft was for, and none of the features that it knew."""
+    """The next job sees its own text, whatever text the ahead draft was for, and none of the features that it knew."""
     drafter.permit(1000)
     drafting.add_features(0, np.zeros((2, 2), dtype=np.float32))
     assumed = drafting.draft_ahead((*TEXT, 4, 5, 6), TREE, WANTED)
@@ -308,7 +308,7 @@ async def test_what_a_level_costs_is_known_of_those_for_all_outcomes(drafter, dr
     assert not narrowed.is_whole
 
 
-async def test_a_lookout_cut_short_says_what_its_levels_cost(drafter, drafting):
+async def test_an_ahead_draft_cut_short_reports_the_cost_of_its_levels(drafter, drafting):
     """A batch too large for its drafter is always cut short, and is to be found out all the same."""
     drafter.permit(OF_TREE + 1)
     ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)

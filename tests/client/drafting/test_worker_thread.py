@@ -42,7 +42,7 @@ async def test_cancelling_the_wait_leaves_the_thread_working(worker):
     assert await worker.run(lambda: 7) == 7
 
 
-def test_a_loop_that_is_gone_hurts_nobody(worker):
+def test_a_closed_loop_does_no_harm(worker):
     begun, go_on = threading.Event(), threading.Event()
 
     def job() -> None:

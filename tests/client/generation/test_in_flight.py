@@ -262,7 +262,7 @@ UP_TO_THERE = FIRST_ROOT + CYCLE + 2  # tokens that stand after its verdict, bon
 CALLS = 1 + 1 + 1 + 4  # the prompt, right, two tokens, and the fifteen that are left
 
 
-async def test_proactive_misses_and_drafts_anew(ride):
+async def test_proactive_misses_and_drafts_again(ride):
     seen = await ride("proactive", {WRONG_AT: NEVER})
     assert seen.num_grown == 2
     assert seen.statistics.target_calls == CALLS
@@ -308,7 +308,7 @@ async def test_what_was_drafted_for_other_outcomes_is_wasted(ride):
     assert seen.statistics.wasted_nodes == (CYCLES - 1) * (OUTCOMES - 1) * DRAFT
 
 
-async def test_a_draft_sent_in_vain_is_wasted_once(ride):
+async def test_a_draft_sent_for_nothing_is_wasted_once(ride):
     """Neither the forecast that was missed nor the one below the draft that was sent for it is of any use; that draft
     itself is a part of the former. Four other forecasts came true."""
     seen = await ride("pipelined", {WRONG_AT: NEVER}, in_flight=2)
@@ -334,7 +334,7 @@ async def test_features_are_sent_once(ride, verifier, mode, wrong):
 
 
 @pytest.mark.parametrize("mode", ["proactive", "pipelined"])
-async def test_no_lookout_outlives_its_answer(ride, mode):
+async def test_no_ahead_draft_outlives_its_answer(ride, mode):
     seen = await ride(mode)
     assert all(ahead_draft.task.done() for ahead_draft in seen.ahead_drafts)
 

@@ -247,7 +247,7 @@ async def test_rows_in_pieces_are_there_with_the_last(begun):
     waiting.cancel()
 
 
-async def test_whoever_waits_from_now_on_waits_for_what_is_judged_by_now(begun):
+async def test_waiting_covers_what_has_a_verdict_by_then(begun):
     """Not for the rows of verdicts that come later: those may be on the very draft that is waited for here."""
     draft = begun.asks(TREE)
     await begun.hears(Verdict(draft.seq, (0,), 20))
@@ -266,7 +266,7 @@ async def test_rows_that_stay_away_are_not_waited_for_for_ever(begun):
     assert begun.drafting.num_features == len(PROMPT)
 
 
-async def test_a_lost_link_reaches_whoever_receives_rows(begun):
+async def test_a_lost_link_reaches_the_receiver_of_rows(begun):
     draft = begun.asks(TREE)
     await begun.hears(Verdict(draft.seq, (), 20))
     begun.link.put(LinkError("cut"))
@@ -283,7 +283,7 @@ async def test_rows_beyond_what_stands_are_dropped(begun):
 
 
 @pytest.mark.parametrize("drafting", [None, Eater(fingerprint="")])
-async def test_whoever_eats_no_features_waits_for_none(drafting):
+async def test_a_drafter_without_features_waits_for_none(drafting):
     stage = Stage(drafting)
     draft = stage.asks()
     await stage.hears(Verdict(draft.seq, (), 9))
@@ -312,7 +312,7 @@ async def test_waiting_for_rows_loses_no_verdict(begun):
         assert (await begun.tracker.next_verdict(TIMEOUT_S))[1] is following
 
 
-async def test_round_trips_are_told_apart(begun):
+async def test_round_trips_are_kept_apart(begun):
     """Each draft's time on the wire runs from its own sending."""
     begun.now = 10.0
     draft = begun.asks(TREE)

@@ -122,7 +122,7 @@ def test_templates_stay_in_their_box(changed):
 
 
 @pytest.mark.parametrize("template", ["{{ +['x'] }}", "{{ 1 // 0 }}", "{{ messages[0].content['a':] }}"])
-def test_a_template_that_fails_is_told(changed, template):
+def test_a_failing_template_is_reported(changed, template):
     for tokenizer in (
         plain_tokenizer(changed(chat_template=template)),
         TargetTokenizer(changed(chat_template=template)),
@@ -132,7 +132,7 @@ def test_a_template_that_fails_is_told(changed, template):
 
 
 @pytest.mark.parametrize("template", ["{{ " + "(" * 500 + "1 }}", "{{ " + "9" * 5000 + " }}", "{% if 1 %}" * 60])
-def test_a_template_that_cannot_be_compiled_is_told(changed, template):
+def test_a_template_that_cannot_be_compiled_is_reported(changed, template):
     directory = changed(chat_template=template)
     assert plain_tokenizer(directory) is None
     with pytest.raises(UsageError, match="chat template"):

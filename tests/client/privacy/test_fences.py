@@ -114,7 +114,7 @@ def test_private_text_cannot_be_encoded_for_the_server():
     assert models.encode([Segment("a"), Segment("b")], raw=True) == Letters().encode("ab")
 
 
-def test_tokens_beyond_the_vocabulary_are_not_told():
+def test_tokens_beyond_the_vocabulary_are_not_quoted():
     models = LocalModels(None, 5, 100, (), "t", "k", Letters)
     with pytest.raises(UsageError, match="beyond the vocabulary of 5"):
         models.split([private("z")], raw=True)

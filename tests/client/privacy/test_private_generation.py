@@ -166,7 +166,7 @@ async def test_no_server_to_begin_with(connect, verifier, fast):
 @pytest.mark.parametrize(
     ("prompt", "overrides"), [(PROMPT, {"mode": "offline"}), ((Segment(SECRET, True),), {"raw": True})]
 )
-async def test_where_there_is_nothing_to_ask_nobody_is(connect, verifier, prompt, overrides):
+async def test_without_a_safe_part_the_server_is_not_asked(connect, verifier, prompt, overrides):
     events = await events_of(connect(), prompt, **overrides)
     assert events[-1].reason == "private"
     assert not verifier.opens
@@ -226,7 +226,7 @@ async def test_what_it_cannot_answer_leaves_the_session_as_it_is(connect, langua
     assert set(verifier.sessions) == {"s1"}
 
 
-async def test_refused_by_the_server_the_next_answer_starts_anew(connect, verifier):
+async def test_after_a_refusal_the_next_answer_opens_a_new_session(connect, verifier):
     client = connect()
     await client.complete("hello", mode="stream")
     await client._context.session.disconnect("idle")

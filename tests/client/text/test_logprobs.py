@@ -187,7 +187,7 @@ async def test_tokens_that_are_verified_after_an_outage_get_theirs(config, mode)
             assert len(event.logprobs) == event.count
 
 
-async def test_tokens_that_nobody_verifies_have_none(config):
+async def test_tokens_without_a_verdict_have_none(config):
     async with in_process(config) as (client, link):
         events = await through_an_outage(client, link, 8, mode="stop-and-wait", on_reconnect="keep", offline_limit=8)
     written = AnswerText()
