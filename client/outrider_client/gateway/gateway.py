@@ -93,6 +93,7 @@ class Gateway:
         try:
             yield
         finally:
+            # Answers end first, then the sessions that they use.
             for task in (watching, *self._tasks):
                 task.cancel()
             await asyncio.gather(watching, *self._tasks, return_exceptions=True)

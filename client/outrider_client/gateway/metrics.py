@@ -23,6 +23,7 @@ class GatewayMetrics:
     """The metrics of one gateway, in a registry of its own."""
 
     def __init__(self) -> None:
+        # Not the global registry: a second gateway in this process would register the same names.
         registry = self._registry = CollectorRegistry()
 
         def counter(name: str, what: str, *labels: str) -> Counter:

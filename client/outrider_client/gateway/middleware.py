@@ -48,6 +48,8 @@ class AccessMiddleware:
         return None if self._knows_key(headers.get("authorization", "")) else _unauthorized()
 
     def _knows_key(self, authorization: str) -> bool:
+        # Starlette decodes headers as Latin-1; encoding the key back gives the bytes that were sent. compare_digest
+        # takes the same time wherever they differ.
         scheme, _, key = authorization.partition(" ")
         assert self._api_key is not None
         return scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode("latin-1"), self._api_key)

@@ -111,6 +111,7 @@ def _sampling(body: ChatRequest | CompletionRequest, defaults: Sampling) -> dict
     if temperature == 0:
         return {"sampling": Sampling()}
     # OpenAI's API draws another answer each time unless a seed is given.
+    # A seed may be negative there, but has 63 bits here.
     seed = random.getrandbits(63) if body.seed is None else body.seed % 2**63
     top_k = None if body.top_k is None else max(body.top_k, 0)
     return {"temperature": temperature, "top_p": body.top_p, "top_k": top_k, "seed": seed}

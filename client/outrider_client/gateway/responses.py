@@ -42,9 +42,10 @@ async def _streamed(request: Request, completion: GatewayCompletion, formatter: 
     chunks = completion.chunks()
     try:
         first = await while_connected(request, _first(chunks))
-    except BaseException:
+    except BaseException:  # cancellation, too: the session must be given back now
         await chunks.aclose()
         raise
+    # OpenAI's streams end lines with \n; sse-starlette's default is \r\n.
     return EventSourceResponse(_events(first, chunks, completion, formatter), ping=_KEEPALIVE_S, sep="\n")
 
 

@@ -83,7 +83,7 @@ async def listening(
                 app,
                 log_config=None,
                 access_log=False,
-                lifespan="on",
+                lifespan="on",  # "auto" would serve on although the start failed
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_STOP_S,
             )

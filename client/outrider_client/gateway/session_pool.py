@@ -62,6 +62,7 @@ class SessionPool:
             session = self._take(drafter, prompt)
             session.is_private = is_private
             try:
+                # Inside the try: a request cancelled while another session closes must give its own back.
                 await self._close_surplus()
                 yield session.client
             finally:

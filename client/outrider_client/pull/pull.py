@@ -165,6 +165,7 @@ class _Pull:
     async def _fetch(self, source: BundleSource, bundle_id: str, file: BundleFile) -> None:
         with await asyncio.to_thread(self._partial.part, file) as part:
             if part.num_bytes < file.size_bytes:
+                # Closed at once on errors: its `finally` cancels the call, which would go on streaming.
                 async with aclosing(source.fetch(bundle_id, file, part.num_bytes)) as chunks:
                     async for data in chunks:
                         await asyncio.to_thread(part.write, data)
