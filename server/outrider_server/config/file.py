@@ -120,7 +120,7 @@ def _anchored(told: Raw, folder: Path, of: Any = ServerConfig) -> dict[str, Any]
 def _found(value: object, folder: Path) -> object:
     if not isinstance(value, str) or not value:
         return value
-    path, comma, options = value.partition(",")  # as in drafters/source.py
+    path, comma, options = value.partition(",")  # as in outrider_drafters.checkpoints.source
     beside = folder / Path(path).expanduser()
     return f"{beside}{comma}{options}" if path.startswith(("./", "../", "~/")) or beside.exists() else value
 
