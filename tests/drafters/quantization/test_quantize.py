@@ -200,6 +200,7 @@ def test_scales_that_do_not_fit_are_refused(weight, spoilt):
         rebuild_weights(Path("somewhere"), parts)
 
 
+@pytest.mark.slow  # it loads torchao
 def test_torchao_says_nothing():
     program = (
         "import torch; from outrider_drafters.quantization.quantize import quantize;"

@@ -19,7 +19,7 @@ def run(tmp_path, *arguments):
 
 def test_answers_are_those_of_transformers_generate(tmp_path):
     """Both drafters, in process and over gRPC. `outrider-bench exact` does it with 200 prompts."""
-    result, report = run(tmp_path, "exact", "--prompts", 24)
+    result, report = run(tmp_path, "exact", "--prompts", 12)
     assert result.exit_code == 0, result.output
     assert report["differing"] == {f"{name} {way}": [] for name in PAIR for way in ("in process", "over gRPC")}
 
@@ -47,7 +47,7 @@ def test_evaluation_of_a_few(tmp_path):
 
 
 def test_overhead_adds_up(tmp_path):
-    result, report = run(tmp_path, "overhead", "--prompts", 4, "--drafter", "moa")
+    result, report = run(tmp_path, "overhead", "--prompts", 2, "--drafter", "moa")
     assert result.exit_code == 0, result.output
     parts = report["moa"]
     assert parts["draft_forward"] <= parts["draft"] <= parts["total"]
