@@ -52,4 +52,4 @@ def test_a_drafter_without_features():
     result = CliRunner().invoke(
         app, ["codec", "--per-family", "1", "--max-new-tokens", "2", "--drafter", "independent"]
     )
-    assert "no features to weigh" in str(result.exception)
+    assert "uses no features" in str(result.exception)

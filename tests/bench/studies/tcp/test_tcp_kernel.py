@@ -12,6 +12,7 @@ TESTS = Path(__file__).parents[3]
 BENCH = TESTS.parent / "bench" / "outrider_bench"
 MODULES = (
     "__init__.py",
+    "__init__.pyi",
     "core/__init__.py",
     "core/stats.py",
     "studies/__init__.py",
