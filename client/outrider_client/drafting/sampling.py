@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
+from outrider_drafters.contracts.token_draw import draw_tokens
 from outrider_proto.frames import Sampling
-from outrider_proto.sampling_noise import uniform
 
 
 def choose_token(logits: Tensor, sampling: Sampling, position: int) -> int:
     """Choose the token at `position` from logits [V]."""
     if not sampling.draws:
         return int(logits.argmax())
-    # Float64 and searchsorted(right=True) as on the server, whose sampler must choose the same token: see its test.
-    cumulative = distribution(logits, sampling).cumsum(0)
-    height = cumulative.new_tensor([uniform(sampling.seed, position)]) * cumulative[-1]
-    return int(torch.searchsorted(cumulative, height, right=True))
+    return draw_tokens(distribution(logits, sampling)[None], sampling.seed, [position])[0]
 
 
 def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
     """Return probabilities [V] float64 after temperature, top-k and top-p.
 
-    The order is that of transformers' generate, which the server uses: another order gives other distributions.
+    The order is that of transformers' generate, whose processors the server uses: another order gives other
+    distributions. They are not used here because importing transformers takes seconds; a test holds the two equal.
     """
     scores = logits.float() / sampling.temperature
     if sampling.top_k:

@@ -15,8 +15,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from outrider_drafters.contracts.token_draw import draw_tokens
 from outrider_proto.frames import MIN_LOGPROB, Sampling, TokenLogprob
-from outrider_proto.sampling_noise import uniform
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import NOT_TYPICAL, AcceptedPath
 
@@ -42,12 +42,7 @@ class Sampler:
         """Return n tokens for logits [n, vocab]; positions[i] is the position that row i predicts."""
         if not self.sampling.draws:
             return logits.argmax(-1).tolist()
-        uniforms = [uniform(self.sampling.seed, position) for position in positions]
-        cumulative = self.distribution(logits).cumsum(-1)
-        # Scale by the last cumulative value: rounding leaves it slightly off 1, and u beyond it would be no token.
-        heights = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
-        # right=True: the first token whose cumulative probability exceeds u, so never a token of probability 0.
-        return torch.searchsorted(cumulative, heights, right=True)[:, 0].tolist()
+        return draw_tokens(self.distribution(logits), self.sampling.seed, positions)
 
     def log_probs(self, logits: Tensor, tree: DraftTree) -> list[float]:
         """Return ln p of every node's token below its parent, NOT_TYPICAL below the threshold.
