@@ -18,6 +18,7 @@ SMALL_LINES = 60
 
 # Modules under SMALL_LINES lines with one importer that stay apart, each with its reason.
 SMALL_ON_PURPOSE: dict[str, str] = {
+    "outrider_proto.sampling_noise": "part of the protocol (docs/protocol.md)",
     "outrider_server.rayserve.routing": "imported by Ray's proxy, which must not import torch as the replica does",
     "outrider_server.rayserve.replica": "imported where Ray makes a replica, and nowhere else: it imports torch",
     "outrider_models.corpus.sandbox": "the only module that runs generated code",

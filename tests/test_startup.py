@@ -16,10 +16,12 @@ SCRIPTS: dict[str, str] = tomllib.loads((Path(__file__).parents[1] / "pyproject.
 ]
 HEAVY = (
     "fastapi",
+    "google.protobuf",
     "grpc",
     "matplotlib",
     "numpy",
     "pandas",
+    "pyroute2",
     "ray",
     "safetensors",
     "tokenizers",

@@ -1,7 +1,6 @@
 """The command line: output that others can read, and one clear line for a mistake."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -69,21 +68,3 @@ def test_a_mistake_is_one_line_and_exit_code_2(monkeypatch, capsys, tmp_path, ar
     assert message in error
     assert "\n" not in error
     assert not (tmp_path / "out").exists()
-
-
-HEAVY = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "accelerate", "grpc", "outrider_drafters")
-HELP = """
-import sys
-from outrider_models.cli.app import main
-sys.argv = ["outrider-models", "--help"]
-try:
-    main()
-except SystemExit:
-    print("imported:", *(name for name in %r if name in sys.modules))
-"""
-
-
-def test_help_imports_nothing_heavy():
-    done = subprocess.run([sys.executable, "-c", HELP % (HEAVY,)], check=True, capture_output=True, text=True)
-    assert "Train a target" in done.stdout
-    assert done.stdout.splitlines()[-1].strip() == "imported:"

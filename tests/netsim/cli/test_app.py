@@ -19,13 +19,6 @@ def run(*arguments):
     return CliRunner().invoke(app, arguments)
 
 
-def test_help_imports_nothing_heavy():
-    check = (
-        "import sys; import outrider_netsim.cli.app; print(*{'asyncio', 'numpy', 'matplotlib'} & sys.modules.keys())"
-    )
-    assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout == "\n"
-
-
 def test_list_shows_every_profile():
     shown = run("list").output
     for expected in ("paper-5g", "paper-4g", "lan", "30.7 ms", "53.6 ms", "2410.03804"):
