@@ -18,6 +18,7 @@ from outrider_models.training.recipes.data_parallel import SINGLE_PROCESS, DataP
 from outrider_models.training.recipes.recipe import Rates, StreamSettings
 
 _SMOOTHING = 0.98
+_OPTIMIZER = "optimiser"  # spelled so in checkpoints: runs of older versions can be resumed
 
 
 class Task(Protocol):
@@ -136,14 +137,14 @@ class RecipeTrainer:
         return self.progress >= 1 or self.position.step - self._first[0] == self.timing.stop_after_steps
 
     def _save(self) -> None:
-        states = {"model": self.task.network.state_dict(), "optimizer": self._optimizer.state_dict()}
+        states = {"model": self.task.network.state_dict(), _OPTIMIZER: self._optimizer.state_dict()}
         save_checkpoint(self.directory, self.position, states)
         self.task.export(self.directory)
 
     def _resume(self) -> None:
         self.position, states = load_checkpoint(self.directory)
         self.task.network.load_state_dict(states["model"])
-        self._optimizer.load_state_dict(states["optimizer"])
+        self._optimizer.load_state_dict(states[_OPTIMIZER])
 
     def _probe(self) -> None:
         at = self.position

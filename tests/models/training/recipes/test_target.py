@@ -130,3 +130,6 @@ def test_a_run_saves_and_probes_on_its_way(tiny_recipe, tmp_path):
     run_of(tiny_recipe, tmp_path, stop_after_steps=7, **clock).finish()
     assert [entry["step"] for entry in log_of(tmp_path)] == [3, 6, 7]
     assert not list(tmp_path.glob("*.partial"))
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True).keys() == {
+        *("position", "torch_rng", "model", "optimiser")  # runs of older versions can be resumed
+    }
