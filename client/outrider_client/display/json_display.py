@@ -10,7 +10,10 @@ from enum import Enum
 from typing import TextIO
 
 from outrider_client.core.answer_text import AnswerText
-from outrider_client.core.events import Event, Finished
+from outrider_client.core.events import Cycle, Event, Finished
+
+# The output is read by other programs, so its keys outlive renamed fields of a frame.
+_VERDICT_KEYS = {"logprobs": "likelihoods"}
 
 
 class JsonDisplay:
@@ -22,7 +25,10 @@ class JsonDisplay:
 
     def show(self, event: Event) -> None:
         self.written.take(event)
-        self._write(event_name(event), asdict(event))
+        fields = asdict(event)
+        if isinstance(event, Cycle):
+            fields["verdict"] = {_VERDICT_KEYS.get(name, name): value for name, value in fields["verdict"].items()}
+        self._write(event_name(event), fields)
         if isinstance(event, Finished):
             self._write_answer(event)
 

@@ -95,6 +95,19 @@ def test_one_json_object_an_event_and_one_for_the_answer():
     assert answer["statistics"]["mean_acceptance_length"] == 2.5
 
 
+VERDICT_KEYS = "seq path bonus finish queue_us verify_us stale tokens draft_us likelihoods tree_budget"
+REQUEST_KEYS = "seq base_len context root tree features_from assumes logprobs codec"
+
+
+def test_the_keys_of_a_cycle_stay_as_published():
+    out = io.StringIO()
+    JsonDisplay(out).show(ANSWER[1])
+    cycle = json.loads(out.getvalue())
+    assert list(cycle) == ["event", "request", "verdict"]
+    assert list(cycle["verdict"]) == VERDICT_KEYS.split()
+    assert list(cycle["request"]) == REQUEST_KEYS.split()
+
+
 def shown(events, display_class=LiveDisplay, **size) -> str:
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, **size)
     display = display_class(console)
