@@ -109,7 +109,7 @@ def _draw_outage(axes: Axes, recording: Recording) -> None:
 
 
 class _Moment(NamedTuple):
-    """What to write where; `side` is the one on which the text begins at the moment's line."""
+    """A labeled moment; the text begins on `side` of the line at `at_s`."""
 
     at_s: float
     text: str

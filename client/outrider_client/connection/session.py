@@ -215,7 +215,7 @@ class ClientSession:
     def _adopt(self, link: ServerLink, opened: Opened) -> None:
         self._link = link
         self._limits = opened
-        self.tree_budget = 0  # the wish of a server that may have restarted says nothing any more
+        self.tree_budget = 0  # a limit from an earlier connection no longer applies
         if not self._num_fruitless:
             self._fruitless_since = self._clock()
         self._num_fruitless += 1

@@ -1,6 +1,7 @@
 """Diagnosis of failed TLS connections: TLS on one side only, or certificates that are not accepted.
 
-gRPC reports these in its own words or only says that the socket was closed; a connection with Python's TLS tells more.
+gRPC reports these in its own words or only says that the socket was closed. A connection with Python's TLS
+reveals more.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ class TrustError(UsageError):
     """The link works, but the two sides' TLS settings do not match: retrying does not help."""
 
 
-async def explain_tls_failure(server: str, access: Access, said: str) -> str | None:
-    """Explain gRPC's message `said`; None if the failure is not about TLS."""
+async def explain_tls_failure(server: str, access: Access, message: str) -> str | None:
+    """Explain gRPC's `message`; None if the failure is not about TLS."""
     for sign, meaning in _SAID:
-        if sign in said:
+        if sign in message:
             return meaning
-    if not any(sign in said for sign in _UNCLEAR):
+    if not any(sign in message for sign in _UNCLEAR):
         return None
     with contextlib.suppress(OSError, TimeoutError, ValueError):
         async with asyncio.timeout(_LOOK_S):

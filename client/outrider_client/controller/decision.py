@@ -19,7 +19,7 @@ from outrider_client.controller.prediction import Prediction, PredictionTerms
 from outrider_client.controller.search import RatedChoice, best_in, rate
 
 PROBE_TOKENS = 4
-_TO_HARBOUR = 1.01
+_TO_CERTAIN_MODE = 1.01
 _TO_MODE = 1.04
 _WITHIN_MODE = 1.02
 _ORDER = ("stream", *SPLIT, "server-draft")  # among equals the one that costs the server least
@@ -103,7 +103,7 @@ def _fits(limits: ModeLimits, current: Choice) -> bool:
 
 
 def _margin(rated: RatedChoice) -> float:
-    return _TO_HARBOUR if rated.choice.mode in NON_SPLIT else _TO_MODE
+    return _TO_CERTAIN_MODE if rated.choice.mode in NON_SPLIT else _TO_MODE
 
 
 def _with_reason(weighed: ModeComparison, chosen: RatedChoice, kept: RatedChoice | None) -> Choice:
@@ -113,17 +113,17 @@ def _with_reason(weighed: ModeComparison, chosen: RatedChoice, kept: RatedChoice
 def _speeds(weighed: ModeComparison, chosen: RatedChoice, kept: RatedChoice | None) -> str:
     rivals = [rated for rated in weighed.rated.values() if rated.choice.mode != chosen.choice.mode]
     rival = kept if kept in rivals else max(rivals, key=weighed.speed, default=None)
-    said = f"{chosen.choice.mode} {weighed.speed(chosen):.1f} tokens/s"
-    return said if rival is None else f"{said} against {weighed.speed(rival):.1f} of {rival.choice.mode}"
+    text = f"{chosen.choice.mode} {weighed.speed(chosen):.1f} tokens/s"
+    return text if rival is None else f"{text} against {weighed.speed(rival):.1f} of {rival.choice.mode}"
 
 
 def _grounds(weighed: ModeComparison, prediction: Prediction) -> str:
     terms = weighed.terms
     split = max((weighed.rated[mode] for mode in SPLIT if mode in weighed.rated), key=weighed.speed, default=None)
-    said = f"R {terms.rtt:.0f} ms, T_v {terms.verify:.0f} ms"
+    text = f"R {terms.rtt:.0f} ms, T_v {terms.verify:.0f} ms"
     if split is None:
-        return said
+        return text
     tau = split.prediction.tau
     bound = ">" if terms.rtt > (tau - 1.0) * terms.verify else "<"
     hits = f", hits {prediction.hit_rate:.2f}" if prediction.hit_rate else ""
-    return f"{said}, t_d {terms.level:.1f} ms, tau {tau:.1f}{hits}; R {bound} (tau - 1) T_v"
+    return f"{text}, t_d {terms.level:.1f} ms, tau {tau:.1f}{hits}; R {bound} (tau - 1) T_v"

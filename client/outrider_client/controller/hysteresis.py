@@ -82,11 +82,9 @@ class ModeSelector:
 
     def _disappoints(self, mode: OnlineMode) -> bool:
         """Return whether the mode was slower than its closed form predicts."""
-        said, known = (
-            best_in(PredictionTerms(self.observer.measured()), mode),
-            best_in(PredictionTerms(self._measured()), mode),
-        )
-        return known.tokens_per_second * self._corrections.get(mode, 1.0) < _DISAPPOINTS * said.tokens_per_second
+        predicted = best_in(PredictionTerms(self.observer.measured()), mode).tokens_per_second
+        known = best_in(PredictionTerms(self._measured()), mode).tokens_per_second
+        return known * self._corrections.get(mode, 1.0) < _DISAPPOINTS * predicted
 
     def _learn(self, current: Choice) -> None:
         """Add to the history of the current mode; the histories of the others fade."""

@@ -48,7 +48,8 @@ def plain_prompt(
     turns = ((message["role"], message["content"]) for message in messages)
     recall = recall or write
     return [
-        PlainMessage(role=role, content=(recall if role == ASSISTANT_ROLE else write)(said)) for role, said in turns
+        PlainMessage(role=role, content=(recall if role == ASSISTANT_ROLE else write)(content))
+        for role, content in turns
     ] or tokens
 
 

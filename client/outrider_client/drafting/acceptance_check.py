@@ -17,7 +17,7 @@ class AcceptanceCheck:
     """Counts hits per head over all answers of a client, and warns once."""
 
     def __init__(self, vocab_size: int) -> None:
-        self._luck = max(CHANCE, 2 / vocab_size)
+        self._chance = max(CHANCE, 2 / vocab_size)
         self._verdicts: Counter[str] = Counter()
         self._hits: Counter[str] = Counter()
 
@@ -25,7 +25,7 @@ class AcceptanceCheck:
         """Count a head's likeliest first token against the target's; return a warning if the head is at chance."""
         self._verdicts[head] += 1
         self._hits[head] += likeliest == verdict
-        if self._verdicts[head] != NUM_VERDICTS or self._hits[head] > self._luck * NUM_VERDICTS:
+        if self._verdicts[head] != NUM_VERDICTS or self._hits[head] > self._chance * NUM_VERDICTS:
             return None
         return (
             f"drafter {head}: its likeliest token was the target's in {self._hits[head]} of {NUM_VERDICTS} verdicts,"

@@ -1,6 +1,6 @@
 """A drafter, or several heads, in a thread of its own, so that drafting never delays the heartbeats.
 
-An AheadDraft is made before it is needed: it runs while a verdict is awaited and is told that verdict.
+An AheadDraft is made before it is needed: it runs while a verdict is awaited, and learns that verdict while it runs.
 
 Every job first brings the state up to date: it rolls back to the common prefix with the given tokens, appends the rest,
 and adds the feature rows that have arrived. So callers only ever pass the tokens.
@@ -234,10 +234,10 @@ class DraftingThread:
         # Taken before the await: rows that arrive while the job runs belong to the next one.
         arrived, self._arrived = self._arrived, []
         num_begun = len(self._shared)
-        result, held = await self._worker.run(partial(self._job, list(tokens), arrived, job))
+        result, num_features = await self._worker.run(partial(self._job, list(tokens), arrived, job))
         # A new answer may have begun while the job ran (a cancelled caller does not stop it): it shares only so much.
-        held = min([held, *self._shared[num_begun:]])
-        self._num_features = max((held, *(first + len(rows) for first, rows in self._arrived)))
+        num_features = min([num_features, *self._shared[num_begun:]])
+        self._num_features = max((num_features, *(first + len(rows) for first, rows in self._arrived)))
         return result
 
     def _predraft_job(self, tree: DraftTree, wanted: PreDraftSpec, ahead_draft: AheadDraft) -> tuple[PreDraft, ...]:

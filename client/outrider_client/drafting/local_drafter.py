@@ -85,9 +85,11 @@ class LocalDrafter:
         assert self._drafting is not None
         tree = drafted.tree
         self._meter.draft_judged(drafted, verdict.path)
-        said = tree.tokens[verdict.path[0]] if verdict.path else verdict.bonus
-        guess = tree.tokens[best_path(drafted)[0]]
-        return None if said is None else self._acceptance_check.judged(self._drafting.names[head], guess, said)
+        first_token = tree.tokens[verdict.path[0]] if verdict.path else verdict.bonus
+        likeliest = tree.tokens[best_path(drafted)[0]]
+        if first_token is None:
+            return None
+        return self._acceptance_check.judged(self._drafting.names[head], likeliest, first_token)
 
     def _head_by_words(self, recent: Sequence[int], current: int) -> int | None:
         """Return the head that the keywords choose; None without keywords."""

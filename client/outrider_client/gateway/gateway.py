@@ -1,4 +1,4 @@
-"""What all requests share: models, session pool, link watch and metrics. Knows nothing of HTTP."""
+"""Holds what all requests share: models, session pool, link watch and metrics. Knows nothing of HTTP."""
 
 from __future__ import annotations
 

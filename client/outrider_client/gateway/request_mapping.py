@@ -1,4 +1,4 @@
-"""Maps requests to what the client is asked to generate. Pure."""
+"""Maps HTTP requests to generations of the client. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEFAULT_COMPLETION = 16  # tokens, as OpenAI's
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GenerationRequest:
-    """What an app asks for, whichever endpoint it called.
+    """An app's request, whichever endpoint it called.
 
     `overrides` are fields of ClientConfig. `max_tokens` None: as many as the context holds.
     """
@@ -106,7 +106,7 @@ def _generation_request(
 
 def _sampling(body: ChatRequest | CompletionRequest, defaults: Sampling) -> dict[str, Any]:
     # Any change of the sampling makes the session open a new stream. At temperature 0 the other parameters have no
-    # effect, so they are left out, and greedy requests share a session whatever else they say.
+    # effect, so they are left out, and greedy requests share a session whatever else they contain.
     temperature = defaults.temperature if body.temperature is None else body.temperature
     if temperature == 0:
         return {"sampling": Sampling()}

@@ -31,7 +31,7 @@ _STOP_S = 3  # for answers in progress to end
 
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
-    """Where a gateway listens, and how it reaches the server.
+    """The address that a gateway listens on, and how it reaches the server.
 
     Raises UsageError for an address that others could reach without a key.
     """

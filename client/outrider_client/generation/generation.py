@@ -159,9 +159,9 @@ class Generation:
 
     async def stop_decode(self) -> None:
         """Stop the server's decoding; commit what arrives until it has stopped. Raises LinkError."""
-        asked = self._transcript.awaited
-        if isinstance(asked, Decode) and not self.finished:
-            self._requests.cancel(asked)
+        request = self._transcript.awaited
+        if isinstance(request, Decode) and not self.finished:
+            self._requests.cancel(request)
         while isinstance(self._transcript.awaited, Decode) and not self.finished:
             self.commit(await self.next_verdict())
 
@@ -221,16 +221,16 @@ class Generation:
 
     def commit(self, verdict: Verdict) -> None:
         """Apply the latest verdict to the transcript and emit its events."""
-        asked, had_tail = self._judged_request, self._transcript.tail_len > 0
-        assert asked is not None
+        judged, had_tail = self._judged_request, self._transcript.tail_len > 0
+        assert judged is not None
         change = self._transcript.apply(verdict, self._models.vocab_size)
         self._drafter_exhausted = False
         # Unverified tokens were written offline and not drafted for this request: their verdict says nothing of drafts.
         if not had_tail:
-            self._judge(asked, verdict)
+            self._judge(judged, verdict)
             is_last = change.finish is not None
-            self._controller.record_verdict(asked.request, verdict, stale=asked.stale, is_last=is_last)
-        self._events.emit(Cycle(asked.request, verdict))
+            self._controller.record_verdict(judged.request, verdict, stale=judged.stale, is_last=is_last)
+        self._events.emit(Cycle(judged.request, verdict))
         self._events.emit_change(change, self._transcript.prompt_len, self._clock())
         self._events.emit(Stats(self.statistics()))
         if change.finish is not None:
@@ -333,9 +333,9 @@ class Generation:
 
     def abandon(self) -> None:
         """Stop early on the caller's behalf; the session stays usable."""
-        asked = self._requests.newest
-        if isinstance(asked, Decode) and self.session.state is LinkState.ONLINE and not self.finished:
-            self.session.link.send(Cancel(asked.seq))
+        request = self._requests.newest
+        if isinstance(request, Decode) and self.session.state is LinkState.ONLINE and not self.finished:
+            self.session.link.send(Cancel(request.seq))
 
     def statistics(self) -> Statistics:
         up, down = self.session.num_bytes
@@ -364,12 +364,14 @@ class Generation:
             self._transcript.prompt_len - self._drafting.num_features, self.session.rtt
         )
 
-    def _judge(self, asked: PendingRequest, verdict: Verdict) -> None:
-        if isinstance(asked.request, Decode):
-            if asked.request.tree is not None and verdict.bonus is not None:
-                num_nodes = min(asked.request.tree.budget, self.planner.draft_nodes)
+    def _judge(self, judged: PendingRequest, verdict: Verdict) -> None:
+        if isinstance(judged.request, Decode):
+            if judged.request.tree is not None and verdict.bonus is not None:
+                num_nodes = min(judged.request.tree.budget, self.planner.draft_nodes)
                 self._meter.judged(num_nodes, len(verdict.tokens))
-        elif asked.drafted.tree.tokens and (warning := self._local_drafter.judge(asked.drafted, asked.head, verdict)):
+        elif judged.drafted.tree.tokens and (
+            warning := self._local_drafter.judge(judged.drafted, judged.head, verdict)
+        ):
             self._events.emit(Warned(warning))
 
     @property

@@ -71,5 +71,5 @@ async def run_offline(generation: Generation, error: Exception) -> None:
 
 def is_link_failure(error: LinkError | Refusal) -> bool:
     """Return whether to write on offline: the link failed, or the server is away or asks us to wait."""
-    # A full server is waited for while connecting only, not in the middle of an generation.
+    # A full server is waited for while connecting only, not in the middle of an answer.
     return isinstance(error, LinkError) or error.reason in TRANSIENT_REASONS - {Reason.SERVER_FULL}

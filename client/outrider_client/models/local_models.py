@@ -52,19 +52,19 @@ class LocalModels:
     def load(cls, config: ClientConfig) -> LocalModels:
         """Load the drafter and the parts of the target that it borrows. Raises UsageError."""
         target = resolve_dir(config.target) if config.target is not None else _embedded_target()
-        frozen = TargetWeights.load(target)
+        weights = TargetWeights.load(target)
         has_text = (target / "tokenizer.json").is_file()
         if config.keywords is not None and not has_text:
             raise UsageError(f"{target}: no tokenizer.json, and route=keywords needs the text: choose another route")
         return cls(
-            drafter=_load_drafters(config, frozen),
+            drafter=_load_drafters(config, weights),
             keywords=None if config.keywords is None else config.keywords.for_heads(head_names(config.drafters)),
-            vocab_size=frozen.sizes.vocab,
-            max_context=frozen.sizes.max_context,
-            eos_token_ids=frozen.eos_token_ids,
+            vocab_size=weights.sizes.vocab,
+            max_context=weights.sizes.max_context,
+            eos_token_ids=weights.eos_token_ids,
             target_fingerprint=target_fingerprint(target),
             tokenizer_fingerprint=tokenizer_fingerprint(target),
-            drafter_threads=config.threads or (1 if frozen.lm_head.numel() < _SMALL else None),
+            drafter_threads=config.threads or (1 if weights.lm_head.numel() < _SMALL else None),
             load_text=(lambda: load_tokenizer(target)) if has_text else None,
         )
 
@@ -154,9 +154,9 @@ def head_names(sources: Sequence[str | Path | DrafterSource | None]) -> tuple[st
     return tuple(f"{name}#{count + 1}" if count else name for name, count in zip(names, before, strict=True))
 
 
-def _load_drafters(config: ClientConfig, frozen: TargetWeights) -> Drafter | None:
+def _load_drafters(config: ClientConfig, weights: TargetWeights) -> Drafter | None:
     """Return the drafter: None without one; several become heads that are routed between."""
-    drafters = [_paced(_load_drafter(source, config, frozen), config.pace) for source in config.drafters]
+    drafters = [_paced(_load_drafter(source, config, weights), config.pace) for source in config.drafters]
     if len(drafters) < 2:
         return drafters[0] if drafters else None
     return RoutedDrafter(drafters, head_names(config.drafters), config.routing)
@@ -169,13 +169,13 @@ def _paced(drafter: Drafter, pace: str | Path | None) -> Drafter:
     return PacedDrafter(drafter, hardware.draft_level_ms, hardware.level_factor)
 
 
-def _load_drafter(source: str | Path | DrafterSource | None, config: ClientConfig, frozen: TargetWeights) -> Drafter:
+def _load_drafter(source: str | Path | DrafterSource | None, config: ClientConfig, weights: TargetWeights) -> Drafter:
     if source is not None:
-        return load_drafter(_embedded_source(source) if config.target is None else source, frozen)
+        return load_drafter(_embedded_source(source) if config.target is None else source, weights)
     if config.target is not None:
         if find_bundle(resolve_dir(config.target)) is not None:
-            return load_drafter(config.target, frozen)
+            return load_drafter(config.target, weights)
         raise UsageError("drafter is not given: name one for this target, or none")
     from outrider_models.core.embedded import drafter_dir
 
-    return load_drafter(drafter_dir(EMBEDDED_DRAFTER), frozen)
+    return load_drafter(drafter_dir(EMBEDDED_DRAFTER), weights)

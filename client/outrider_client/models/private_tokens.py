@@ -61,8 +61,8 @@ class _Marks:
     """Marks that replace private texts, made of a character that occurs in no text."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        held = set().union(*texts)
-        self._mark = next(chr(code) for code in range(_FIRST_MARK, _LAST_MARK + 1) if chr(code) not in held)
+        used = set().union(*texts)
+        self._mark = next(chr(code) for code in range(_FIRST_MARK, _LAST_MARK + 1) if chr(code) not in used)
         self._private: list[str] = []
 
     def write(self, content: Content) -> str:

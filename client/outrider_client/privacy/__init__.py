@@ -1,1 +1,1 @@
-"""What leaves the device and what does not: prompts in safe and private parts. See docs/privacy.md."""
+"""Splits prompts into safe and private parts and keeps the private ones on the device. See docs/privacy.md."""

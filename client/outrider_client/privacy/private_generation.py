@@ -58,9 +58,9 @@ async def _answer(
     before, meter = context.session.num_bytes, Meter(context.clock(), drafting.names)
     if not await SafePrefix(context, drafting, config, meter, parts.safe).fetch():
         emit(Warned(NO_FEATURES))
-    alone = LocalWriter(context.models, drafting, config, meter, context.clock, emit)
-    held = await alone.write(parts)
-    emit(Finished("private", _statistics(context, meter, alone.num_new_tokens, before), held))
+    writer = LocalWriter(context.models, drafting, config, meter, context.clock, emit)
+    rest = await writer.write(parts)
+    emit(Finished("private", _statistics(context, meter, writer.num_new_tokens, before), rest))
 
 
 def _split(context: GenerationContext, prompt: Prompt, config: ClientConfig) -> PrivateSplit:

@@ -16,7 +16,8 @@ from outrider_proto.tree import DraftTree
 if TYPE_CHECKING:
     from outrider_client.generation.context import GenerationContext
 
-# Unlike an open prompt, a private one fails when the quota is used up; and unlike a session, at a full server.
+# Unlike an ordinary prompt, a private one fails when the quota is used up; unlike a reconnecting session, also at a
+# full server.
 _TRANSIENT = TRANSIENT_REASONS - {Reason.SERVER_FULL, Reason.OVER_QUOTA}
 _MAX_TRIES = 16  # connections that open but bring no features
 HUNG_UP = "hung up: a private answer is being written here"

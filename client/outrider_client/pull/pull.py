@@ -24,7 +24,7 @@ from outrider_proto.errors import TRANSIENT_REASONS, LinkError, OutriderError, R
 from outrider_proto.frames import ServerDescription
 
 _BUILD_S = 1800.0  # for a server to build the bundle of a large target
-# Unlike a session, a pull ends at once over quota or stalled; it waits for a bundle in the is_building instead.
+# Unlike a session, a pull fails at once when it is over quota or stalled. It waits while a bundle is being built.
 _TRANSIENT = (TRANSIENT_REASONS - {Reason.STALLED, Reason.OVER_QUOTA}) | {
     Reason.BUNDLE_NOT_READY,
     Reason.BUNDLE_CHANGED,
@@ -33,7 +33,7 @@ _TRANSIENT = (TRANSIENT_REASONS - {Reason.STALLED, Reason.OVER_QUOTA}) | {
 
 @dataclass(frozen=True, slots=True)
 class PullConfig:
-    """What to pull, and where to put it. Raises UsageError.
+    """A bundle to pull and its destination. Raises UsageError.
 
     `drafter` and `weights` are the server's names for them, empty for its first. `out` None: the user's data directory,
     where `outrider generate --server` finds it. `retry_s`: time without a new byte after which to give up, once the

@@ -61,11 +61,11 @@ class Detokenizer:
     def finish(self) -> str:
         """Return the text still held back, with the replacement character where bytes are missing."""
         frame = self._frames[-1]
-        held = self._new_text(frame)
-        self._text += held
+        rest = self._new_text(frame)
+        self._text += rest
         end = len(self._tokens)
         self._frames[-1] = _Frame(end, end, end, len(self._text))
-        return held
+        return rest
 
     def _push(self, tokens: Sequence[int]) -> bool:
         """Append tokens that end at a character's end; return False and change nothing if they do not."""

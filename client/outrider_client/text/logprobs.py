@@ -22,15 +22,15 @@ class TokenLogprobs:
 
 
 def token_logprobs(
-    words: Sequence[int], logprobs: Sequence[TokenLogprob], num_top: int | None, vocab_size: int
+    tokens: Sequence[int], logprobs: Sequence[TokenLogprob], num_top: int | None, vocab_size: int
 ) -> tuple[TokenLogprobs, ...]:
     """Return a verdict's log probabilities; `num_top` was requested. Raises Violation if something else arrived."""
-    expected = 0 if num_top is None else len(words)
+    expected = 0 if num_top is None else len(tokens)
     if len(logprobs) != expected:
         raise _misfit(f"log probabilities of {len(logprobs)} tokens in a verdict that should have {expected}")
     for entry in logprobs:
         _check(entry, min(num_top or 0, vocab_size), vocab_size)
-    return tuple(TokenLogprobs(word, entry.logprob, entry.top) for word, entry in zip(words, logprobs, strict=False))
+    return tuple(TokenLogprobs(token, entry.logprob, entry.top) for token, entry in zip(tokens, logprobs, strict=False))
 
 
 def _check(entry: TokenLogprob, num_top: int, vocab_size: int) -> None:

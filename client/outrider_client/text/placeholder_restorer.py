@@ -68,7 +68,7 @@ class PlaceholderRestorer:
     def _whole(self) -> str:
         """Return the text without an end that may begin a placeholder."""
         text = self._inner.text
-        held = next(
+        num_held = next(
             (size for size in range(min(self._longest, len(text)), 0, -1) if text[-size:] in self._beginnings), 0
         )
-        return text[: len(text) - held]
+        return text[: len(text) - num_held]

@@ -181,13 +181,13 @@ class Transcript:
 
     def apply(self, verdict: Verdict, vocab_size: int) -> Change:
         """Apply the verdict on the oldest request. Raises Violation if it does not fit that request."""
-        words, path_len = self._verdict_tokens(verdict, vocab_size)
-        logprobs = token_logprobs(words, verdict.logprobs, self._num_top, vocab_size)
+        verdict_tokens, path_len = self._verdict_tokens(verdict, vocab_size)
+        logprobs = token_logprobs(verdict_tokens, verdict.logprobs, self._num_top, vocab_size)
         first = self._tail_start
-        confirmed = common_prefix_len(self._tokens[first:], words)
-        is_over = confirmed < len(words) or verdict.finish is Finish.EOS
+        confirmed = common_prefix_len(self._tokens[first:], verdict_tokens)
+        is_over = confirmed < len(verdict_tokens) or verdict.finish is Finish.EOS
         dropped = self._drop_from(first + confirmed) if is_over else 0
-        added = words[confirmed : confirmed + max(self.room, 0)]
+        added = verdict_tokens[confirmed : confirmed + max(self.room, 0)]
         outcome = Change(
             first, confirmed, dropped, added[: max(path_len - confirmed, 0)], added[max(path_len - confirmed, 0) :]
         )
@@ -200,9 +200,9 @@ class Transcript:
         if verdict.finish is not Finish.CANCELLED:
             self._server_len = min(first + path_len, len(self._tokens))
         self._settle_in_flight(verdict)
-        num_words = confirmed + len(added)
-        finish = self._finish(verdict, cut=num_words < len(words))
-        return replace(outcome, finish=finish, logprobs=logprobs[:num_words])
+        num_kept = confirmed + len(added)
+        finish = self._finish(verdict, cut=num_kept < len(verdict_tokens))
+        return replace(outcome, finish=finish, logprobs=logprobs[:num_kept])
 
     def write_unverified(self, token: int) -> None:
         """Append a token that the drafter wrote offline."""
@@ -225,8 +225,8 @@ class Transcript:
     def num_usable_rows(self, features: Features) -> int:
         """Return how many of the rows describe tokens that are still valid."""
         # Rows of an earlier answer may arrive late: they count only as far as this answer shares its tokens.
-        stands = self._server_len if features.seq >= self._first_seq else self._stable_len
-        return max(min(len(features.rows), stands - features.first), 0)
+        valid_len = self._server_len if features.seq >= self._first_seq else self._stable_len
+        return max(min(len(features.rows), valid_len - features.first), 0)
 
     def _drop_from(self, position: int) -> int:
         """Drop the tail from `position` on and return how many tokens that were."""
@@ -264,14 +264,14 @@ class Transcript:
 
     def _verdict_tokens(self, verdict: Verdict, vocab_size: int) -> tuple[tuple[int, ...], int]:
         """Return path and bonus as tokens, and the path's length."""
-        asked = self.awaited
-        if asked is None or verdict.seq != asked.seq:
+        request = self.awaited
+        if request is None or verdict.seq != request.seq:
             raise _misfit(f"verdict {verdict.seq} answers no request in flight")
         if verdict.stale:
             raise _misfit(f"verdict {verdict.seq} calls a draft stale whose text is valid")
-        if verdict.finish is Finish.CANCELLED and isinstance(asked, Draft):
+        if verdict.finish is Finish.CANCELLED and isinstance(request, Draft):
             raise _misfit(f"verdict {verdict.seq} calls a draft cancelled")
-        path = self._path(asked, verdict, vocab_size)
+        path = self._path(request, verdict, vocab_size)
         if verdict.bonus is None:
             if verdict.finish not in (Finish.EOS, Finish.CANCELLED, Finish.CONTEXT_FULL):
                 raise _misfit("a verdict without bonus that does not end the answer")
@@ -280,10 +280,10 @@ class Transcript:
             raise _misfit(f"bonus={verdict.bonus}: the vocabulary has {vocab_size}")
         return (*path, verdict.bonus), len(path)
 
-    def _path(self, asked: Draft | Decode, verdict: Verdict, vocab_size: int) -> tuple[int, ...]:
-        if isinstance(asked, Draft):
-            return asked.tree.path_tokens(verdict.path)
-        if verdict.path or (verdict.tokens and asked.tree is None):
+    def _path(self, request: Draft | Decode, verdict: Verdict, vocab_size: int) -> tuple[int, ...]:
+        if isinstance(request, Draft):
+            return request.tree.path_tokens(verdict.path)
+        if verdict.path or (verdict.tokens and request.tree is None):
             raise _misfit("a verdict with a path or tokens that were not requested")
         if not all(0 <= token < vocab_size for token in verdict.tokens):
             raise _misfit(f"tokens={list(verdict.tokens)}: the vocabulary has {vocab_size}")

@@ -94,7 +94,7 @@ def test_hysteresis():
     for rtt_ms in (middle - 0.5, middle, middle + 0.5):
         assert choose(measured(rtt_ms), split) == split
         assert choose(measured(rtt_ms), stream) == stream
-    # A harbour is left for 4 % only, and taken for 1 %.
+    # Stream and server-draft are left only for a mode 4 % faster, and entered for 1 %.
     assert choose(measured(middle - 2), stream) == stream
     assert choose(measured(middle + 2), split).mode == "stream"
 
