@@ -7,17 +7,17 @@ import socket
 
 
 def join_host_port(host: str, port: int) -> str:
-    """HOST:PORT; adds the brackets that people leave out around an IPv6 address."""
+    """Return HOST:PORT; add the brackets that people leave out around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def host_of(address: str) -> str:
-    """The host of HOST:PORT, without brackets; empty where there is no port."""
+    """Return the host of HOST:PORT, without brackets; empty where there is no port."""
     return address.rpartition(":")[0].strip("[]")
 
 
 def port_of(address: str) -> int:
-    """The port of HOST:PORT. Raises ValueError where it is not a number."""
+    """Return the port of HOST:PORT. Raises ValueError where it is not a number."""
     return int(address.rpartition(":")[2])
 
 
@@ -33,7 +33,7 @@ def is_loopback_host(host: str) -> bool:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on now."""
+    """Return a TCP port of 127.0.0.1 that nothing listens on now."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port: int = unused.getsockname()[1]

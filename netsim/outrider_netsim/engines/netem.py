@@ -143,6 +143,7 @@ def _burst_loss(bursts: Bursts) -> BurstLoss:
 
 def _bucket(rate_bps: float, queue_packets: int) -> Tbf:
     rate = _bytes_a_second(rate_bps)
+    # tbf drops every packet that is larger than its burst.
     return Tbf(rate, max(2 * FRAME_BYTES, round(rate * BURST_S)), min(queue_packets * FRAME_BYTES, 2**32 - 1))
 
 

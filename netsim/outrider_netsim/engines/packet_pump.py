@@ -126,9 +126,8 @@ def main() -> None:
     channel, a, b, parent = sys.argv[1:]
     die_with_parent(signal.SIGKILL, int(parent))
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # a terminal's keys are meant for the command; the pump ends with its parent
+        # A terminal's keys are meant for the command; the pump ends with its parent.
+        signal.signal(number, signal.SIG_IGN)
     _be_prompt()
     with contextlib.suppress(EOFError, ConnectionError):
         start(Connection(os.dup(int(channel))), os.dup(int(a)), os.dup(int(b))).serve()

@@ -53,6 +53,7 @@ class OneWayRelay:
             group.create_task(self._deliver())
 
     async def _feed(self) -> None:
+        # Anything but empty: an empty chunk is the end of the stream, which is pushed like all others.
         data = b"-"
         while data:
             data = await self._read()

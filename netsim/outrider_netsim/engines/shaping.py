@@ -102,6 +102,7 @@ class Shaper:
     def _push(self, segment: StreamSegment, now: float) -> None:
         number, lost = next(self._ids), self._num_lost
         self.path.push(Packet(number.to_bytes(_ID_BYTES), len(segment.data) + HEADER_BYTES), now)
+        # A Path reports no single packet: one was lost if the counter has moved.
         if self._num_lost == lost:
             self._under_way[number] = segment
             return

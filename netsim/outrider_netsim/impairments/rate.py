@@ -11,9 +11,8 @@ from outrider_netsim.impairments.packet import Packet
 class Rate:
     """Send packets on when their last bit is out.
 
-    That is size_bytes * 8 / rate_bps after the packet before, or after entry if that is later.
-
-    A rate of 0 is unlimited. The queue has no limit here; queue.py has one.
+    That is size_bytes * 8 / rate_bps after the packet before, or after its own entry if that is later. A rate of 0 is
+    unlimited. The queue has no limit here; queue.py has one.
     """
 
     def __init__(self, behind: InOrder, rate_bps: float) -> None:

@@ -35,4 +35,5 @@ def accept_connections(listener: socket.socket) -> None:
         try:
             listener.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
         except FileNotFoundError:
+            # There was no filter: attaching it may have been forbidden.
             return

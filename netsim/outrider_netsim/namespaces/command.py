@@ -68,12 +68,14 @@ def _preparation() -> Callable[[], None] | None:
     """Return what the child does before it executes the command: unblock signals, and die with us."""
     if sys.platform != "linux":
         return None
+    # Imported before the fork: the child may inherit the import lock from another thread, and would hang.
     from outrider_netsim.namespaces.processes import die_with_parent
     from outrider_netsim.namespaces.signal_forwarding import FORWARDED
 
     parent = os.getpid()
 
     def prepare() -> None:
+        # A mask survives exec, and forward_signals() blocks these in us.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         die_with_parent(signal.SIGKILL, parent)
 

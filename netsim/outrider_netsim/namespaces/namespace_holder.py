@@ -87,6 +87,7 @@ class NamespaceHolder:
         return function(**request["arguments"])
 
     def _run(self, request: Message) -> subprocess.Popen[bytes]:
+        # A child starts in its parent's namespace, and a call may have left this process in B.
         syscalls.setns(self._namespaces["A"], syscalls.CLONE_NEWNET)
         environment, holder = os.environ | request["env"], os.getpid()
         return subprocess.Popen(

@@ -65,12 +65,13 @@ class DatagramChannel:
 
     def __init__(self, source: socket.socket, sink: socket.socket, train: int, payload_bytes: int) -> None:
         self.seen = PacketLog()
-        self._source, self._sink, self._volley = source, sink, train
+        self._source, self._sink, self._train = source, sink, train
         self._padding = bytes(payload_bytes - NUMBER.size)
 
     def send(self, number: int) -> None:
-        packet = NUMBER.pack(self._volley, number) + self._padding
+        packet = NUMBER.pack(self._train, number) + self._padding
         while True:
+            # Taken again for every attempt: waiting for room in the queue is not delay of the link.
             now = time.time_ns()
             try:
                 self._source.send(packet, socket.MSG_DONTWAIT)
@@ -96,7 +97,7 @@ class DatagramChannel:
         if len(data) >= NUMBER.size:
             train, number = NUMBER.unpack_from(data)
             # Not a late packet of an earlier train.
-            if train == self._volley:
+            if train == self._train:
                 # The first copy counts, should the network duplicate a packet.
                 self.seen.received_ns.setdefault(number, when)
 
@@ -137,11 +138,12 @@ def stamp_arrivals(sink: socket.socket) -> None:
     sink.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     if sink.type == socket.SOCK_DGRAM:
         sink.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
-        for forced, asked in ((SO_SNDBUFFORCE, socket.SO_SNDBUF), (SO_RCVBUFFORCE, socket.SO_RCVBUF)):
+        for forced, limited in ((SO_SNDBUFFORCE, socket.SO_SNDBUF), (SO_RCVBUFFORCE, socket.SO_RCVBUF)):
+            # The forced ones ignore net.core.rmem_max and wmem_max, but need privileges.
             try:
                 sink.setsockopt(socket.SOL_SOCKET, forced, BUFFER_BYTES)
             except PermissionError:
-                sink.setsockopt(socket.SOL_SOCKET, asked, BUFFER_BYTES)
+                sink.setsockopt(socket.SOL_SOCKET, limited, BUFFER_BYTES)
 
 
 def _stamps(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int]:

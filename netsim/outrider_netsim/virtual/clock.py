@@ -139,6 +139,7 @@ class JumpingSelector(selectors.DefaultSelector):
         self.has_news = False
         while (when := clock.next_event()) is not None and when <= timer:
             clock.step()
+            # The loop runs first: what it does now may come before the next event.
             if self.has_news or clock.is_busy:
                 return
         if timer < float("inf"):
@@ -182,6 +183,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         future = super().run_in_executor(executor, func, *args)
+        # Only now: an executor that refuses the work would leave the clock busy forever.
         self.clock.begin_work()
         future.add_done_callback(lambda _: self.clock.end_work())
         return future

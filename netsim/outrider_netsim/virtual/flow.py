@@ -162,8 +162,8 @@ class Flow:
         self._fill_window()
 
     def _note(self, segment: int, next_segment: int) -> None:
-        for come in (segment, *range(self._acked_below, next_segment)):
-            self._under_way.pop(come, None)
+        for arrived in (segment, *range(self._acked_below, next_segment)):
+            self._under_way.pop(arrived, None)
         self._acked_ahead.add(segment)
         self._acked_ahead.difference_update(range(self._acked_below, next_segment))
         self._acked_below = max(self._acked_below, next_segment)
@@ -206,6 +206,7 @@ class Flow:
             self._rto_at = self._clock.now + self.rtt.rto_s
         else:
             lost = [sending for sending in self._under_way.values() if self._is_overtaken(sending)]
+        # Deleted, not overwritten later: a dict keeps its order, and the first entry must be the oldest.
         for sending in lost:
             del self._under_way[sending.segment]
         self.packets_sent_again += len(lost)

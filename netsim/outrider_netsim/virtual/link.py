@@ -155,7 +155,7 @@ class _Lane:
         self._way = way
         self._link = link
         self._clock = link.clock
-        self._asked_at = float("inf")  # when the next poll is scheduled
+        self._poll_at = float("inf")  # when the next poll is scheduled
 
     def send(self, size_bytes: int, arrived: Callable[[], None]) -> None:
         packet = _VirtualPacket(b"", size_bytes, arrived)
@@ -178,15 +178,15 @@ class _Lane:
 
     def _plan(self) -> None:
         when = self.path.next_event()
-        if when is not None and when < self._asked_at:
-            self._asked_at = max(when, self._clock.now)
-            self._clock.call_at(self._asked_at, self._ask)
+        if when is not None and when < self._poll_at:
+            self._poll_at = max(when, self._clock.now)
+            self._clock.call_at(self._poll_at, self._poll)
 
-    def _ask(self) -> None:
-        if self._clock.now < self._asked_at:
+    def _poll(self) -> None:
+        if self._clock.now < self._poll_at:
             # An earlier poll has replaced this one.
             return
-        self._asked_at = float("inf")
+        self._poll_at = float("inf")
         for packet in self.path.pop_ready(self._clock.now):
             assert isinstance(packet, _VirtualPacket)
             self._link.tell("arrived", self._way, packet.size_bytes)

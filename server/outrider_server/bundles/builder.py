@@ -59,15 +59,15 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "outrider" / "bundles"
 
 
-def checked_weights(asked: tuple[str, ...]) -> tuple[str, ...]:
+def checked_weights(requested: tuple[str, ...]) -> tuple[str, ...]:
     """Return the kinds of weights to offer; by default int8 with torchao, else bfloat16. Raises UsageError."""
     has_torchao = find_spec("torchao") is not None
-    for weights in asked:
+    for weights in requested:
         if weights not in get_args(Weights):
             raise UsageError(f"edge_weights={weights}: need one of {', '.join(get_args(Weights))}")
         if weights in _CODED and not has_torchao:
             raise UsageError(f"edge_weights={weights} needs torchao: pip install 'outrider[edge]'")
-    return asked or ("int8" if has_torchao else "bfloat16",)
+    return requested or ("int8" if has_torchao else "bfloat16",)
 
 
 async def build(offer: BundleOffer, cache: Path) -> BuiltBundle:
@@ -77,6 +77,7 @@ async def build(offer: BundleOffer, cache: Path) -> BuiltBundle:
         return built
     await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)  # what is still there is damaged
     await asyncio.to_thread(cache.mkdir, parents=True, exist_ok=True)
+    # Inside the cache: a rename works only within one file system.
     with tempfile.TemporaryDirectory(prefix=".making-", dir=cache) as building:
         await _run_builder(offer, Path(building) / "bundle")
         # A rename fails where another server with this cache has been quicker: its bundle is as good.
@@ -90,6 +91,7 @@ async def build(offer: BundleOffer, cache: Path) -> BuiltBundle:
 async def _run_builder(offer: BundleOffer, out: Path) -> None:
     arguments = ["--target", offer.target, "--drafter", offer.drafter, "--weights", offer.weights, "--out", str(out)]
     process = await asyncio.create_subprocess_exec(
+        # -P: a file in the current folder must not be imported in place of a module of that name.
         *(sys.executable, "-P", "-m", "outrider_models.cli.app", "bundle", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
@@ -100,17 +102,19 @@ async def _run_builder(offer: BundleOffer, out: Path) -> None:
     with suppress(AttributeError, OSError):  # not on this system, or it has ended already
         os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
     try:
-        _, said = await process.communicate()
+        _, stderr = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise UsageError(said.decode(errors="replace").strip().rpartition("\n")[2] or f"exit code {process.returncode}")
+        raise UsageError(
+            stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"exit code {process.returncode}"
+        )
 
 
 def read_built(offer: BundleOffer, directory: Path) -> BuiltBundle | None:
-    """Return the bundle in a directory, None if it is not whole."""
+    """Return the bundle in a directory, None if it is incomplete."""
     try:
         bundle = find_bundle(directory)
     except UsageError:
@@ -139,6 +143,7 @@ def _cache_key(offer: BundleOffer) -> str:
     """Return a hash of the models' files, the offer, and the software versions."""
     digest = hashlib.sha256(repr((astuple(offer), version("outrider"), version("torch"))).encode())
     for path in sorted({*_files(offer.target), *_files(DrafterSource.parse(offer.drafter).name)}):
+        # Size and time stand for the contents: to read all weights would take too long.
         status = path.stat()
         digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]

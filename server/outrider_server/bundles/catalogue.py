@@ -51,6 +51,7 @@ class EdgeBundles:
         task = self._build_task(self._offer(drafter, weights))
         # wait(), not wait_for(): a timeout must not cancel the build.
         await asyncio.wait({task}, timeout=_ANSWER_S)
+        # Again: the server may have begun to drain meanwhile.
         self._check_open()
         if not task.done():
             raise Refusal(Reason.BUNDLE_NOT_READY, "the server is still building this edge bundle: ask again")
@@ -92,10 +93,10 @@ class EdgeBundles:
     async def stop(self) -> None:
         """End all builds. Safe to call twice."""
         self.drain()
-        makings, self._builds = self._builds, {}
-        for task in makings.values():
+        builds, self._builds = self._builds, {}
+        for task in builds.values():
             task.cancel()
-        await asyncio.gather(*makings.values(), return_exceptions=True)
+        await asyncio.gather(*builds.values(), return_exceptions=True)
 
     def _check_open(self) -> None:
         if self._draining:

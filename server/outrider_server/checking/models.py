@@ -71,7 +71,7 @@ async def _trial(verifier: Verifier, tap: str) -> tuple[int, int]:
     await verifier.start()
     try:
         num_tokens = num_passes = 0
-        async with aclosing(verifier.session(_asked(verifier, tap))) as frames:
+        async with aclosing(verifier.session(_client_frames(verifier, tap))) as frames:
             async for frame in frames:
                 assert not isinstance(frame, Opened) or frame.server_draft
                 if isinstance(frame, Verdict):
@@ -84,7 +84,7 @@ async def _trial(verifier: Verifier, tap: str) -> tuple[int, int]:
         await verifier.stop()
 
 
-async def _asked(verifier: Verifier, tap: str) -> AsyncIterator[ClientFrame]:
+async def _client_frames(verifier: Verifier, tap: str) -> AsyncIterator[ClientFrame]:
     about = verifier.describe()
     yield Open(about.protocol_version, about.target_fingerprint, about.tokenizer_fingerprint, tap)
     prompt = tuple((7919 * i + 13) % about.vocab_size for i in range(_PROMPT_TOKENS))

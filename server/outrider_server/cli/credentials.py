@@ -148,7 +148,7 @@ def _until(text: str | None, now: datetime) -> datetime | None:
             end = datetime.fromisoformat(text)
             end = end.replace(tzinfo=UTC) if end.tzinfo is None else end
     except (ValueError, OverflowError):
-        raise UsageError(f"expires={text}: need a day, 2027-01-31, or so many days from now, 30d") from None
+        raise UsageError(f"expires={text}: need a date such as 2027-01-31, or days from now such as 30d") from None
     if end <= now:
         raise UsageError(f"expires={text}: lies in the past")
     return end.replace(microsecond=0)

@@ -73,7 +73,7 @@ def _announce(server: Server, ready_file: Path | None) -> None:
             "pace": pace and pace.name,
             "metrics": server.reporter.metrics_address,
         }
-        _write_whole(ready_file, json.dumps(ready) + "\n")
+        _write_ready_file(ready_file, json.dumps(ready) + "\n")
     offers = [f"features for {', '.join(tap.family for tap in about.taps)}"]
     if server.verifier.drafts_with:
         offers.append(f"drafting with {', '.join(server.verifier.drafts_with)}")
@@ -86,8 +86,8 @@ def _announce(server: Server, ready_file: Path | None) -> None:
         typer.echo(line, err=True)
 
 
-def _write_whole(file: Path, text: str) -> None:
-    """Write the ready file. Raises UsageError."""
+def _write_ready_file(file: Path, text: str) -> None:
+    """Write the ready file as a whole. Raises UsageError."""
     try:
         write_atomically(file, text)
     except OSError as error:

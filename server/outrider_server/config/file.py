@@ -32,11 +32,11 @@ def load_config(file: Path | None, given: Raw) -> ServerConfig:
     """
     if file is None:
         return _with_embedded(_config({**_ANY_TARGET, **given}))
-    told = _anchored(_read(file), file.absolute().parent)
+    table = _anchored(_read(file), file.absolute().parent)
     try:
-        config = _config(_merged({**_ANY_TARGET, **told}, given))
+        config = _config(_merged({**_ANY_TARGET, **table}, given))
     except UsageError:
-        _blame(file, told)
+        _blame(file, table)
         raise
     return _with_embedded(config)
 
@@ -51,10 +51,10 @@ def _read(file: Path) -> dict[str, Any]:  # Any: as Raw
         raise UsageError(f"{file}: not TOML: {error}") from error
 
 
-def _blame(file: Path, told: Raw) -> None:
+def _blame(file: Path, table: Raw) -> None:
     """Raise for the file's own faults; all others came from the command line."""
     try:
-        _config({**_ANY_TARGET, **told})
+        _config({**_ANY_TARGET, **table})
     except UsageError as error:
         raise UsageError(f"{file}: {error}") from error
 
@@ -83,8 +83,8 @@ def _explained(fault: Any) -> str:  # Any: pydantic's ErrorDetails, imported onl
         case "dataclass_type":
             return f"{key}: need a section, [{key}]"
         case _:
-            said = str(fault["msg"])
-            return f"{key}={json.dumps(fault['input'], default=str)}: {said[:1].lower()}{said[1:]}"
+            message = str(fault["msg"])
+            return f"{key}={json.dumps(fault['input'], default=str)}: {message[:1].lower()}{message[1:]}"
 
 
 def _keys(section: list[str]) -> list[str]:
@@ -100,14 +100,14 @@ def _merged(under: Raw, over: Raw) -> dict[str, Any]:  # Any: as Raw
     return result
 
 
-def _anchored(told: Raw, folder: Path, of: Any = ServerConfig) -> dict[str, Any]:  # Any: a dataclass; as Raw
+def _anchored(table: Raw, folder: Path, of: Any = ServerConfig) -> dict[str, Any]:  # Any: a dataclass; as Raw
     """Return the values with relative paths made absolute.
 
     A value that may also be a name is a path if it begins with a dot or exists.
     """
     hints = get_type_hints(of)
-    result = dict(told)
-    for key, value in told.items():
+    result = dict(table)
+    for key, value in table.items():
         if isinstance(value, dict) and key in _SECTIONS:
             result[key] = _anchored(value, folder, hints[key])
         elif key in _NAMES_OR_PATHS and of is ServerConfig:
@@ -143,9 +143,8 @@ def as_toml(config: ServerConfig) -> str:
 
 
 def _toml_lines(config: ServerConfig) -> Iterator[str]:
-    ordered = sorted(
-        config_fields(ServerConfig), key=lambda setting: len(setting.path) > 1
-    )  # a section runs to the next one's head
+    # Top-level keys first: in TOML a section runs to the head of the next one.
+    ordered = sorted(config_fields(ServerConfig), key=lambda setting: len(setting.path) > 1)
     for section, group in groupby(ordered, key=lambda setting: setting.path[:-1]):
         if section:
             yield from ("", f"[{'.'.join(section)}]")

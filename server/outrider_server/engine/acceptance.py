@@ -1,20 +1,19 @@
 """The acceptance rules: which drafted tokens are accepted, and which token follows. Pure: no model, no tensors.
 
-Exact (`verify_path`). At every node the target's token is chosen without a look at the tree (sampler.py). The path goes
-on to the child that carries it; where there is none, the chosen token is the bonus. Greedy: the argmax path. Sampling:
-each step takes child x with probability p(x), or leaves the tree with a token of law p restricted to the tokens that
-were not drafted.
-That is exactly the sibling-by-sibling rule for deterministic proposals (accept x with p(x), else renormalise without
-it), so the output has the target's distribution whatever was drafted.
+Exact (`verify_path`). At every node the target's token is chosen without looking at the tree (sampler.py). The path
+goes on to the child that carries it; where there is none, the chosen token is the bonus. Greedy: the argmax path.
+Sampling: each step takes child x with probability p(x), or leaves the tree with a token of law p restricted to the
+tokens that were not drafted. That is exactly the sibling-by-sibling rule for deterministic proposals (accept x with
+p(x), else renormalize without it), so the output has the target's distribution whatever was drafted.
 
 Typical (`verify_typical`; Medusa, arXiv 2401.10774, section 2.3; FasterDecoding/Medusa, evaluate_posterior). Lossy: the
 output depends on what was drafted. Token x below a node whose successor has law p and entropy H is typical when
 
     p(x) > min(epsilon, alpha * exp(-H))        H = -sum p ln(p + 1e-5)
 
-that is, when it is likely, or the target is unsure. The longest path of typical tokens stands, of equally long ones
-the likeliest; the bonus is the argmax. Nothing but drafted nodes is counted, unlike in the published code, which pads
-its paths with token 0 and may accept that.
+that is, when it is likely, or the target is unsure. The longest path of typical tokens is accepted, of equally long
+ones the likeliest; the bonus is the argmax. Only drafted nodes count, unlike in the published code, which pads its
+paths with token 0 and may accept that.
 """
 
 from __future__ import annotations

@@ -85,6 +85,7 @@ def load_model(
         raise UsageError(f"target {path}: {error}") from error
     model: PreTrainedModel = loaded[0]
     info: dict[str, Any] = loaded[1]
+    # transformers only warns about missing tensors, and fills them with random numbers.
     if missing := sorted(info["missing_keys"]):
         raise UsageError(f"target {path}: {len(missing)} tensors are missing, the first is {missing[0]}")
     if device is not None:
@@ -102,6 +103,7 @@ def check_dtype(name: str) -> torch.dtype:
 def check_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
+        # torch.device() accepts devices that do not exist; only an allocation fails, by AssertionError without CUDA.
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device={name}: {str(error).splitlines()[0]}") from error

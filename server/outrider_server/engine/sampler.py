@@ -52,6 +52,7 @@ class Sampler:
         if not len(tree):
             return []
         parents, tokens = torch.tensor([tree.parents, tree.tokens], device=logits.device)
+        # Siblings share the distribution below their parent, and the processors are slow: run each row once.
         rows, row = (parents + 1).unique(return_inverse=True)
         p = self.distribution(logits[rows])
         entropy = -(p * (p + _ENTROPY_FLOOR).log()).sum(-1)
@@ -83,6 +84,7 @@ def token_logprobs(logits: Tensor, tree: DraftTree, accepted: AcceptedPath, num_
     judged = logits[rows].float()
     likeliest, top = judged.topk(min(num_top, judged.shape[-1]))
     scores = torch.cat([judged.gather(-1, tokens[:, None]), likeliest], dim=-1)
+    # Rounding may give slightly more than 0, and -inf does not fit the frame: both would be refused as malformed.
     logprobs = (scores - judged.logsumexp(-1, keepdim=True)).clamp(MIN_LOGPROB, 0.0)
     return tuple(
         TokenLogprob(own, tuple(zip(ids, values, strict=True)))

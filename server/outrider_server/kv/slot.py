@@ -123,6 +123,7 @@ class KVSlot:
 
     def features(self, first: int, stop: int) -> NDArray[np.float32]:
         """Return a copy of the feature rows of positions first .. stop-1."""
+        # Always a copy: the event loop still encodes these rows when the buffer may have a new owner.
         return np.concatenate([buffer.features[begin:end] for buffer, begin, end in self._parts(first, stop)])
 
     def attach(self, prefix: Prefix) -> None:

@@ -1,7 +1,7 @@
 """Attention of a divided target: every rank's heads are gathered to rank 0, which has the slots, and scattered back.
 
-Both sides make the same two exchanges in every layer, whatever happens in between: otherwise the others would wait for
-ever.
+Both sides make the same two exchanges in every layer, whatever happens in between: otherwise the others would wait
+forever.
 """
 
 from __future__ import annotations

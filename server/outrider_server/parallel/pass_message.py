@@ -34,6 +34,7 @@ class PassMessage:
     @classmethod
     def unpacked(cls, data: bytes, device: torch.device) -> PassMessage:
         on_slots, batch, num_rows, num_keep = _HEADER.unpack_from(data)
+        # A copy: bytes are read-only, and torch does not support tensors over read-only memory.
         values = torch.from_numpy(np.frombuffer(data, np.int64, offset=_HEADER.size).copy()).to(device)
         count = batch * num_rows
         tokens, positions = values[:count].view(batch, num_rows), values[count : 2 * count].view(batch, num_rows)

@@ -17,11 +17,8 @@ _Inbox = SimpleQueue[bytes]
 
 
 def main() -> None:
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # sent to the whole process group; rank 0 still needs this process while it drains
+    # A terminal signals the whole process group, but rank 0 still needs this process while it drains.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     leader: Connection = Connection(int(sys.argv[1]))
     inbox: _Inbox = SimpleQueue()

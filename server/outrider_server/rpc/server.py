@@ -118,6 +118,7 @@ class Server:
                 self.port = server.add_secure_port(self.address, credentials)
         except RuntimeError as error:
             raise UsageError(f"cannot listen on {self.address}: the port is in use or the address not ours") from error
+        # The verifier first: calls come in as soon as the gRPC server has started.
         self.reporter.start(self.verifier.stats)
         await self.start_verifier()
         await server.start()
@@ -137,9 +138,8 @@ class Server:
             self.bundles.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
-                await (
-                    self.verifier.drained()
-                )  # still listening: new callers hear SHUTTING_DOWN, health says NOT_SERVING
+                # Still listening: new callers must hear SHUTTING_DOWN, and health checks NOT_SERVING.
+                await self.verifier.drained()
         self.verifier.abandon()
         self._health.end_watches()
         await self._grpc.stop(_LAST_WORDS_S)

@@ -102,6 +102,7 @@ class EngineLoop:
 
     def _gather(self) -> bool:
         """Sort arrivals into their sessions' queues, waiting where nothing can run. Returns False to end."""
+        # Nothing queued: wait. All blocked: try again soon. Otherwise take only what has arrived already.
         patience_s = (_RETRY_S if self._is_blocked else 0.0) if self._queues else None
         started, is_idle = time.monotonic(), len(self._queues) <= self._num_paused
         try:

@@ -169,9 +169,8 @@ class Request:
         """Answer a cancelled Decode and end it."""
         self._tokens_left = 0
         self.post(Verdict(self._frame.seq, (), None, Finish.CANCELLED, draft_us=round(self._draft_s * 1e6)))
-        if (
-            self._last_features is not None
-        ):  # again: the client waits for a last frame, and the rows may be evicted by now
+        # Sent again: the client waits for a frame marked last, and the rows themselves may be evicted by now.
+        if self._last_features is not None:
             self.post(replace(self._last_features, last=True, tap_us=round(self._tap_s * 1e6)))
         self.post(RequestDone())
 

@@ -158,6 +158,7 @@ class _Lane:
                 heappush(turns, self._turn(requests, line, most))
         self._level += _equal_share(demands, sum(planned))
         still = {request.payer for request, rows in zip(requests, planned, strict=True) if rows < request.rows}
+        # Or the table would grow with every payer ever seen, and time away would earn credit.
         self._forget_all_but(still)
         return planned
 

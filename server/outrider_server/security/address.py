@@ -27,6 +27,7 @@ class PeerAddress:
         if kind == "unix":
             return cls(kind, is_loopback=True)
         try:
+            # A link-local peer has a zone, as in fe80::1%eth0, which names our interface and not the caller.
             ip = ipaddress.ip_address(rest.rpartition(":")[0].strip("[]").partition("%")[0])
         except ValueError:
             return cls(peer.rpartition(":")[0] or peer, is_loopback=False)

@@ -93,7 +93,7 @@ class Authenticator:
         return self._keyring is None or self._keyring.holds(principal.payer, principal.digest)
 
     async def watch(self, end: Callable[[Callable[[Principal], bool]], None]) -> None:
-        """Re-read the key file for ever, and end streams whose keys are no longer valid.
+        """Re-read the key file forever, and end streams whose keys are no longer valid.
 
         `end` gets a function that tells which principals are still admitted.
         """
@@ -129,6 +129,7 @@ def _label(name: str) -> str:
     """Return a name fit for logs and metrics, different for different names."""
     if len(name) <= _MAX_LABEL and name.isprintable():
         return name
+    # A hash, not the first characters: two long names with one beginning would share an account.
     return hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
 
 

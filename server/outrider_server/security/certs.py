@@ -1,6 +1,6 @@
 """Development certificates: an own authority and what it signs.
 
-Elliptic curve P-256, which every peer supports; the authority may sign end-entity certificates only.
+Elliptic curve P-256, which every peer supports. The authority may sign end-entity certificates only.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def write_issued(issued: IssuedCertificate, cert: Path, key: Path, *, force: boo
     private = issued.key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
+    # Both before either is written: a new key beside an old certificate would not match.
     for path in (key, cert):
         if path.exists() and not force:
             raise UsageError(f"{path}: already exists; --force replaces it")

@@ -73,16 +73,17 @@ def digest_of(key: str) -> bytes:
 def read_keys(file: Path) -> dict[str, Key]:
     """Read a key file; return keys by id. Raises UsageError, which never quotes a line of the file."""
     try:
-        told = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         remedy = f"; make it with `outrider-server keys add NAME --keys {file}`"
         raise UsageError(f"keys={file}: cannot be read: {error.strerror}{remedy}") from error
-    except (ValueError, RecursionError):  # tomllib's own error, and what it lets through
+    # tomllib's own error, and what it lets through. `from None`: its message may quote a line with a hash.
+    except (ValueError, RecursionError):
         raise UsageError(f"keys={file}: not TOML") from None
     try:
-        if told.keys() - {"key"}:
-            raise UsageError(f"unknown {', '.join(sorted(told.keys() - {'key'}))}: need only [[key]]")
-        keys = [_key(entry) for entry in told.get("key", [])]
+        if table.keys() - {"key"}:
+            raise UsageError(f"unknown {', '.join(sorted(table.keys() - {'key'}))}: need only [[key]]")
+        keys = [_key(entry) for entry in table.get("key", [])]
         if len({key.id for key in keys}) < len(keys):
             raise UsageError("an id occurs twice")
     except (UsageError, TypeError, AttributeError) as error:
@@ -102,6 +103,7 @@ def write_keys(file: Path, keys: Iterable[Key]) -> None:
             out.write(text)
             out.flush()
             _hand_over(out.fileno(), file)
+            # Before the rename: a crash must not leave the new name with an empty file, which admits nobody.
             os.fsync(out.fileno())
         Path(partial).replace(file)
     except OSError as error:
@@ -156,6 +158,7 @@ def _key(entry: Any) -> Key:  # Any: whatever a TOML file holds
 
 
 def _count(key_id: str, name: str, value: object) -> int | None:
+    # Not isinstance: True is an int, and `sessions = true` would mean 1.
     if value is not None and type(value) is not int:
         raise UsageError(f"key {key_id}: {name}: need a whole number")
     return value

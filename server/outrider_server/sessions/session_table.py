@@ -63,6 +63,7 @@ class SessionTable:
 
     def add(self, sequence: Sequence, tap: str, owner: object) -> Session:
         """Add a new session; room must have been made."""
+        # Not guessable: to know the id is all that a resume needs.
         session = Session(secrets.token_hex(16), sequence, tap, owner)
         self._sessions[session.id] = session
         return session

@@ -156,6 +156,7 @@ class StreamWriter:
                 yield frame
             if self._ending and not self._requests:
                 break
+            # No await between the checks above and clear(): a change in between would be lost.
             self._changed.clear()
             await self._changed.wait()
         if self._refusal is not None:
@@ -179,9 +180,9 @@ class StreamWriter:
             return self._frames.popleft()
         if not self._features:
             return None
-        segment = self._piece()
-        self._row_bytes -= segment.rows.nbytes
-        return segment
+        piece = self._piece()
+        self._row_bytes -= piece.rows.nbytes
+        return piece
 
     def _piece(self) -> Features:
         """Return the first rows of the features that wait longest."""

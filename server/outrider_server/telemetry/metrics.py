@@ -85,9 +85,9 @@ class _StatsCollector(Collector):
         share = now.kv_bytes / now.kv_limit_bytes if now.kv_limit_bytes else 0.0
         yield GaugeMetricFamily("outrider_kv_cache_usage_perc", "Share of the K/V budget in use, 0 to 1.", share)
         yield GaugeMetricFamily("outrider_kv_cache_bytes", "Bytes of K/V and features in use.", now.kv_bytes)
-        yield CounterMetricFamily("outrider_num_preemptions", "Sessions evicted for want of room.", now.evictions)
+        yield CounterMetricFamily("outrider_num_preemptions", "Sessions evicted for lack of memory.", now.evictions)
         queries, hits = now.prefix_queries, now.prefix_hits
-        yield CounterMetricFamily("outrider_prefix_cache_queries", "Context tokens looked for, in tokens.", queries)
+        yield CounterMetricFamily("outrider_prefix_cache_queries", "Context tokens looked up, in tokens.", queries)
         yield CounterMetricFamily("outrider_prefix_cache_hits", "Context tokens found, in tokens.", hits)
 
 
