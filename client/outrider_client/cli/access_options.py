@@ -71,6 +71,7 @@ def with_options(command: Callable[..., None], shared: Mapping[str, inspect.Para
 
     Its own options come first, and replace shared ones of the same name.
     """
+    # Evaluated here: as strings, annotations of shared options would be looked up in the module of the command.
     own = inspect.signature(command, eval_str=True).parameters
     named = {name: each for name, each in own.items() if each.kind is not inspect.Parameter.VAR_KEYWORD}
     command.__signature__ = inspect.Signature([*({**named, **shared} | named).values()])  # type: ignore[attr-defined] # read by inspect

@@ -200,7 +200,8 @@ def pull(
 
 def main() -> None:
     """Exit with 2 for usage errors, 3 for refusals, 4 for link errors, 130 when interrupted."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own log says nothing that our errors do not
+    # Before a command imports grpc, which reads it once. gRPC's own log says nothing that our errors do not.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         app()
     except OutriderError as error:

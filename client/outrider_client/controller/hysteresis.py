@@ -65,6 +65,7 @@ class ModeSelector:
         """Return the corrections, favoring split modes that were not tried yet over stream and server-draft."""
         # The modes without a split say nothing about hit rates, so an untried split mode deserves a trial soon.
         untried = dict.fromkeys(SPLIT, _UNTRIED) if current.mode in NON_SPLIT else {}
+        # In this order: what was measured overrides the favor.
         return {**untried, **self._corrections}
 
     def _is_convincing(self, decision: Decision) -> bool:

@@ -130,6 +130,7 @@ class ClientConfig:
         sampling = {name: overrides.pop(name) for name in _OF_SAMPLING & overrides.keys()}
         for name in overrides.keys() - _OF_ANSWER:
             raise UsageError(f"{name}: an answer can choose {', '.join(sorted(_OF_ANSWER | _OF_SAMPLING))}")
+        # `replace` runs __post_init__, which validates the new values.
         changed = replace(self, **overrides)
         try:
             return replace(changed, sampling=replace(changed.sampling, **sampling)) if sampling else changed

@@ -14,6 +14,9 @@ from outrider_client.text.logprobs import TokenLogprobs
 from outrider_client.text.transcript import FinishReason, Origin
 from outrider_proto.frames import Decode, Draft, Verdict
 
+# The names of these classes and of their fields are the format of --json (see display/json_display.py): programs read
+# them.
+
 
 @dataclass(frozen=True, slots=True)
 class Committed:

@@ -31,6 +31,7 @@ class HeadUse:
     it was drawn from, in nats, measured with several heads only.
     """
 
+    # The field names are keys of --json and of the gateway's responses: programs read them.
     drafts: int = 0
     passes: int = 0
     drafts_per_1000_tokens: float = 0.0

@@ -34,6 +34,7 @@ class TimeSplit:
 class Statistics:
     """Measures of one answer."""
 
+    # The field names are keys of --json and of the gateway's responses: programs read them.
     new_tokens: int = 0
     mean_acceptance_length: float = 0.0
     draft_acceptance_rate: float = 0.0

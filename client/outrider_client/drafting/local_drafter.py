@@ -67,6 +67,7 @@ class LocalDrafter:
 
         async def begin() -> None:
             await ready()
+            # Only now: the rows that it waited for are no longer missing.
             self._meter.drafted_stale(len(tokens) - 1 - drafting.num_features)
 
         return drafting.draft_ahead(tokens, tree, wanted, begin)

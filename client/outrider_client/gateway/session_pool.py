@@ -86,6 +86,7 @@ class SessionPool:
             self.num_waiting -= 1
 
     def _take(self, drafter: str, prompt: Sequence[int]) -> _PooledSession:
+        # No await from here to the marking as taken: another request could choose the same session.
         fitting = [session for session in self._sessions if session.is_free and session.drafter == drafter]
         best = max(fitting, key=lambda session: (_shared(session, prompt), -session.released_at), default=None)
         if best is not None and (len(self._sessions) == self._size or _continues(best, prompt)):

@@ -74,6 +74,7 @@ class RequestTracker:
 
     def send(self, request: Draft | Decode, drafted: ScoredTree = EMPTY_DRAFT, head: int = 0) -> None:
         """Send a request."""
+        # The heartbeat allows for the rows that will come back: else a slow link that carries them would count as lost.
         num_rows = 0
         if self._drafting is not None and request.features_from is not None:
             num_rows = max(request.base_len + len(request.context) + 1 - request.features_from, 0)

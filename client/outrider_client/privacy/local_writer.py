@@ -49,6 +49,7 @@ class LocalWriter:
             if token is None:
                 break
             tokens.append(token)
+            # Before the check: the end-of-sequence token belongs to the answer, as in the server's.
             self._emit_token(token)
             if token in self._models.eos_token_ids:
                 break

@@ -48,6 +48,7 @@ class BundleSource:
                     await self._stub.Manifest(request, timeout=ANSWER_S, metadata=self._metadata)
                 )
         except UsageError as error:
+            # The server answered Describe, so UNIMPLEMENTED does not mean another program: only bundles are missing.
             raise UsageError(f"{self._address}: this server is too old to offer edge bundles") from error
 
     async def fetch(self, bundle_id: str, file: BundleFile, offset: int) -> AsyncGenerator[bytes, None]:

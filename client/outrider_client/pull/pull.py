@@ -53,6 +53,7 @@ class PullConfig:
             raise UsageError(f"retry={self.retry_s}: need 0 seconds or more")
 
 
+# The names of the events and of their fields are the format of `pull --json`: programs read them.
 @dataclass(frozen=True, slots=True)
 class PullStarted:
     """A download starts, or resumes after a broken link, with `kept_bytes` of it here already."""

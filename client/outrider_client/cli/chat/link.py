@@ -17,6 +17,7 @@ class ChatLink:
     """Emulates a link while it is entered; connect to `address`. Raises UsageError if this machine cannot."""
 
     def __init__(self, profile: str, server: str) -> None:
+        # Entered in one task and left in another: nothing inside may span the two, such as asyncio.timeout.
         self._opening = emulated_link(profile, server)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="outrider link", daemon=True)

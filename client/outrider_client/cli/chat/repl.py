@@ -73,6 +73,7 @@ class ChatRepl:
         except KeyboardInterrupt:
             print_message("stopped")
         except OutriderError:
+            # Unlike a stopped answer, a failed one leaves no trace: the next prompt would have two questions in a row.
             self._conversation.remove_last()
             raise
         private = self._conversation.is_private and self._privacy == "local"
