@@ -74,7 +74,7 @@ def open_drafter(source: DrafterSource) -> tuple[Family, DrafterFiles]:
         source = bundle.source(directory, source.options)
     for family in FAMILIES:
         if source.name == family.name and not family.needs_files:
-            _check_asked(source.options, family, source.name)
+            _check_options(source.options, family, source.name)
             return family, DrafterFiles.without_files(source)
     files = DrafterFiles.open(source)
     return recognize_family(files), files
@@ -91,24 +91,24 @@ def check_target(files: DrafterFiles, target: str | Path) -> None:
 
 def recognize_family(files: DrafterFiles) -> Family:
     """Return the first family that recognizes the files, or the one the options name if it does. Raises UsageError."""
-    asked = files.options.family
-    if asked is not None and asked not in _names():
-        raise UsageError(f"family={asked}: need one of {', '.join(_names())}")
+    chosen = files.options.family
+    if chosen is not None and chosen not in _names():
+        raise UsageError(f"family={chosen}: need one of {', '.join(_names())}")
     recognized = [family for family in FAMILIES if family.needs_files and family.recognizes(files)]
     if not recognized:
         raise files.fault(
             f"not a drafter directory (architectures={files.config.get('architectures')}); "
             f"need one of {', '.join(_names())}, but it holds {join_names(sorted(files.names)) or 'no tensors'}"
         )
-    family = next((family for family in recognized if family.name == asked), recognized[0])
-    _check_asked(files.options, family, files.directory)
+    family = next((family for family in recognized if family.name == chosen), recognized[0])
+    _check_options(files.options, family, files.directory)
     return family
 
 
-def _check_asked(asked: DrafterOptions, family: Family, name: str | Path) -> None:
-    if asked.family is not None and asked.family != family.name:
-        raise UsageError(f"{name}: a drafter of family {family.name}, not {asked.family}")
-    if ignored := sorted(asked.chosen().keys() - {"family", *family.options}):
+def _check_options(options: DrafterOptions, family: Family, name: str | Path) -> None:
+    if options.family is not None and options.family != family.name:
+        raise UsageError(f"{name}: a drafter of family {family.name}, not {options.family}")
+    if ignored := sorted(options.chosen().keys() - {"family", *family.options}):
         raise UsageError(
             f"{name}: option {', '.join(ignored)}: family {family.name} takes {', '.join(family.options) or 'none'}"
         )

@@ -51,18 +51,24 @@ def make_bundle(target: str | Path, drafter: str | Path, weights: str, out: Path
     """
     directory, source = resolve_dir(target), DrafterSource.parse(drafter)
     _check(weights, directory, out)
-    frozen = TargetWeights.load(directory)
-    watched = _RecordingTarget(frozen.embed, frozen.lm_head, frozen.sizes, frozen.eos_token_ids, frozen.directory)
+    target_weights = TargetWeights.load(directory)
+    recording = _RecordingTarget(
+        target_weights.embed,
+        target_weights.lm_head,
+        target_weights.sizes,
+        target_weights.eos_token_ids,
+        target_weights.directory,
+    )
     # Loading tells how many of the target's layers the bundle needs: only the drafter knows.
-    loaded = load_drafter(source, watched)
+    loaded = load_drafter(source, recording)
     family, files = open_drafter(source)
     packed = _packing(weights)
     out.mkdir(parents=True, exist_ok=True)
     try:
-        _write_target(directory, max(watched.asked, default=0), packed, out)
+        _write_target(directory, max(recording.asked, default=0), packed, out)
         if family.needs_files:
-            _write_drafter(files, family, packed, frozen, out / DRAFTER)
-        bundle = _manifest(str(target), directory, weights, source, family, loaded, frozen)
+            _write_drafter(files, family, packed, target_weights, out / DRAFTER)
+        bundle = _manifest(str(target), directory, weights, source, family, loaded, target_weights)
         bundle.write(out)
         _check_again(out, loaded)
     # BaseException: a run that is interrupted must not leave half a bundle behind either.
@@ -94,7 +100,7 @@ def _manifest(
     source: DrafterSource,
     family: Family,
     loaded: Drafter,
-    frozen: TargetWeights,
+    target_weights: TargetWeights,
 ) -> Bundle:
     return Bundle(
         weights=weights,
@@ -104,7 +110,7 @@ def _manifest(
         drafter=DRAFTER if family.needs_files else family.name,
         options={**source.options.chosen(), "family": family.name},
         tap=asdict(loaded.tap),
-        sizes=asdict(frozen.sizes),
+        sizes=asdict(target_weights.sizes),
         made_by={package: version(package) for package in ("outrider", "torch")},
     )
 
@@ -143,7 +149,9 @@ def _write_target(target: Path, num_layers: int, packed: Packing, out: Path) -> 
     _save(checkpoint, names | ({f"{stem}norm.weight"} if layers else set()), packed, out)
 
 
-def _write_drafter(files: DrafterFiles, family: Family, packed: Packing, frozen: TargetWeights, out: Path) -> None:
+def _write_drafter(
+    files: DrafterFiles, family: Family, packed: Packing, target_weights: TargetWeights, out: Path
+) -> None:
     """Write the drafter's tensors under their own names, without a copy of the target's embedding."""
     out.mkdir()
     path = files.directory / "config.json"
@@ -151,7 +159,7 @@ def _write_drafter(files: DrafterFiles, family: Family, packed: Packing, frozen:
     for extra in files.directory.glob("*.json") if files.directory.is_dir() else ():
         if extra.name != "config.json" and "index" not in extra.name:
             shutil.copyfile(extra, out / extra.name)
-    unused = files.options.embedding == "target" or _same(files.checkpoint, frozen.embed)
+    unused = files.options.embedding == "target" or _same(files.checkpoint, target_weights.embed)
     names = set(files.names) - ({EMBEDDING} if unused else set())
     kept: Packing = lambda name, tensor: {name: tensor} if family.keep_unquantized(name) else packed(name, tensor)  # noqa: E731
     _save(files.checkpoint, names, kept, out)

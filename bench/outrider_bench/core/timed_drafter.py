@@ -1,4 +1,4 @@
-"""A drafter that measures its own forward passes, so that the rest of drafting can be told apart."""
+"""A drafter that measures its own forward passes, so that the rest of drafting can be separated from them."""
 
 from __future__ import annotations
 

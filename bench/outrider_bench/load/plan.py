@@ -52,7 +52,7 @@ class LoadPlan:
     shared_prefixes: str
     dtype: str
     device: str
-    access: dict[str, Any]  # Any: each option of the way to the server has its own type
+    access: dict[str, Any]  # Any: each option of the connection has its own type
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -113,12 +113,12 @@ def _scenario_run(
         name: sum(mine.token_ids != theirs for mine, theirs in zip(answers, expected, strict=True))
         for name, answers in records.items()
     }
-    of_ways = {
+    metrics = {
         variant.name: variant_metrics(records[variant.name], trips.mean_ms, bounded=variant.waits_for_verdicts)
         for variant in variants
     }
     first_tokens = {name: FirstToken.of(answers, records[STREAM]) for name, answers in records.items()}
-    return ScenarioRun(of_ways, differing, trips, first_tokens)
+    return ScenarioRun(metrics, differing, trips, first_tokens)
 
 
 def _rotated(names: Sequence[str], by: int) -> list[str]:

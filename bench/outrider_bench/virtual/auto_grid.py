@@ -63,7 +63,7 @@ def measure_auto(
     return [
         result
         for point, *others in zip(alone, offered, not_offered, strict=True)
-        for result in (_standing(point, others[0], True), _standing(point, others[1], False))
+        for result in (_result(point, others[0], True), _result(point, others[1], False))
     ]
 
 
@@ -88,7 +88,7 @@ def auto_table(results: Sequence[AutoResult]) -> ResultTable:
     return table("tokens a second; auto beside the best mode and the faster control", columns, rows, keys=3)
 
 
-def _standing(modes: SweepPoint, auto: SweepPoint, server_draft: bool) -> AutoResult:
+def _result(modes: SweepPoint, auto: SweepPoint, server_draft: bool) -> AutoResult:
     speeds = modes.tokens_per_second.items()
     fixed = {name: speed for name, speed in speeds if server_draft or name != SERVER_DRAFT}
     return AutoResult(modes.rtt_ms, modes.verify_ms, modes.tau, server_draft, auto.tokens_per_second[AUTO], fixed)

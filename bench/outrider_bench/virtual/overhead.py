@@ -57,7 +57,7 @@ class Overhead:
     def on_link(self, profile: Profile) -> Profile:
         """Return a link that takes longer by the exchange's part."""
         more = self.exchange_ms / 2
-        up, down = (replace(variant, base_ms=variant.base_ms + more) for variant in (profile.up, profile.down))
+        up, down = (replace(direction, base_ms=direction.base_ms + more) for direction in (profile.up, profile.down))
         return replace(profile, up=up, down=down)
 
 

@@ -68,7 +68,7 @@ def real_comparison_table(found: Sequence[RealComparison]) -> ResultTable:
         [
             one.profile,
             one.way,
-            *(_told(side, name) for name in _SHOWN for side in (one.virtual, one.real)),
+            *(_format(side, name) for name in _SHOWN for side in (one.virtual, one.real)),
             f"{one.deviation:+.1%}",
         ]
         for one in found
@@ -121,7 +121,7 @@ def _some(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: metrics[name] for name in _FIGURES if metrics[name] is not None}
 
 
-def _told(metrics: Mapping[str, float], name: str) -> str:
+def _format(metrics: Mapping[str, float], name: str) -> str:
     return f"{metrics[name]:.2f}" if name in metrics else "-"
 
 

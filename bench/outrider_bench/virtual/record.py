@@ -151,18 +151,18 @@ def tape_position(state: DraftState, plan: TreePlan, keep: int) -> TapedPosition
     if not state.max_levels:
         return TapedPosition({})
     guesses: dict[TokenPath, Guess] = {}
-    growth = start_tree(_record_guess(guesses, (), state.root_logits(), keep), plan)
+    builder = start_tree(_record_guess(guesses, (), state.root_logits(), keep), plan)
     paths: list[TokenPath] = []
     for _ in range(1, min(plan.levels, state.max_levels)):
-        if (level := growth.level()) is None:
+        if (level := builder.level()) is None:
             break
         logits = state.expand(level.tokens, level.parents)
         for token, parent, row in zip(level.tokens, level.parents, logits, strict=True):
             paths.append((*(() if parent == ROOT else paths[parent]), token))
             _record_guess(guesses, paths[-1], row, keep)
-        growth.take(logits)
+        builder.take(logits)
     if state.max_levels == UNLIMITED:
-        _record_leaves(guesses, growth.drafted().tree, state, keep)
+        _record_leaves(guesses, builder.drafted().tree, state, keep)
     return TapedPosition(guesses)
 
 

@@ -187,8 +187,8 @@ class FusedLayers:
         """Append consecutive rows to every block's cache; all blocks but the last have to run for that."""
         if len(x) == 0:
             return
-        standing = cache.length
-        mask = torch.ones(len(x), standing + len(x), dtype=torch.bool, device=x.device).tril(standing)
+        earlier = cache.length
+        mask = torch.ones(len(x), earlier + len(x), dtype=torch.bool, device=x.device).tril(earlier)
         *caches, last = _caches(cache)
         for block, own in zip(self._blocks, caches, strict=False):
             x = block.run(x, rope, own, mask)

@@ -99,8 +99,8 @@ def _layer_tensors(layers: LastLayers, checkpoint: Checkpoint, ours: str, theirs
     """Read one layer's tensors under our names. Raises UsageError for a tensor that we would ignore."""
     wanted = {name: tensor for name, tensor in layers.state_dict().items() if name.startswith(ours)}
     known = {theirs + name.removeprefix(ours) for name in wanted}
-    held = {name for name in checkpoint.names if name.startswith(theirs) and not name.endswith(IGNORED)}
-    if unknown := sorted(held - known):
+    stored = {name for name in checkpoint.names if name.startswith(theirs) and not name.endswith(IGNORED)}
+    if unknown := sorted(stored - known):
         raise UsageError(f"{checkpoint.directory}: layer with unknown tensor {unknown[0]} cannot run on the client")
     return {name: _read(checkpoint, theirs + name.removeprefix(ours), tensor) for name, tensor in wanted.items()}
 

@@ -67,8 +67,8 @@ class Bundle:
     def write(self, directory: Path) -> None:
         """Record the files in `directory` and write bundle.json, which makes it a bundle."""
         files = {name: asdict(FileDigest.of(directory / name)) for name in _files_in(directory)}
-        told = {"format": "outrider-bundle", "version": VERSION, **asdict(self), "files": files}
-        (directory / MANIFEST).write_text(json.dumps(told, indent=2) + "\n")
+        manifest = {"format": "outrider-bundle", "version": VERSION, **asdict(self), "files": files}
+        (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
 def find_bundle(directory: Path) -> Bundle | None:
@@ -87,22 +87,22 @@ def _checked(directory: Path, stamps: object) -> Bundle:
     """Read and check a bundle, once per state of its files."""
     # `stamps` only serves the cache: names, sizes and times. A client looks for the bundle several times at start.
     bundle = _read(directory)
-    for name, mark in bundle.files.items():
+    for name, digest in bundle.files.items():
         path = directory / name
         if not path.is_file():
             raise UsageError(f"{path}: missing from the bundle; make it again with outrider-models bundle")
-        if FileDigest.of(path) != mark:
+        if FileDigest.of(path) != digest:
             raise UsageError(f"{path}: not as the bundle was made; copy it again, or make it again")
     return bundle
 
 
 def _read(directory: Path) -> Bundle:
-    told = dict(read_json(directory / MANIFEST))
-    if told.pop("format", None) != "outrider-bundle" or told.pop("version", None) != VERSION:
+    manifest = dict(read_json(directory / MANIFEST))
+    if manifest.pop("format", None) != "outrider-bundle" or manifest.pop("version", None) != VERSION:
         raise UsageError(f"{directory / MANIFEST}: not an edge bundle of version {VERSION}; make it again")
     try:
-        marks = {_inside(name): FileDigest(**mark) for name, mark in told.pop("files").items()}
-        return Bundle(**told, files=marks)
+        digests = {_inside(name): FileDigest(**digest) for name, digest in manifest.pop("files").items()}
+        return Bundle(**manifest, files=digests)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{directory / MANIFEST}: damaged ({error}); make it again") from error
 

@@ -99,8 +99,8 @@ class DrafterFiles:
         # Unknown tensors are refused too: published loaders skip them (strict=False), and misnamed weights stay random.
         wanted = network.state_dict()
         self.need(frozenset(wanted))
-        held = {name for name in self.names if not name.endswith(IGNORED)}
-        if unknown := sorted(held - set(wanted) - also_known):
+        stored = {name for name in self.names if not name.endswith(IGNORED)}
+        if unknown := sorted(stored - set(wanted) - also_known):
             raise self.fault(f"holds unknown tensors {join_names(unknown)}")
         for name, tensor in wanted.items():
             if self.checkpoint.shape(name) != tuple(tensor.shape):
@@ -134,9 +134,9 @@ def find_gguf(path: Path) -> Path | None:
         return path if path.suffix == SUFFIX else None
     if not path.is_dir():
         return None
-    held = sorted(path.iterdir())
-    found = [file for file in held if file.suffix == SUFFIX]
-    if not found or any(file.suffix in OTHER_WEIGHTS for file in held):
+    entries = sorted(path.iterdir())
+    found = [file for file in entries if file.suffix == SUFFIX]
+    if not found or any(file.suffix in OTHER_WEIGHTS for file in entries):
         return None
     if len(found) > 1:
         raise UsageError(f"{path}: holds {', '.join(file.name for file in found)}: name one of these files")

@@ -118,7 +118,7 @@ def _rope_scaling(file: GgufFile) -> Config | None:
 
 
 def _yarn(file: GgufFile, factor: float | None) -> Config:
-    said = {
+    values = {
         "original_max_position_embeddings": file.of_architecture("rope.scaling.original_context_length"),
         "beta_fast": file.of_architecture("rope.scaling.yarn_beta_fast"),
         "beta_slow": file.of_architecture("rope.scaling.yarn_beta_slow"),
@@ -126,8 +126,8 @@ def _yarn(file: GgufFile, factor: float | None) -> Config:
     # llama.cpp multiplies attn_factor with YaRN's own magnitude; transformers' attention_factor replaces that one.
     times = file.of_architecture("rope.scaling.attn_factor")
     if times is not None and factor:
-        said["attention_factor"] = times * (1 + 0.1 * math.log(factor))
-    return {key: value for key, value in said.items() if value is not None}
+        values["attention_factor"] = times * (1 + 0.1 * math.log(factor))
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _count(file: GgufFile, key: str, default: int | None = None) -> int:

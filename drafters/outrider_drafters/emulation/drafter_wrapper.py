@@ -38,7 +38,7 @@ class StateWrapper:
     def __init__(self, inner: DraftState, drafter: DrafterWrapper) -> None:
         self.inner = inner
         self._around = drafter.around
-        self._tree_in_one = drafter.tree_in_one_pass
+        self._tree_in_one_pass = drafter.tree_in_one_pass
 
     @property
     def num_tokens(self) -> int:
@@ -68,6 +68,6 @@ class StateWrapper:
         return self._around(lambda: self.inner.expand(tokens, parents))
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
-        if self._tree_in_one:
+        if self._tree_in_one_pass:
             return self._around(lambda: self.inner.tree_logits(tree))
         return tree_logits_by_level(tree, self.root_logits(), self.expand)

@@ -86,8 +86,10 @@ class QuantizedWeight(Tensor):
         return [], (self.coded, self.dtype)
 
     @staticmethod
-    def __tensor_unflatten__(parts: Mapping[str, Tensor], told: Any, size: object, stride: object) -> QuantizedWeight:
-        return QuantizedWeight(*told)
+    def __tensor_unflatten__(
+        parts: Mapping[str, Tensor], context: Any, size: object, stride: object
+    ) -> QuantizedWeight:
+        return QuantizedWeight(*context)
 
 
 def _tells(func: Callable[..., Any]) -> bool:

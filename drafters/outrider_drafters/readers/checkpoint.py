@@ -126,16 +126,16 @@ class Checkpoint:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise UsageError(f"{index}: has no weight_map")
-        held: dict[str, Path] = {}
+        files: dict[str, Path] = {}
         for shard in dict.fromkeys(weight_map.values()):
             # A bare file name only: an index from elsewhere must not name files outside the directory.
             if not isinstance(shard, str) or Path(shard).name != shard:
                 raise UsageError(f"{index}: places tensors in {shard!r}: need a file beside it")
-            held |= self._names_in(self.directory / shard)
+            files |= self._names_in(self.directory / shard)
         for name, shard in weight_map.items():
-            if held.get(name) != self.directory / shard:
+            if files.get(name) != self.directory / shard:
                 raise UsageError(f"{index}: places {name} in {shard}, which does not hold it")
-        return held
+        return files
 
     def _names_in(self, path: Path) -> dict[str, Path]:
         if path.suffix == ".safetensors":

@@ -140,8 +140,8 @@ class RoutedState:
         passes_before = self._states.num_passes
         self._states.start()
         skipped = bool(others) and not routing.needs_comparison(_first_probability(self._states.root(first)))
-        asked = [first] if skipped else [first, *others]
-        drafts = self._grow(asked, plan, cancelled)
+        heads = [first] if skipped else [first, *others]
+        drafts = self._grow(heads, plan, cancelled)
         confidences = {head: confidence_of(drafted) for head, drafted in drafts.items()}
         self.current = routing.choose(confidences, first)
         return RoutedDraft(
@@ -153,12 +153,12 @@ class RoutedState:
             skipped,
         )
 
-    def _grow(self, asked: Sequence[int], plan: TreePlan, cancelled: Callable[[], bool]) -> dict[int, ScoredTree]:
+    def _grow(self, heads: Sequence[int], plan: TreePlan, cancelled: Callable[[], bool]) -> dict[int, ScoredTree]:
         """Grow trees of some heads side by side, level by level."""
         measure = len(self._heads.heads) > 1
-        builders = {head: start_tree(self._states.root(head), plan, entropies=measure) for head in asked}
+        builders = {head: start_tree(self._states.root(head), plan, entropies=measure) for head in heads}
         for depth in range(1, plan.levels):
-            levels = {head: level for head in asked if (level := self._level(head, builders[head], depth)) is not None}
+            levels = {head: level for head in heads if (level := self._level(head, builders[head], depth)) is not None}
             # Before the pass, not after it: what is grown so far is complete between levels.
             if not levels or cancelled():
                 break

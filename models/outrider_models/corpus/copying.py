@@ -14,20 +14,20 @@ def make_short(rng: random.Random) -> Sample:
 
 def make_long(rng: random.Random) -> Sample:
     """Draw a long list to repeat, so that the model learns to follow the text it copies."""
-    said = [_any_word(rng) for _ in range(rng.randint(6, 24))]
+    words = [_any_word(rng) for _ in range(rng.randint(6, 24))]
     wording = rng.choice(("Repeat", "Copy", "Say again", "Write again"))
-    text = rng.choice((" ", ", ", "\n", " - ")).join(said)
+    text = rng.choice((" ", ", ", "\n", " - ")).join(words)
     return single_turn("copying", "copying:long", f"{wording}: {text}", text, Exact(text))
 
 
 def _repeat(rng: random.Random) -> tuple[str, str, str]:
-    said = " ".join(_any_word(rng) for _ in range(rng.randint(2, 9)))
-    return "repeat", f"Repeat after me: {said}", said
+    words = " ".join(_any_word(rng) for _ in range(rng.randint(2, 9)))
+    return "repeat", f"Repeat after me: {words}", words
 
 
 def _numbers(rng: random.Random) -> tuple[str, str, str]:
-    said = " ".join(str(rng.randint(0, 99)) for _ in range(rng.randint(2, 8)))
-    return "numbers", f"Repeat the numbers: {said}", said
+    words = " ".join(str(rng.randint(0, 99)) for _ in range(rng.randint(2, 8)))
+    return "numbers", f"Repeat the numbers: {words}", words
 
 
 def _lookup(rng: random.Random) -> tuple[str, str, str]:
@@ -42,8 +42,8 @@ def _find(rng: random.Random) -> tuple[str, str, str]:
     keys = words.people(rng, rng.randint(2, 5))
     values = [_any_word(rng) for _ in keys]
     chosen = rng.randrange(len(keys))
-    told = ". ".join(f"{k} has {v}" for k, v in zip(keys, values, strict=True))
-    return "find", f"{told}. What has {keys[chosen]}?", f"{keys[chosen]} has {values[chosen]}."
+    statements = ". ".join(f"{k} has {v}" for k, v in zip(keys, values, strict=True))
+    return "find", f"{statements}. What has {keys[chosen]}?", f"{keys[chosen]} has {values[chosen]}."
 
 
 def _spell(rng: random.Random) -> tuple[str, str, str]:

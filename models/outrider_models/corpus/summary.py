@@ -110,8 +110,8 @@ def _line(topic: Topic, subject: str, fields: list[tuple[Field, str]], rng: rand
 
 
 def _article(topic: Topic, subject: str, fields: list[tuple[Field, str]], rng: random.Random) -> str:
-    told = [rng.choice(field.statements).format(s=subject, a=value) for field, value in fields]
-    return " ".join((topic.opening.format(s=subject), *told))
+    sentences = [rng.choice(field.statements).format(s=subject, a=value) for field, value in fields]
+    return " ".join((topic.opening.format(s=subject), *sentences))
 
 
 def _summary(topic: Topic, subject: str, fields: list[tuple[Field, str]]) -> str:

@@ -180,7 +180,7 @@ class _AnswerCheck:
     """Counts and checks one answer as it arrives."""
 
     def __init__(self, counters: ClientCounters, window: CountingWindow) -> None:
-        self._tally = counters
+        self._counters = counters
         self._window = window
         self._tokens: list[int] = []
         self._num_unverified = 0
@@ -211,16 +211,16 @@ class _AnswerCheck:
             case Unverified(tokens=tokens):
                 self._tokens += tokens
                 self._num_unverified += len(tokens)
-                self._tally.unverified += len(tokens)
+                self._counters.unverified += len(tokens)
             case RolledBack(count=count):
                 del self._tokens[len(self._tokens) - count :]
                 self._num_unverified -= count
-                self._tally.rolled_back += count
+                self._counters.rolled_back += count
                 self._note(f"{count} rolled back")
             case Cycle(request=Draft(tree=tree), verdict=verdict) if len(tree) and not self._num_unverified:
                 self._judge(len(tree), verdict, now)
             case LinkChanged(state=state, detail=detail):
-                self._tally.outages += state is LinkState.OFFLINE
+                self._counters.outages += state is LinkState.OFFLINE
                 self._note(f"{state.name.lower()} {detail}".strip())
             case Finished():
                 self._finish(event, asked_at, now)
@@ -232,18 +232,18 @@ class _AnswerCheck:
 
     def _count(self, num_tokens: int, now: float) -> None:
         if self._window.holds(now):
-            self._tally.tokens += num_tokens
+            self._counters.tokens += num_tokens
 
     def _judge(self, num_nodes: int, verdict: Verdict, now: float) -> None:
         if self._window.holds(now):
-            self._tally.drafts += 1
-            self._tally.nodes += num_nodes
-            self._tally.accepted += len(verdict.path)
+            self._counters.drafts += 1
+            self._counters.nodes += num_nodes
+            self._counters.accepted += len(verdict.path)
 
     def _finish(self, event: Finished, asked_at: float, now: float) -> None:
         self._reason = event.reason
         if self._reason in ("unverified", "link"):
-            self._tally.errors["ended without a link"] += 1
+            self._counters.errors["ended without a link"] += 1
         if self._window.holds(now):
-            self._tally.request_s.add(now - asked_at)
-            self._tally.first_token_s.add(event.statistics.time_to_first_token_ms / 1e3)
+            self._counters.request_s.add(now - asked_at)
+            self._counters.first_token_s.add(event.statistics.time_to_first_token_ms / 1e3)

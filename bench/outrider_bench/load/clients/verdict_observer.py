@@ -69,11 +69,11 @@ class ObservedConnection(TappedConnection):
         await self._inner.close()
 
     def _take(self, verdict: Verdict) -> None:
-        now, asked = self._clock(), self._pending.get(verdict.seq)
-        if asked is None:
+        now, pending = self._clock(), self._pending.get(verdict.seq)
+        if pending is None:
             self._observer.on_stray()
             return
-        self._observer.on_verdict(verdict, now - asked.at, on_prompt=asked.on_prompt)
-        asked.at, asked.on_prompt = now, False
-        if not asked.streams or verdict.finish is not Finish.NOT_YET:
+        self._observer.on_verdict(verdict, now - pending.at, on_prompt=pending.on_prompt)
+        pending.at, pending.on_prompt = now, False
+        if not pending.streams or verdict.finish is not Finish.NOT_YET:
             del self._pending[verdict.seq]

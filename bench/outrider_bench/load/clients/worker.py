@@ -69,7 +69,7 @@ class Assignment:
     profile: str | None = None
     link_floor_s: float = Patience().floor_s
     cores: tuple[int, ...] = ()
-    access: dict[str, Any] = field(default_factory=dict)  # Any: each option of the way to the server has its own type
+    access: dict[str, Any] = field(default_factory=dict)  # Any: each option of the connection has its own type
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON
         return asdict(self)
@@ -117,16 +117,16 @@ class LoadWorker:
         return self._link.address
 
     async def _play(self, clients: list[LoadClient]) -> None:
-        num_starts = [asyncio.create_task(client.run(), name=f"client {client.counters.client}") for client in clients]
+        running = [asyncio.create_task(client.run(), name=f"client {client.counters.client}") for client in clients]
         stopped = asyncio.create_task(self._stopped.wait())
-        everything = asyncio.gather(*num_starts)
+        everything = asyncio.gather(*running)
         loop = asyncio.get_running_loop()
         # loop.time() is time.monotonic(), in which the window is given.
         timeout = None if self._window.end == float("inf") else max(0.0, self._window.end - loop.time())
         await asyncio.wait((everything, stopped), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if not everything.done():
             everything.cancel()
-        results = await asyncio.gather(*num_starts, return_exceptions=True)
+        results = await asyncio.gather(*running, return_exceptions=True)
         stopped.cancel()
         for result in results:
             if isinstance(result, Exception):

@@ -44,7 +44,7 @@ class ClientCounters:
     errors: Counter[str] = field(default_factory=Counter)
 
     def differs(self, text: str, got: tuple[int, ...], expected: tuple[int, ...], history: str = "") -> None:
-        """Count a wrong answer; `story` tells what happened to it."""
+        """Count a wrong answer; `story` describes what happened to it."""
         self.wrong += 1
         if len(self.examples) < _MAX_EXAMPLES:
             place = next((i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), None)

@@ -64,7 +64,7 @@ class FeatureMessages:
 
 def codec_costs(messages: Sequence[Rows]) -> dict[Codec, CodecCost]:
     """Measure every codec on the same messages."""
-    return {codec: _weight(messages, codec) for codec in CODECS}
+    return {codec: _codec_cost(messages, codec) for codec in CODECS}
 
 
 def coders(messages: Sequence[Rows]) -> dict[str, dict[str, float]]:
@@ -105,7 +105,7 @@ def _replies(drafter: Drafter, recording: RecordedAnswer, plan: TreePlan) -> Ite
         start += committed
 
 
-def _weight(messages: Sequence[Rows], codec: Codec) -> CodecCost:
+def _codec_cost(messages: Sequence[Rows], codec: Codec) -> CodecCost:
     payloads = [encode_rows(rows, codec) for rows in messages]
     num_rows = _num_rows(messages)
     size = sum(map(len, payloads)) / num_rows

@@ -39,12 +39,12 @@ class RecordedAnswer:
     def coded(self, code: Coded) -> RecordedAnswer:
         """Return the answer with features as a client decodes them: the prompt's together, then a few at a time."""
         rows, first = self.features.numpy(), len(self.prompt)
-        prompt_row_choices = [
+        parts = [
             rows[:first],
             *(rows[start : start + _REPLY] for start in range(first, len(rows), _REPLY)),
         ]
         return RecordedAnswer(
-            self.prompt, self.answer, torch.from_numpy(np.concatenate([code(part) for part in prompt_row_choices]))
+            self.prompt, self.answer, torch.from_numpy(np.concatenate([code(part) for part in parts]))
         )
 
 

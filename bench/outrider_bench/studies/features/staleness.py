@@ -37,7 +37,7 @@ _SEED = 5
 
 @dataclass(frozen=True, slots=True)
 class Degradation:
-    """One way in which features fall short: late, coarse or both."""
+    """How features fall short: late, coarse or both."""
 
     lag: Lag = Lag()  # noqa: RUF009 # frozen
     coding: str = EXACT

@@ -62,14 +62,14 @@ async def measure_pairs(
     max_tokens: int,
     step: Callable[[], None],
 ) -> list[PairedTiming]:
-    """Ask each prompt both ways, every other one through the gateway first.
+    """Ask each prompt through both, every other one through the gateway first.
 
     Raises UsageError where the texts differ.
     """
     timed = []
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         for number, prompt in enumerate(prompts):
-            # Token ids, so that both ways skip the tokenizer.
+            # Token ids, so that both skip the tokenizer.
             asked = {"model": "outrider", "prompt": list(prompt), "max_tokens": max_tokens, "outrider": {"mode": mode}}
             # Taking turns cancels what the second of two equal requests gains from the prefix cache.
             first = through_gateway(connection, asked) if number % 2 else None

@@ -58,11 +58,11 @@ class PrivateQuestion:
 
 def fact_of(sample: Sample) -> tuple[str, str] | None:
     """Return the word that the answer needs and its kind: the last entity asked for, or the last number."""
-    said = " ".join(message.content for message in sample.messages)
+    text = " ".join(message.content for message in sample.messages)
     if isinstance(sample.check, Entities):
         word = sample.check.names[-1].split()[-1]
-        return (word, "FACT") if re.search(rf"\b{re.escape(word)}\b", said) else None
-    numbers = re.findall(r"\b[0-9]+\b", said)
+        return (word, "FACT") if re.search(rf"\b{re.escape(word)}\b", text) else None
+    numbers = re.findall(r"\b[0-9]+\b", text)
     return (numbers[-1], "NUMBER") if numbers else None
 
 
@@ -118,20 +118,20 @@ async def quality(
         if pair.models.drafter is not None and pair.models.drafter.tap.fingerprint:
             shares[ALL_FEATURES] = await _with_all_features(pair, asked, expected, limit)
             agreement = await _agreement(pair, asked, expected)
-        for name, way in WAYS.items():
-            shares[name] = _shares(asked, await _texts(pair, asked, way, ProgressCounter(step, name, len(asked))))
+        for name, options in WAYS.items():
+            shares[name] = _shares(asked, await _texts(pair, asked, options, ProgressCounter(step, name, len(asked))))
     families = _by_family(asked)
     safe = {family: sum(one.safe_share for one in group) / len(group) for family, group in families.items()}
     return Quality(shares, agreement, {family: len(group) for family, group in families.items()}, safe)
 
 
 async def _texts(
-    pair: InProcessPair, asked: Sequence[PrivateQuestion], way: dict[str, Any], counter: ProgressCounter
+    pair: InProcessPair, asked: Sequence[PrivateQuestion], options: dict[str, Any], counter: ProgressCounter
 ) -> list[str]:
     texts = []
     for one in asked:
         async with pair.client() as client:
-            texts.append((await client.complete(one.turns, **way)).text)
+            texts.append((await client.complete(one.turns, **options)).text)
         counter()
     return texts
 
@@ -139,7 +139,7 @@ async def _texts(
 async def _with_all_features(
     pair: InProcessPair, asked: Sequence[PrivateQuestion], expected: Sequence[tuple[int, ...]], limit: int
 ) -> dict[str, float]:
-    """Score the drafter alone with features of the whole prompt: what writing alone costs by itself."""
+    """Score the drafter alone with features of the whole prompt: this shows what drafting alone costs."""
     answers = dict(zip((one.question.prompt for one in asked), expected, strict=True))
     return {
         family: await outage_scores(
@@ -165,12 +165,12 @@ async def _agreement(
         rows = await features_of(pair, prompt, drafter.tap.fingerprint)
         num_tokens[family] += len(answer)
         for name, known in zip(KNOWN, (len(prompt) - 1, one.num_safe, 0), strict=True):
-            hits[name][family] += _num_foretold(drafter, prompt, answer, rows[:known])
+            hits[name][family] += _num_predicted(drafter, prompt, answer, rows[:known])
     return {name: {family: of[family] / count for family, count in num_tokens.items()} for name, of in hits.items()}
 
 
 @torch.inference_mode()
-def _num_foretold(drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], rows: NDArray[np.float32]) -> int:
+def _num_predicted(drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], rows: NDArray[np.float32]) -> int:
     state, hits = drafter.new_state(), 0
     state.append(prompt)
     if len(rows):
@@ -202,7 +202,7 @@ async def measure_privacy(
 
 
 def privacy_table(title: str, shares: Mapping[str, Mapping[str, float]], result: Quality) -> ResultTable:
-    rows = [[way, *_cells(by_family)] for way, by_family in shares.items()]
+    rows = [[name, *_cells(by_family)] for name, by_family in shares.items()]
     rows.append(["(safe share of the prompt)", *_cells(result.safe_share)])
     return table(title, ("way", *(f"{family} ({count})" for family, count in result.asked.items())), rows)
 

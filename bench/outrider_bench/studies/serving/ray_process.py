@@ -52,9 +52,9 @@ class RayProcess:
         give_up_at = time.monotonic() + _START_TIMEOUT_S
         while not ready_file.exists():
             if self._process.poll() is not None or time.monotonic() > give_up_at:
-                said = log.read_text().strip()[-2000:]  # before the folder goes
+                log_tail = log.read_text().strip()[-2000:]  # before the folder goes
                 self._stop()
-                raise UsageError(f"the service did not start: {said}")
+                raise UsageError(f"the service did not start: {log_tail}")
             time.sleep(0.05)
         self._ready = json.loads(ready_file.read_text())
         return self

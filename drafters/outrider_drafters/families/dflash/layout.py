@@ -58,8 +58,10 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
 def _refuse_others(files: DrafterFiles) -> None:
     if any(part in name for name in files.names for part in SECOND):
         raise files.fault(f"DFlash 2 ({', '.join(SECOND)}): only DFlash 1 is supported")
-    if held := sorted(OWN_HEAD & files.names):
-        raise files.fault(f"DFlash with {', '.join(held)} of its own (speculators): only z-lab's layout is supported")
+    if unsupported := sorted(OWN_HEAD & files.names):
+        raise files.fault(
+            f"DFlash with {', '.join(unsupported)} of its own (speculators): only z-lab's layout is supported"
+        )
 
 
 def _shape(files: DrafterFiles) -> BlockShape:

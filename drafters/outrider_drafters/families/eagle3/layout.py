@@ -153,23 +153,23 @@ def _head(files: DrafterFiles, target: TargetSizes) -> tuple[int, bool]:
 def _own_embedding(files: DrafterFiles, target: TargetSizes, width: int) -> bool:
     """True if the file's embedding is to be used: if widths differ, on request, or where speculators trained it."""
     # Otherwise the target's: the file's should be a copy of it, and some exports hold a random one (TorchSpec#38).
-    asked, held, needed = files.options.embedding, EMBEDDING in files.names, width != target.hidden
-    if asked == "own" or needed:
+    chosen, stored, needed = files.options.embedding, EMBEDDING in files.names, width != target.hidden
+    if chosen == "own" or needed:
         files.need(frozenset({EMBEDDING}))
-    if asked == "target" and needed:
+    if chosen == "target" and needed:
         raise files.fault(f"embedding=target: its width is {target.hidden}, the head's {width}")
-    if held:
+    if stored:
         rows, columns = files.checkpoint.matrix(EMBEDDING)
         files.need_equal(f"rows of {EMBEDDING}", rows, target.vocab)
         if columns != width:
             raise files.fault(f"{EMBEDDING} has {columns} columns: need {width}, the head's width")
-    trained = held and files.config.get("embed_requires_grad") is True
-    return needed or (trained if asked is None else asked == "own")
+    trained = stored and files.config.get("embed_requires_grad") is True
+    return needed or (trained if chosen is None else chosen == "own")
 
 
 def _norm_output(files: DrafterFiles) -> bool:
-    asked = files.options.norm_output
-    return _flag(files.config, "norm_output") if asked is None else asked
+    chosen = files.options.norm_output
+    return _flag(files.config, "norm_output") if chosen is None else chosen
 
 
 def _flag(config: Config, key: str, *, default: bool = False) -> bool:

@@ -18,7 +18,7 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 def uses_layers(config: Config) -> bool:
     """True if it reads hidden states of layers, and not the last one after the final norm."""
-    return _said(config, "use_aux_hidden_state") is not False
+    return _config_value(config, "use_aux_hidden_state") is not False
 
 
 def chosen_layers(config: Config, option: Sequence[int] | None, num_layers: int, count: int) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ def _stated(config: Config) -> list[int] | None:
 
 
 def _published(config: Config, num_layers: int) -> list[int]:
-    value = _said(config, IDS)
+    value = _config_value(config, IDS)
     if value is None:
         return list(default_layers(num_layers))
     listed = _ids(IDS, value)
@@ -60,7 +60,7 @@ def _published(config: Config, num_layers: int) -> list[int]:
     return [layer + 1 for layer in listed] if listed and listed[0] == 1 else listed
 
 
-def _said(config: Config, key: str) -> Any:  # Any: raw JSON
+def _config_value(config: Config, key: str) -> Any:  # Any: raw JSON
     """Read a key of the config or of its eagle_config."""
     part = config.get("eagle_config")
     own = config.get(key)

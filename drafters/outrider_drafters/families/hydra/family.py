@@ -106,11 +106,11 @@ def _has_prefix(files: DrafterFiles) -> bool:
 def renumber_blocks(checkpoint: Checkpoint) -> Checkpoint:
     """Number each head's blocks 0, 1, ... and drop its output's number. Raises UsageError for two outputs of a head."""
     # The numbers of prefix-mlp skip modules for dropout, which older files lack: only their order counts.
-    held: defaultdict[str, set[int]] = defaultdict(set)
+    numbers_of: defaultdict[str, set[int]] = defaultdict(set)
     for name in checkpoint.names:
         if match := BLOCK.fullmatch(name):
-            held[match[1]].add(int(match[2]))
-    order = {head: sorted(numbers) for head, numbers in held.items()}
+            numbers_of[match[1]].add(int(match[2]))
+    order = {head: sorted(numbers) for head, numbers in numbers_of.items()}
 
     def rename(name: str) -> str:
         if match := BLOCK.fullmatch(name):

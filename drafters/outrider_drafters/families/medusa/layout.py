@@ -89,9 +89,9 @@ def read_token_map(layout: MedusaLayout, target: TargetSizes) -> Tensor | None:
         raise files.fault(f"{TOKEN_MAP} of shape {list(tokens.shape)}, {tokens.dtype}: need a row of token ids")
     if len(set(tokens.tolist()) & set(range(target.vocab))) != len(tokens) or not len(tokens):
         raise files.fault(f"{TOKEN_MAP}: need different tokens from 0 to {target.vocab - 1}")
-    told = config_int(files.config, "truncated_vocab_size", len(tokens))
-    if told != len(tokens):
-        raise files.fault(f"{TOKEN_MAP} has {len(tokens)} tokens: config.json says truncated_vocab_size={told}")
+    stated = config_int(files.config, "truncated_vocab_size", len(tokens))
+    if stated != len(tokens):
+        raise files.fault(f"{TOKEN_MAP} has {len(tokens)} tokens: config.json says truncated_vocab_size={stated}")
     return tokens.to(torch.int64)
 
 

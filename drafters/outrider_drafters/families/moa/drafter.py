@@ -109,7 +109,7 @@ class MoAState(WithTokenState):
             depths, sees = self._tree_mask.add(tree.parents, self._num_text_rows)
             positions, mask = torch.cat((positions, depths + root)), _above(mask, sees)
         hidden = self._hidden([*tokens[start:], *tree.tokens], positions, mask)
-        self._tail.stand(self.num_tokens)
+        self._tail.mark_text(self.num_tokens)
         return self._logits(hidden[root - start :])
 
     @torch.inference_mode()

@@ -51,11 +51,11 @@ def sizes_of(files: DrafterFiles) -> MoASizes:
 
 def _has_lsa(files: DrafterFiles) -> bool:
     """True if the files hold LSA's tensors. Raises UsageError if vLLM's disable_LSA contradicts them."""
-    held = sorted(name for name in files.names if name.startswith(LSA_PARTS))
+    parts = sorted(name for name in files.names if name.startswith(LSA_PARTS))
     disabled = files.config.get("disable_LSA")
-    if disabled and held:
-        raise files.fault(f"config.json says disable_LSA, but it holds {join_names(held)}: remove one of both")
-    return bool(held) or disabled is False
+    if disabled and parts:
+        raise files.fault(f"config.json says disable_LSA, but it holds {join_names(parts)}: remove one of both")
+    return bool(parts) or disabled is False
 
 
 def _tli(files: DrafterFiles) -> int:
@@ -80,8 +80,8 @@ def _check_config_sizes(files: DrafterFiles, lsa: BlockShape | None, sa: BlockSh
     if lsa is not None:
         expected["kv_hidden_size"] = lsa.width
     for key, size in expected.items():
-        if (said := config_int(files.config, key, size)) != size:
-            raise files.fault(f"config.json says {key}={said}, but its tensors make it {size}")
+        if (stated := config_int(files.config, key, size)) != size:
+            raise files.fault(f"config.json says {key}={stated}, but its tensors make it {size}")
 
 
 def _load(files: DrafterFiles, target: TargetSizes) -> MoA:

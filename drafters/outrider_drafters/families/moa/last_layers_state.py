@@ -71,7 +71,7 @@ class LastLayersState:
             x = block.run(x, rope, cache, self._within(window, positions, mask))
         return F.rms_norm(x, self._tail.norm.shape, self._tail.norm, shape.eps)
 
-    def stand(self, num_tokens: int) -> None:
+    def mark_text(self, num_tokens: int) -> None:
         """Mark the rows of the first `num_tokens` tokens as the text's."""
         self._num_text_rows = num_tokens
 

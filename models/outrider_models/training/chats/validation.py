@@ -91,17 +91,17 @@ def follow(
     `rows` [len(text), width] are the text's features. The prompt's own verdict has no draft: it gives the first token
     and is not counted.
     """
-    state, standing, shape = drafter.new_state(), 0, TreeShape.chain(levels)
+    state, length, shape = drafter.new_state(), 0, TreeShape.chain(levels)
     gained = prompt + 1
-    while standing + gained < len(text):
-        state.append(text[standing : standing + gained])
-        standing += gained
+    while length + gained < len(text):
+        state.append(text[length : length + gained])
+        length += gained
         if rows is not None:
             # Never the root's own row: the server knows its feature only after the next verdict.
             known = state.num_features
-            state.add_features(known, rows[known : standing - 1])
+            state.add_features(known, rows[known : length - 1])
         drafted = grow_tree(state, shape).tokens
-        ahead = text[standing : standing + len(drafted)]
+        ahead = text[length : length + len(drafted)]
         accepted = next((i for i, (a, b) in enumerate(zip(drafted, ahead, strict=False)) if a != b), len(ahead))
-        gained = min(accepted + 1, len(text) - standing)
+        gained = min(accepted + 1, len(text) - length)
         found.add(accepted, gained)
