@@ -70,21 +70,21 @@ def _noise(rows: int, weight: torch.Tensor) -> torch.Tensor:
 def _passes(engine: Engine, count: int, rows: int, context: int) -> Callable[[], None]:
     target, generator = engine.target, random.Random(count)
     memory = KVMemory(target.kv)
-    sequence = [Sequence(memory, None) for _ in range(count)]
+    sequences = [Sequence(memory, None) for _ in range(count)]
 
     def token() -> int:
         return generator.randrange(target.vocab_size)
 
-    chooser = Sampler(Sampling())
-    for one in sequence:
+    sampler = Sampler(Sampling())
+    for one in sequences:
         for outcome in engine.verify([StepInput(one, [token() for _ in range(context)])]):
             engine.commit(outcome)
     tree = DraftTree.chain([token() for _ in range(rows - 1)])
 
     def once() -> None:
-        for outcome in engine.verify([StepInput(one, (token(),), tree, chooser) for one in sequence]):
+        for outcome in engine.verify([StepInput(one, (token(),), tree, sampler) for one in sequences]):
             engine.commit(outcome)
-        for one in sequence:
+        for one in sequences:
             # Every pass has to follow the same context.
             one.truncate(context)
 
