@@ -80,6 +80,7 @@ def acceptance_by_position(cycles: Sequence[Cycle]) -> PositionAcceptance:
     levels = max((max(tree.depths(), default=0) for tree, _ in drafts), default=0)
     at_least = [sum(1 for _, accepted in drafts if accepted >= depth) for depth in range(levels + 1)]
     drafted = sum(len(tree) for tree, _ in drafts)
+    # Without drafts `at_least` has one entry, and nothing is divided by their number.
     return PositionAcceptance(
         reached=tuple(count / len(drafts) for count in at_least[1:]),
         kept=tuple(count / before if before else 0.0 for before, count in pairwise(at_least)),

@@ -63,6 +63,7 @@ class LoadPlan:
             )
         if self.kind == "replay":
             probability_for(self.tau, self.shape.levels)
+        # Called for its UsageError, before any process is started.
         access_from_json(self.access)
         if self.dtype not in DTYPES:
             raise UsageError(f"dtype={self.dtype}: need one of {', '.join(DTYPES)}")

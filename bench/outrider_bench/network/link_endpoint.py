@@ -62,6 +62,7 @@ async def open_link(
     if profile is None:
         yield LinkEndpoint(server)
         return
+    # Not `async with`: only an EngineError of the start is the user's, not one raised inside the context.
     link = Link(profile, server, engine, seed)
     try:
         await link.start()

@@ -65,4 +65,5 @@ def _more(real: MetricsByMode, bare: MetricsByMode, mode: str, metric: str) -> f
     measured, replayed = (side.get(mode, {}).get(metric) for side in (real, bare))
     if measured is None or replayed is None:
         raise UsageError(f"no {metric} of {mode}: make a paced report with the modes {IN_TURN} and {AHEAD}")
+    # Noise can make the difference negative.
     return max(measured - replayed, 0.0)

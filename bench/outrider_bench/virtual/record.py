@@ -161,6 +161,7 @@ def tape_position(state: DraftState, plan: TreePlan, keep: int) -> TapedPosition
             paths.append((*(() if parent == ROOT else paths[parent]), token))
             _record_guess(guesses, paths[-1], row, keep)
         builder.take(logits)
+    # Last of all: tree_logits starts a new draft, which drops the rows of this one.
     if state.max_levels == UNLIMITED:
         _record_leaves(guesses, builder.drafted().tree, state, keep)
     return TapedPosition(guesses)

@@ -33,6 +33,7 @@ class TapedText:
         self.recording = recording
         self._tape = tape
         self._vocabulary = tape.vocabulary
+        # Not an end token: beyond the tape, an answer must go on.
         self._filler = next(token for token in range(tape.vocabulary.size) if token not in self._ends)
         self._lags = (0, *recording.late)
         self._grown: dict[tuple[int, int, TreePlan], tuple[ScoredTree, ...]] = {}
@@ -112,16 +113,16 @@ class TapedText:
     def _grow(self, position: TapedPosition, plan: TreePlan) -> tuple[ScoredTree, ...]:
         if () not in position.guesses:
             return ()
-        growth = start_tree(self._logits(position, ()), plan)
-        grown, paths = [growth.drafted()], list[TokenPath]()
+        builder = start_tree(self._logits(position, ()), plan)
+        grown, paths = [builder.drafted()], list[TokenPath]()
         for _ in range(1, plan.levels):
-            if (level := growth.level()) is None:
+            if (level := builder.level()) is None:
                 break
             parents = [() if parent == ROOT else paths[parent] for parent in level.parents]
             new = [(*parent, token) for parent, token in zip(parents, level.tokens, strict=True)]
             paths += new
-            growth.take(torch.stack([self._logits(position, path) for path in new]))
-            grown.append(growth.drafted())
+            builder.take(torch.stack([self._logits(position, path) for path in new]))
+            grown.append(builder.drafted())
         return tuple(grown)
 
     def _after_every_node(self, position: TapedPosition, tree: DraftTree) -> Tensor:  # [1 + n, V]
@@ -156,6 +157,7 @@ class TapedTexts:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self._by_prompt: Mapping[TokenPath, TapedText] = {r.prompt: TapedText(r, tape) for r in tape.recordings}
+        # Longest first: a prompt may be the beginning of another one.
         self._lengths = sorted({len(prompt) for prompt in self._by_prompt}, reverse=True)
         self._rows = np.array(tape.rows, dtype=np.float32).reshape(len(tape.rows), tape.tap.width)
 

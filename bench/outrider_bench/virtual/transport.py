@@ -60,7 +60,7 @@ class VirtualConnection:
         size = client_frame_to_proto(frame).ByteSize()
         self.bytes_up += size
         # As over gRPC, a broken link shows in `receive`, not in `send`.
-        with contextlib.suppress(BrokenPipeError, TimeoutError):  # shows in `receive`
+        with contextlib.suppress(BrokenPipeError, TimeoutError):
             self._pipe.send(frame, size + FRAMING_BYTES)
 
     async def receive(self) -> ServerFrame:
@@ -96,6 +96,7 @@ async def _session(pipe: MessageConnection, verifier: VirtualVerifier) -> None:
             with contextlib.suppress(BrokenPipeError, TimeoutError):
                 _send(pipe, reply, codecs[-1])
     except OutriderError as error:
+        # The first error is the cause: later ones are its consequences.
         verifier.fault = verifier.fault or error
     pipe.close()
 

@@ -70,4 +70,5 @@ class StateWrapper:
     def tree_logits(self, tree: DraftTree) -> Tensor:
         if self._tree_in_one_pass:
             return self._around(lambda: self.inner.tree_logits(tree))
+        # Through this wrapper's own methods, so that every level's pass runs in `around`.
         return tree_logits_by_level(tree, self.root_logits(), self.expand)

@@ -119,6 +119,7 @@ def _of_kind(name: str, value: Any) -> Any:  # Any: as in _checked
     match name:
         case "source" if not isinstance(value, str):
             raise UsageError(f"source={value!r}: need text in quotes")
+        # type(), not isinstance(): True is an int.
         case "feature_width" if type(value) is not int:
             raise UsageError(f"feature_width={value!r}: need a whole number")
         case "source" | "feature_width":

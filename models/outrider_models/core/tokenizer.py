@@ -64,6 +64,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> No
         pad_token=PAD,
         additional_special_tokens=[USER, ASSISTANT],
         model_max_length=max_length,
+        # True would drop spaces before punctuation when decoding.
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = CHAT_TEMPLATE
@@ -81,6 +82,7 @@ def special_id(tokenizer: Tokenizer, token: str) -> int:
 def encode_samples(tokenizer: Tokenizer, samples: Sequence[Sample]) -> list[Encoded]:
     """Encode whole conversations as the chat template would write them."""
     contents = [message.content for sample in samples for message in sample.conversation()]
+    # One batch for all messages; its results are handed out in the same order below.
     encodings = iter(tokenizer.encode_batch_fast(contents, add_special_tokens=False))
     return [_join(tokenizer, sample.conversation(), (next(encodings).ids for _ in sample.conversation()))
             for sample in samples]  # fmt: skip

@@ -27,6 +27,7 @@ _KINDS: tuple[Kind, ...] = ("numbers", "numbers", "words", "words", "text", "num
 
 def make(rng: random.Random) -> Sample:
     """Draw a composition of operations, its wording and its tests."""
+    # The order of the draws is part of the corpus: with another one, a seed gives other samples.
     kind = rng.choice(_KINDS)
     steps = rng.sample(OPERATIONS[kind].steps, rng.choices((1, 2, 3), (1, 5, 4))[0])
     end = rng.choice(OPERATIONS[kind].ends)

@@ -99,6 +99,7 @@ def _compute_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, devic
     counter, texts = ProgressCounter(step, "the target's own answers", len(asked)), []
     for name, question in asked:
         answer = plain_greedy(target, question.prompt, mix.limit + MARGIN_TOKENS)
+        # Nearly equal logits swap with the size of a batch: such an answer would count as wrong under load.
         if _margin(target, question.prompt, answer) >= _LEAST_MARGIN[dtype]:
             texts.append(LoadText(name, question.prompt, tuple(answer)))
         counter()

@@ -56,6 +56,7 @@ class ObservedConnection(TappedConnection):
                 self._pending[seq] = _PendingVerdict(self._clock(), on_prompt=True, streams=True)
             case _:
                 pass
+        # Registered before it is sent: no verdict can come unexpected, and its time includes the sending.
         self._inner.send(frame)
 
     async def receive(self) -> ServerFrame:
@@ -74,6 +75,7 @@ class ObservedConnection(TappedConnection):
             self._observer.on_stray()
             return
         self._observer.on_verdict(verdict, now - pending.at, on_prompt=pending.on_prompt)
+        # A stream's next verdict is timed from this one, and only its first reads the prompt.
         pending.at, pending.on_prompt = now, False
         if not pending.streams or verdict.finish is not Finish.NOT_YET:
             del self._pending[verdict.seq]

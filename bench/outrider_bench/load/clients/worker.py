@@ -126,6 +126,7 @@ class LoadWorker:
         await asyncio.wait((everything, stopped), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if not everything.done():
             everything.cancel()
+        # Waits for canceled clients as well: they still count what they have received.
         results = await asyncio.gather(*running, return_exceptions=True)
         stopped.cancel()
         for result in results:
@@ -156,6 +157,7 @@ class LoadWorker:
                 _send("cut", done=cut_connection(port, self._generator))
             case "silence":
                 task = asyncio.create_task(self._silence(command["seconds"]))
+                # The event loop holds tasks only weakly.
                 self._silences.add(task)
                 task.add_done_callback(self._silences.discard)
             case unknown:
@@ -241,6 +243,7 @@ def _clients(
     probability = probability_for(assignment.tau, (assignment.shape or TreeShape()).levels) if replayed else 0.0
     clients = []
     for counters in client_counters:
+        # By client, not by worker: requests are the same for any number of workers.
         generator = random.Random(f"{assignment.seed}/{counters.client}")
         drafting = None
         if replayed is not None:
@@ -256,6 +259,7 @@ def _own_share(habits: ClientBehavior, num_clients: int) -> ClientBehavior:
 
 def _send(what: str, **more: object) -> None:
     sys.stdout.write(json.dumps({"what": what, **more}) + "\n")
+    # A pipe is block-buffered: without this the message would wait for others.
     sys.stdout.flush()
 
 

@@ -31,6 +31,7 @@ class Histogram:
         return {str(bucket): count for bucket, count in sorted(self._counts.items())}
 
     def add(self, seconds: float) -> None:
+        # A clock of low resolution may give 0, which has no logarithm.
         bucket = math.floor(math.log(max(seconds, _FIRST_S) / _FIRST_S) / _GROWTH)
         self._counts[bucket] = self._counts.get(bucket, 0) + 1
 

@@ -134,6 +134,7 @@ def _least_us(work: Callable[[], object]) -> float:
         started = time.perf_counter()
         work()
         times.append(time.perf_counter() - started)
+    # The least of all passes: other processes can only make one slower.
     return min(times) * 1e6
 
 

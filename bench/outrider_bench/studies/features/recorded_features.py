@@ -81,11 +81,13 @@ async def _features(pair: InProcessPair, tokens: tuple[int, ...]) -> Rows:
     connection = await pair.transport().connect()
     connection.send(models.open_frame(codec="float32"))
     await connection.receive()
+    # A draft without nodes runs the whole text, its root included.
     connection.send(Draft(1, 0, tokens[:-1], tokens[-1], DraftTree()))
     rows: list[Rows] = []
     last = False
     while not last:
         frame = await connection.receive()
+        # The verdict comes first, and the features of a long text take several frames.
         if isinstance(frame, Features):
             rows.append(frame.rows)
             last = frame.last

@@ -78,7 +78,9 @@ def _first_token(port: int) -> bool:
     asked = {"model": "outrider", "messages": [{"role": "user", "content": "Who am I?"}], "stream": True}
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(asked), {"Content-Type": "application/json"})
+        # any() stops at the first token; closing the connection ends the rest of the answer.
         return any(b'"origin"' in line for line in connection.getresponse())
+    # Only a refused connection means that it does not listen yet: other errors must show.
     except ConnectionRefusedError:
         return False
     finally:

@@ -68,6 +68,7 @@ def fact_of(sample: Sample) -> tuple[str, str] | None:
 
 def private_turns(sample: Sample, word: str, kind: str) -> tuple[PromptMessage, ...]:
     """Mark every mention of the word in the sample's messages as private."""
+    # The group makes split() keep the word itself among the parts.
     pattern = re.compile(rf"\b({re.escape(word)})\b")
     return tuple(
         PromptMessage(

@@ -174,6 +174,7 @@ async def _reply_to_all(connection: socket.socket) -> None:
     while True:
         shape = ExchangeShape.of(await _receive(connection, HEADER.size))
         await _receive(connection, shape.request - HEADER.size)
+        # Two writes, as a verdict and its features are: one write would let them share a segment.
         for part in (shape.first, shape.reply - shape.first):
             if part:
                 await loop.sock_sendall(connection, bytes(part))

@@ -35,7 +35,8 @@ def _load(files: DrafterFiles, target: TargetSizes) -> Eagle3:
 
 def _load_drafter(files: DrafterFiles, target: TargetWeights) -> Eagle3Drafter:
     eagle = _load(files, target.sizes)
-    info = tap_info(eagle, target.sizes.layers)  # before the cast: the fingerprint is of the values as stored
+    # Before the cast: the fingerprint is of the values as stored.
+    info = tap_info(eagle, target.sizes.layers)
     return Eagle3Drafter(eagle.to(target.embed.device, target.embed.dtype), target, info)
 
 

@@ -152,9 +152,8 @@ class HeadsState:
         if newest is None or not self.max_levels:
             raise UsageError(f"the newest of {self.num_features} features is too old for {self._heads.num_heads} heads")
         position, row = newest
-        self._head_logits = self._heads.read(
-            row.clone()
-        )  # a copy: rows are views, which appends after a rollback overwrite
+        # A copy: rows are views, which appends after a rollback overwrite.
+        self._head_logits = self._heads.read(row.clone())
         self._root = tuple(self._token_state.tokens[position + 1 :])
         self._lines = []
         return self._head_logits.after([self._root])[0]

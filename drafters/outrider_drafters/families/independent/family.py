@@ -50,7 +50,9 @@ def _tie(model: PreTrainedModel, files: DrafterFiles, target: TargetWeights) -> 
     files.need_equal("hidden size", model.config.get_text_config().hidden_size, target.sizes.hidden)
     accessors: Any = model  # transformers' are partly untyped
     own = (accessors.get_input_embeddings().weight, accessors.get_output_embeddings().weight)
+    # With duplicates: a tied weight has two names, and files may lack either.
     names = {name for name, tensor in model.named_parameters(remove_duplicate=False) if any(tensor is o for o in own)}
+    # On meta: initial weights of this size would take seconds, and are replaced at once.
     embedding = nn.Embedding(target.sizes.vocab, target.sizes.hidden, device="meta")
     embedding.weight = nn.Parameter(target.embed, requires_grad=False)
     head = nn.Linear(target.sizes.hidden, target.sizes.vocab, bias=False, device="meta")

@@ -89,6 +89,7 @@ class Medusa(nn.ModuleList):
 
 def _head(sizes: MedusaSizes) -> nn.Sequential:
     one = MedusaBlock(sizes)
+    # Tied blocks are one module in several places: state_dict() still writes a tensor for each of them.
     blocks = [one if sizes.tied or number == 0 else MedusaBlock(sizes) for number in range(sizes.blocks)]
     outputs = [nn.Linear(sizes.hidden, sizes.rows, bias=False)] if sizes.rows else []
     return nn.Sequential(*blocks, *outputs)

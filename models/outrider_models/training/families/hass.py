@@ -95,6 +95,7 @@ class TrainableHass(TrainableDrafter):
         for step in range(min(self._settings.steps, embeds.shape[1] - 1)):
             rows = embeds.shape[1] - 1 - step
             pairs = self.network.fuse(embeds[:, step + 1 :], features[:, :rows])
+            # Positions advance with the step: row t of this step continues row t of the one before.
             rope = block.shape.rope(torch.arange(step, step + rows, device=pairs.device))
             for parts, new in zip((keys, values), block.keys_values(pairs, rope), strict=True):
                 parts.append(new)

@@ -109,6 +109,7 @@ def _fresh(settings: IndependentSettings, target: TargetFacts) -> PreTrainedMode
     config.head_dim = settings.hidden // settings.heads
     config.intermediate_size = settings.intermediate
     config.tie_word_embeddings = True
+    # transformers requires one entry per layer.
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[: settings.layers]
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # transformers

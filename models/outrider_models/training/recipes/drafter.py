@@ -29,6 +29,7 @@ class DrafterTask:
         self.teacher = Teacher.load(target_dir, torch.float32)
         self.tokenizer = Tokenizer.from_file(str(target_dir / "tokenizer.json"))
         self._recipe = recipe
+        # Before the network is made: its initial weights are random.
         torch.manual_seed(recipe.stream.seed)
         self.drafter: TrainableDrafter = trainable_family(recipe.family).make_drafter(
             recipe.settings, self.teacher.facts, self._frequencies
@@ -57,6 +58,7 @@ class DrafterTask:
     def probe(self, samples: int) -> Mapping[str, str]:
         """Measure how often the first drafted token is the target's likeliest one, on held-out text."""
         batch = collate(self.tokenizer, probe_samples(samples), prompt_weight=0.0)
+        # Noise and dropout of training would lower the share.
         self.drafter.eval()
         output = self.forward(batch)
         self.drafter.train()

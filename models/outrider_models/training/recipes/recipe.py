@@ -72,6 +72,7 @@ class Rates:
 
     def factor(self, progress: float) -> float:
         """Return the share of the full rates at `progress`: a trapezoid that ends at 0."""
+        # Above 0 from the start, or the first step would be wasted.
         rising = progress / self.warmup + 1e-3 if self.warmup else 1.0
         falling = (1 - progress) / self.decay if self.decay else 1.0
         return max(0.0, min(1.0, rising, falling))
