@@ -1,1 +1,1 @@
-"""What all studies share: the pair, processes, prompts, reference answers, reports, tables and plots."""
+"""Parts that all studies share: the pair, processes, prompts, reference answers, reports, tables and plots."""

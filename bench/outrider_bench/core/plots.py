@@ -1,4 +1,4 @@
-"""What all plots share: colors, and a figure that is saved once it is drawn."""
+"""Colors of all plots, and a figure that is saved once it is drawn."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _LEAST_PASSES = 5
 
 @dataclass(frozen=True, slots=True)
 class HardwareLimit:
-    """Verifies per second for drafts of `rows` rows of so many sessions, after `context` tokens."""
+    """Verifies per second for drafts of `rows` rows in each of `num_sessions`, after `context` tokens."""
 
     num_sessions: int
     rows: int

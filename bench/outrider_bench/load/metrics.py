@@ -28,7 +28,7 @@ class LatencyPercentiles:
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """How evenly the clients are served.
+    """Evenness of the service across clients.
 
     `p99_ratio`: the largest by the smallest of the clients' 99th percentiles of verdict latency, over the `num_judged`
     clients with enough verdicts; None for fewer than two. `jain`: Jain's index of tokens per second (Jain, Chiu and

@@ -107,7 +107,7 @@ class SoakResult:
 
     @property
     def deviations(self) -> list[str]:
-        """What went wrong, in words; empty when all is well."""
+        """Everything that went wrong, in words; empty when all is well."""
         named = {
             "answers with a wrong token": sum(counters.wrong for counters in self.client_counters),
             "verdicts twice or unasked": sum(counters.strays for counters in self.client_counters),

@@ -32,7 +32,7 @@ class LinkTraffic:
 
 @dataclass(frozen=True, slots=True)
 class LinkEndpoint:
-    """Where clients connect.
+    """The address that clients connect to, and the link behind it.
 
     `engine` and `why`: what makes the link; `traffic` returns None without a link.
     """

@@ -1,4 +1,4 @@
-"""What to measure, and the measurement: one server, every drafter over every link, run after run."""
+"""The plan of a measurement and its run: one server, every drafter over every link, run after run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from outrider_proto.frames import Codec
 
 @dataclass(frozen=True, slots=True)
 class NetworkPlan:
-    """What to measure. Raises UsageError.
+    """Links, drafters, variants and prompts to measure. Raises UsageError.
 
     `variants` are texts (see variants.py), `common` the options of all of them; profile `none` is no link; prompts have
     at least `prompt_tokens` tokens.

@@ -19,7 +19,7 @@ ReportDict = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class ScenarioSetting:
-    """What a scenario is measured under; `round_trip_ms` is what the profile claims."""
+    """Conditions of a scenario; `round_trip_ms` is the nominal round trip of the profile."""
 
     profile: str
     engine: str

@@ -42,7 +42,7 @@ class ScenarioRun:
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """What every run asks; the answer to `warm_up` is not counted."""
+    """Prompts that every run asks; the answer to `warm_up` is not counted."""
 
     warm_up: Question
     asked: Sequence[Question]

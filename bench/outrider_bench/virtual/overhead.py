@@ -46,11 +46,11 @@ class Overhead:
         )
 
     def on_server(self, pace: Pace) -> Pace:
-        """Return hardware whose server takes so much longer per level."""
+        """Return hardware whose server takes longer by `level_ms` per level."""
         return replace(pace, server_level_ms=pace.server_level_ms + self.level_ms)
 
     def drafting_s(self, pace: Pace, outcomes: int) -> float:
-        """Return the seconds of a level on the client for so many outcomes."""
+        """Return the seconds that a level for `outcomes` takes on the client."""
         more = self.level_ms if outcomes == 1 else self.ahead_level_ms
         return (pace.draft_level_ms * pace.level_factor(outcomes) + more) / 1e3
 

@@ -56,7 +56,7 @@ class SweepGrid:
 
 @dataclass(frozen=True, slots=True)
 class SweepConditions:
-    """What is the same at all points.
+    """Settings that are the same at all points.
 
     The round trip is constant and halved over both directions, or has a normal jitter of that share of each direction's
     delay, in order; the seed is that of links and thinning.

@@ -63,7 +63,7 @@ class TapedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a replay needs to know about the target."""
+    """Facts about the target that a replay needs."""
 
     size: int
     eos_token_ids: tuple[int, ...]

@@ -45,13 +45,13 @@ class TapedText:
         return tuple(tokens) == (prompt + answer)[: len(tokens)] and len(tokens) >= len(prompt)
 
     def next_token(self, num_tokens: int) -> int:
-        """Return the target's token after so many; a filler after the last one taped."""
+        """Return the target's token after `num_tokens`; a filler after the last one taped."""
         answer = self.recording.answer
         position = num_tokens - len(self.recording.prompt)
         return answer[position] if position < len(answer) else self._filler
 
     def drafts(self, num_tokens: int, plan: TreePlan, num_features: int | None = None) -> tuple[ScoredTree, ...]:
-        """Return the draft below the last of so many tokens, after each of its levels.
+        """Return the draft below the last of `num_tokens` tokens, after each of its levels.
 
         `num_features`: those that the drafter has; default: all.
         """
@@ -65,7 +65,7 @@ class TapedText:
     def outcomes(
         self, num_tokens: int, tree: DraftTree, count: int, num_features: int | None = None
     ) -> list[tuple[TreeOutcome, float]]:
-        """Return the most likely outcomes of a tree below the last of so many tokens, in order.
+        """Return the most likely outcomes of a tree below the last of `num_tokens` tokens, in order.
 
         `num_features` as above.
         """

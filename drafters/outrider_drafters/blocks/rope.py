@@ -159,5 +159,5 @@ def _stretched(plain: Tensor, theta: float, scaling: RopeScaling) -> Tensor:
 
 
 def _pair_of(turns: float, num_pairs: int, theta: float, scaling: RopeScaling) -> float:
-    """Return the fractional index of the pair that makes so many turns within the original context."""
+    """Return the fractional index of the pair that makes `turns` turns within the original context."""
     return num_pairs * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(theta)

@@ -71,7 +71,7 @@ class TreeChoices:
         return tuple(path for path in self.paths if len(path) == level)
 
     def fitted(self, levels: int, budget: int) -> TreeChoices | None:
-        """Cut to so many levels and nodes; None if nothing is left."""
+        """Cut to `levels` levels and `budget` nodes; None if nothing is left."""
         # Paths are sorted by length, so cutting the list never separates a path from its parent.
         kept = [path for path in self.paths if len(path) <= levels][: max(budget, 0)]
         return TreeChoices(tuple(kept)) if kept else None

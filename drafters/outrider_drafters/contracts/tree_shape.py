@@ -38,7 +38,7 @@ class TreeShape:
         return cls(breadth=1, levels=levels, budget=levels)
 
     def fitted(self, levels: int, budget: int) -> TreeShape | None:
-        """Cut to at most so many levels and nodes; None if nothing is left."""
+        """Cut to at most `levels` levels and `budget` nodes; None if nothing is left."""
         levels, budget = min(self.levels, levels), min(self.budget, budget)
         return replace(self, levels=levels, budget=budget) if levels > 0 and budget > 0 else None
 

@@ -68,7 +68,7 @@ class Pace:
         return self.verify_ms / 1e3 + max(0, num_rows - FREE_ROWS) * self.row_us / 1e6
 
     def level_factor(self, outcomes: int) -> float:
-        """Return the cost of drafting so many outcomes side by side, in times of one level.
+        """Return the cost of drafting `outcomes` side by side, as a multiple of one level's.
 
         It is that of the next larger known batch, and beyond the largest grows in proportion.
         """

@@ -30,7 +30,7 @@ _AGAIN_S = 0.5  # after an error
 
 @dataclass(frozen=True, slots=True)
 class ClientBehavior:
-    """How all clients behave.
+    """Behavior of all clients.
 
     Closed loop: a client asks again after its last answer and a think time, exponentially distributed with mean
     `think_s`. With `rate`, an open loop: requests arrive at that rate, whether the client is free or not. `requests`

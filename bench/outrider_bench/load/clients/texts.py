@@ -34,7 +34,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class PromptMix:
-    """What is asked: prompts per family, a share of them lengthened to `long_tokens` tokens. Raises UsageError."""
+    """Prompts per family, and the share lengthened to `long_tokens` tokens. Raises UsageError."""
 
     families: tuple[Family, ...] = FAMILIES
     per_family: int = 8

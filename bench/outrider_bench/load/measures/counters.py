@@ -1,4 +1,4 @@
-"""What one client counts, and its JSON form for the trip between processes."""
+"""Counters of one client, and their JSON form for the trip between processes."""
 
 from __future__ import annotations
 

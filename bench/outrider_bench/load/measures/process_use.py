@@ -38,7 +38,7 @@ class CoreShares:
 
     @classmethod
     def apart(cls, num_client_cores: int) -> CoreShares:
-        """Give the clients so many cores, at most half; empty where cores cannot be shared out."""
+        """Give the clients `num_client_cores`, at most half of all; empty where cores cannot be shared out."""
         if not hasattr(os, "sched_setaffinity") or len(cores := sorted(os.sched_getaffinity(0))) < 2:
             return cls()
         theirs = min(num_client_cores, len(cores) // 2)

@@ -1,4 +1,4 @@
-"""What smaller weights on the edge cost and bring: bytes, time per draft level, mean acceptance length.
+"""Costs and savings of smaller weights on the edge: bytes, time per draft level, mean acceptance length.
 
 For every drafter and type of weights an edge bundle is made, loaded as a client loads it, and asked the same held-out
 questions in process against the full target. Draft levels are timed in turns on the same texts, so that a busy machine

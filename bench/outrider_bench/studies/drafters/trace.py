@@ -18,7 +18,7 @@ from outrider_server.engine.reference_decode import plain_greedy
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """What to trace; `plan=None` takes the drafter's own trees, `baseline` also runs the target alone."""
+    """Settings of a trace; `plan=None` takes the drafter's own trees, `baseline` also runs the target alone."""
 
     target: Path
     drafter: DrafterSource

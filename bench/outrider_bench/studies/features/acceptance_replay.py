@@ -24,7 +24,7 @@ from outrider_proto.tree import ROOT, DraftTree
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How many tokens, or how many verdicts, features are late."""
+    """Delay of features, in tokens or in verdicts."""
 
     tokens: int = 0
     verdicts: int = 0

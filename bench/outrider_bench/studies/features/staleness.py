@@ -37,7 +37,7 @@ _SEED = 5
 
 @dataclass(frozen=True, slots=True)
 class Degradation:
-    """How features fall short: late, coarse or both."""
+    """A degradation of features: late, coarse or both."""
 
     lag: Lag = Lag()  # noqa: RUF009 # frozen
     coding: str = EXACT
@@ -149,7 +149,7 @@ class AnsweredPrompts:
 
     @classmethod
     def ask(cls, directory: Path, per_family: int, limit: int, step: Step) -> AnsweredPrompts:
-        """Ask the target in `directory` so many questions per family."""
+        """Ask the target in `directory` `per_family` questions per family."""
         asked = questions(LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER)), per_family)
         target = Target.load(str(directory))
         return cls(directory, target, asked, plain_answers(target, asked, limit, step))

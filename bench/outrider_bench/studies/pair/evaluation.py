@@ -21,7 +21,7 @@ from outrider_server.engine.target import Target
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """What to evaluate: numbers of questions per family, for code, and for acceptance."""
+    """Numbers of questions to evaluate: per family, for code, and for acceptance."""
 
     target: Path
     drafters: dict[str, Path]

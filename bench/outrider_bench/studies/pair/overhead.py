@@ -1,4 +1,4 @@
-"""Where the time of a cycle goes over gRPC on loopback: drafter, wire, queue, target, rest.
+"""Breakdown of a cycle's time over gRPC on loopback: drafter, wire, queue, target, rest.
 
 A cycle lasts from one verdict to the next. The drafter's forward passes are timed inside its draft states, so that the
 rest of `draft` (choosing nodes, building the tree, changing threads) counts as overhead like everything else.

@@ -1,4 +1,4 @@
-"""What the gateway adds to an answer: the same prompts through the library and through HTTP, in turn."""
+"""Time that the gateway adds to an answer: the same prompts through the library and through HTTP, in turn."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PairedTiming:
 
     @property
     def per_token_ms(self) -> float:
-        """What the gateway adds per token, the first one included."""
+        """Time that the gateway adds per token, the first one included."""
         return (self.gateway.whole_s - self.library.whole_s) * 1e3 / self.library.num_tokens
 
     @property
@@ -148,7 +148,7 @@ async def measure_gateway(
 
 
 def _cold_starts(server: str, count: int, step: Step) -> dict[str, float]:
-    """Return the median time of so many cold starts; nothing for 0."""
+    """Return the median time of `count` cold starts; nothing for 0."""
     counter = ProgressCounter(step, "cold starts", count)
     taken = []
     for _ in range(count):

@@ -140,7 +140,7 @@ async def _texts(
 async def _with_all_features(
     pair: InProcessPair, asked: Sequence[PrivateQuestion], expected: Sequence[tuple[int, ...]], limit: int
 ) -> dict[str, float]:
-    """Score the drafter alone with features of the whole prompt: this shows what drafting alone costs."""
+    """Score the drafter alone with features of the whole prompt, which shows the cost of drafting alone."""
     answers = dict(zip((one.question.prompt for one in asked), expected, strict=True))
     return {
         family: await outage_scores(

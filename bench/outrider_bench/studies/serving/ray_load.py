@@ -22,7 +22,7 @@ from outrider_client.models.local_models import LocalModels
 
 @dataclass(slots=True)
 class RayCounters:
-    """What all clients together saw; `differing` answers are not the target's own."""
+    """Counters of all clients together; `differing` answers are not the target's own."""
 
     answers: int = 0
     differing: int = 0

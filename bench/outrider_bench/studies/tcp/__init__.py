@@ -1,1 +1,1 @@
-"""How TCP and gRPC carry small exchanges."""
+"""Study of small exchanges over TCP and gRPC."""

@@ -25,7 +25,7 @@ class DataSettings:
 
 @dataclass(frozen=True, slots=True)
 class MachineSettings:
-    """How the work is laid out; the result does not depend on it."""
+    """Settings of the machine; the result does not depend on them."""
 
     part: int  # chats per pass on one device; gradients accumulate over length.batch chats
     precision: Precision  # auto: bf16 on a GPU that has it
