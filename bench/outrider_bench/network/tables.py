@@ -91,9 +91,8 @@ def pauses_table(scenario: Scenario) -> ResultTable:
 def link_table(scenarios: Sequence[Scenario]) -> ResultTable:
     """Build the base paper's Table 3: a row per drafter and variant, a column per link."""
     links = list(dict.fromkeys(scenario.setting.profile for scenario in scenarios))
-    last = {
-        scenario.setting.drafter: scenario for scenario in scenarios
-    }  # acceptance is the same on every link except for staleness
+    # Any link's acceptance will do: it is the same on all of them except for staleness.
+    last = {scenario.setting.drafter: scenario for scenario in scenarios}
     rows = []
     for drafter, of_last in last.items():
         of_link = {scenario.setting.profile: scenario for scenario in scenarios if scenario.setting.drafter == drafter}
@@ -111,7 +110,7 @@ def link_table(scenarios: Sequence[Scenario]) -> ResultTable:
 
 
 def title(scenario: Scenario) -> str:
-    """Say in one line what was measured."""
+    """Describe in one line what was measured."""
     setting = scenario.setting
     round_trip = scenario.runs[-1].round_trips.mean_ms
     pace = "not paced" if setting.pace is None else f"PACED as {setting.pace}"

@@ -115,6 +115,7 @@ def for_all(rows: Tensor, heads: slice, num_heads: int) -> Tensor:
     """Expand rows of some heads to all heads, with zeros for the others."""
     if len(rows) == num_heads:
         return rows
+    # Zeros, not uninitialized memory: attention multiplies hidden rows by 0, and 0 * NaN is NaN.
     every = rows.new_zeros(num_heads, *rows.shape[1:])
     every[heads] = rows
     return every

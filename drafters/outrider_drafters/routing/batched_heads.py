@@ -71,9 +71,8 @@ class BatchedHeadsState(WithTokenState):
         self._features = RowBuffer(width=heads.tap.width, dtype=dtype, device=self._device)
         self._cache = heads.block.new_cache()
         self._outputs = RowBuffer(heads.num_heads, width=heads.tap.width, dtype=dtype, device=self._device)
-        self._lines: list[
-            list[list[int]]
-        ] = []  # per head and draft row: its ancestors and itself, as rows common to all heads
+        # Per head and draft row: its ancestors and itself, as rows common to all heads.
+        self._lines: list[list[list[int]]] = []
         self._num_true = 0  # as in PairState
         self._num_text_rows = 0
         self._next_token = 0

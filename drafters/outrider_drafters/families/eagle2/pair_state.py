@@ -142,6 +142,7 @@ class PairState(WithTokenState):
         self._next_token = first_token + len(features)
         pairs = self._pairs(self._token_state.tokens[first_token : self._next_token], features)
         block, last = self._drafter.block, self._next_token - 2
+        # Only the last output is needed: the others cost no more than their keys and values.
         block.append_kv(pairs[:-1], self._rope(first_token - 1, last), self._cache)
         output = block.run(pairs[-1:], self._rope(last, last + 1), self._cache)
         self._num_text_rows = self._cache.length

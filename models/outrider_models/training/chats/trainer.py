@@ -99,6 +99,7 @@ class ChatTrainer:
                 self._chats, length.batch, settings.machine.part, settings.data.seed, epoch,
                 self._accelerator.process_index, self._accelerator.num_processes,
             )  # fmt: skip
+            # A resumed run draws the epoch from its start and skips what is done: the order stays the same.
             for number, update in enumerate(updates):
                 if number >= done and self.position.update < self._stop_at:
                     yield update

@@ -150,10 +150,8 @@ def sync_points(predicts_reply: Tensor, blocks: Blocks) -> Tensor:
     is_reply = F.pad(predicts_reply, (1, 0))[:, :-1]
     # Drawn on the CPU and moved: a GPU's generator gives other numbers for the same seed.
     every = torch.randint(blocks.shortest, blocks.longest + 1, (rows, 1)).to(device)
-    # 2 is beyond the whole reply: these rows never lose their features.
-    dies_at = torch.rand(rows, 1).where(
-        torch.rand(rows, 1) < blocks.blind_share, torch.tensor(2.0)
-    )  # share of the reply
+    # A share of the reply; 2 is beyond all of it: these rows never lose their features.
+    dies_at = torch.rand(rows, 1).where(torch.rand(rows, 1) < blocks.blind_share, torch.tensor(2.0))
     spoken = is_reply.cumsum(1) / is_reply.sum(1, keepdim=True).clamp(min=1)
     syncs = ~is_reply | ((positions % every == 0) & (spoken <= dies_at.to(device)))
     return torch.where(syncs, positions, 0).cummax(1).values
