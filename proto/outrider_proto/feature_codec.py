@@ -119,7 +119,7 @@ def decode_rows(payload: bytes, codec: Codec, num_rows: int, width: int) -> Rows
     if num_rows < 1 or width < 1 or expected > MAX_RAW_BYTES:
         raise malformed(f"{num_rows} rows of {width} values: need 1 to {MAX_RAW_BYTES} bytes a frame")
     rows = quantizer.dequantize(coder.decode(payload, expected), num_rows, width)
-    # bf16 and float32 carry any bit pattern, and int8 steps may overflow in the product.
+    # bf16 and float32 carry any bit pattern, infinities and NaN included.
     if not np.isfinite(rows).all():
         raise malformed("features are not finite")
     return rows

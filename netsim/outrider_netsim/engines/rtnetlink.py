@@ -118,8 +118,8 @@ def _check(message: bytes, flags: int) -> None:
     (code,) = struct.unpack_from("=i", message, HEADER.size)
     if not code:
         return
-    said = _reason(message, flags) if flags & NLM_F_ACK_TLVS else ""
-    raise NetlinkError(-code, said or os.strerror(-code))
+    text = _reason(message, flags) if flags & NLM_F_ACK_TLVS else ""
+    raise NetlinkError(-code, text or os.strerror(-code))
 
 
 def _reason(message: bytes, flags: int) -> str:

@@ -94,6 +94,7 @@ class ShapedPair:
 
     def remove(self) -> None:
         """Remove the qdiscs and the pair, as far as they exist."""
+        # Each on its own: what fails first must not leave the rest behind.
         for side in SIDES:
             with contextlib.suppress(NetlinkError):
                 self._clients[side].request(root_message(self._ends[side].index), RTM_DELQDISC)

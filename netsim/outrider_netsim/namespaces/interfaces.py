@@ -81,6 +81,7 @@ def open_tun(name: str, address: str) -> PassedDescriptor:
         set_queue(name, TUN_QUEUE_PACKETS)
         set_address(name, address)
         set_up(name)
+    # Also when cancelled: the device lives as long as its descriptor.
     except BaseException:
         os.close(device)
         raise

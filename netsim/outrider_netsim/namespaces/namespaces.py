@@ -165,7 +165,8 @@ class Namespaces(AsyncResource):
             return
         message = json.loads(text)
         answer = self._waiting.pop(message["id"], None)
-        if answer is None or answer.done():  # the caller was cancelled
+        # The caller was cancelled; nobody will take the answer.
+        if answer is None or answer.done():
             # Received descriptors are open in this process already.
             _close(descriptors)
         elif "error" in message:

@@ -45,6 +45,7 @@ def send_trains(
         _receive_until(channels, due)
         for channel in channels:
             channel.send(number)
+        # A late sender catches up a little only: a burst would queue in the link, and measure that.
         due = max(due + spacing_s, time.monotonic() - CATCH_UP_S)
         if due > started + duration_s:
             break

@@ -84,7 +84,8 @@ class EdgeBundles:
             self._forget(built)
             raise Refusal(Reason.BUNDLE_CHANGED, f"{name} is gone from the server: ask for the manifest") from error
         finally:
-            self._fetches -= Counter([peer])  # Counter subtraction drops addresses with none left
+            # Subtraction drops addresses with none left, so that the table does not grow.
+            self._fetches -= Counter([peer])
 
     def drain(self) -> None:
         """End all fetches: clients go on where they stopped, with the next server. Safe to call twice."""

@@ -82,7 +82,8 @@ def _announce(server: Server, ready_file: Path | None) -> None:
     if pace is not None:
         offers.append(f"paced as {pace.name} (emulated times: {pace.source})")
     line = f"outrider-server: ready on {server.address}, target {about.target_name}, {', '.join(offers)}"
-    with suppress(OSError):  # a full disk under the log must not keep us from serving
+    # A full disk under the log must not keep us from serving.
+    with suppress(OSError):
         typer.echo(line, err=True)
 
 

@@ -31,10 +31,10 @@ class BatchSegment:
         self.num_rows = num_chain + len(tree)
         self._tree = tree
         slot.reserve(self.num_rows)
-        held = slot.length
-        root = held + num_chain - 1
+        first = slot.length
+        root = first + num_chain - 1
         # Nodes beyond the context are never accepted, but their positions must exist in the model's tables.
-        self.positions = [*range(held, root + 1), *(min(root + depth, max_position) for depth in tree.depths())]
+        self.positions = [*range(first, root + 1), *(min(root + depth, max_position) for depth in tree.depths())]
         self._furthest = max(self.positions)  # the deepest node need not be the last one
         self._masks: dict[tuple[int | None, int], Tensor | None] = {}
 
@@ -53,13 +53,13 @@ class BatchSegment:
     def _build_mask(self, window: int | None, repeats: int) -> Tensor | None:
         if window is None and self.num_rows == 1:
             return None
-        shape, held = self.slot.shape, self.slot.length
+        shape, committed = self.slot.shape, self.slot.length
         # Built on the device: for a chunk of a long context the mask is too large to send.
-        bias = torch.zeros(self.num_rows, held + self.num_rows, dtype=shape.dtype, device=shape.device)
-        bias[:, held:].masked_fill_(torch.from_numpy(~self.visible()).to(shape.device), float("-inf"))
+        bias = torch.zeros(self.num_rows, committed + self.num_rows, dtype=shape.dtype, device=shape.device)
+        bias[:, committed:].masked_fill_(torch.from_numpy(~self.visible()).to(shape.device), float("-inf"))
         if window is not None:
             rows = torch.tensor(self.positions, device=shape.device)
-            columns = torch.cat([torch.arange(held, device=shape.device), rows])
+            columns = torch.cat([torch.arange(committed, device=shape.device), rows])
             bias.masked_fill_(rows[:, None] - columns[None, :] >= window, float("-inf"))
         return bias.repeat(repeats, 1)[None, None]
 

@@ -149,15 +149,15 @@ class AttentionGroup:
             start = self._slot.start
             bias = np.zeros((len(self._members), self._num_rows, start + self._num_keys), dtype=np.float32)
             for place, segment in enumerate(self._members):
-                held, count = segment.slot.length, segment.num_rows
+                committed, count = segment.slot.length, segment.num_rows
                 # Only the first `count` rows are masked: a padded row that saw nothing would be softmax over -inf,
                 # which is NaN.
-                bias[place, :count, held + count :] = -np.inf
-                bias[place, :count, held : held + count][~segment.visible()] = -np.inf
+                bias[place, :count, committed + count :] = -np.inf
+                bias[place, :count, committed : committed + count][~segment.visible()] = -np.inf
                 if window is not None:
                     rows = np.array(segment.positions)
-                    columns = np.concatenate([np.arange(held), rows])
-                    bias[place, :count, : held + count][rows[:, None] - columns[None, :] >= window] = -np.inf
+                    columns = np.concatenate([np.arange(committed), rows])
+                    bias[place, :count, : committed + count][rows[:, None] - columns[None, :] >= window] = -np.inf
             shape = self._slot.shape
             mask = torch.from_numpy(bias).to(device=shape.device, dtype=shape.dtype)
             self._masks[window, group] = mask.repeat(1, group, 1)[:, None]

@@ -78,7 +78,8 @@ def load_model(
             dtype=dtype,
             attn_implementation=IMPLEMENTATION,
             output_loading_info=True,
-            trust_remote_code=False,  # None would ask on the terminal whether to run the directory's own code
+            # Not left out: None would ask on the terminal whether to run the directory's own code.
+            trust_remote_code=False,
             **({} if distributed_config is None else {"distributed_config": distributed_config}),
         )
     except (ValueError, OSError, KeyError, RuntimeError) as error:

@@ -95,7 +95,8 @@ class KVMemory:
     def new_slot(self, sequence: EvictableSequence, width: int) -> KVSlot:
         """Register the sequence, whose rows may be evicted from now on."""
         sequence.slot = KVSlot(self.pool, width)
-        self._sequences[sequence] = None  # last: from here on the engine thread may use every field of it
+        # Last: from here on the engine thread may use every field of the sequence.
+        self._sequences[sequence] = None
         return sequence.slot
 
     def take_for(self, sequence: EvictableSequence, num_rows: int, width: int) -> KVBuffer:

@@ -44,7 +44,8 @@ def _check_machine(num_ranks: int, device: str) -> None:
     num_gpus = torch.cuda.device_count()
     if device == "cuda" and num_gpus < num_ranks:
         raise UsageError(f"tensor_parallel={num_ranks}: there are {num_gpus} CUDA devices; need one each")
-    if device == "cpu" and num_gpus:  # transformers divides over what the machine has
+    # transformers divides over the accelerators it finds, whatever device we ask for.
+    if device == "cpu" and num_gpus:
         raise UsageError(
             f"tensor_parallel={num_ranks} on the CPU of a machine with CUDA: hide it with CUDA_VISIBLE_DEVICES="
         )

@@ -92,7 +92,8 @@ class RankProcesses:
         self._closing = False
         self._lock = threading.Lock()
         self.broken: Future[str] = Future()
-        self.broken.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel it
+        # From now on it cannot be cancelled: one waiter that gives up must not take the reason from the others.
+        self.broken.set_running_or_notify_cancel()
 
     @classmethod
     def start(cls, shard: Shard) -> tuple[RankProcesses, Shard]:

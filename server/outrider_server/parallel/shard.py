@@ -62,7 +62,8 @@ def leave() -> None:
 
 def _join(shard: Shard) -> None:
     if shard.device == "cuda":
-        os.environ["LOCAL_RANK"] = str(shard.rank)  # transformers picks the GPU by it
+        # transformers picks the GPU by it.
+        os.environ["LOCAL_RANK"] = str(shard.rank)
         torch.cuda.set_device(shard.own_device)
     else:
         _listen_on_loopback()

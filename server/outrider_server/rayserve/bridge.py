@@ -74,6 +74,7 @@ class RayServicerContext:
         try:
             while (message := await self._written.get()) is not _END:
                 yield message
+            # Raises what the method raised, an abort included; its messages have all been yielded by now.
             await task
         finally:
             task.cancel()

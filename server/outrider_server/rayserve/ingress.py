@@ -46,9 +46,9 @@ class Ingress:
 
     @classmethod
     def from_environment(cls) -> Self:
-        told: dict[str, str] = json.loads(os.environ[ENVIRONMENT])
-        cert, key, ca = (Path(told[name]) if name in told else None for name in _PEM)
-        return cls(told["host"], SecurityConfig(tls_cert=cert, tls_key=key, client_ca=ca))
+        values: dict[str, str] = json.loads(os.environ[ENVIRONMENT])
+        cert, key, ca = (Path(values[name]) if name in values else None for name in _PEM)
+        return cls(values["host"], SecurityConfig(tls_cert=cert, tls_key=key, client_ca=ca))
 
 
 _ours: list[object] = []  # servers that listen through add_grpc_address below

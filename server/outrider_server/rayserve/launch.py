@@ -27,7 +27,7 @@ _ROOM_FOR_SHORT_CALLS = 64  # Describe, Check and the like beside the streams; t
 
 def connect(address: str | None, **options: Any) -> None:  # Any: as ray.init has them
     """Join the cluster at `address`, or start one on this machine. Raises UsageError."""
-    # Before Ray is imported: a server reports nothing to third parties.
+    # Before ray.init(), which reads it: a server reports nothing to third parties.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
@@ -43,7 +43,8 @@ def launch(config: ServerConfig, scale: Scale) -> None:
     """Deploy, or replace what is deployed replica by replica; return once it serves. Raises UsageError."""
     from ray import serve
 
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # after the import, which sets it too
+    # After the import, which sets the level too.
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         serve.start(
             http_options={"host": "127.0.0.1", "port": scale.http_port},

@@ -29,6 +29,7 @@ class Health(aio.HealthServicer):
         request: health_pb2.HealthCheckRequest,
         context: grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
     ) -> None:
+        # In a task of its own, which end_watches() can end without ending the call's own task.
         watch = asyncio.create_task(super().Watch(request, context))
         self._watches.add(watch)
         try:

@@ -25,7 +25,7 @@ class CallbackQueue:
             self._loop.call_soon_threadsafe(self._run_all)
 
     def _run_all(self) -> None:
-        # Reset first: a callback put in while the queue runs must schedule the next run, or it would wait for ever.
+        # Reset first: a callback put in while the queue runs must schedule the next run, or it would wait forever.
         self._is_scheduled = False
         try:
             while self._callbacks:

@@ -132,7 +132,8 @@ class EngineLoop:
             for item in queue:
                 if isinstance(item, Request):
                     _fail(item, error)
-                else:  # a stream waits for it to open, or memory to be given back
+                # A stream waits for it to open, or memory waits to be given back.
+                else:
                     _answer(item)
 
     def _ready_requests(self) -> list[Request]:

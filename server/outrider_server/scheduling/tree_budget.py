@@ -34,9 +34,8 @@ _FULL = 0.75  # share of the row budget: above it, drafts soon wait for a second
 _PATIENCE = 2  # reviews
 _GAIN = 0.6  # assumed until a tree was verified
 _KEPT = 0.98  # decay of what is known of trees, for each pass
-_VARIED = (
-    0.1  # least relative deviation of rows per draft: equal sizes cannot tell the cost of drafts from that of rows
-)
+# Least relative deviation of rows per draft: equal sizes cannot tell the cost of drafts from that of rows.
+_VARIED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,8 @@ class TreeBudget:
         now = min(self._most, max((size for seen in self._passes for size, _ in seen.trees), default=1))
         if best >= now:
             return min(best, self._larger) if self._most != _ANY else _ANY
-        return max(best, now // 2)  # halve: only smaller trees tell the cost of nodes from that of drafts
+        # At most by halves: only passes with smaller trees tell the cost of nodes from that of drafts.
+        return max(best, now // 2)
 
     def _load(self, now: float) -> LoadEstimate:
         recent = list(self._passes)[-self._num_unseen :]

@@ -102,7 +102,8 @@ class RateLimiter:
         match answer:
             case Verdict() if entry.nodes is not None and (answer.finish is not Finish.CANCELLED or answer.draft_us):
                 entry.used += entry.nodes + len(answer.tokens) + (answer.bonus is not None)
-                if self._closed:  # an abandoned request that ends between passes sends no RequestDone
+                # An abandoned request that ends between passes sends no RequestDone: settle with every verdict.
+                if self._closed:
                     self._settle(entry)
             case RequestDone() | Refusal():
                 self._settle(entry)

@@ -37,7 +37,8 @@ class ServerMetrics(ServerObserver):
         self._streams = Gauge("outrider_streams", "Streams that are open.", registry=registry)
         self._refusals = Counter("outrider_refusals", "Streams and calls refused.", ["reason"], registry=registry)
         for reason in Reason:
-            self._refusals.labels(reason.name.lower())  # exists from the start, so that a rate counts the first one
+            # A series must exist from the start: rate() misses the step from nothing to one.
+            self._refusals.labels(reason.name.lower())
         self._of_keys = Counter("outrider_auth_failures", "Calls without a key that allows them.", registry=registry)
         self._up = Counter("outrider_received_bytes", "Bytes of frames from clients.", registry=registry)
         self._down = Counter("outrider_sent_bytes", "Bytes of frames to clients.", registry=registry)
