@@ -63,7 +63,8 @@ class Shaper:
         self._ids = count()
         self._waiting: deque[StreamSegment] = deque()
         self._under_way: dict[int, StreamSegment] = {}
-        self._lost: list[tuple[float, int, StreamSegment]] = []  # a heap, by the time of retransmission
+        # A heap, by the time of retransmission; the id keeps it from comparing segments.
+        self._lost: list[tuple[float, int, StreamSegment]] = []
 
     def set(self, direction: Direction, timeout_s: float, now: float) -> None:
         """Change the link for segments that enter from now on."""

@@ -21,7 +21,8 @@ class Delay:
         self._behind = behind
         self._direction = direction
         self._rng = rng
-        self._under_way: list[tuple[float, int, Packet]] = []  # a heap, by time and then by order of entry
+        # A heap. The counter keeps packets due at one time in order, and the heap from comparing packets.
+        self._under_way: list[tuple[float, int, Packet]] = []
         self._entered = 0
         self._latest = 0.0
 

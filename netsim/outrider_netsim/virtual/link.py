@@ -179,6 +179,7 @@ class _Lane:
     def _plan(self) -> None:
         when = self.path.next_event()
         if when is not None and when < self._poll_at:
+            # A path may be due in the past, where it was changed; the clock never goes back.
             self._poll_at = max(when, self._clock.now)
             self._clock.call_at(self._poll_at, self._poll)
 

@@ -21,7 +21,7 @@ class Finding:
 
 
 def found(subject: str, look: Callable[[], str]) -> Finding:
-    """Return what `look` says as a finding; an error of ours is one, too."""
+    """Return the result of `look` as a finding; one of our own errors becomes a finding, too."""
     try:
         return Finding(subject, "ok", look())
     except OutriderError as error:

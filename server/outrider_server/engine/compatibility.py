@@ -16,7 +16,8 @@ from outrider_server.kv.budget import KVShape
 from outrider_server.kv.slot import KVSlot
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}  # one flat batch holds sessions of many lengths
+# Refused beyond the original length: they scale by the length of the batch, which holds sessions of many lengths.
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 _PROBE_TOKENS = 12
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}  # mean, in logit standard deviations
 

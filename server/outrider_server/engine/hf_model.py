@@ -111,15 +111,15 @@ def check_device(name: str) -> torch.device:
     return device
 
 
-def context_length(model: PreTrainedModel, asked: int | None) -> int:
+def context_length(model: PreTrainedModel, requested: int | None) -> int:
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is None:
         raise UsageError(f"{model.config.model_type}: its config names no max_position_embeddings")
-    if asked is None:
+    if requested is None:
         return int(limit)
-    if not 2 <= asked <= limit:
-        raise UsageError(f"max_context={asked}: need 2 to {limit}, the target's own")
-    return asked
+    if not 2 <= requested <= limit:
+        raise UsageError(f"max_context={requested}: need 2 to {limit}, the target's own")
+    return requested
 
 
 def eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:

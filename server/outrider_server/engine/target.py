@@ -43,7 +43,7 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:
-    """Output for N rows: logits [rows asked for, vocab], hidden states [N, hidden] by Hugging Face's index."""
+    """Output for N rows: logits [requested rows, vocab], hidden states [N, hidden] by Hugging Face's index."""
 
     logits: Tensor
     hidden: dict[int, Tensor]

@@ -44,14 +44,14 @@ class _WorkerProcess:
         return worker
 
     def expect(self, expected: bytes, patience_s: float) -> None:
-        """Raise UsageError unless it says `expected` in time."""
+        """Raise UsageError unless it sends `expected` in time."""
         if not self.socket.poll(patience_s):
             raise UsageError(f"rank {self.rank} of the target: not {expected.decode()} within {patience_s:g} s")
         if (reply := self.last_words()) != expected.decode():
             raise UsageError(f"rank {self.rank} of the target: {reply}")
 
     def last_words(self) -> str:
-        """Return what it said, or how it ended."""
+        """Return its last message, or how it ended."""
         try:
             return self.socket.recv_bytes().decode(errors="replace")
         except (EOFError, OSError):

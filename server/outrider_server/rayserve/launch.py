@@ -101,7 +101,7 @@ def _application(config: ServerConfig, scale: Scale) -> Any:  # Any: ray.serve.A
 
 
 def _cause() -> str:
-    """Return what the last failed replica said; empty where none did."""
+    """Return the error of the last failed replica; empty where there is none."""
     from ray import serve
 
     application = serve.status().applications.get(APPLICATION)

@@ -60,8 +60,8 @@ class BundlesService:
         try:
             caller = caller_of(context)
             principal = self._authenticator.admit(caller, Scope.BUNDLE)
-            asked = request.bundle_id, request.name, request.offset
-            async with aclosing(self._offered().chunks(*asked, principal.payer or caller.address.name)) as chunks:
+            wanted = request.bundle_id, request.name, request.offset
+            async with aclosing(self._offered().chunks(*wanted, principal.payer or caller.address.name)) as chunks:
                 await _write(self._while_admitted(chunks, principal), context)
         except Refusal as refusal:
             self._observer.refused(refusal.reason)

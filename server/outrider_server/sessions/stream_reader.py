@@ -152,7 +152,7 @@ class StreamReader:
         )
 
     def _resumed(self, frame: Open) -> Session | None:
-        """Take over the session asked for; None when it is unknown or has other features."""
+        """Take over the requested session; return None if it is unknown or has other features."""
         server, stream = self._server, self._stream
         session = None
         if frame.session_id:

@@ -87,7 +87,7 @@ class Verifier:
         return tuple(drafter.family for drafter in self._drafters.values())
 
     def stats(self) -> ServerStats:
-        """Return what is held now; from any thread."""
+        """Return current counts; from any thread."""
         parked, memory = self._sessions.num_parked, self.memory
         return ServerStats(
             active=len(self._sessions) - parked,

@@ -79,7 +79,7 @@ class _StatsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         now = self._stats()
-        sessions = GaugeMetricFamily("outrider_sessions", "Sessions that are held.", labels=["state"])
+        sessions = GaugeMetricFamily("outrider_sessions", "Sessions that the server keeps.", labels=["state"])
         sessions.add_metric(["active"], now.active)
         sessions.add_metric(["parked"], now.parked)
         yield sessions
