@@ -88,8 +88,10 @@ def hashes_of(canary: str, encode: Encode) -> Iterator[bytes]:
 
 
 def prefix_hashes(split: PrivateSplit, answer: Sequence[int]) -> Iterator[bytes]:
-    """Of every prefix that holds something private, the answer included: from its third letter on, for the target may
-    say the first by chance. A blank before it is safe."""
+    """Yield the hash of every prefix that holds something private, the answer included.
+
+    From its third letter on: the target may write the first ones by chance. A blank before it is safe.
+    """
     whole = [*split.whole, *answer]
     for end in range(len(split.safe) + 1 + CHANCE, len(whole) + 1):
         yield prefix_hash(whole[:end])
@@ -165,7 +167,7 @@ class Relay:
             writer.transport.abort()
 
     async def silent(self) -> None:
-        """Until there is no connection."""
+        """Wait until there is no connection."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self.num_open)
 

@@ -54,7 +54,7 @@ def _hashed(*parts: object) -> int:
 
 @dataclass
 class Language:
-    """What the target writes: a function of the last three tokens and their position."""
+    """The text that the target writes: a function of the last three tokens and their position."""
 
     eos_at: int = -1  # position of an end-of-text token
     salt: int = 0

@@ -8,7 +8,7 @@ from outrider_client.cli.access_options import with_port
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("given", "expected"),
     [
         ("edge.example.org", "edge.example.org:50051"),
         ("127.0.0.1", "127.0.0.1:50051"),
@@ -19,5 +19,5 @@ from outrider_client.cli.access_options import with_port
         ("", ""),
     ],
 )
-def test_a_bare_host_gets_the_default_port(said, meant):
-    assert with_port(said) == meant
+def test_a_bare_host_gets_the_default_port(given, expected):
+    assert with_port(given) == expected

@@ -86,11 +86,11 @@ def server(models, tmp_path_factory):
 def outrider(models, server, monkeypatch, capsys):
     """Run the command with these arguments; returns exit code, standard output and standard error."""
 
-    def run(*arguments: str, options: bool = True, address: str = server.address, said: str = ""):
+    def run(*arguments: str, options: bool = True, address: str = server.address, typed: str = ""):
         pair = ["--target", str(models[0]), "--drafter", str(models[1])] if options else []
         patience = [] if arguments[0] == "describe" else ["--link-floor-ms", "5000"]  # this machine may be busy
         monkeypatch.setattr(sys, "argv", ["outrider", *arguments, "--server", address, *pair, *patience])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
         code = 0
         with contextlib.suppress(SystemExit):
             try:
@@ -124,7 +124,7 @@ def test_text_on_a_pipe(outrider, plain):
 
 
 def test_raw_text_from_standard_input(outrider, plain):
-    code, out, _ = outrider("generate", "-", "--raw", "--max-new-tokens", "30", said="hello")
+    code, out, _ = outrider("generate", "-", "--raw", "--max-new-tokens", "30", typed="hello")
     assert code == 0
     assert out.removesuffix("\n") == plain("hello", 30)[0].removesuffix("\n")
 
@@ -158,7 +158,7 @@ def test_offline_without_a_drafter_copies_or_says_that_it_cannot(outrider, model
 
 
 def test_heads_share_the_drafting(outrider, models, plain):
-    """With two copies of one head the text is the target's, and the first is always chosen."""
+    """Two copies of one head write the target's text, and the first is always chosen."""
     heads = ("--target", str(models[0]), "--drafter", str(models[1]), "--drafter", f"{models[1]},tli=0")
     arguments = (
         "--prompt-ids",
@@ -181,7 +181,7 @@ def test_heads_share_the_drafting(outrider, models, plain):
 
 
 def test_chat_reuses_the_session(outrider, plain):
-    code, out, _ = outrider("chat", "--json", "--mode", "stop-and-wait", "--max-new-tokens", "12", said="hi\n\nyou\n")
+    code, out, _ = outrider("chat", "--json", "--mode", "stop-and-wait", "--max-new-tokens", "12", typed="hi\n\nyou\n")
     assert code == 0
     objects = [json.loads(line) for line in out.splitlines()]
     first, second = [o for o in objects if o["event"] == "answer"]

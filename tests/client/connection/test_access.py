@@ -1,5 +1,4 @@
-"""How a server is reached: which options go together, files that make no sense, and keys that go nowhere they should
-not."""
+"""Access to a server: options that go together, unusable files, and keys that are never sent where they must not be."""
 
 import asyncio
 from pathlib import Path

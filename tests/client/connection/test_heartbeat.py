@@ -62,7 +62,7 @@ def test_pings_come_every_half_round_trip():
 
 
 def lost_after(heartbeat: Heartbeat, cut: float, start: float = 0.0) -> float:
-    """How long after the cut the loss is noticed, when pongs come back R after pings sent before cut - R / 2."""
+    """Time from the cut to the loss's detection, when pongs come back R after pings sent before cut - R / 2."""
     now, pongs = start, []
     heartbeat.begin(now, 0)
     while not heartbeat.is_lost(now):

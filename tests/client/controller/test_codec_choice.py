@@ -55,7 +55,7 @@ def test_it_does_not_turn_back_for_what_it_gains(load, faster):
 
 
 def test_what_is_said_of_the_codecs_is_so():
-    """Of Gaussian rows."""
+    """Measured on Gaussian rows."""
     assert ClientConfig().codec == FINEST
     for codec, of_finest in SIZE_VS_FINEST.items():
         assert typical_payload_bytes(codec, 4, 2048) / typical_payload_bytes(FINEST, 4, 2048) == pytest.approx(

@@ -60,7 +60,7 @@ class World:
         return at_five ** (levels / 5) ** 0.5
 
 
-class Ride:
+class SimulatedClient:
     """An answer without end in a world; `now_ms` is its clock."""
 
     def __init__(self, world: World, seed: int) -> None:
@@ -136,7 +136,7 @@ class Ride:
         return num_accepted
 
     def _draft_on_the_side(self) -> None:
-        """What the target will write anyway tells how good drafts are."""
+        """Compare a trial draft with the text that the target writes anyway."""
         levels = self.world.limits.shape.levels
         self.observer.record_drafting(levels * self.world.level_ms / 1e3, levels)
         self.observer.record_path(DraftTree.chain(range(levels)), tuple(range(self._accepted(levels))))
@@ -148,23 +148,23 @@ class Ride:
         return 1 if drawn < self.world.hit_rate(outcomes, levels) else None
 
 
-def ride_fixed(world: World, mode: str, num_tokens: int = 6000) -> float:
-    ride, choice = Ride(world, 1), best_in(PredictionTerms(world.truth), mode).choice
-    while ride.num_tokens < num_tokens:
-        ride.cycle(choice)
-    return ride.tokens_per_second
+def run_fixed(world: World, mode: str, num_tokens: int = 6000) -> float:
+    simulated, choice = SimulatedClient(world, 1), best_in(PredictionTerms(world.truth), mode).choice
+    while simulated.num_tokens < num_tokens:
+        simulated.cycle(choice)
+    return simulated.tokens_per_second
 
 
-def ride_auto(world: World, num_tokens: int = 5000, seed: int = 2) -> tuple[Ride, list[Choice]]:
-    ride, taken = Ride(world, seed), []
-    controller = ModeSelector(ride.observer)
-    while ride.num_tokens < num_tokens:
+def run_auto(world: World, num_tokens: int = 5000, seed: int = 2) -> tuple[SimulatedClient, list[Choice]]:
+    simulated, taken = SimulatedClient(world, seed), []
+    controller = ModeSelector(simulated.observer)
+    while simulated.num_tokens < num_tokens:
         choice = controller.decide()
         if not taken or choice.mode != taken[-1].mode:
-            ride.switch(choice)
+            simulated.switch(choice)
             taken.append(choice)
-        ride.cycle(choice)
-    return ride, taken
+        simulated.cycle(choice)
+    return simulated, taken
 
 
 GRID = [
@@ -185,44 +185,44 @@ GRID = [
 
 @pytest.mark.parametrize("world", GRID, ids=lambda world: f"{world.rtt_ms:g}-{world.verify_ms:g}-{world.acceptance}")
 def test_auto_is_within_five_percent_of_the_best_fixed_mode(world):
-    """From a cold start on, the trials and switches included."""
-    fixed = {mode: ride_fixed(world, mode) for mode in world.limits.modes}
-    ride, _ = ride_auto(world)
-    assert ride.tokens_per_second >= 0.95 * max(fixed.values())
-    assert ride.tokens_per_second >= 0.98 * max(fixed["stream"], fixed.get("server-draft", 0.0))
+    """Trials and switches from a cold start on are included."""
+    fixed = {mode: run_fixed(world, mode) for mode in world.limits.modes}
+    simulated, _ = run_auto(world)
+    assert simulated.tokens_per_second >= 0.95 * max(fixed.values())
+    assert simulated.tokens_per_second >= 0.98 * max(fixed["stream"], fixed.get("server-draft", 0.0))
 
 
 def test_a_mode_that_measures_slow_is_left_whatever_is_predicted():
     """Drafting ahead costs 60 ms a verdict that no formula knows of, and stop-and-wait does not pay either."""
     world = World(53.6, 33.0, 0.8, ahead_ms=60.0)
-    ride, taken = ride_auto(world, num_tokens=6000)
+    simulated, taken = run_auto(world, num_tokens=6000)
     assert any(choice.mode in AHEAD for choice in taken)
-    assert ride.tokens_per_second >= 0.98 * ride_fixed(world, "stream")
+    assert simulated.tokens_per_second >= 0.98 * run_fixed(world, "stream")
 
 
 def test_without_drafts_on_the_side_a_hopeless_drafter_costs_little():
     world = World(30.7, 33.0, 0.4, 0.05, 0.15, shadow=False)
-    ride, _ = ride_auto(world, num_tokens=6000)
-    assert ride.tokens_per_second >= 0.98 * ride_fixed(world, "stream")
+    simulated, _ = run_auto(world, num_tokens=6000)
+    assert simulated.tokens_per_second >= 0.98 * run_fixed(world, "stream")
 
 
 def test_it_leaves_when_the_round_trip_grows_and_comes_back():
     near = World(20.0, 33.0, 0.83)
-    ride = Ride(near, 5)
-    controller, modes = ModeSelector(ride.observer), []
+    simulated = SimulatedClient(near, 5)
+    controller, modes = ModeSelector(simulated.observer), []
     for rtt_ms in (20.0, 400.0, 20.0):
-        ride.world = replace(near, rtt_ms=rtt_ms)
+        simulated.world = replace(near, rtt_ms=rtt_ms)
         for _ in range(300):
             choice = controller.decide()
             if not modes or choice.mode != modes[-1]:
-                ride.switch(choice)
+                simulated.switch(choice)
                 modes.append(choice.mode)
-            ride.cycle(choice)
+            simulated.cycle(choice)
         assert (modes[-1] == "stream") == (rtt_ms == 400.0)
 
 
 def test_no_wandering():
     """Modes change a few times in three minutes, not with every review."""
-    ride, taken = ride_auto(World(30.7, 33.0, 0.83), num_tokens=6000)
+    simulated, taken = run_auto(World(30.7, 33.0, 0.83), num_tokens=6000)
     assert len(taken) <= 12
-    assert ride.now_ms > 100e3
+    assert simulated.now_ms > 100e3

@@ -1,4 +1,4 @@
-"""What a client has learnt, and what it makes of it."""
+"""Measurements of a client, and its choices based on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is learnt of a mode beyond its closed form."""
+"""Measured deviation of a mode from its closed form."""
 
 from __future__ import annotations
 

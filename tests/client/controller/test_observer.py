@@ -1,4 +1,4 @@
-"""What the observer makes of verdicts, drafts and pings, and when the controller acts on it."""
+"""Measurements from verdicts, drafts and pings, and when the controller acts on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller can choose, and what is refused."""
+"""Settings that a caller can choose, and values that are refused."""
 
 from __future__ import annotations
 

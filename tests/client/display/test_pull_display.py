@@ -14,22 +14,22 @@ EVENTS = [PullWaiting("gone", 0.1), PullWaiting("gone", 0.2), STARTED, BytesPull
 
 
 def shown(*, terminal: bool) -> tuple[str, str]:
-    said, out = io.StringIO(), io.StringIO()
-    display = TextPullDisplay(Console(file=said, force_terminal=terminal, width=120, highlight=False), out)
+    progress, out = io.StringIO(), io.StringIO()
+    display = TextPullDisplay(Console(file=progress, force_terminal=terminal, width=120, highlight=False), out)
     for event in EVENTS:
         display.show(event)
     display.close()
-    return said.getvalue(), out.getvalue()
+    return progress.getvalue(), out.getvalue()
 
 
 def test_on_a_pipe():
-    said, out = shown(terminal=False)
-    assert said == "gone; trying again\n500,000 of 2,000,000 bytes are here already\n"
+    progress, out = shown(terminal=False)
+    assert progress == "gone; trying again\n500,000 of 2,000,000 bytes are here already\n"
     assert out == "/there: 2,000,000 bytes, drafter moa, int8, for target llama (ab)\n"
 
 
 def test_on_a_terminal():
-    said, _ = shown(terminal=True)
-    assert said.count("gone; trying again") == 1
-    assert "llama, moa, int8" in said
-    assert "2.0/2.0 MB" in said
+    progress, _ = shown(terminal=True)
+    assert progress.count("gone; trying again") == 1
+    assert "llama, moa, int8" in progress
+    assert "2.0/2.0 MB" in progress

@@ -115,7 +115,7 @@ async def drafting(drafter):
 
 
 async def reached(drafter: Gated, num_passes: int) -> None:
-    """Until so many passes have been made."""
+    """Wait until so many passes have been made."""
     async with asyncio.timeout(IN_TIME_S):
         while len(drafter.passes) < num_passes:  # noqa: ASYNC110  # the drafter's thread knows no loop
             await asyncio.sleep(0)
@@ -212,7 +212,7 @@ async def test_given_up_amid_the_tree_it_costs_no_draft(drafter, drafting):
 
 
 async def test_begins_when_it_is_ready(drafter, drafting):
-    """With the rows that have come by then."""
+    """Drafting uses the rows that have arrived by then."""
     ready = asyncio.Event()
     ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED, ready.wait)
     drafter.permit(ALL)
@@ -227,7 +227,7 @@ async def test_begins_when_it_is_ready(drafter, drafting):
 
 @pytest.mark.parametrize("outcome", [LIKELIEST, TreeOutcome(ROOT, 20)])
 async def test_a_verdict_that_overtakes_the_rows_blocks_nothing(drafter, drafting, outcome):
-    """Whoever receives the rows is waiting for this draft: it cannot wait for the rows."""
+    """The task that receives the rows waits for this draft, so the draft must not wait for the rows."""
     never = asyncio.Event()
     ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED, never.wait)
     await asyncio.sleep(0)

@@ -32,7 +32,7 @@ class Wrong(Language):
 
 
 class HeadsEndHere(FakeDraftState):
-    """As Medusa: a few tokens past the newest feature, and then nothing."""
+    """Drafts a few tokens past the newest feature and then nothing, as Medusa does."""
 
     def __init__(self, language, num_heads):
         super().__init__(language)
@@ -57,14 +57,14 @@ class ShortDrafter(FakeDrafter):
 
 @dataclasses.dataclass
 class Looping(Language):
-    """Says the same over and over."""
+    """Writes the same tokens over and over."""
 
     def following(self, tokens):
         return LOOP[len(tokens) % len(LOOP)]
 
 
 def two_heads(language, routing: Routing, keywords: Keywords | None = None) -> LocalModels:
-    """One that knows the language and one that does not."""
+    """Two heads: one that knows the language and one that does not."""
     names = ("good", "bad")
     heads = RoutedDrafter([FakeDrafter(language), FakeDrafter(Wrong())], names, routing)
     models = fake_models(language, heads)

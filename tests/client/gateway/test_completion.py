@@ -1,4 +1,4 @@
-"""What the server learns of an answer does not depend on private text."""
+"""The server learns nothing of an answer that depends on private text."""
 
 from __future__ import annotations
 

@@ -67,12 +67,12 @@ def test_no_canary_leaves_by_the_gateway(start_gateway, relay, models, caplog):
     made = [asked(generator) for _ in range(NUM_ASKED)]
     with start_gateway(relay.address) as gateway, gateway.openai() as client:
         gateway.wait_for_link("online")
-        said = [ask(client, each, number) for number, each in enumerate(made)]
-        told = gateway.get("/metrics") + json.dumps(gateway.get("/health")) + json.dumps(next(gateway.link_states()))
+        answers = [ask(client, each, number) for number, each in enumerate(made)]
+        shown = gateway.get("/metrics") + json.dumps(gateway.get("/health")) + json.dumps(next(gateway.link_states()))
     gone = bytes(relay.up + relay.down)
     ours = ("outrider", "uvicorn", "sse", "fastapi", "starlette", "asyncio")  # the app's own client logs what it sends
     logged = [str(record.__dict__) for record in caplog.records if record.name.startswith(ours)]
     assert len(gone) > 2000
-    assert sum(map(bool, said)) == NUM_ASKED // 8
-    assert found(made, models, gone + "\n".join([told, *said, *logged]).encode()) == []
+    assert sum(map(bool, answers)) == NUM_ASKED // 8
+    assert found(made, models, gone + "\n".join([shown, *answers, *logged]).encode()) == []
     assert found(made[:1], models, gone + made[0].canaries[0].encode()) == made[0].canaries[:1]  # the search finds

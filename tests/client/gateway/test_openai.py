@@ -117,8 +117,8 @@ def test_logprobs_are_of_the_text(openai):
         assert each.top_logprobs[0].logprob == each.logprob <= 0
         assert len(each.top_logprobs) == 2
     with openai.chat.completions.create(**asked, stream=True) as stream:
-        told = [each for chunk in stream if chunk.choices[0].logprobs for each in chunk.choices[0].logprobs.content]
-    assert told == choice.logprobs.content
+        received = [each for chunk in stream if chunk.choices[0].logprobs for each in chunk.choices[0].logprobs.content]
+    assert received == choice.logprobs.content
     old = openai.completions.create(model="outrider", prompt="Mia has 4", max_tokens=4, temperature=0, logprobs=1)
     assert "".join(old.choices[0].logprobs.tokens) == old.choices[0].text
     assert len(old.choices[0].logprobs.token_logprobs) == 4
@@ -169,8 +169,8 @@ def test_metrics_count_what_was_drafted(openai, gateway):
 
     before = accepted()
     answer = openai.chat.completions.create(**ask(max_tokens=40), extra_headers={"x-outrider-mode": "stop-and-wait"})
-    told = answer.outrider["statistics"]["acceptance_histogram"]
-    assert accepted() - before == sum(depth * count for depth, count in enumerate(told)) > 0
+    received = answer.outrider["statistics"]["acceptance_histogram"]
+    assert accepted() - before == sum(depth * count for depth, count in enumerate(received)) > 0
 
 
 def test_metrics_count_an_answer_that_a_stop_ended(openai, gateway, plain):

@@ -57,15 +57,15 @@ class Screen:
         self.usage = chunk.usage or self.usage
         if not chunk.choices:
             return
-        said, content = chunk.outrider, chunk.choices[0].delta.content
-        if "rollback_to" in said:
-            self.text = self.text[: said["rollback_to"]]
+        extension, content = chunk.outrider, chunk.choices[0].delta.content
+        if "rollback_to" in extension:
+            self.text = self.text[: extension["rollback_to"]]
             self.num_rolled_back += 1
-        if "verified_to" in said:
-            self.verified.append((said["offset"], said["verified_to"]))
+        if "verified_to" in extension:
+            self.verified.append((extension["offset"], extension["verified_to"]))
         if content:
-            assert said["offset"] == len(self.text)
-            self.origins.append(said["origin"])
+            assert extension["offset"] == len(self.text)
+            self.origins.append(extension["origin"])
             self.text += content
         self.last = chunk
 

@@ -1,6 +1,6 @@
 """The page in a real Chromium, with a real gateway and a real server.
 
-Set OUTRIDER_SCREENSHOTS to a folder to have the pictures of docs/ made anew.
+Set OUTRIDER_SCREENSHOTS to a folder to renew the pictures of docs/.
 """
 
 from __future__ import annotations

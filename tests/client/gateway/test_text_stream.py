@@ -96,23 +96,25 @@ def test_the_chunks_of_the_events_do_not_matter(policy, data):
 @given(data=st.data())
 def test_held_text_is_never_contradicted_nor_sent_late(data):
     """Random outages: the sent text is always a prefix of the target's text."""
-    said = data.draw(st.text("ab ", min_size=1, max_size=20))
+    answer = data.draw(st.text("ab ", min_size=1, max_size=20))
     stream, text, sent = TextStream(StopStrings(("b ",)), "hold"), "", ""
-    while len(text) < len(said):
+    while len(text) < len(answer):
         guess = data.draw(st.text("ab ", max_size=4))
         for event in alone(len(text), guess):
             sent += shown(stream.take(event))
-        right = next((i for i in range(len(guess)) if guess[i] != said[len(text) + i : len(text) + i + 1]), len(guess))
+        right = next(
+            (i for i in range(len(guess)) if guess[i] != answer[len(text) + i : len(text) + i + 1]), len(guess)
+        )
         for event in judged(len(text), guess, right):
             sent += shown(stream.take(event))
         text += guess[:right]
-        more = said[len(text) : len(text) + 1]
+        more = answer[len(text) : len(text) + 1]
         sent += shown(stream.take(letters(len(text), more))) if more else ""
         text += more
-        assert said.startswith(sent)
+        assert answer.startswith(sent)
         if not stream.stopped:
             assert sent == (text[:-1] if text.endswith("b") else text)
-    assert stream.stopped == ("b " in said)
+    assert stream.stopped == ("b " in answer)
 
 
 def judged(first: int, guess: str, right: int):

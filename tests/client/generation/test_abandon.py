@@ -51,7 +51,7 @@ class Watched(DraftingThread):
         return self.ahead_drafts[-1]
 
     async def is_idle(self):
-        """Whether there was nothing to do after the job that may still have been under way."""
+        """True if no job followed the one that may still have been running."""
         given = self.given
         await self._worker.run(lambda: None)
         return self.given == given + 1 and self.done == self.given
@@ -66,7 +66,7 @@ async def client_and_drafting(verifier, models, fast):
 
 
 def tasks() -> list[asyncio.Task]:
-    """What is pending beside the test itself and the session's own."""
+    """Pending tasks other than the test itself and the session's own."""
     return [task for task in asyncio.all_tasks() - {asyncio.current_task()} if task.get_name() not in THE_LINKS]
 
 

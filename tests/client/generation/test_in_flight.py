@@ -109,7 +109,7 @@ class CountingThread(DraftingThread):
         return self.ahead_drafts[-1]
 
     async def at_rest(self):
-        """All that can be drafted has been, and whoever waited for it has done something about it."""
+        """Wait until all possible drafts are made and the tasks that waited for them have run."""
         for _ in range(20):
             if under_way := [ahead_draft.task for ahead_draft in self.ahead_drafts if not ahead_draft.task.done()]:
                 await asyncio.wait(under_way)
@@ -152,8 +152,8 @@ class WatchedTransport(LocalTransport):
         return WatchedConnection(self._verifier.session, self._log, self._drafting)
 
 
-class Ride:
-    """One answer, and what was seen of it."""
+class ObservedAnswer:
+    """The frames and drafts of one answer."""
 
     def __init__(self, log, drafting, completion):
         self.log = log
@@ -165,12 +165,12 @@ class Ride:
         self.statistics = completion.statistics
 
     def sent_before(self, draft, verdict_number):
-        """Whether a draft left before that verdict came."""
+        """True if a draft was sent before that verdict arrived."""
         return self.log.index(draft) < self.log.index(self.verdicts[verdict_number])
 
 
 @pytest.fixture
-async def ride(fast, models, verifier, language):
+async def observe(fast, models, verifier, language):
     """Rides a mode on a script, with the chain of LEVELS as every draft."""
     clients = []
 
@@ -182,7 +182,7 @@ async def ride(fast, models, verifier, language):
         completion = await clients[-1].complete(PROMPT, mode=mode, **(asked | choices))
         assert completion.token_ids == language.answer(PROMPT, max_new_tokens)
         assert completion.statistics.outages == 0
-        return Ride(log, drafting, completion)
+        return ObservedAnswer(log, drafting, completion)
 
     yield mode_run
     for client in clients:
@@ -192,16 +192,16 @@ async def ride(fast, models, verifier, language):
 # -- always right -----------------------------------------------------------------------------------------------------
 
 
-async def test_stop_and_wait_grows_every_draft(ride):
-    seen = await ride("stop-and-wait")
+async def test_stop_and_wait_grows_every_draft(observe):
+    seen = await observe("stop-and-wait")
     assert seen.num_grown == CYCLES
     assert not seen.ahead_drafts
     assert seen.statistics.target_calls == 1 + CYCLES
     assert seen.statistics.forecasts == 0
 
 
-async def test_proactive_drafts_only_once_while_nothing_is_under_way(ride):
-    seen = await ride("proactive")
+async def test_proactive_drafts_only_once_while_nothing_is_under_way(observe):
+    seen = await observe("proactive")
     assert seen.num_grown == 1
     assert seen.statistics.target_calls == 1 + CYCLES
     assert not any(draft.assumes for draft in seen.drafts)
@@ -211,8 +211,8 @@ async def test_proactive_drafts_only_once_while_nothing_is_under_way(ride):
     assert seen.statistics.hit_rate == 1.0
 
 
-async def test_pipelined_sends_before_the_verdict(ride):
-    seen = await ride("pipelined", in_flight=2)
+async def test_pipelined_sends_before_the_verdict(observe):
+    seen = await observe("pipelined", in_flight=2)
     assert seen.num_grown == 1
     assert seen.statistics.hit_rate == 1.0
     assert seen.statistics.stale_drafts == 0
@@ -226,8 +226,8 @@ async def test_pipelined_sends_before_the_verdict(ride):
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
-async def test_never_more_in_flight_than_allowed(ride, width):
-    seen = await ride("pipelined", in_flight=width)
+async def test_never_more_in_flight_than_allowed(observe, width):
+    seen = await observe("pipelined", in_flight=width)
     most = under_way = 0
     for frame in seen.log:
         under_way += 1 if isinstance(frame, Draft) else -1
@@ -236,15 +236,15 @@ async def test_never_more_in_flight_than_allowed(ride, width):
 
 
 @pytest.mark.parametrize("width", [2, 3])
-async def test_nothing_is_sent_for_what_the_limit_cuts_off(ride, verifier, width):
+async def test_nothing_is_sent_for_what_the_limit_cuts_off(observe, verifier, width):
     """A target call for a text that the answer will not reach is the server's time wasted."""
-    await ride("pipelined", in_flight=width)
+    await observe("pipelined", in_flight=width)
     assert all(request.base_len + 1 < len(PROMPT) + NEW for request in verifier.requests)
 
 
-async def test_a_drafter_that_cannot_look_ahead_stops_and_waits(ride):
+async def test_a_drafter_that_cannot_look_ahead_stops_and_waits(observe):
     for mode in ("proactive", "pipelined"):
-        seen = await ride(mode, reach=LEVELS)
+        seen = await observe(mode, reach=LEVELS)
         assert seen.num_grown == CYCLES
         assert seen.statistics.forecasts == 0
 
@@ -262,36 +262,36 @@ UP_TO_THERE = FIRST_ROOT + CYCLE + 2  # tokens that stand after its verdict, bon
 CALLS = 1 + 1 + 1 + 4  # the prompt, right, two tokens, and the fifteen that are left
 
 
-async def test_proactive_misses_and_drafts_again(ride):
-    seen = await ride("proactive", {WRONG_AT: NEVER})
+async def test_proactive_misses_and_drafts_again(observe):
+    seen = await observe("proactive", {WRONG_AT: NEVER})
     assert seen.num_grown == 2
     assert seen.statistics.target_calls == CALLS
     assert seen.statistics.forecasts == CALLS - 2
     assert seen.statistics.hit_rate == (CALLS - 3) / (CALLS - 2)
 
 
-async def test_proactive_has_a_draft_for_the_second_likeliest(ride):
-    seen = await ride("proactive", {WRONG_AT: SECOND})
+async def test_proactive_has_a_draft_for_the_second_likeliest(observe):
+    seen = await observe("proactive", {WRONG_AT: SECOND})
     assert seen.num_grown == 1
     assert seen.statistics.hit_rate == 1.0
     assert seen.statistics.target_calls == CALLS
 
 
-async def test_one_outcome_is_no_second_one(ride):
-    seen = await ride("proactive", {WRONG_AT: SECOND}, outcomes=1)
+async def test_one_outcome_is_no_second_one(observe):
+    seen = await observe("proactive", {WRONG_AT: SECOND}, outcomes=1)
     assert seen.num_grown == 2
 
 
 @pytest.mark.parametrize("how", [SECOND, NEVER])
 @pytest.mark.parametrize("width", [2, 3, 4])
-async def test_a_miss_costs_no_extra_round_trip(ride, verifier, how, width):
+async def test_a_miss_costs_no_extra_round_trip(observe, verifier, how, width):
     """The draft for what came true leaves at once, before the server has passed over the others."""
-    seen = await ride("pipelined", {WRONG_AT: how}, in_flight=width)
+    seen = await observe("pipelined", {WRONG_AT: how}, in_flight=width)
     truth = 2  # number of the verdict that says something else
     stale = [number for number, verdict in enumerate(seen.verdicts) if verdict.stale]
     assert stale == list(range(truth + 1, truth + width))
-    anew = next(draft for draft in seen.drafts[3:] if not draft.assumes)
-    assert seen.sent_before(anew, truth + 1)
+    redrafted = next(draft for draft in seen.drafts[3:] if not draft.assumes)
+    assert seen.sent_before(redrafted, truth + 1)
     assert seen.num_grown == (1 if how == SECOND else 2)
     assert seen.statistics.stale_drafts == verifier.num_stale == width - 1
     assert seen.statistics.target_calls == CALLS
@@ -302,31 +302,31 @@ async def test_a_miss_costs_no_extra_round_trip(ride, verifier, how, width):
 DRAFT = LEVELS  # nodes
 
 
-async def test_what_was_drafted_for_other_outcomes_is_wasted(ride):
+async def test_what_was_drafted_for_other_outcomes_is_wasted(observe):
     """All right: of each forecast one draft is sent. The last one does not count, no verdict has passed on it."""
-    seen = await ride("proactive")
+    seen = await observe("proactive")
     assert seen.statistics.wasted_nodes == (CYCLES - 1) * (OUTCOMES - 1) * DRAFT
 
 
-async def test_a_draft_sent_for_nothing_is_wasted_once(ride):
+async def test_a_draft_sent_for_nothing_is_wasted_once(observe):
     """Neither the forecast that was missed nor the one below the draft that was sent for it is of any use; that draft
     itself is a part of the former. Four other forecasts came true."""
-    seen = await ride("pipelined", {WRONG_AT: NEVER}, in_flight=2)
+    seen = await observe("pipelined", {WRONG_AT: NEVER}, in_flight=2)
     assert seen.statistics.forecasts == 5
     assert seen.statistics.wasted_nodes == 2 * OUTCOMES * DRAFT + 4 * (OUTCOMES - 1) * DRAFT
 
 
-async def test_missing_features_are_counted_as_a_draft_is_begun(ride):
+async def test_missing_features_are_counted_as_a_draft_is_begun(observe):
     """Proactive: the rows of the last verdict come before the forecast begins. Pipelined: they cannot."""
-    assert (await ride("proactive", wait_for_features=True)).statistics.stale_tokens == 0
-    assert (await ride("pipelined", wait_for_features=True)).statistics.stale_tokens > 0
+    assert (await observe("proactive", wait_for_features=True)).statistics.stale_tokens == 0
+    assert (await observe("pipelined", wait_for_features=True)).statistics.stale_tokens > 0
 
 
 @pytest.mark.parametrize("mode", ["proactive", "pipelined"])
 @pytest.mark.parametrize("wrong", [{}, {WRONG_AT: NEVER}, {WRONG_AT: SECOND}])
-async def test_features_are_sent_once(ride, verifier, mode, wrong):
+async def test_features_are_sent_once(observe, verifier, mode, wrong):
     """But for the root's, without which a draft would get no frame of them at all."""
-    await ride(mode, wrong)
+    await observe(mode, wrong)
     known = 0
     for request in verifier.requests:
         assert min(known, request.base_len) <= request.features_from
@@ -334,8 +334,8 @@ async def test_features_are_sent_once(ride, verifier, mode, wrong):
 
 
 @pytest.mark.parametrize("mode", ["proactive", "pipelined"])
-async def test_no_ahead_draft_outlives_its_answer(ride, mode):
-    seen = await ride(mode)
+async def test_no_ahead_draft_outlives_its_answer(observe, mode):
+    seen = await observe(mode)
     assert all(ahead_draft.task.done() for ahead_draft in seen.ahead_drafts)
 
 

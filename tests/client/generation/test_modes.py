@@ -1,5 +1,4 @@
-"""How answers to long prompts begin: when the client takes over, and that the text is the target's own whatever befalls
-the link meanwhile."""
+"""The beginning of answers to long prompts: when the client takes over, and the target's own text despite outages."""
 
 from __future__ import annotations
 
@@ -37,37 +36,37 @@ class Writing:
     finished = False
 
     def __init__(self, *, there_after: int) -> None:
-        self.said: list[str] = []
+        self.calls: list[str] = []
         self._there_after = there_after
 
     async def await_prompt_features(self) -> bool:
-        return self.said.count("commit") >= self._there_after
+        return self.calls.count("commit") >= self._there_after
 
     def ask_decode(self, *, features: bool) -> None:
         assert features
-        self.said.append("ask")
+        self.calls.append("ask")
 
     async def next_verdict(self) -> None:
-        """Of no interest."""
+        """Return nothing: the verdict does not matter here."""
 
     def commit(self, verdict: None) -> None:
-        self.said.append("commit")
+        self.calls.append("commit")
 
     async def stop_decode(self) -> None:
-        self.said.append("stop")
+        self.calls.append("stop")
 
 
 async def test_the_server_writes_until_the_client_can_take_over():
     answer = Writing(there_after=3)
     await decode_during_prefill(answer)
-    assert answer.said == ["ask", "commit", "commit", "commit", "stop"]
+    assert answer.calls == ["ask", "commit", "commit", "commit", "stop"]
 
 
 async def test_an_answer_that_ends_meanwhile():
     answer = Writing(there_after=3)
     answer.finished = True
     await decode_during_prefill(answer)
-    assert answer.said == ["ask", "stop"]
+    assert answer.calls == ["ask", "stop"]
 
 
 @pytest.fixture(params=list(DRAFTERS))
@@ -106,14 +105,14 @@ def oracle(target: str) -> Target:
 
 
 def let_features_come_soon(monkeypatch, *, after: int) -> None:
-    """As far as anybody can tell, once it was asked so often."""
+    """Make the controller expect the features within a round trip from the given question on."""
     asked = itertools.count()
     monkeypatch.setattr(ModeController, "arrive_within_rtt", lambda *_: next(asked) >= after)
 
 
 @pytest.mark.parametrize("mode", ["stop-and-wait", "proactive"])
 async def test_the_text_is_the_plain_loops(config, mode, monkeypatch):
-    """Whether the server is stopped before its first token, after a few, or once the features are there."""
+    """The server is stopped before its first token, after a few, and once the features are there."""
     async with running(config) as (client, _):
         for prompt, after in zip(PROMPTS, (1, 3, 999), strict=True):
             let_features_come_soon(monkeypatch, after=after)

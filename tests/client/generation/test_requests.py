@@ -83,7 +83,7 @@ class Eater:
 
 
 class Stage:
-    """One answer; `former` was the one before."""
+    """An answer in progress; `former` is the one before it."""
 
     def __init__(self, drafting, former=None) -> None:
         self.now = 0.0
@@ -202,7 +202,7 @@ async def test_no_verdict_in_time_is_a_lost_link(begun):
 
 
 async def test_rows_are_asked_for_once(begun):
-    """Those on their way are not asked for again; the root's own row always is."""
+    """Rows on their way are not requested again; the root's own row always is."""
     draft = begun.asks(TREE)
     assert draft.features_from == len(PROMPT)
     await begun.hears(Verdict(draft.seq, (0, 1), 20))

@@ -43,7 +43,7 @@ TURNS = 2
 
 @dataclass(frozen=True)
 class Scenario:
-    """One link, one pair of models and what each answer is asked with, all by chance."""
+    """A random link, pair of models, and settings of each answer."""
 
     seed: int
     profile: Profile

@@ -1,4 +1,4 @@
-"""What patterns find, without a language model and without the network."""
+"""Findings of the patterns, without a language model and without the network."""
 
 from __future__ import annotations
 

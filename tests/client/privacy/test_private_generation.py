@@ -32,7 +32,7 @@ WHOLE_TOKENS = (*SAFE_TOKENS, *Letters().encode(SECRET + "more"))
 
 
 def alone(language: Language, limit: int = FAST.max_new_tokens) -> tuple[int, ...]:
-    """What the drafter writes on everything."""
+    """The drafter's answer to the whole prompt."""
     state = FakeDrafter(language).new_state()
     state.append(WHOLE_TOKENS)
     while len(state.tokens) < len(WHOLE_TOKENS) + limit and state.tokens[len(WHOLE_TOKENS) :][-1:] != [EOS]:
@@ -216,7 +216,7 @@ async def test_too_long_is_refused_before_anything_is_sent(connect, verifier):
 
 @pytest.mark.parametrize("private", [SECRET, "abcabc", SECRET * 100])
 async def test_what_it_cannot_answer_leaves_the_session_as_it_is(connect, language, verifier, private):
-    """Whether the drafter finds words depends on the private text, so the server must not see it."""
+    """Failure of the drafter depends on the private text, so the server must not see it."""
     client = connect(models=fake_models(language, LookupDrafter(VOCAB)))
     await client.complete("hello", mode="stream")
     with contextlib.suppress(UsageError, Refusal):

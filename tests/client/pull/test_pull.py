@@ -410,7 +410,7 @@ async def test_hostile_manifests_write_nothing(liar, tmp_path, name, size, data)
 
 
 async def test_a_file_size_limit_stands_for_a_full_disk(serve, made, tmp_path):
-    """With the system's own limit: what fits is kept, the message says so, and the next pull gets the rest."""
+    """At the system's own limit: what fits is kept, the message says so, and the next pull gets the rest."""
     out = tmp_path / "device"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     async with serve() as server:

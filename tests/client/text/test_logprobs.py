@@ -81,7 +81,7 @@ def plain_logprobs(config: ClientConfig, answer) -> torch.Tensor:
 
 
 def check(config: ClientConfig, tokens, logprobs, num_top: int) -> int:
-    """What is there is right; returns how many tokens have none."""
+    """Check the log probabilities that are there; return how many tokens have none."""
     assert len(tokens) == len(logprobs)
     for token, given, row in zip(tokens, logprobs, plain_logprobs(config, tokens), strict=True):
         if given is not None:
@@ -209,8 +209,8 @@ async def test_in_json_and_as_an_option(config):
     answer = lines[-1]
     assert [one["token"] for one in answer["logprobs"]] == answer["token_ids"]
     assert all(one["logprob"] <= 0 and len(one["top"]) == 3 for one in answer["logprobs"])
-    told = [one for line in lines if line["event"] == "committed" for one in line["logprobs"]]
-    assert told == answer["logprobs"]
+    committed = [one for line in lines if line["event"] == "committed" for one in line["logprobs"]]
+    assert committed == answer["logprobs"]
 
 
 def test_the_option_of_the_command_line():

@@ -38,22 +38,22 @@ NUM_IN_PROCESS, NUM_SOCKETS = 720, 40  # a session each of 20; of each mode: 720
 
 
 class Watch:
-    """What is told here, beside the texts of answers: events, errors and logs."""
+    """Collects what the device shows apart from the texts of answers: events, errors and logs."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.shown: list[str] = []
 
     def event(self, event) -> None:
         match event:
             case LinkChanged() | Warned() | Finished():
-                self.told.append(repr(event))
+                self.shown.append(repr(event))
 
     def error(self, error: BaseException) -> None:
-        self.told.append("".join(traceback.format_exception(error)))
+        self.shown.append("".join(traceback.format_exception(error)))
 
     @property
     def text(self) -> bytes:
-        return "\n".join(self.told).encode()
+        return "\n".join(self.shown).encode()
 
 
 class Haul:
@@ -82,12 +82,12 @@ class Haul:
     def leaks(self, *sent: bytes) -> list[str]:
         """The canaries that are anywhere in frames, in `sent` or in what was told."""
         frames = b"".join([*self._tap.up, *self._tap.down, *sent])
-        told = self.watch.text
+        shown = self.watch.text
         return [
             canary
             for made, forms in self._asked
             for canary in made.canaries
-            if any(form in frames for form in forms) or any(form in told for form in self._spelt(canary))
+            if any(form in frames for form in forms) or any(form in shown for form in self._spelt(canary))
         ]
 
     def _spelt(self, canary: str):
@@ -212,7 +212,7 @@ async def test_no_canary_leaves_in_process(caplog):
     leaks, num_asked = [], 0
     for seed in range(NUM_IN_PROCESS // 20):
         haul = await session_in_process(seed, 20)
-        haul.watch.told += logged(caplog)
+        haul.watch.shown += logged(caplog)
         leaks += haul.leaks()
         num_asked += 20
     assert num_asked == NUM_IN_PROCESS
@@ -224,7 +224,7 @@ async def test_no_canary_leaves_in_process(caplog):
 async def test_no_canary_leaves_through_a_socket(tiny, mode, caplog):
     caplog.set_level(logging.DEBUG)
     haul, sent = await session_on_sockets(tiny, mode, NUM_SOCKETS)
-    haul.watch.told += logged(caplog)
+    haul.watch.shown += logged(caplog)
     assert haul.leaks(sent) == []
     assert mode == "offline" or len(sent) > 10_000
 
@@ -233,7 +233,7 @@ async def test_no_canary_leaves_through_a_socket(tiny, mode, caplog):
 async def test_no_canary_leaves_in_short(tiny, mode, caplog):
     caplog.set_level(logging.DEBUG)
     haul, sent = await session_on_sockets(tiny, mode, 6)
-    haul.watch.told += logged(caplog)
+    haul.watch.shown += logged(caplog)
     assert haul.leaks(sent) == []
     small = await session_in_process(99, 14)
     assert small.leaks() == []
@@ -283,7 +283,7 @@ async def test_a_hash_and_a_log_line_are_found():
     assert haul.leaks() == []
     [*_, last] = prefix_hashes(models.split(made.prompt, raw=False), [])
     assert haul.leaks(last) == made.canaries
-    haul.watch.told.append("about bcdefg")
+    haul.watch.shown.append("about bcdefg")
     assert haul.leaks() == made.canaries
 
 
@@ -301,7 +301,7 @@ def without_pings(frames: list[bytes]) -> list[bytes]:
 
 
 async def frames_of(seed: int, size: int, privacy: str, transport, models) -> list[bytes]:
-    """What goes up for the same safe parts, with private parts of their own and of so many more characters."""
+    """Frames sent for the same safe parts, with private parts that differ and are `size` characters longer."""
     tap = Tap(transport)
     steady = replace(SHORT, wait_for_features=True, opening=False)  # else drafts depend on when features come
     async with AsyncClient(steady, models=models, transport=tap) as client:
@@ -380,7 +380,7 @@ async def test_rolling_back_and_resuming_over_placeholders(tiny):
 
 
 def test_what_is_searched_for():
-    """Forms and their number, lest the search go blind."""
+    """Hold the forms and their number, so that the search cannot silently find nothing."""
     made = Asked("", ["abcdefghijkl"])
     forms = needles(made, Letters().encode)
     assert b"\x01\0\0\x02\0\0\x03\0\0\x04\0\0\x05\0\0\x06\0\0" in forms

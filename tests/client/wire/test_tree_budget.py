@@ -68,10 +68,10 @@ def written_tokens(events: list) -> tuple[int, ...]:
 
 
 def sizes(events: list) -> list[tuple[int, int]]:
-    """Of each draft: its nodes, and what the verdict before it had asked for."""
+    """For each draft its number of nodes, and the limit in the verdict before it."""
     cycles = [event for event in events if isinstance(event, Cycle) and isinstance(event.request, Draft)]
     asked = [0, *(cycle.verdict.tree_budget for cycle in cycles)]
-    return [(len(cycle.request.tree), wish) for cycle, wish in zip(cycles, asked, strict=False)]
+    return [(len(cycle.request.tree), limit) for cycle, limit in zip(cycles, asked, strict=False)]
 
 
 @pytest.mark.usefixtures("always_busy")
@@ -82,7 +82,7 @@ async def test_trees_shrink_and_the_text_stays(config, mode):
     for prompt, events in zip(PROMPTS, answers, strict=True):
         assert written_tokens(events) == plain(config.target, prompt)
         if mode == "stop-and-wait":
-            assert all(nodes <= (wish or 14) for nodes, wish in sizes(events))
+            assert all(nodes <= (limit or 14) for nodes, limit in sizes(events))
         if mode != "auto":  # it may let the server write alone
             assert 1 <= events[-1].statistics.tree_budget <= 8
             assert sizes(events)[-1][0] < 14

@@ -144,7 +144,7 @@ CASES = {  # the server's certificate, whether it wants one of clients; the clie
 
 @pytest.mark.parametrize("case", CASES)
 async def test_what_keeps_them_apart_is_said_at_once_and_is_final(case, loaded, models, pki):
-    """With offline_start too: a client that could never connect must not go on alone for ever."""
+    """It is so with offline_start, too: a client that can never connect must not write alone for ever."""
     certificate, wants, fields, complaint = CASES[case]
     fields = dict(fields)
     if (name := fields.pop("client", None)) is not None:
