@@ -51,7 +51,8 @@ async def gateway() -> AsyncIterator[str]:
         try:
             yield await announced_address(process)
         finally:
-            process.terminate()
+            with contextlib.suppress(ProcessLookupError):  # raised if it has ended by itself
+                process.terminate()
             await process.wait()
 
 
