@@ -113,7 +113,9 @@ class FairScheduler:
         reserved = min(share, sum(min(request.context, self._chunk) for request in prefill))
         drafts = [request for request in requests if request.is_draft]
         room = self._budget - reserved
-        of_drafts = self._drafts.fill(drafts, room, self._budget, may_exceed=not self._owes_prefill)
+        # A debt to prefill that no longer waits would leave a draft larger than the budget, and the whole pass, empty.
+        may_exceed = not (self._owes_prefill and prefill)
+        of_drafts = self._drafts.fill(drafts, room, self._budget, may_exceed=may_exceed)
         of_prefill = self._prefill.fill(prefill, self._budget - sum(of_drafts), self._chunk)
         self._owes_prefill = sum(of_prefill) < reserved
         rows = iter(of_drafts), iter(of_prefill)

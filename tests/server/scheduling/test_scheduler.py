@@ -4,7 +4,7 @@ from collections import Counter, deque
 from itertools import count, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from outrider_server.scheduling.scheduler import (
@@ -55,7 +55,11 @@ def test_passes_keep_to_budget_and_chunk(members, budget, chunk):
             assert rows in (0, request.rows) or (not request.is_draft and rows <= min(chunk, request.context))
 
 
+OWED = [(0, (0, 1)), (4, (34, 38)), (0, (39, 6)), (0, (33, 31)), (0, (322, 101)), (0, (309, 127))]
+
+
 @given(CROWD, BUDGETS, CHUNKS)
+@example(OWED, 130, 78)  # prefill is owed its share when none is left, and the last draft exceeds the budget
 def test_no_room_is_left_while_somebody_could_use_it(members, budget, chunk):
     for requests, planned in passes(FairScheduler(budget, chunk), crowd(members)):
         room = budget - sum(planned)
