@@ -15,7 +15,7 @@ from outrider_bench.studies.serving.ray_load import RayLoad, inject_faults
 from outrider_bench.studies.serving.ray_process import RayProcess
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.access import Access
-from outrider_client.connection.grpc_transport import GrpcTransport, translated
+from outrider_client.connection.grpc_transport import GrpcTransport, translate_errors
 from outrider_client.connection.policy import Patience
 from outrider_client.models.local_models import LocalModels
 from outrider_models.core.embedded import target_dir
@@ -143,20 +143,20 @@ async def test_garbage_is_refused(transport):
     async with transport.channel() as channel:
         call = channel.stream_stream(SESSION)(metadata=transport.metadata())
         await call.write(b"\xff\xff")
-        with pytest.raises(Refusal) as refused, translated("Ray"):
+        with pytest.raises(Refusal) as refused, translate_errors("Ray"):
             await call.read()
         assert refused.value.reason is Reason.MALFORMED_FRAME
 
 
 async def test_bundles_are_refused(transport):
     async with transport.channel() as channel:
-        with pytest.raises(Refusal) as refused, translated("Ray"):
+        with pytest.raises(Refusal) as refused, translate_errors("Ray"):
             await channel.unary_unary(MANIFEST, pb.ManifestRequest.SerializeToString)(
                 pb.ManifestRequest(), metadata=transport.metadata()
             )
         assert refused.value.reason is Reason.NO_BUNDLE
         fetch = channel.unary_stream(FETCH, pb.FetchRequest.SerializeToString)
-        with pytest.raises(Refusal) as refused, translated("Ray"):
+        with pytest.raises(Refusal) as refused, translate_errors("Ray"):
             await fetch(pb.FetchRequest(), metadata=transport.metadata()).read()
         assert refused.value.reason is Reason.NO_BUNDLE
 
