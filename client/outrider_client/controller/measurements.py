@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from outrider_client.controller.choice import SPLIT, OnlineMode, Variant
+from outrider_client.controller.choice import OnlineMode, Variant
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import MAX_NODES
@@ -37,10 +37,6 @@ class ModeLimits:
         for name in ("max_levels", "max_nodes", "in_flight"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)}: need at least 1")
-
-    @property
-    def can_split(self) -> bool:
-        return not self.modes.isdisjoint(SPLIT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ Sources: net/sched/sch_netem.c (tabledist, netem_enqueue, loss_event, loss_gilb_
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -127,11 +126,6 @@ def delay_table(distribution: Distribution, delay_ms: float, jitter_ms: float, b
             "most; take less jitter, or use --engine tun"
         )
     return DelayTable(latency, jitter, tuple(round(x * TABLE_SCALE / jitter) for x in away))
-
-
-def table_bytes(table: DelayTable) -> bytes:
-    """Return the entries as the kernel reads them: s16 in native byte order."""
-    return array("h", table.entries).tobytes()
 
 
 def _burst_loss(bursts: Bursts) -> BurstLoss:
