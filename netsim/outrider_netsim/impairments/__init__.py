@@ -1,7 +1,7 @@
 """Impairments of packets on a link, one per module, without clock or I/O. path.py combines them."""
 
 from outrider_netsim.impairments.delay import Delay
-from outrider_netsim.impairments.impairment import Impairment
+from outrider_netsim.impairments.impairment import DropReason, Impairment, PacketObserver
 from outrider_netsim.impairments.loss import Loss
 from outrider_netsim.impairments.outage import Outages
 from outrider_netsim.impairments.packet import ETHERNET_BYTES, Packet
@@ -15,10 +15,12 @@ __all__ = [
     "ConditionChanges",
     "Delay",
     "DeliveryOpportunities",
+    "DropReason",
     "Impairment",
     "Loss",
     "Outages",
     "Packet",
+    "PacketObserver",
     "Queue",
     "Rate",
     "Sink",

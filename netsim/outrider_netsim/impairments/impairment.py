@@ -13,9 +13,26 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from outrider_netsim.impairments.packet import Packet
+
+DropReason = Literal["lost", "queue", "outage"]
+
+
+class PacketObserver(Protocol):
+    """Is told of every packet of a Path, at the path's own times in seconds.
+
+    A packet is the same object in every call, also when it leaves twice.
+    """
+
+    def entered(self, packet: Packet, now: float) -> None: ...
+    def left(self, packet: Packet, now: float) -> None: ...
+    def dropped(self, packet: Packet, now: float, reason: DropReason) -> None: ...
+
+
+def ignore_drop(packet: Packet, now: float) -> None:
+    """Stand in for `on_drop` while a path has no observer."""
 
 
 class Impairment(Protocol):

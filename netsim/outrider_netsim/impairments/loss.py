@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
-from outrider_netsim.impairments.impairment import Impairment
+from outrider_netsim.impairments.impairment import Impairment, ignore_drop
 from outrider_netsim.impairments.packet import Packet
 from outrider_netsim.profiles.profile import Bursts
 
@@ -19,6 +20,7 @@ class Loss:
 
     def __init__(self, behind: Impairment, loss: float, bursts: Bursts | None, rng: random.Random) -> None:
         self.dropped = 0
+        self.on_drop: Callable[[Packet, float], None] = ignore_drop
         self._behind = behind
         # Nothing waits here: callers reach the impairment behind directly, which saves two calls a packet.
         self.pop_ready = behind.pop_ready
@@ -39,6 +41,7 @@ class Loss:
             lost = self._draw() < self._share_of_next_state(self._bursts)
         if lost:
             self.dropped += 1
+            self.on_drop(packet, now)
         else:
             self._behind.push(packet, now)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from outrider_netsim.impairments.impairment import Impairment
+from outrider_netsim.impairments.impairment import Impairment, ignore_drop
 from outrider_netsim.impairments.packet import Packet
 from outrider_netsim.profiles.outages import Outage, occurrences
 
@@ -20,6 +20,7 @@ class Outages:
 
     def __init__(self, behind: Impairment, planned: Sequence[Outage] = (), started_at: float = 0.0) -> None:
         self.dropped = 0
+        self.on_drop: Callable[[Packet, float], None] = ignore_drop
         self.is_cut = False
         self._behind = behind
         # Nothing waits here: callers reach the impairment behind directly.
@@ -39,5 +40,6 @@ class Outages:
     def push(self, packet: Packet, now: float) -> None:
         if self.is_out(now):
             self.dropped += 1
+            self.on_drop(packet, now)
         else:
             self._behind.push(packet, now)

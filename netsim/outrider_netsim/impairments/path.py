@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from outrider_netsim.impairments import (
     ConditionChanges,
@@ -26,6 +27,7 @@ from outrider_netsim.impairments import (
     Loss,
     Outages,
     Packet,
+    PacketObserver,
     Queue,
     Rate,
     Sink,
@@ -80,6 +82,7 @@ class Path:
         self._outages = Outages(self._loss, outages, started_at)
         self._changes: ConditionChanges | None = None  # from the first trace or `set` on
         self._first: Impairment = self._outages
+        self._observer: PacketObserver | None = None
         if direction.trace is not None:
             self.set(direction, started_at)
 
@@ -87,6 +90,8 @@ class Path:
         """Let `packet` enter at `now`, which must never go backwards, in any method."""
         self._packets_in += 1
         self._bytes_in += packet.size_bytes
+        if self._observer is not None:
+            self._observer.entered(packet, now)
         self._first.push(packet, now)
 
     def pop_ready(self, now: float) -> list[Packet]:
@@ -95,6 +100,8 @@ class Path:
         for packet in ready:
             self._packets_out += 1
             self._bytes_out += packet.size_bytes
+            if self._observer is not None:
+                self._observer.left(packet, now)
         return ready
 
     def next_event(self) -> float | None:
@@ -117,6 +124,13 @@ class Path:
     def restore(self, now: float) -> None:
         """Undo `cut`; planned outages stay."""
         self._outages.is_cut = False
+
+    def observe(self, observer: PacketObserver) -> None:
+        """Tell `observer` of every packet from now on."""
+        self._observer = observer
+        self._outages.on_drop = partial(observer.dropped, reason="outage")
+        self._loss.on_drop = partial(observer.dropped, reason="lost")
+        self._queue.on_drop = partial(observer.dropped, reason="queue")
 
     @property
     def is_cut(self) -> bool:

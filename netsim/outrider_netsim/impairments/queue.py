@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from outrider_netsim.impairments.downstream import Downstream
-from outrider_netsim.impairments.impairment import Impairment
+from outrider_netsim.impairments.impairment import Impairment, ignore_drop
 from outrider_netsim.impairments.packet import Packet
 
 
@@ -16,6 +18,7 @@ class Queue:
 
     def __init__(self, behind: Impairment, limit: int) -> None:
         self.dropped = 0
+        self.on_drop: Callable[[Packet, float], None] = ignore_drop
         self.limit = limit
         self._downstream = Downstream(behind)
         self._behind = behind
@@ -25,6 +28,7 @@ class Queue:
         self._waiting -= self._downstream.bring_to(now)
         if self._waiting >= self.limit:
             self.dropped += 1
+            self.on_drop(packet, now)
         else:
             self._waiting += 1
             self._behind.push(packet, now)

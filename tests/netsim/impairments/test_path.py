@@ -1,6 +1,7 @@
 """A whole direction: independent of polling, with counters that add up, and in agreement with netem's rule."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -169,3 +170,37 @@ def test_a_cut_drops_what_enters_and_lets_arrive_what_is_under_way():
 def test_outages_and_traces_count_from_the_start():
     path = Path(Direction(trace=DeliveryTrace("one", (1000,))), 1, (Outage(1, 2),), started_at=100.25)
     assert times_out(path, [100.5, 102.5, 103.25], 1514) == [(0, 101.25), (2, 104.25)]
+
+
+class Counting:
+    """An observer that counts, and knows which packets are under way."""
+
+    def __init__(self):
+        self.under_way = {}
+        self.fates = Counter()
+
+    def entered(self, packet, now):
+        self.under_way[id(packet)] = now
+
+    def left(self, packet, now):
+        assert self.under_way.pop(id(packet)) <= now
+        self.fates["left"] += 1
+
+    def dropped(self, packet, now, reason):
+        assert self.under_way.pop(id(packet)) <= now
+        self.fates[reason] += 1
+
+
+@given(directions, steps)
+def test_an_observer_is_told_of_every_packet_once(direction, steps):
+    run, observer = Run(direction, steps), Counting()
+    run.path.observe(observer)
+    run.go(lambda _, now: run.ask_at_events(now), lambda now: None)
+    stats = run.path.stats
+    assert observer.fates == +Counter(
+        left=stats.packets_out,
+        lost=stats.lost,
+        queue=stats.dropped_by_queue,
+        outage=stats.dropped_by_outage,
+    )
+    assert len(observer.under_way) == stats.packets_in - stats.packets_out - run.path.dropped
