@@ -15,6 +15,7 @@ from outrider_netsim.core.addresses import Address, check_port, parse_address
 from outrider_netsim.core.async_resource import AsyncResource
 from outrider_netsim.core.engine_names import (
     BEST_FIRST,
+    DEFAULT_CONGESTION,
     DEFAULT_UPSTREAM,
     PLACEHOLDER,
     EngineChoice,
@@ -68,6 +69,7 @@ class LinkPlan:
     upstream: Address
     seed: int
     listen: Address
+    congestion: str = DEFAULT_CONGESTION
 
 
 class Link(AsyncResource):
@@ -80,8 +82,9 @@ class Link(AsyncResource):
             link.restore()
 
     `engine` may also be a sequence of names to try in order. `seed` (default: the profile's) fixes the fate of the n-th
-    packet of each direction. The profile's planned outages count from the start. Raises ProfileError for invalid
-    arguments and, on start, EngineError when this machine cannot run the link.
+    packet of each direction. The profile's planned outages count from the start. `congestion` names the congestion
+    control of the connections over the link: "cubic" or "reno". Raises ProfileError for invalid arguments and, on
+    start, EngineError when this machine cannot run the link.
     """
 
     def __init__(
@@ -93,12 +96,14 @@ class Link(AsyncResource):
         *,
         host: str = LOOPBACK,
         port: int = 0,
+        congestion: str = DEFAULT_CONGESTION,
     ) -> None:
         server = parse_address("upstream", upstream)
         check_port("upstream port", server.port)
         check_port("port", port, least=0)
         self._candidates = candidates(engine)
-        self._plan = LinkPlan(profile, server, profile.seed if seed is None else seed, Address(host, port))
+        seed = profile.seed if seed is None else seed
+        self._plan = LinkPlan(profile, server, seed, Address(host, port), congestion)
         self._engine: EngineLink | None = None
         self._why = ""
 
@@ -206,13 +211,15 @@ def build_engine(name: EngineName, plan: LinkPlan) -> EngineLink:
         kind = _class_of(name)
     except ModuleNotFoundError as error:
         raise EngineError(f"{error.name} is not installed: pip install 'outrider[netsim]'") from None
-    return kind(plan.profile, plan.upstream, plan.seed, listen=plan.listen)
+    return kind(plan.profile, plan.upstream, plan.seed, listen=plan.listen, congestion=plan.congestion)
 
 
 class _Engine(Protocol):
     """The constructor of every engine."""
 
-    def __call__(self, profile: Profile, upstream: Address, seed: int, *, listen: Address) -> EngineLink: ...
+    def __call__(
+        self, profile: Profile, upstream: Address, seed: int, *, listen: Address, congestion: str
+    ) -> EngineLink: ...
 
 
 def _class_of(name: EngineName) -> _Engine:

@@ -176,3 +176,8 @@ async def test_a_relay_has_one_server_behind_it():
     async with linked("proxy") as link:
         with pytest.raises(ProfileError, match="a relay has one server behind it"):
             await link.run(["true"], [("127.0.0.1", 1), ("127.0.0.1", 2)])
+
+
+async def test_a_congestion_control_that_the_relay_does_not_model_is_refused():
+    with pytest.raises(EngineError, match=r"'bbr'.*cubic and reno"):
+        await Link(FAST, engine="proxy", congestion="bbr").start()

@@ -14,6 +14,7 @@ from itertools import count
 from typing import Final
 
 from outrider_netsim.core.addresses import FREE_PORT, Address
+from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.kernel_support import kernel_support
 from outrider_netsim.engines.namespace_link import NamespaceLink
@@ -39,8 +40,16 @@ class KernelLink(NamespaceLink):
 
     engine: Final = "kernel"
 
-    def __init__(self, profile: Profile, upstream: Address, seed: int = 0, *, listen: Address = FREE_PORT) -> None:
-        super().__init__(upstream, listen)
+    def __init__(
+        self,
+        profile: Profile,
+        upstream: Address,
+        seed: int = 0,
+        *,
+        listen: Address = FREE_PORT,
+        congestion: str = DEFAULT_CONGESTION,
+    ) -> None:
+        super().__init__(upstream, listen, congestion)
         self.profile = profile
         self.is_cut = False
         self._in_outage = False

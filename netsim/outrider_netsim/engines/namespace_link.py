@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from outrider_netsim.core.addresses import Address, check_port
 from outrider_netsim.core.async_resource import AsyncResource
+from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
+from outrider_netsim.core.errors import EngineError
 from outrider_netsim.namespaces.namespace_bridge import NamespaceBridge
 from outrider_netsim.namespaces.namespaces import Namespaces
 
@@ -14,16 +16,19 @@ from outrider_netsim.namespaces.namespaces import Namespaces
 class NamespaceLink(AsyncResource):
     """Owns the namespaces and the splices into them, which open once the engine's own link is up."""
 
-    def __init__(self, upstream: Address, listen: Address) -> None:
+    def __init__(self, upstream: Address, listen: Address, congestion: str = DEFAULT_CONGESTION) -> None:
         check_port("upstream port", upstream.port)
         check_port("port", listen.port, least=0)
         self._upstream = upstream
         self._listen = listen
+        self._congestion = congestion
         self._address: Address | None = None
         self._bridge = NamespaceBridge(Namespaces())
 
     async def start(self) -> None:
         """Start the link. Raises EngineError, or OSError when it cannot listen; nothing is left behind then."""
+        if self._congestion != DEFAULT_CONGESTION:
+            raise EngineError(f"congestion {self._congestion!r}: this engine has {DEFAULT_CONGESTION} only")
         try:
             await self.namespaces.start()
             await self._make_link()

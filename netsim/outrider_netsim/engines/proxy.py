@@ -14,7 +14,8 @@ from typing import Final, Literal
 
 from outrider_netsim.core.addresses import ADDRESS_VARIABLE, FREE_PORT, Address, check_port
 from outrider_netsim.core.async_resource import AsyncResource
-from outrider_netsim.core.errors import ProfileError
+from outrider_netsim.core.engine_names import DEFAULT_CONGESTION, MODELED_CONGESTION
+from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.engines.link_clock import LinkClock
 from outrider_netsim.engines.relay import PayloadStats, RelayLane, relay
 from outrider_netsim.engines.shaping import Shaper, timeout_s
@@ -43,9 +44,19 @@ class ProxyLink(AsyncResource):
 
     engine: Final = "proxy"
 
-    def __init__(self, profile: Profile, upstream: Address, seed: int = 0, *, listen: Address = FREE_PORT) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        upstream: Address,
+        seed: int = 0,
+        *,
+        listen: Address = FREE_PORT,
+        congestion: str = DEFAULT_CONGESTION,
+    ) -> None:
         check_port("upstream port", upstream.port)
         check_port("port", listen.port, least=0)
+        if congestion not in MODELED_CONGESTION:
+            raise EngineError(f"congestion {congestion!r}: the relay models {' and '.join(MODELED_CONGESTION)}")
         self.profile = profile
         self._num_connections = 0
         self._upstream = upstream

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from outrider_netsim.core.addresses import FREE_PORT, Address
+from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.messages import Cut, PumpRequest, PumpStats, Report, Restore, Set, Start
 from outrider_netsim.engines.namespace_link import NamespaceLink
@@ -35,8 +36,16 @@ class TunLink(NamespaceLink):
 
     engine: Final = "tun"
 
-    def __init__(self, profile: Profile, upstream: Address, seed: int = 0, *, listen: Address = FREE_PORT) -> None:
-        super().__init__(upstream, listen)
+    def __init__(
+        self,
+        profile: Profile,
+        upstream: Address,
+        seed: int = 0,
+        *,
+        listen: Address = FREE_PORT,
+        congestion: str = DEFAULT_CONGESTION,
+    ) -> None:
+        super().__init__(upstream, listen, congestion)
         self.profile = profile
         self.is_cut = False
         self._seed = seed
