@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from outrider_client.models.local_models import LocalModels
 from outrider_models.corpus import FAMILIES, Family, Sample, SampleMessage, generate
 
+# Text whose tau is high because it is nearly deterministic for the embedded pair, and the rest: figures of the one must
+# not stand for the other.
+TEXT_GROUPS: Mapping[str, tuple[Family, ...]] = {
+    "easy": ("code", "math"),
+    "hard": ("chat", "summary", "qa", "instruct"),
+}
 SEED = 2026  # of the test split, fixed so that results can be compared
 # Prompts are lengthened with other questions than those asked: a session would remember its own.
 _FIRST_PREFIX_SEED = SEED + 2

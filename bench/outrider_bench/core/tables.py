@@ -74,6 +74,14 @@ def table(
     return ResultTable(title, tuple(columns), tuple(filled), keys, caption)
 
 
+def plus_minus(value: object, interval: tuple[float, float] | None, digits: int) -> str:
+    """Format a figure and the farther end of its interval, `57.9 ±1.2`; `-` for what is no number."""
+    if not isinstance(value, int | float):
+        return "-"
+    reach = "" if interval is None else f" ±{max(interval[1] - value, value - interval[0]):.{digits}f}"
+    return f"{value:.{digits}f}{reach}"
+
+
 def show(*tables: ResultTable) -> None:
     """Print tables to standard error."""
     console = _console()

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from outrider_bench.core import tables
-from outrider_bench.core.tables import show, show_line, table
+from outrider_bench.core.tables import plus_minus, show, show_line, table
 
 COLUMNS = ("drafter", *(f"column {number:02}" for number in range(12)))
 ROWS = [[name, *(f"{number}.25 of {name}" for number in range(12))] for name in ("moa", "independent")]
@@ -73,3 +73,9 @@ def test_a_pipe_gets_the_whole_table_in_one_piece(capsys, monkeypatch):
 
 def test_rows_may_be_short():
     assert table("", ("a", "b", "c"), [["1"]]).rows == (("1", "", ""),)
+
+
+def test_an_interval_is_shown_by_its_farther_end():
+    assert plus_minus(57.94, (56.8, 58.5), 1) == "57.9 ±1.1"
+    assert plus_minus(57.94, None, 1) == "57.9"
+    assert plus_minus(None, None, 1) == "-"
