@@ -8,6 +8,7 @@ over them (Owen, "The pigeonhole bootstrap", 2007). Drawing one less than there 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -74,7 +75,6 @@ def quotient(above: ArrayLike, below: ArrayLike) -> Floats:
 
 def _nanmedian(values: Floats, axis: int) -> Floats:
     """Take medians without NaN values, and NaN where there are no others."""
-    if not np.isnan(values).any():
-        return np.asarray(np.median(values, axis=axis))
-    # nanmedian warns of slices that are all NaN; a masked median does not.
-    return np.asarray(np.ma.median(np.ma.masked_invalid(values), axis=axis).filled(np.nan))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # for slices that are all NaN, which are meant here
+        return np.asarray(np.nanmedian(values, axis=axis))
