@@ -131,7 +131,9 @@ def _notes(profile: Profile) -> list[str]:
 
     notes = [f"round trip {profile.round_trip_ms:.1f} ms in the mean, of small messages"]
     if profile.outages:
-        notes.append(f"outages: {', '.join(map(outage_text, profile.outages))} (duration@start/every)")
+        notes.append(
+            f"outages: {', '.join(map(outage_text, profile.outages))} (duration@start/every; +hold: packets wait)"
+        )
     if profile.up.trace or profile.down.trace:
         notes.append("a trace replaces what it says of delay, rate and loss: see outrider-netsim trace check")
     if profile.source:

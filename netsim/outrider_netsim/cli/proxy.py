@@ -31,12 +31,14 @@ def proxy(
         list[str] | None,
         typer.Option(
             metavar="DURATION@START",
-            help="Planned outage such as 3s@10s, or 1s@5s/30s for a recurring one; repeatable.",
+            help="Planned outage such as 3s@10s, or 1s@5s/30s for a recurring one; 50ms@7s/20s+hold keeps packets and "
+            "forwards them afterwards; repeatable.",
         ),
     ] = None,
 ) -> None:
     """Relay TCP through an emulated link until Ctrl-C; in a terminal, Enter cuts and restores it."""
     import asyncio
+    from dataclasses import replace
 
     from outrider_netsim.engines.proxy import ProxyLink
     from outrider_netsim.profiles.builtin import profile_named
@@ -44,8 +46,12 @@ def proxy(
 
     with exit_on_error():
         at, server = parse_address("--listen", listen), parse_address("--upstream", upstream)
-        link = ProxyLink(profile_named(profile), server, seed, listen=at)
-        outages = in_order([parse_outage(text) for text in outage or []])
+        given = in_order([parse_outage(text) for text in outage or []])
+        # The others are cut from here, to print a line each time.
+        outages = [planned for planned in given if not planned.hold]
+        shaped = profile_named(profile)
+        held = tuple(planned for planned in given if planned.hold)
+        link = ProxyLink(replace(shaped, outages=shaped.outages + held), server, seed, listen=at)
     try:
         asyncio.run(_run(link, upstream, outages))
     except OSError as error:

@@ -57,7 +57,8 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="DURATION@START",
-            help="Planned outage such as 3s@10s, or 1s@5s/30s for a recurring one; repeatable.",
+            help="Planned outage such as 3s@10s, or 1s@5s/30s for a recurring one; 50ms@7s/20s+hold keeps packets and "
+            "forwards them afterwards; repeatable.",
         ),
     ] = None,
     seed: Annotated[
@@ -95,9 +96,9 @@ def run(
 async def _run(options: RunOptions, console: Console) -> int:
     from outrider_netsim.link import Link
 
-    # Cut from here instead, to print a line each time.
-    unplanned = replace(options.profile, outages=())
-    link = Link(unplanned, str(options.upstreams[0]), options.engines, options.seed)
+    # The others are cut from here, to print a line each time.
+    held = tuple(outage for outage in options.profile.outages if outage.hold)
+    link = Link(replace(options.profile, outages=held), str(options.upstreams[0]), options.engines, options.seed)
     try:
         await link.start()
     except EngineError as error:
@@ -122,7 +123,8 @@ async def _outages(link: Link, options: RunOptions, console: Console) -> AsyncIt
     from outrider_netsim.cli.link_controls import LinkControls
     from outrider_netsim.profiles.outages import run_outages
 
-    planned = asyncio.create_task(run_outages(LinkControls(link, console), options.profile.outages))
+    dropping = [outage for outage in options.profile.outages if not outage.hold]
+    planned = asyncio.create_task(run_outages(LinkControls(link, console), dropping))
     try:
         yield
     finally:

@@ -22,7 +22,7 @@ from outrider_netsim.engines.netem import QdiscConfig, qdisc_config
 from outrider_netsim.engines.shaped_pair import SIDES, QdiscCounters, ShapedPair
 from outrider_netsim.impairments.path import LinkStats, PathStats, direction_in_row
 from outrider_netsim.namespaces.interfaces import Side
-from outrider_netsim.profiles.outages import run_outages
+from outrider_netsim.profiles.outages import outage_text, run_outages
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 
@@ -63,6 +63,7 @@ class KernelLink(NamespaceLink):
         if reason := kernel_support():
             raise EngineError(reason)
         check_traces(self.profile)
+        _check_outages(self.profile)
         await super().start()
         self._plan()
 
@@ -233,6 +234,14 @@ def check_traces(profile: Profile) -> None:
             raise EngineError(
                 f"{way}.trace {direction.trace.name!r}: netem cannot send at the milliseconds of a Mahimahi trace, "
                 "use --engine tun"
+            )
+
+
+def _check_outages(profile: Profile) -> None:
+    for outage in profile.outages:
+        if outage.hold:
+            raise EngineError(
+                f"outage {outage_text(outage)}: netem cannot hold packets and forward them, use --engine tun"
             )
 
 

@@ -3,7 +3,7 @@
 from outrider_netsim.impairments.delay import Delay
 from outrider_netsim.impairments.impairment import DropReason, Impairment, PacketObserver
 from outrider_netsim.impairments.loss import Loss
-from outrider_netsim.impairments.outage import Outages
+from outrider_netsim.impairments.outage import Holds, Outages
 from outrider_netsim.impairments.packet import ETHERNET_BYTES, Packet
 from outrider_netsim.impairments.queue import Queue
 from outrider_netsim.impairments.rate import Rate
@@ -16,6 +16,7 @@ __all__ = [
     "Delay",
     "DeliveryOpportunities",
     "DropReason",
+    "Holds",
     "Impairment",
     "Loss",
     "Outages",

@@ -2,6 +2,7 @@
 
     push -> [ outages ] -> [ loss ] -> [ queue's end ] -> [ delay + jitter ] -> [ rate ] -> [ opportunities ] -> pop
               drop them      drops      drops the tail    \\______ what waits here counts as in the queue _____/
+                                                                            nothing leaves these two during a hold
             \\___________ a trace of conditions sets loss, delay and rate when a row's time has come __________/
 
 The order is the kernel's. netem decides when a packet enters: loss first, then its `limit`, then the delay. A rate
@@ -23,6 +24,7 @@ from outrider_netsim.impairments import (
     ConditionChanges,
     Delay,
     DeliveryOpportunities,
+    Holds,
     Impairment,
     Loss,
     Outages,
@@ -73,7 +75,8 @@ class Path:
         self._started_at = started_at
         self._sink = Sink()
         self._opportunities: DeliveryOpportunities | None = None  # from the first delivery trace on
-        self._rate = Rate(self._sink, direction.rate_bps)
+        self._held = [outage for outage in outages if outage.hold]
+        self._rate = Rate(self._sink, direction.rate_bps, self._holds())
         # A generator for each: with a shared one, a change of the loss would shift all delays. Seeded with text, which
         # gives the same numbers on every platform.
         self._delay = Delay(self._rate, direction, random.Random(f"{seed}/delay"))
@@ -156,10 +159,14 @@ class Path:
 
     def _set_deliveries(self, trace: DeliveryTrace | None, now: float) -> None:
         if self._opportunities is None and trace is not None:
-            self._opportunities = DeliveryOpportunities(self._sink, None, self._started_at)
+            self._opportunities = DeliveryOpportunities(self._sink, None, self._started_at, self._holds())
             self._rate.lead_to(self._opportunities)
         if self._opportunities is not None:
             self._opportunities.set(trace, now)
+
+    def _holds(self) -> Holds | None:
+        # One for each of its users, as none may ask about an earlier time than before.
+        return Holds(self._held, self._started_at) if self._held else None
 
     def _apply(self, direction: Direction, now: float) -> None:
         self._loss.set(direction.loss, direction.bursts)

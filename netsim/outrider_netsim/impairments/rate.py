@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from outrider_netsim.impairments.impairment import InOrder, earlier
+from outrider_netsim.impairments.outage import Holds
 from outrider_netsim.impairments.packet import Packet
 
 
@@ -12,11 +13,12 @@ class Rate:
     """Send packets on when their last bit is out.
 
     That is size_bytes * 8 / rate_bps after the packet before, or after its own entry if that is later. A rate of 0 is
-    unlimited. The queue has no limit here; queue.py has one.
+    unlimited. Nothing is sent during `holds`. The queue has no limit here; queue.py has one.
     """
 
-    def __init__(self, behind: InOrder, rate_bps: float) -> None:
+    def __init__(self, behind: InOrder, rate_bps: float, holds: Holds | None = None) -> None:
         self._behind = behind
+        self._holds = holds
         self._s_per_byte = _s_per_byte(rate_bps)
         self._waiting: deque[Packet] = deque()  # the first one is being sent
         self._sent_at = 0.0  # its last bit
@@ -26,7 +28,8 @@ class Rate:
         # The rest of the packet being sent takes the new rate, in proportion.
         before, self._s_per_byte = self._s_per_byte, _s_per_byte(rate_bps)
         if self._waiting and before:
-            self._sent_at = now + (self._sent_at - now) * (self._s_per_byte / before)
+            rest_s = self._holds.sending_s(now, self._sent_at) if self._holds else self._sent_at - now
+            self._sent_at = self._after(now, rest_s * (self._s_per_byte / before))
 
     def lead_to(self, behind: InOrder) -> None:
         """Send packets to `behind` from now on; the end of the link must stay the same."""
@@ -35,7 +38,7 @@ class Rate:
     def push(self, packet: Packet, now: float) -> None:
         self._serve(now)
         if not self._waiting:
-            self._sent_at = now + packet.size_bytes * self._s_per_byte
+            self._sent_at = self._after(now, packet.size_bytes * self._s_per_byte)
         self._waiting.append(packet)
 
     def pop_ready(self, now: float) -> list[Packet]:
@@ -47,6 +50,7 @@ class Rate:
         return earlier(self._sent_at, later) if self._waiting else later
 
     def earliest_exit(self, packet: Packet, now: float) -> float:
+        # A lower bound: a hold may come between.
         return self._behind.earliest_exit(packet, now + packet.size_bytes * self._s_per_byte)
 
     def _serve(self, now: float) -> None:
@@ -54,7 +58,10 @@ class Rate:
         while waiting and self._sent_at <= now:
             self._behind.push(waiting.popleft(), self._sent_at)
             if waiting:
-                self._sent_at += waiting[0].size_bytes * self._s_per_byte
+                self._sent_at = self._after(self._sent_at, waiting[0].size_bytes * self._s_per_byte)
+
+    def _after(self, begin: float, seconds: float) -> float:
+        return self._holds.end(begin, seconds) if self._holds else begin + seconds
 
 
 def _s_per_byte(rate_bps: float) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from outrider_netsim.impairments.downstream import Downstream
 from outrider_netsim.impairments.impairment import Impairment, InOrder, earlier
+from outrider_netsim.impairments.outage import Holds
 from outrider_netsim.impairments.packet import ETHERNET_BYTES, Packet
 from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, ConditionTrace, DeliveryTrace
 
@@ -44,11 +45,14 @@ class DeliveryOpportunities:
 
     A packet may need several, and several packets may share one; an opportunity that finds none waiting is lost. A
     packet that enters at the very time of an opportunity waits for the next one, as in Mahimahi's link shell. Without
-    a trace, packets pass at once.
+    a trace, packets pass at once. Opportunities during `holds` are lost.
     """
 
-    def __init__(self, behind: InOrder, trace: DeliveryTrace | None, started_at: float = 0.0) -> None:
+    def __init__(
+        self, behind: InOrder, trace: DeliveryTrace | None, started_at: float = 0.0, holds: Holds | None = None
+    ) -> None:
         self._behind = behind
+        self._holds = holds
         self._started_at = started_at
         self._waiting: deque[Packet] = deque()
         self._left_bytes = 0  # of the first waiting packet
@@ -92,7 +96,8 @@ class DeliveryOpportunities:
     def _serve(self, timetable: RepeatingTimes, now: float) -> None:
         while self._waiting and (when := timetable.time(self._next)) <= now:
             self._next += 1
-            self._use(OPPORTUNITY_BYTES, when)
+            if self._holds is None or self._holds.end(when, 0) == when:
+                self._use(OPPORTUNITY_BYTES, when)
 
     def _use(self, room_bytes: int, when: float) -> None:
         while self._waiting and self._left_bytes <= room_bytes:

@@ -1,6 +1,7 @@
 """Planned outages of a link: "3s@10s" lasts three seconds and begins ten seconds after the start.
 
-"1s@5s/30s" recurs every thirty seconds.
+"1s@5s/30s" recurs every thirty seconds. Packets sent meanwhile are lost, unless "+hold" follows: then they wait and go
+on afterwards, as in a handover whose old cell forwards them to the new one (3GPP TS 36.300, 10.1.2.1).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Protocol
 from outrider_netsim.core.errors import ProfileError
 
 _TIME = r"(\d+(?:\.\d+)?)(ms|s|m)"
-_OUTAGE = re.compile(f"{_TIME}@{_TIME}(?:/{_TIME})?")
+_OUTAGE = re.compile(f"{_TIME}@{_TIME}(?:/{_TIME})?(\\+hold)?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
@@ -30,11 +31,15 @@ class Cuttable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A time without a link: from `start_s` for `duration_s`, recurring every `every_s` if given."""
+    """A time without a link: from `start_s` for `duration_s`, recurring every `every_s` if given.
+
+    Packets sent meanwhile are lost, or with `hold` wait until its end; what is then under way waits as well.
+    """
 
     duration_s: float
     start_s: float
     every_s: float | None = None
+    hold: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.duration_s < float("inf"):
@@ -60,22 +65,26 @@ class Outage:
 
 
 def parse_outage(text: str) -> Outage:
-    """Parse `3s@10s`, or `1s@5s/30s` for a recurring one; units are ms, s and m. Raises ProfileError."""
+    """Parse `3s@10s`, `1s@5s/30s` or `50ms@7s/20s+hold`; units are ms, s and m. Raises ProfileError."""
     match = _OUTAGE.fullmatch(text.strip())
     if match is None:
-        raise ProfileError(f"outage {text!r}: need DURATION@START or DURATION@START/EVERY, such as 3s@10s or 1s@5s/30s")
-    duration, duration_unit, start, start_unit, every, every_unit = match.groups()
+        raise ProfileError(
+            f"outage {text!r}: need DURATION@START or DURATION@START/EVERY, such as 3s@10s or 1s@5s/30s; "
+            "with +hold behind it (50ms@7s/20s+hold), packets wait instead of being lost"
+        )
+    duration, duration_unit, start, start_unit, every, every_unit, hold = match.groups()
     return Outage(
         float(duration) * _SECONDS[duration_unit],
         float(start) * _SECONDS[start_unit],
         float(every) * _SECONDS[every_unit] if every else None,
+        hold=hold is not None,
     )
 
 
 def outage_text(outage: Outage) -> str:
     """Return the text that parse_outage reads."""
     every = f"/{_seconds_text(outage.every_s)}" if outage.every_s is not None else ""
-    return f"{_seconds_text(outage.duration_s)}@{_seconds_text(outage.start_s)}{every}"
+    return f"{_seconds_text(outage.duration_s)}@{_seconds_text(outage.start_s)}{every}{'+hold' if outage.hold else ''}"
 
 
 def _seconds_text(seconds: float) -> str:
@@ -113,7 +122,10 @@ def occurrences(outages: Sequence[Outage]) -> Iterator[tuple[float, float]]:
 
 
 async def run_outages(link: Cuttable, outages: Sequence[Outage]) -> None:
-    """Cut and restore `link` as planned, counting from now. Never returns if an outage recurs."""
+    """Cut and restore `link` as planned, counting from now. Never returns if an outage recurs.
+
+    What then becomes of packets is the link's affair, also in outages with `hold`.
+    """
     loop = asyncio.get_running_loop()
     # Each sleep ends at a time counted from the start: errors of single sleeps do not add up.
     started_at = loop.time()

@@ -39,7 +39,7 @@ pauses = st.sampled_from([0.0, 0.0, 0.001, 0.0037, 0.01, 0.05, 0.2])
 steps = st.lists(
     st.tuples(pauses, st.sampled_from(["push", "push", "push", "push", "cut", "restore"]) | directions), max_size=40
 )
-OUTAGES = (Outage(0.02, 0.05, every_s=0.11),)
+OUTAGES = (Outage(0.02, 0.05, every_s=0.11), Outage(0.03, 0.015, every_s=0.13, hold=True))
 
 
 class Run:
@@ -204,3 +204,15 @@ def test_an_observer_is_told_of_every_packet_once(direction, steps):
         outage=stats.dropped_by_outage,
     )
     assert len(observer.under_way) == stats.packets_in - stats.packets_out - run.path.dropped
+
+
+def test_a_handover_drops_nothing_and_delays_what_would_leave_during_it():
+    outages = (Outage(0.5, 2, hold=True), Outage(0.5, 3))
+    path = Path(Direction(delay_ms=100), 1, outages, started_at=100.0)
+    assert times_out(path, [101.85, 101.95, 102.2, 102.45, 103.25], 100) == [
+        (0, pytest.approx(101.95)),
+        (1, 102.5),
+        (2, 102.5),
+        (3, pytest.approx(102.55)),
+    ]
+    assert path.stats.dropped_by_outage == 1

@@ -37,8 +37,10 @@ def test_papers_profiles_come_in_order_too(name):
     assert PROFILES[f"{name}-inorder"] == PROFILES[name].in_order_variant()
 
 
-def test_the_train_has_outages_that_recur():
-    assert all(outage.every_s for outage in PROFILES["train"].outages)
+def test_the_trains_handovers_forward_and_only_failed_ones_lose_packets():
+    outages = PROFILES["train"].outages
+    assert all(outage.every_s for outage in outages)
+    assert [(outage.duration_s, outage.hold) for outage in outages] == [(0.05, True), (2.5, False)]
 
 
 def test_an_unknown_profile_names_the_known_ones():

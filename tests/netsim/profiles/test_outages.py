@@ -18,13 +18,18 @@ from outrider_netsim.profiles.profile import ProfileError
         ("500ms@2m", Outage(0.5, 120)),
         (" 1.5s@0s ", Outage(1.5, 0)),
         ("1s@5s/30s", Outage(1, 5, 30)),
+        ("50ms@7s/20s+hold", Outage(0.05, 7, 20, hold=True)),
+        ("1s@2s+hold", Outage(1, 2, hold=True)),
     ],
 )
 def test_outages_are_written_as_duration_at_start(text, outage):
     assert parse_outage(text) == outage
 
 
-@pytest.mark.parametrize("text", ["", "3@10", "3s", "s@10s", "-3s@1s", "3h@1s", "0s@1s", "1s@2s/", "2s@0s/2s"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "3@10", "3s", "s@10s", "-3s@1s", "3h@1s", "0s@1s", "1s@2s/", "2s@0s/2s", "1s@1s+", "+hold", "1s@1s hold"],
+)
 def test_what_is_no_outage_is_refused(text):
     with pytest.raises(ProfileError, match=r"outage|every_s"):
         parse_outage(text)
@@ -36,9 +41,9 @@ def test_overlapping_outages_are_refused():
         in_order([Outage(4, 2), Outage(1, 5)])
 
 
-@given(st.floats(1e-6, 1e6), st.floats(0, 1e6), st.none() | st.floats(1e-6, 1e6))
-def test_outages_are_read_as_they_are_written(duration, start, gap):
-    outage = Outage(duration, start, None if gap is None else duration + gap)
+@given(st.floats(1e-6, 1e6), st.floats(0, 1e6), st.none() | st.floats(1e-6, 1e6), st.booleans())
+def test_outages_are_read_as_they_are_written(duration, start, gap, hold):
+    outage = Outage(duration, start, None if gap is None else duration + gap, hold)
     assert parse_outage(outage_text(outage)) == outage
 
 
