@@ -83,8 +83,8 @@ class Link(AsyncResource):
 
     `engine` may also be a sequence of names to try in order. `seed` (default: the profile's) fixes the fate of the n-th
     packet of each direction. The profile's planned outages count from the start. `congestion` names the congestion
-    control of the connections over the link: "cubic" or "reno". Raises ProfileError for invalid arguments and, on
-    start, EngineError when this machine cannot run the link.
+    control of the connections over the link: "cubic", "reno", or with kernel and tun any other that this kernel has.
+    Raises ProfileError for invalid arguments and, on start, EngineError when this machine cannot run the link.
     """
 
     def __init__(

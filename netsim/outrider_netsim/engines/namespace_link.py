@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from outrider_netsim.core.addresses import Address, check_port
 from outrider_netsim.core.async_resource import AsyncResource
 from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
-from outrider_netsim.core.errors import EngineError
 from outrider_netsim.namespaces.namespace_bridge import NamespaceBridge
 from outrider_netsim.namespaces.namespaces import Namespaces
 
@@ -21,16 +20,13 @@ class NamespaceLink(AsyncResource):
         check_port("port", listen.port, least=0)
         self._upstream = upstream
         self._listen = listen
-        self._congestion = congestion
         self._address: Address | None = None
-        self._bridge = NamespaceBridge(Namespaces())
+        self._bridge = NamespaceBridge(Namespaces(), congestion)
 
     async def start(self) -> None:
         """Start the link. Raises EngineError, or OSError when it cannot listen; nothing is left behind then."""
-        if self._congestion != DEFAULT_CONGESTION:
-            raise EngineError(f"congestion {self._congestion!r}: this engine has {DEFAULT_CONGESTION} only")
         try:
-            await self.namespaces.start()
+            await self._bridge.start()
             await self._make_link()
             self._address = await self._bridge.listen_outside(self._upstream, *self._listen)
         except BaseException:

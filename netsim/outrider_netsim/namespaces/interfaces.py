@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from outrider_netsim.core.errors import EngineError, ProfileError
+from outrider_netsim.namespaces.sysctl import choose_congestion
 
 Side = Literal["A", "B"]
 SocketKind = Literal["tcp", "udp"]
@@ -54,16 +55,20 @@ def interface_name(name: str) -> str:
     return name
 
 
-def open_socket(kind: SocketKind) -> PassedDescriptor:
+def open_socket(kind: SocketKind, congestion: str | None = None) -> PassedDescriptor:
     """Open a socket, neither bound nor connected; it stays in this namespace for its lifetime."""
-    return PassedDescriptor(
-        socket.socket(socket.AF_INET, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM).detach()
-    )
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM) as opened:
+        if congestion is not None:
+            choose_congestion(opened, congestion)
+        return PassedDescriptor(os.dup(opened.fileno()))
 
 
-def open_listener(host: str, port: int) -> PassedDescriptor:
+def open_listener(host: str, port: int, congestion: str | None = None) -> PassedDescriptor:
     """Open a listening TCP socket, also on privileged ports: the holder is root in its namespaces."""
     with socket.create_server((host, port)) as listener:
+        if congestion is not None:
+            # Its connections inherit it.
+            choose_congestion(listener, congestion)
         # A copy, because `with` closes the original.
         return PassedDescriptor(os.dup(listener.fileno()))
 

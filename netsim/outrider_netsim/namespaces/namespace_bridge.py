@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from outrider_netsim.core.addresses import ADDRESS_VARIABLE, Address
+from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES
 from outrider_netsim.namespaces.namespaces import Namespaces
@@ -26,10 +27,14 @@ LOOPBACK = "127.0.0.1"
 
 
 class NamespaceBridge:
-    """Owns the namespaces and the splices into them. The engine links 10.77.0.1 and 10.77.0.2."""
+    """Owns the namespaces and the splices into them. The engine links 10.77.0.1 and 10.77.0.2.
 
-    def __init__(self, namespaces: Namespaces) -> None:
+    The splices' connections over the link have the congestion control `congestion`.
+    """
+
+    def __init__(self, namespaces: Namespaces, congestion: str = DEFAULT_CONGESTION) -> None:
         self.namespaces = namespaces
+        self._congestion = congestion
         self._near: list[TcpSplice] = []  # that accept clients
         self._far: dict[Address, TcpSplice] = {}  # in B, by upstream
         self._inside: dict[int, Address] = {}  # upstreams reachable on A's loopback, by port
@@ -39,6 +44,14 @@ class NamespaceBridge:
     def connections(self) -> int:
         """Number of connections that clients opened."""
         return sum(splice.connections for splice in self._near)
+
+    async def start(self) -> None:
+        """Create the namespaces. Raises EngineError."""
+        await self.namespaces.start()
+        for side in LINK_ADDRESSES:
+            await self.namespaces.call(
+                side, "outrider_netsim.namespaces.sysctl:set_up_tcp", congestion=self._congestion
+            )
 
     async def listen_outside(self, upstream: Address, host: str = LOOPBACK, port: int = 0) -> Address:
         """Listen in this process's own namespace for connections to `upstream`. Raises OSError."""
@@ -99,12 +112,12 @@ class NamespaceBridge:
 
     async def _cross(self, upstream: Address) -> SpliceLeg:
         far = self._far.get(upstream) or await self._open_far(upstream)
-        return await dial_with(await self.namespaces.socket("A"), LINK_ADDRESSES["B"], far.port)
+        near = await self.namespaces.socket("A", congestion=self._congestion)
+        return await dial_with(near, LINK_ADDRESSES["B"], far.port)
 
     async def _open_far(self, upstream: Address) -> TcpSplice:
-        splice = TcpSplice(
-            await self.namespaces.listener("B", LINK_ADDRESSES["B"], 0), partial(dial_locally, *upstream)
-        )
+        listener = await self.namespaces.listener("B", LINK_ADDRESSES["B"], congestion=self._congestion)
+        splice = TcpSplice(listener, partial(dial_locally, *upstream))
         # Another connection may have opened the same splice during the await.
         if known := self._far.get(upstream):
             await splice.aclose()

@@ -76,16 +76,21 @@ class Namespaces(AsyncResource):
         if holder is not None:
             await _ended(holder)
 
-    async def socket(self, side: Side, kind: SocketKind = "tcp") -> Socket:
-        """Open a non-blocking IPv4 socket on that side, neither bound nor connected."""
-        descriptor = await self.call(side, "outrider_netsim.namespaces.interfaces:open_socket", kind=kind)
+    async def socket(self, side: Side, kind: SocketKind = "tcp", congestion: str | None = None) -> Socket:
+        """Open a non-blocking IPv4 socket on that side, neither bound nor connected.
+
+        `congestion` is its congestion control, if not the namespace's. Raises EngineError where the kernel has it not.
+        """
+        function = "outrider_netsim.namespaces.interfaces:open_socket"
+        descriptor = await self.call(side, function, kind=kind, congestion=congestion)
         found = Socket(fileno=descriptor)
         found.setblocking(False)
         return found
 
-    async def listener(self, side: Side, host: str, port: int = 0) -> Socket:
-        """Open a non-blocking listening TCP socket on that side. Raises OSError."""
-        descriptor = await self.call(side, "outrider_netsim.namespaces.interfaces:open_listener", host=host, port=port)
+    async def listener(self, side: Side, host: str, port: int = 0, congestion: str | None = None) -> Socket:
+        """Open a non-blocking listening TCP socket on that side. Raises OSError, and EngineError as `socket` does."""
+        function = "outrider_netsim.namespaces.interfaces:open_listener"
+        descriptor = await self.call(side, function, host=host, port=port, congestion=congestion)
         found = Socket(fileno=descriptor)
         found.setblocking(False)
         return found

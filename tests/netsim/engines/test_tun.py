@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import socket
 import statistics
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from echoing import connected, echo
 from outrider_netsim.core.addresses import Address
 from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.engines.tun import TunLink
+from outrider_netsim.namespaces import namespace_bridge
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES
 from outrider_netsim.profiles.profile import Direction, Profile
 
@@ -25,10 +27,10 @@ SILENCE_S = 0.1  # long against FAST
 
 
 @contextlib.asynccontextmanager
-async def linked(profile=FAST, seed=1):
+async def linked(profile=FAST, seed=1, **options):
     """An echo server behind a TunLink."""
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    link = TunLink(profile, Address(*server.sockets[0].getsockname()), seed)
+    link = TunLink(profile, Address(*server.sockets[0].getsockname()), seed, **options)
     try:
         async with asyncio.timeout(60):
             try:
@@ -233,3 +235,43 @@ def test_a_link_that_was_not_started_is_reported():
     for use in (link.cut, lambda: link.address, lambda: link.stats):
         with pytest.raises(RuntimeError, match="not started"):
             use()
+
+
+def congestion_of(connection):
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+async def setting(link, name):
+    """Return a sysctl of A as a command there reads it."""
+    with tempfile.NamedTemporaryFile() as file:
+        assert await link.namespaces.run(["sh", "-c", f"cat /proc/sys/net/ipv4/{name} > {file.name}"]) == 0
+        return file.read().decode().split()
+
+
+@pytest.mark.parametrize("congestion", ["cubic", "reno"])
+async def test_connections_over_the_link_have_the_congestion_control_asked_for(monkeypatch, congestion):
+    seen = []
+    dial_with = namespace_bridge.dial_with
+
+    async def watched(own, host, port):
+        seen.append(congestion_of(own))
+        return await dial_with(own, host, port)
+
+    monkeypatch.setattr(namespace_bridge, "dial_with", watched)
+    async with linked(congestion=congestion) as link:
+        assert await one_echo(link) == b"x"
+        (far,) = link._bridge._far.values()
+        assert [*seen, congestion_of(far._listener)] == [congestion] * 2
+
+
+async def test_a_congestion_control_that_the_kernel_lacks_is_refused_with_those_it_has():
+    with pytest.raises(EngineError, match=r"congestion 'vegan': the kernel has .*cubic.*modprobe tcp_vegan"):
+        async with TunLink(FAST, NOWHERE, congestion="vegan"):
+            pass
+
+
+async def test_a_connection_leaves_nothing_behind_for_the_next_one():
+    """A slow start threshold that the kernel caches by address would slow the next connection's start."""
+    async with linked() as link:
+        assert await setting(link, "tcp_no_metrics_save") == ["1"]
+        assert await setting(link, "tcp_rmem") == ["4096", "131072", "6291456"]
