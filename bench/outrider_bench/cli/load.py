@@ -98,7 +98,9 @@ def load_command(
     own_cores: Annotated[
         bool, typer.Option("--own-cores/--any-cores", help="Pin server and clients to separate cores.")
     ] = True,
-    control: Annotated[bool, typer.Option(help="Also measure transformers' generate.")] = True,
+    control: Annotated[
+        bool, typer.Option(help="Also measure transformers' generate, and this server with clients that do not draft.")
+    ] = True,
     limit: Annotated[bool, typer.Option(help="Also measure the limit of the hardware.")] = True,
     soak_: Annotated[
         bool,
@@ -175,20 +177,21 @@ def _load(
         texts = read_texts(path)
         controls = measure_controls(plan, texts, shares, step) if control else []
         limits = measure_limits(plan, texts, shares) if limit else []
-        runs = asyncio.run(measure_runs(plan, path, seconds, shares, step))
-    title = title_of(plan)
-    show(throughput_table(title, runs, limits), latency_table(runs), use_table(runs))
+        measured = asyncio.run(measure_runs(plan, path, seconds, shares, step, control=control))
+    title, runs, streams = title_of(plan), measured.drafting, measured.streams
+    show(throughput_table(title, runs, limits, controls, streams), latency_table(runs), use_table(runs))
     if controls:
-        show(control_table(controls))
+        show(control_table(controls, streams))
     results = {"runs": [asdict(run) for run in runs], "controls": [asdict(c) for c in controls]}
+    results["streams"] = [asdict(run) for run in streams]
     write_report(json, {**plan_as_dict(plan, texts, shares), **results, "limits": [asdict(one) for one in limits]})
     if plot is not None:
         from outrider_bench.load.plot import plot_load
 
-        plot_load(title, runs, limits, controls, plot)
-    for example in (example for run in runs for example in run.examples):
+        plot_load(title, runs, limits, controls, streams, plot)
+    for example in (example for run in measured.all for example in run.examples):
         show_line(example, style="red")
-    if not all(run.is_right for run in runs):
+    if not all(run.is_right for run in measured.all):
         raise typer.Exit(1)
 
 

@@ -1,29 +1,46 @@
-"""The control: transformers' `generate`, prompt by prompt, on the server's cores."""
+"""The control: transformers' `generate` on the server's cores, prompt by prompt and in static batches.
+
+A static batch is computed from left-padded prompts until the longest of its answers ends. It has no arrivals to wait
+for; but a row whose answer has ended runs on, so its tokens beyond that end are not counted.
+
+    drawn     the prompts of a batch are drawn at random, as clients draw theirs
+    sorted    prompts with answers of like length share a batch: the least waste, for which the answers must be known
+"""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import Tensor
 
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.load.clients.texts import LoadText
 from outrider_bench.load.measures.process_use import on_cores
-from outrider_server.engine.hf_model import DTYPES
+from outrider_server.engine.hf_model import DTYPES, eos_token_ids
+
+BatchOrder: TypeAlias = Literal["drawn", "sorted"]
+_MOST_PROMPTS = 64  # in batches of one size, unless one batch alone takes more
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateResult:
-    """Greedy results; `wrong` counts answers that differ from the expected ones."""
+    """Greedy results; `wrong` counts answers that differ from the expected ones.
+
+    `tokens_per_s` counts the tokens up to each answer's end. `order` is None for prompts one by one.
+    """
 
     use_cache: bool
     prompts: int
     tokens_per_s: float
     wrong: int
+    batch: int = 1
+    order: BatchOrder | None = None
 
 
 class GenerateControl:
@@ -34,29 +51,77 @@ class GenerateControl:
 
         loaded: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=DTYPES[dtype])  # Any: untyped
         self._model = loaded.to(device).eval()
+        self._eos = frozenset(eos_token_ids(self._model))
         self._device = device
         self._cores = cores
 
     def measure(self, texts: Sequence[LoadText], limit: int, step: Step, *, use_cache: bool) -> GenerateResult:
         """Answer the texts one by one, after one that is not counted."""
-        counter = ProgressCounter(step, "generate" if use_cache else "generate without a cache", len(texts))
+        what = "generate" if use_cache else "generate without a cache"
+        tokens_per_s, wrong = self._measure([[text] for text in texts], limit, step, what, use_cache=use_cache)
+        return GenerateResult(use_cache, len(texts), tokens_per_s, wrong)
+
+    def measure_batches(
+        self, texts: Sequence[LoadText], limit: int, step: Step, batch: int, order: BatchOrder, seed: int
+    ) -> GenerateResult:
+        """Answer the texts in static batches, after one that is not counted."""
+        batches = static_batches(texts, limit, batch, order, seed)
+        tokens_per_s, wrong = self._measure(batches, limit, step, f"generate, batches of {batch}", use_cache=True)
+        return GenerateResult(True, sum(map(len, batches)), tokens_per_s, wrong, batch, order)
+
+    def _measure(
+        self, batches: Sequence[Sequence[LoadText]], limit: int, step: Step, what: str, *, use_cache: bool
+    ) -> tuple[float, int]:
+        """Return tokens per second and the number of wrong answers."""
+        counter = ProgressCounter(step, what, len(batches))
         tokens, seconds, wrong = 0, 0.0, 0
         with on_cores(self._cores):
-            self._answer(texts[0], limit, use_cache)
-            for text in texts:
+            self._answers(batches[0], limit, use_cache)
+            for texts in batches:
                 started = time.perf_counter()
-                answer = self._answer(text, limit, use_cache)
+                answers = self._answers(texts, limit, use_cache)
                 seconds += time.perf_counter() - started
-                tokens += len(answer)
-                wrong += answer != text.answer[:limit]
+                tokens += sum(map(len, answers))
+                wrong += sum(own != text.answer[:limit] for own, text in zip(answers, texts, strict=True))
                 counter()
-        return GenerateResult(use_cache, len(texts), tokens / seconds, wrong)
+        return tokens / seconds, wrong
 
     @torch.inference_mode()
-    def _answer(self, text: LoadText, limit: int, use_cache: bool) -> tuple[int, ...]:
-        ids = torch.tensor([text.prompt], device=self._device)
+    def _answers(self, texts: Sequence[LoadText], limit: int, use_cache: bool) -> list[tuple[int, ...]]:
+        ids, mask = left_padded([text.prompt for text in texts])
         # Without a mask, generate infers one from the pad token, which may occur in a prompt.
         made = self._model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=limit, use_cache=use_cache
+            ids.to(self._device),
+            attention_mask=mask.to(self._device),
+            do_sample=False,
+            max_new_tokens=limit,
+            use_cache=use_cache,
         )
-        return tuple(made[0, len(text.prompt) :].tolist())
+        return [answer_of(row, self._eos) for row in made[:, ids.shape[1] :].tolist()]
+
+
+def static_batches(
+    texts: Sequence[LoadText], limit: int, batch: int, order: BatchOrder, seed: int
+) -> list[list[LoadText]]:
+    """Return full batches; texts are repeated where they are too few for that."""
+    drawn = random.Random(seed).sample(texts, len(texts))
+    count = -(-min(_MOST_PROMPTS, len(texts)) // batch) * batch
+    # The same texts for either order, so that their results can be compared.
+    chosen = [drawn[number % len(drawn)] for number in range(count)]
+    if order == "sorted":
+        chosen.sort(key=lambda text: len(text.answer[:limit]))
+    return [chosen[first : first + batch] for first in range(0, count, batch)]
+
+
+def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Return ids and attention mask [prompts, longest]; masked places hold token 0, which nothing attends to."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
+
+
+def answer_of(row: Sequence[int], eos: frozenset[int]) -> tuple[int, ...]:
+    """Return the tokens up to the end of the text; what follows is padding."""
+    end = next((number + 1 for number, token in enumerate(row) if token in eos), len(row))
+    return tuple(row[:end])

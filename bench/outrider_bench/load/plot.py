@@ -17,6 +17,7 @@ def plot_load(
     runs: Sequence[LoadRun],
     hardware_limits: Sequence[HardwareLimit],
     controls: Sequence[GenerateResult],
+    streams: Sequence[LoadRun],
     path: Path,
 ) -> None:
     """Plot verifies and tokens per second, and verdict latency, against the number of clients."""
@@ -37,9 +38,19 @@ def plot_load(
             )
         left.set_ylabel("verifies a second")
         middle.plot(clients, [run.tokens_per_s for run in runs], "o-", color=COLORS[0], label="served")
-        for control, style in zip(controls, ("--", ":"), strict=False):
-            label = "generate, one by one" + ("" if control.use_cache else ", no cache")
-            middle.axhline(control.tokens_per_s, color="black", linestyle=style, linewidth=1, label=label)
+        if streams:
+            counts, tokens_per_s = [run.num_clients for run in streams], [run.tokens_per_s for run in streams]
+            middle.plot(counts, tokens_per_s, "s--", color=COLORS[1], label="served, stream (no drafts)")
+        for order, style in (("drawn", "x--"), ("sorted", "x:")):
+            static = [(control.batch, control.tokens_per_s) for control in controls if control.order == order]
+            if static:
+                label = "generate, static batches" + (", sorted" if order == "sorted" else "")
+                middle.plot(*zip(*static, strict=True), style, color="black", label=label)
+        for control in controls:
+            if control.order is None:
+                label = "generate, one by one" + ("" if control.use_cache else ", no cache")
+                style = "--" if control.use_cache else ":"
+                middle.axhline(control.tokens_per_s, color="grey", linestyle=style, linewidth=1, label=label)
         middle.set_ylabel("tokens a second")
         for color, name in zip(COLORS, ("p50", "p95", "p99"), strict=False):
             right.plot(clients, [getattr(run.verdict, name) for run in runs], "o-", color=color, label=name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from outrider_bench.core.progress import Step
 from outrider_bench.load.clients.texts import LoadText
 from outrider_bench.load.clients.worker import Assignment
 from outrider_bench.load.clients.worker_pool import worker_pool
-from outrider_bench.load.control import GenerateControl, GenerateResult
+from outrider_bench.load.control import BatchOrder, GenerateControl, GenerateResult
 from outrider_bench.load.hardware_limit import HardwareLimit, hardware_limits
 from outrider_bench.load.measures.process_use import CoreShares, on_cores
 from outrider_bench.load.metrics import LoadRun, ResourceUse, load_run
@@ -27,16 +27,32 @@ _CONTROL_PROMPTS = 16
 _UNCACHED_PROMPTS = 4
 
 
+@dataclass(frozen=True, slots=True)
+class LoadRuns:
+    """The runs of one server, by number of clients; `streams` are those of clients that do not draft."""
+
+    drafting: list[LoadRun] = field(default_factory=list)
+    streams: list[LoadRun] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[LoadRun]:
+        return [*self.drafting, *self.streams]
+
+
 async def measure_runs(
-    plan: LoadPlan, texts: Path, seconds: float | None, shares: CoreShares, step: Step
-) -> list[LoadRun]:
-    """Load one server with each number of clients in turn."""
-    done: list[LoadRun] = []
+    plan: LoadPlan, texts: Path, seconds: float | None, shares: CoreShares, step: Step, *, control: bool
+) -> LoadRuns:
+    """Load one server with each number of clients in turn; as a control also with as many in mode `stream`."""
+    done = LoadRuns()
     async with server_under_test(plan.server, plan.serve_options, shares.server) as server:
         for number, count in enumerate(plan.clients):
             step(f"{count} clients", number, len(plan.clients))
             assignment = plan.assignment(count, server.address, texts, shares.clients)
-            done.append(await run_load(server, assignment, seconds, plan.workers))
+            done.drafting.append(await run_load(server, assignment, seconds, plan.workers))
+            if control and plan.mode != "stream":
+                step(f"{count} clients that do not draft", number, len(plan.clients))
+                plain = replace(assignment, mode="stream")
+                done.streams.append(await run_load(server, plain, seconds, plan.workers))
     return done
 
 
@@ -73,11 +89,18 @@ async def run_soak(
 
 
 def measure_controls(plan: LoadPlan, texts: Sequence[LoadText], shares: CoreShares, step: Step) -> list[GenerateResult]:
-    """Run transformers' generate over prompts from all of the mix; over fewer without its cache."""
-    generate = GenerateControl(plan.target, plan.dtype, plan.device, shares.server)
+    """Run transformers' generate over prompts from all of the mix: one by one, and in batches as large as each run."""
+    generate, limit = GenerateControl(plan.target, plan.dtype, plan.device, shares.server), plan.mix.limit
+    orders: tuple[BatchOrder, ...] = ("drawn", "sorted")
     return [
-        generate.measure(_spread(texts, count), plan.mix.limit, step, use_cache=use_cache)
-        for use_cache, count in ((True, _CONTROL_PROMPTS), (False, _UNCACHED_PROMPTS))
+        generate.measure(_spread(texts, _CONTROL_PROMPTS), limit, step, use_cache=True),
+        generate.measure(_spread(texts, _UNCACHED_PROMPTS), limit, step, use_cache=False),
+        *(
+            generate.measure_batches(texts, limit, step, count, order, plan.seed)
+            for count in plan.clients
+            if count > 1
+            for order in orders
+        ),
     ]
 
 

@@ -15,12 +15,32 @@ from outrider_bench.load.soak import SoakResult
 _MIB = 2**20
 
 
-def throughput_table(title: str, runs: Sequence[LoadRun], hardware_limits: Sequence[HardwareLimit]) -> ResultTable:
-    """Build a row per number of clients; ratios are to the first."""
+def throughput_table(
+    title: str,
+    runs: Sequence[LoadRun],
+    hardware_limits: Sequence[HardwareLimit],
+    controls: Sequence[GenerateResult],
+    streams: Sequence[LoadRun],
+) -> ResultTable:
+    """Build a row per number of clients; ratios are to the first, or to a control of as many clients."""
     limit_of = {limit.num_sessions: limit for limit in hardware_limits}
-    rows = [_throughput(run, runs[0], limit_of.get(run.num_clients)) for run in runs]
-    columns = ("clients", "verifies/s", "ratio", "tokens/s", "ratio", "tau", "nodes", "sessions/pass", "known")
-    return table(title, (*columns, "engine", "linear", "p99 max/min", "Jain", "wrong"), rows)
+    static_of = {c.batch: c.tokens_per_s for c in controls if c.use_cache and c.order != "sorted"}
+    stream_of = {run.num_clients: run.tokens_per_s for run in streams}
+    rows = [
+        [
+            str(run.num_clients),
+            f"{run.verifies_per_s:.1f}",
+            _ratio(run.verifies_per_s, runs[0].verifies_per_s),
+            f"{run.tokens_per_s:.1f}",
+            _ratio(run.tokens_per_s, runs[0].tokens_per_s),
+            _ratio(run.tokens_per_s, static_of.get(run.num_clients)),
+            _ratio(run.tokens_per_s, stream_of.get(run.num_clients)),
+            *_pass_cells(run, limit_of.get(run.num_clients)),
+        ]
+        for run in runs
+    ]
+    columns = ("clients", "verifies/s", "ratio", "tokens/s", "ratio", "/ static batch", "/ stream")
+    return table(title, (*columns, *_PASS_COLUMNS), rows)
 
 
 def latency_table(runs: Sequence[LoadRun]) -> ResultTable:
@@ -47,12 +67,19 @@ def use_table(runs: Sequence[LoadRun]) -> ResultTable:
     return table("processor and memory", columns, rows)
 
 
-def control_table(controls: Sequence[GenerateResult]) -> ResultTable:
-    rows = [
-        ["generate" if c.use_cache else "generate, no cache", str(c.prompts), f"{c.tokens_per_s:.1f}", str(c.wrong)]
-        for c in controls
+def control_table(controls: Sequence[GenerateResult], streams: Sequence[LoadRun]) -> ResultTable:
+    rows = [[_control_name(c), str(c.prompts), f"{c.tokens_per_s:.1f}", str(c.wrong)] for c in controls]
+    rows += [
+        [f"this server, {run.num_clients} clients, stream", str(run.answers), f"{run.tokens_per_s:.1f}", str(run.wrong)]
+        for run in streams
     ]
-    return table("transformers, one prompt after another", ("control", "prompts", "tokens/s", "wrong"), rows)
+    return table("without drafts", ("control", "prompts", "tokens/s", "wrong"), rows)
+
+
+def _control_name(control: GenerateResult) -> str:
+    if control.order is None:
+        return "generate, one by one" + ("" if control.use_cache else ", no cache")
+    return f"generate, static batches of {control.batch}" + (", sorted" if control.order == "sorted" else "")
 
 
 def soak_table(soaked: SoakResult) -> ResultTable:
@@ -74,14 +101,12 @@ def soak_table(soaked: SoakResult) -> ResultTable:
     return table("soak" + (", interrupted" if soaked.interrupted else ""), ("what", "so many"), rows)
 
 
-def _throughput(run: LoadRun, single: LoadRun, limit: HardwareLimit | None) -> list[str]:
+_PASS_COLUMNS = ("tau", "nodes", "sessions/pass", "known", "engine", "linear", "p99 max/min", "Jain", "wrong")
+
+
+def _pass_cells(run: LoadRun, limit: HardwareLimit | None) -> list[str]:
     fairness = run.fairness
     return [
-        str(run.num_clients),
-        f"{run.verifies_per_s:.1f}",
-        _ratio(run.verifies_per_s, single.verifies_per_s),
-        f"{run.tokens_per_s:.1f}",
-        _ratio(run.tokens_per_s, single.tokens_per_s),
         f"{run.mean_acceptance_length:.2f}",
         f"{run.nodes_per_draft:.1f}",
         "-" if run.batches is None else f"{mean_of(run.batches, 'outrider_batch_sessions'):.1f}",
@@ -99,8 +124,8 @@ def _known(batches: dict[str, float]) -> float:
     return share_of(batches, "outrider_prefix_cache_hits_total", "outrider_prefix_cache_queries_total")
 
 
-def _ratio(value: float, single: float) -> str:
-    return f"{value / single:.2f}" if single else "-"
+def _ratio(value: float, other: float | None) -> str:
+    return f"{value / other:.2f}" if other else "-"
 
 
 def _ms(percentiles: LatencyPercentiles) -> str:

@@ -12,6 +12,7 @@ from outrider_bench.load.clients.client import CountingWindow, _AnswerCheck
 from outrider_bench.load.clients.drafting import ReplayDrafter, ReplayDrafting, probability_for
 from outrider_bench.load.clients.texts import LoadText, PromptMix, _is_long
 from outrider_bench.load.clients.verdict_observer import ObservedConnection
+from outrider_bench.load.control import answer_of, left_padded, static_batches
 from outrider_bench.load.measures.counters import ClientCounters
 from outrider_bench.load.measures.histogram import Histogram
 from outrider_bench.load.measures.memory_growth import LEAST_SAMPLES, MemorySample, memory_growths
@@ -249,6 +250,29 @@ def test_counts_of_clients():
     assert options_of("--threads 2 --pace 'a b'") == ("--threads", "2", "--pace", "a b")
 
 
+def test_static_batches_are_full_and_of_the_same_texts_in_either_order():
+    texts = [LoadText(str(n), (n,), (0,) * (n % 5 + 1)) for n in range(10)]
+    drawn, by_length = (static_batches(texts, 4, 4, order, seed=1) for order in ("drawn", "sorted"))
+    assert [len(batch) for batch in drawn] == [4, 4, 4]
+    assert sorted(text.name for batch in drawn for text in batch) == sorted(
+        text.name for batch in by_length for text in batch
+    )
+    assert {text.name for batch in drawn for text in batch} == {text.name for text in texts}
+    lengths = [min(len(text.answer), 4) for batch in by_length for text in batch]
+    assert lengths == sorted(lengths)
+    assert static_batches(texts, 4, 4, "drawn", seed=1) == drawn != static_batches(texts, 4, 4, "drawn", seed=2)
+    (large,) = static_batches(texts, 4, 64, "drawn", seed=1)
+    assert len(large) == 64
+
+
+def test_prompts_are_padded_on_the_left_and_answers_cut_at_their_end():
+    ids, mask = left_padded([(5, 6, 7), (8,)])
+    assert ids.tolist() == [[5, 6, 7], [0, 0, 8]]
+    assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert answer_of([4, 1, 2, 2], frozenset({1})) == (4, 1)
+    assert answer_of([4, 3], frozenset({1})) == (4, 3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -299,6 +323,24 @@ def test_two_clients_of_a_real_server(tmp_path):
     assert run["batches"]["outrider_prefix_cache_queries_total"] > 0
     assert run["batches"]["outrider_prefix_cache_hits_total"] == 0  # each prompt is as new as a user's
     assert "command" in found["made_by"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
+def test_controls_of_the_same_prompts(tmp_path):
+    report, plot = tmp_path / "load.json", tmp_path / "load.png"
+    counted = ["--clients", "2", "--requests", "2", "--no-limit", "--json", str(report), "--plot", str(plot)]
+    result = runner.invoke(app, ["load", *SMALL, *counted], catch_exceptions=False)
+    assert result.exit_code == 0
+    found = json.loads(report.read_text())
+    kinds = [(one["batch"], one["order"], one["use_cache"]) for one in found["controls"]]
+    assert kinds == [(1, None, True), (1, None, False), (2, "drawn", True), (2, "sorted", True)]
+    assert all(one["wrong"] == 0 and one["tokens_per_s"] > 0 for one in found["controls"])
+    (stream,) = found["streams"]
+    # 4 answers of 12 tokens, of which none was drafted
+    assert (stream["num_clients"], stream["answers"], stream["wrong"]) == (2, 4, 0)
+    assert stream["nodes_per_draft"] == 0
+    assert plot.stat().st_size > 0
 
 
 @pytest.mark.slow
