@@ -98,7 +98,8 @@ def record_command(
 def virtual_command(
     tape: TapeOption,
     profile: Annotated[
-        list[str] | None, typer.Option(help="Link profile, or none; repeatable; default: paper-5g.")
+        list[str] | None,
+        typer.Option(help="Profile, or none; repeatable; default: those of --against, or paper-5g."),
     ] = None,
     pace: PaceOption = PACE,
     mode: ModeOption = None,
@@ -114,10 +115,11 @@ def virtual_command(
     levels: LevelsOption = None,
     budget: BudgetOption = None,
     overhead: Annotated[
-        Path | None,
+        list[str] | None,
         typer.Option(
-            help="Report of `outrider-bench network` from which to take the time that programs need beside link and "
-            "pace; default: no such time."
+            metavar="FILE[,case=PROFILE][,runs=odd|even|N+N...]|leave-one-out",
+            help="Report of `outrider-bench network` on which to fit the time that programs need beside link and pace; "
+            "repeatable: the mean. leave-one-out: on the other profiles of --against. Default: no such time.",
         ),
     ] = None,
     runs: Annotated[
@@ -125,9 +127,11 @@ def virtual_command(
     ] = 5,
     seed: SeedOption = 1,
     against: Annotated[
-        Path | None,
+        list[str] | None,
         typer.Option(
-            help="Report of `outrider-bench network` on the same prompts to compare with; 1 when too far off."
+            metavar="FILE[,case=PROFILE][,runs=odd|even|N+N...]",
+            help="Report of `outrider-bench network` on the same prompts to compare with; repeatable; 1 when too far "
+            "off. Every row says whether the overhead was fitted on it (in sample).",
         ),
     ] = None,
     tolerance: Annotated[
@@ -139,8 +143,9 @@ def virtual_command(
     """Replay a tape over links and hardware in virtual time; report keys as in `outrider-bench network`."""
     from outrider_bench.network.report import network_report
     from outrider_bench.network.tables import cost_table, first_token_table, speed_table, split_table
-    from outrider_bench.virtual.overhead import Overhead
-    from outrider_bench.virtual.real_report import compare_with_real, measured_overhead, real_comparison_table
+    from outrider_bench.virtual.comparison import compare_with_real, comparison_table, summary, summary_lines
+    from outrider_bench.virtual.overhead_fit import fit_overheads
+    from outrider_bench.virtual.real_report import real_cases
     from outrider_bench.virtual.replay import VIRTUAL_NOTE, ReplaySetup, link_of, replay_scenario
     from outrider_bench.virtual.tape import Tape, lengthened
     from outrider_bench.virtual.texts import TapedTexts
@@ -152,21 +157,25 @@ def virtual_command(
     common = {"breadth": breadth, "levels": levels, "budget": budget}
     variants = _variants(mode or MODES, common)
     limit = max_new_tokens or min(recording.limit for recording in taped.recordings)
-    names = profile or ["paper-5g"]
+    judges = real_cases(against or ())
+    names = profile or list(dict.fromkeys(judge.profile for judge in judges)) or ["paper-5g"]
     setup = ReplaySetup(texts, link_of(names[0]), Pace.load(pace), codec_of(codec), limit)
-    added = Overhead() if overhead is None else measured_overhead(overhead, setup, common, seed)
-    setups = [replace(setup, profile=link_of(name), overhead=added) for name in names]
+    fits = fit_overheads(overhead or (), judges, names, setup, common, seed)
+    setups = [replace(setup, profile=link_of(name), overhead=fits[name].overhead) for name in names]
     with progress_line() as step:
         scenarios = [replay_scenario(setup, variants, runs, seed, step, prompt_tokens) for setup in setups]
-    comparisons = [] if against is None else compare_with_real(scenarios, against)
+    comparisons = compare_with_real(scenarios, fits, judges) if judges else []
     for scenario in scenarios:
         for table in (speed_table, first_token_table, cost_table, split_table):
             show(table(scenario))
     if comparisons:
-        show(real_comparison_table(comparisons))
+        show(comparison_table(comparisons))
+        for line in summary_lines(comparisons):
+            show_line(line)
     report = network_report(scenarios)
-    report |= {"note": VIRTUAL_NOTE, "thin": thin, "overhead": asdict(added)}
-    report |= {"against": [asdict(one) | {"deviation": one.deviation} for one in comparisons]}
+    by_profile = {name: fit.as_dict() for name, fit in fits.items()}
+    report |= {"note": VIRTUAL_NOTE, "thin": thin, "overhead": asdict(fits[names[0]].overhead), "overheads": by_profile}
+    report |= {"against": [one.as_dict() for one in comparisons], "samples": summary(comparisons)}
     write_report(json, report)
     if plot is not None:
         from outrider_bench.network.plots import plot_network

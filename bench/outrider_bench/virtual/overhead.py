@@ -1,13 +1,14 @@
 """Time that programs and kernel take beside link and hardware, which a replay does not have by itself.
 
-Read from a report of the real stack, as what three of its variants take longer than in a replay; none by default.
+Fitted on reports of the real stack, as what three of their variants take longer than in a replay; none by default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from outrider_bench.core.stats import mean
 from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import Profile
 from outrider_proto.errors import UsageError
@@ -36,13 +37,16 @@ class Overhead:
                 raise UsageError(f"{name}={getattr(self, name):g}: need 0 to 1000")
 
     @classmethod
-    def between(cls, real: MetricsByMode, bare: MetricsByMode) -> Overhead:
-        """Return what the real stack takes longer than a bare replay. Raises UsageError for missing metrics."""
+    def fitted(cls, cases: Sequence[tuple[MetricsByMode, MetricsByMode]]) -> Overhead:
+        """Return what the real stack takes longer than a bare replay, averaged over (real, bare) pairs.
+
+        Raises UsageError for a metric that no case has.
+        """
         return cls(
-            exchange_ms=_more(real, bare, IN_TURN, "exchange_ms"),
-            level_ms=_more(real, bare, IN_TURN, "level_ms"),
-            ahead_level_ms=_more(real, bare, AHEAD, "ahead_level_ms"),
-            between_passes_ms=_more(real, bare, STREAM, "queue_ms"),
+            exchange_ms=_more(cases, IN_TURN, "exchange_ms"),
+            level_ms=_more(cases, IN_TURN, "level_ms"),
+            ahead_level_ms=_more(cases, AHEAD, "ahead_level_ms"),
+            between_passes_ms=_more(cases, STREAM, "queue_ms"),
         )
 
     def on_server(self, pace: Pace) -> Pace:
@@ -61,9 +65,10 @@ class Overhead:
         return replace(profile, up=up, down=down)
 
 
-def _more(real: MetricsByMode, bare: MetricsByMode, mode: str, metric: str) -> float:
-    measured, replayed = (side.get(mode, {}).get(metric) for side in (real, bare))
-    if measured is None or replayed is None:
+def _more(cases: Sequence[tuple[MetricsByMode, MetricsByMode]], mode: str, metric: str) -> float:
+    pairs = [tuple(side.get(mode, {}).get(metric) for side in both) for both in cases]
+    longer = mean(real - bare for real, bare in pairs if real is not None and bare is not None)
+    if longer is None:
         raise UsageError(f"no {metric} of {mode}: make a paced report with the modes {IN_TURN} and {AHEAD}")
     # Noise can make the difference negative.
-    return max(measured - replayed, 0.0)
+    return max(longer, 0.0)

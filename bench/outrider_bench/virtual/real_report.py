@@ -1,136 +1,124 @@
-"""Replays compared with a report of `outrider-bench network`, and overhead read from one."""
+"""Reports of `outrider-bench network` as a replay uses them: their cases, and some or all of the runs of each.
+
+A report is named `FILE[,case=PROFILE][,runs=odd|even|N+N...]`; runs count from 1.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider_bench.core.tables import ResultTable, table
-from outrider_bench.network.report import Scenario
-from outrider_bench.network.variants import ModeVariant, Options
-from outrider_bench.virtual.overhead import AHEAD, IN_TURN, STREAM, Overhead
-from outrider_bench.virtual.replay import ReplaySetup, link_of, replay
+from outrider_bench.core.bootstrap import Interval
+from outrider_bench.core.stats import median
 from outrider_proto.errors import UsageError
 
-TOLERANCE = 0.10
-_SHOWN = ("tokens_per_second", "mean_acceptance_length")
-_FIGURES = (*_SHOWN, "rtt_ms", "ttft_ms", "target_calls", "hit_rate")
-_OVERHEAD_SETTINGS = ("pace", "codec", "max_new_tokens")
-_SETTINGS = ("profile", "pace", "prompts", "max_new_tokens", "codec")
+_PARITIES = {"odd": 1, "even": 0}
 
 
 @dataclass(frozen=True, slots=True)
-class RealComparison:
-    """Metrics of one variant over one profile, virtual and real."""
+class RealCase:
+    """One case of a report, and the indices of the runs taken from it."""
 
-    profile: str
-    way: str
-    virtual: Mapping[str, float]
-    real: Mapping[str, float]
+    report: Path
+    content: Mapping[str, Any]  # Any: a report's content
+    runs: tuple[int, ...]
 
     @property
-    def deviation(self) -> float:
-        """Deviation of the virtual speed, as a share of the real one."""
-        return self.virtual["tokens_per_second"] / self.real["tokens_per_second"] - 1
+    def profile(self) -> str:
+        return str(self.content["profile"])
+
+    @property
+    def label(self) -> str:
+        """The profile, and the runs where they are not all."""
+        return self.profile if self._has_all_runs else f"{self.profile} runs {'+'.join(str(n + 1) for n in self.runs)}"
+
+    @property
+    def run_ids(self) -> frozenset[str]:
+        """A digest per run of what was measured in it, so that copies of a report are recognized."""
+        return frozenset(_digest([way["runs"][number] for way in self.ways.values()]) for number in self.runs)
+
+    @property
+    def ways(self) -> Mapping[str, Mapping[str, Any]]:  # Any: as above
+        return self.content["ways"]  # type: ignore[no-any-return] # read from JSON
+
+    def metrics(self, way: str) -> Mapping[str, Any]:  # Any: numbers, and objects of numbers
+        """Return the way's metrics; numbers are medians over the runs taken."""
+        of_all = self.ways[way]
+        if self._has_all_runs:
+            return of_all
+        runs = [of_all["runs"][number] for number in self.runs]
+        return {name: median(run[name] for run in runs) for name, value in runs[0].items() if _is_number(value)}
+
+    def interval(self, way: str, metric: str) -> Interval | None:
+        """Return the 95 % interval that the report gives for a metric; None for a choice of its runs."""
+        # A report's intervals are over all of its runs.
+        found = self.ways[way].get("intervals", {}).get(metric) if self._has_all_runs else None
+        return None if found is None else (float(found[0]), float(found[1]))
+
+    @property
+    def _has_all_runs(self) -> bool:
+        return len(self.runs) == _num_runs(self.content)
 
 
-def compare_with_real(scenarios: Sequence[Scenario], report: Path) -> list[RealComparison]:
-    """Compare all variants that both have.
+def real_cases(named: Sequence[str]) -> list[RealCase]:
+    """Read the reports. Raises UsageError for files that are none, and for cases or runs that they lack."""
+    return [case for text in named for case in _cases(text)]
 
-    Raises UsageError for a report with none, or with other settings.
-    """
-    found = []
-    for real in real_cases(report):
-        for scenario in scenarios:
-            if real["profile"] == scenario.setting.profile:
-                _check(scenario, real, report)
-                found += [
-                    RealComparison(
-                        scenario.setting.profile,
-                        variant.name,
-                        _some(scenario.medians_of(variant.name)),
-                        _some(real["ways"][variant.name]),
-                    )
-                    for variant in scenario.variants
-                    if variant.name in real["ways"]
-                ]
+
+def _cases(text: str) -> list[RealCase]:
+    name, *pairs = text.split(",")
+    options = dict(_option(text, pair) for pair in pairs)
+    report, profile, runs = Path(name), options.get("case"), options.get("runs")
+    found = [content for content in _contents(report) if profile in (None, content["profile"])]
     if not found:
-        raise UsageError(f"{report}: has none of the modes replayed over these profiles: name the same ones")
-    return found
+        raise UsageError(f"{text}: {report} has no case {profile}: name one of its profiles")
+    return [RealCase(report, content, _runs(text, runs, _num_runs(content))) for content in found]
 
 
-def real_comparison_table(found: Sequence[RealComparison]) -> ResultTable:
-    """Build the table of speed and tau, virtual and real."""
-    rows = [
-        [
-            one.profile,
-            one.way,
-            *(_format(side, name) for name in _SHOWN for side in (one.virtual, one.real)),
-            f"{one.deviation:+.1%}",
-        ]
-        for one in found
-    ]
-    columns = ("profile", "way", "tok/s", "real", "tau", "real", "tok/s off by")
-    return table("virtual time beside the real stack", columns, rows, keys=2)
-
-
-def measured_overhead(report: Path, setup: ReplaySetup, common: Options, seed: int) -> Overhead:
-    """Read the overhead from the report's first scenario.
-
-    `common` are the replay's options for all variants. Raises UsageError for settings that differ from `setup`, or
-    missing variants.
-    """
-    scenario = real_cases(report)[0]
-    _check_overhead(scenario, setup, report)
-    names = {mode: _first_of(mode, scenario["ways"]) for mode in (STREAM, IN_TURN, AHEAD)}
-    variants = [ModeVariant.parse(name, common) for name in names.values() if name is not None]
-    bare = replay(replace(setup, profile=link_of(scenario["profile"]), overhead=Overhead()), variants, seed).metrics
-    known = {mode: name for mode, name in names.items() if name is not None}
-    return Overhead.between(
-        {mode: scenario["ways"][name] for mode, name in known.items()},
-        {mode: asdict(bare[name]) for mode, name in known.items()},
-    )
-
-
-def real_cases(report: Path) -> list[dict[str, Any]]:  # Any: a report's content
-    """Return the scenarios of a report, at least one. Raises UsageError."""
+def _contents(report: Path) -> list[dict[str, Any]]:  # Any: a report's content
     try:
-        scenarios = json.loads(report.read_text())["cases"]
+        cases = list(json.loads(report.read_text())["cases"])
+        for case in cases:
+            _num_runs(case), case["profile"]
     except OSError as error:
         raise UsageError(f"cannot read {report}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise UsageError(f"{report}: not a report of outrider-bench network ({error!r})") from error
-    if not scenarios:
-        raise UsageError(f"{report}: it has no scenarios")
-    return list(scenarios)
+    if not cases:
+        raise UsageError(f"{report}: it has no cases")
+    return cases
 
 
-def _check(scenario: Scenario, real: Mapping[str, Any], report: Path) -> None:
-    for name in _SETTINGS:
-        if real[name] != getattr(scenario.setting, name):
-            raise UsageError(
-                f"{report}: {name}={real[name]}, here {getattr(scenario.setting, name)}: make them the same"
-            )
+def _num_runs(content: Mapping[str, Any]) -> int:  # Any: as above
+    return len(next(iter(content["ways"].values()))["runs"])
 
 
-def _some(metrics: Mapping[str, Any]) -> dict[str, float]:
-    # Metrics that do not apply are null in a report.
-    return {name: metrics[name] for name in _FIGURES if metrics[name] is not None}
+def _option(text: str, pair: str) -> tuple[str, str]:
+    name, equals, value = pair.partition("=")
+    if name not in ("case", "runs") or not equals:
+        raise UsageError(f"{text}: {pair!r}: need case=PROFILE or runs=odd, even or numbers joined by +")
+    return name, value
 
 
-def _format(metrics: Mapping[str, float], name: str) -> str:
-    return f"{metrics[name]:.2f}" if name in metrics else "-"
+def _runs(text: str, chosen: str | None, count: int) -> tuple[int, ...]:
+    if chosen is None:
+        return tuple(range(count))
+    if chosen in _PARITIES:
+        numbers = [number for number in range(1, count + 1) if number % 2 == _PARITIES[chosen]]
+    else:
+        numbers = [int(part) if part.isdecimal() else 0 for part in chosen.split("+")]
+    if not numbers or not all(1 <= number <= count for number in numbers):
+        raise UsageError(f"{text}: runs={chosen}: there are runs 1 to {count}: need odd, even or numbers joined by +")
+    return tuple(sorted({number - 1 for number in numbers}))
 
 
-def _first_of(mode: str, ways: Mapping[str, Any]) -> str | None:  # Any: a report's content
-    return next((name for name in ways if name.partition(",")[0] == mode), None)
+def _is_number(value: object) -> bool:
+    return value is None or isinstance(value, int | float)
 
 
-def _check_overhead(scenario: Mapping[str, Any], setup: ReplaySetup, report: Path) -> None:  # Any: as above
-    here = {"pace": setup.pace.name, "codec": setup.codec, "max_new_tokens": setup.max_new_tokens}
-    for name in _OVERHEAD_SETTINGS:
-        if scenario[name] != here[name]:
-            raise UsageError(f"{report}: {name}={scenario[name]}, here {here[name]}: make them the same")
+def _digest(measured: object) -> str:
+    return hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()

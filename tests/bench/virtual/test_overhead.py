@@ -72,15 +72,20 @@ BARE = {
 
 
 def test_overhead_is_what_the_real_stack_takes_longer():
-    assert Overhead.between(REAL, BARE) == Overhead(6.0, 0.75, 0.0, 2.5)
+    assert Overhead.fitted([(REAL, BARE)]) == Overhead(6.0, 0.75, 0.0, 2.5)
+
+
+def test_overhead_of_several_cases_is_their_mean_before_noise_is_cut_off():
+    quicker = {**REAL, "stop-and-wait": {"exchange_ms": 33.0, "level_ms": 6.0}, "proactive": {}}
+    assert Overhead.fitted([(REAL, BARE), (quicker, BARE)]) == Overhead(4.0, 0.0, 0.0, 2.5)
 
 
 @pytest.mark.parametrize(("mode", "figure"), [("stop-and-wait", "level_ms"), ("proactive", "ahead_level_ms")])
 def test_overhead_needs_metrics_of_three_modes(mode, figure):
     with pytest.raises(UsageError, match=f"no {figure} of {mode}"):
-        Overhead.between({**REAL, mode: {**REAL[mode], figure: None}}, BARE)
+        Overhead.fitted([({**REAL, mode: {**REAL[mode], figure: None}}, BARE)])
     with pytest.raises(UsageError, match=f"of {mode}"):
-        Overhead.between({name: told for name, told in REAL.items() if name != mode}, BARE)
+        Overhead.fitted([({name: told for name, told in REAL.items() if name != mode}, BARE)])
 
 
 def test_overhead_is_not_negative():
