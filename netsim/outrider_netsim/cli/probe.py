@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_netsim.cli.terminal import console, errors, exit_on_error
+from outrider_netsim.cli.terminal import console, errors, exit_on_error, write_whole
 from outrider_netsim.core.engine_names import DEFAULT_LOSS_PACKETS, DEFAULT_PROBE_PACKETS, ProbeEngine
-from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.probe.samples import WAYS
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ def probe(
         if as_json:
             sys.stdout.write(text)
         if output is not None:
-            _write(text, output)
+            write_whole(text, output)
         if plot is not None:
             save_probe_plot(run, plot)
     _show(run, errors if as_json else console)
@@ -116,13 +114,3 @@ def _table(title: str, found: DirectionReport) -> Table:
         *cells, verdict = figure_row(figure)
         table.add_row(*cells, f"[{COLORS[figure.verdict]}]{verdict}[/]")
     return table
-
-
-def _write(text: str, file: Path) -> None:
-    """Write a file whole or not at all. Raises ProfileError if it cannot."""
-    partial = file.with_name(file.name + ".partial")
-    try:
-        partial.write_text(text)
-        os.replace(partial, file)
-    except OSError as error:
-        raise ProfileError(f"{file}: cannot be written: {error.strerror or error}") from None

@@ -7,7 +7,9 @@ machine cannot do it.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -38,3 +40,13 @@ def fail(message: str, status: int = USAGE_EXIT) -> NoReturn:
     errors.print("[bold red]error:[/]", end=" ")
     errors.print(message, soft_wrap=True, markup=False)
     raise typer.Exit(status)
+
+
+def write_whole(text: str, file: Path) -> None:
+    """Write a file whole or not at all. Raises ProfileError if it cannot."""
+    partial = file.with_name(file.name + ".partial")
+    try:
+        partial.write_text(text)
+        os.replace(partial, file)
+    except OSError as error:
+        raise ProfileError(f"{file}: cannot be written: {error.strerror or error}") from None

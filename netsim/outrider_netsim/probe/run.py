@@ -9,16 +9,10 @@ Needs the standard library and the engine's own packages only, so that it also r
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
-import shlex
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from statistics import fmean, pstdev
 
 from outrider_netsim.core.addresses import parse_address
@@ -27,13 +21,12 @@ from outrider_netsim.engines.shaping import timeout_s
 from outrider_netsim.link import Link
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side
 from outrider_netsim.namespaces.namespaces import Namespaces
+from outrider_netsim.probe.circumstances import circumstances
 from outrider_netsim.probe.measurement import ProbeMeasurements, ProbeTarget, check_counts, measure, plan_probe
 from outrider_netsim.probe.report import ProbeReport, report
 from outrider_netsim.probe.samples import PacketTimes
 from outrider_netsim.probe.targets import DatagramTarget, StreamTarget, VirtualTarget, listening_socket
 from outrider_netsim.profiles.profile import Direction, Profile
-
-PACKAGES = ("outrider", "pyroute2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +66,7 @@ class ProbeRun:
                 "loss": asdict(self.seen.plan.loss),
                 "loads": [asdict(load) for load in self.seen.plan.loads],
             },
-            "made_by": self._made_by(),
-        }
-
-    def _made_by(self) -> dict[str, object]:
-        return {
-            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-            "seed": self.seed,
-            "started": self.started.isoformat(timespec="seconds"),
-            "seconds": round((self.ended - self.started).total_seconds(), 1),
-            "kernel": f"{platform.system()} {platform.release()}",
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-            "load_average": [round(load, 2) for load in os.getloadavg()],
-            "python": platform.python_version(),
-            "versions": {name: found for name in PACKAGES if (found := _version(name))},
+            "made_by": circumstances(self.started, self.ended) | {"seed": self.seed},
         }
 
 
@@ -164,10 +143,3 @@ def _control_as_json(times: PacketTimes) -> dict[str, object]:
         "deviation_ms": pstdev(delays_ms) if delays_ms else None,
         "p99_ms": delays_ms[int(0.99 * len(delays_ms))] if delays_ms else None,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -1,0 +1,1 @@
+"""Measuring what TCP makes of a link: downloads, pauses, cuts and lost packets, engine beside engine."""
