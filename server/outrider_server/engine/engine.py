@@ -116,27 +116,31 @@ class Engine:
 
     @torch.inference_mode()
     def commit(self, result: StepResult) -> None:
-        """Keep the chain and the accepted path."""
+        """Keep the chain and the accepted path, and the hidden states that their features need."""
         step_input, accepted = result.step_input, result.accepted
         path = accepted.path if accepted else ()
         # Only a text that goes on has a next root; after an end, no draft can follow it.
         bonus = accepted.bonus if accepted and accepted.finish is Finish.NOT_YET else None
         step_input.sequence.commit(step_input.chain, path, [step_input.tree.tokens[node] for node in path], bonus)
+        if tap := step_input.sequence.tap:
+            # A pass has the layers of every session's tap: keep those of its own.
+            step_input.sequence.add_hidden(
+                {layer: _committed_rows(result, result.hidden[layer]) for layer in tap.hidden_layers}
+            )
 
     @torch.inference_mode()
-    def tap(self, results: abc.Sequence[StepResult]) -> None:
-        """Compute features of the committed rows; sessions that share a tap go in one batch."""
-        shared: dict[TapState, list[StepResult]] = {}
-        for result in results:
-            state = result.step_input.sequence.tap_state
-            if state is not None and result.step_input.sequence.lacks_features:
-                shared.setdefault(state, []).append(result)
+    def tap(self, sequences: abc.Sequence[Sequence]) -> None:
+        """Compute the features that committed rows lack; sessions that share a tap go in one batch."""
+        shared: dict[TapState, list[Sequence]] = {}
+        for sequence in sequences:
+            if sequence.tap_state is not None and sequence.num_untapped:
+                shared.setdefault(sequence.tap_state, []).append(sequence)
         for state, members in shared.items():
-            parts = [_activations(result) for result in members]
+            parts = [sequence.activations() for sequence in members]
             rows = state.rows(_side_by_side(parts)).float().cpu()
             sizes = [part.keys.shape[2] for part in parts]
-            for result, own in zip(members, torch.split(rows, sizes), strict=True):
-                result.step_input.sequence.add_features(own.numpy())
+            for sequence, own in zip(members, torch.split(rows, sizes), strict=True):
+                sequence.add_features(own.numpy())
 
     def _wait_out(self, started: float, num_rows: int) -> None:
         """Sleep for the rest of the time that such a pass lasts on the emulated hardware."""
@@ -234,14 +238,6 @@ def _rows_with_logits(inputs: abc.Sequence[StepInput]) -> list[int]:
             rows.extend(range(first + len(step_input.chain) - 1, stop))
         first = stop
     return rows
-
-
-def _activations(result: StepResult) -> Activations:
-    sequence = result.step_input.sequence
-    assert sequence.tap is not None
-    return sequence.activations(
-        {layer: _committed_rows(result, result.hidden[layer]) for layer in sequence.tap.hidden_layers}
-    )
 
 
 def _side_by_side(parts: abc.Sequence[Activations]) -> Activations:

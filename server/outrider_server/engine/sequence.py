@@ -7,10 +7,12 @@ tokens    with rows                   known, but without rows: evicted, or not r
 from __future__ import annotations
 
 from collections import abc
+from collections.abc import Mapping
 from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -33,9 +35,10 @@ class ActiveRequest(Protocol):
 class Sequence:
     """Tokens of one session, with rows and features of the first of them.
 
-    Between passes rows and features cover the same positions. `bonus` is the last verdict's as long as it follows the
-    tokens, None where the text has ended. `drafter` is set where the server may draft for this session. Sessions of
-    one `payer` may share the rows of a common prefix.
+    Between passes features cover the same positions as rows, but for the newest rows where nobody waits for them: their
+    hidden states are kept until then. `bonus` is the last verdict's as long as it follows the tokens, None where the
+    text has ended. `drafter` is set where the server may draft for this session. Sessions of one `payer` may share the
+    rows of a common prefix.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Sequence:
         self.block_hashes: list[bytes] = []
         self._tap_state = tap.new_state() if tap else None
         self._num_features = 0
+        self._hidden: dict[int, list[Tensor]] = {}  # of the rows that have no features yet, [n, E] each
         self._request: ActiveRequest | None = None
         self._waits = False
         self._released = False
@@ -112,7 +116,9 @@ class Sequence:
             self._is_invalid = False
         given = self._memory.begin(self, len(self.tokens) + num_more)
         if self.tap is not None:
+            # More than before only where a longer prefix has replaced all its rows.
             self._num_features = max(self._num_features, given)
+            self._trim_hidden()
         self.reserve(num_more)
         self._request = request
 
@@ -181,18 +187,32 @@ class Sequence:
         return self._tap_state
 
     @property
-    def lacks_features(self) -> bool:
-        return self._num_features < self.slot.length
+    def num_untapped(self) -> int:
+        """Number of rows without features."""
+        return 0 if self.tap is None else self.slot.length - self._num_features
 
-    def activations(self, hidden: dict[int, Tensor]) -> Activations:
-        """Return the activations of rows without features; `hidden` holds their hidden states."""
+    def add_hidden(self, hidden: Mapping[int, Tensor]) -> None:
+        """Keep the hidden states of the rows that were committed last, for their features."""
+        for layer, rows in hidden.items():
+            self._hidden.setdefault(layer, []).append(rows)
+
+    def defer_features(self) -> None:
+        """Prepare for passes that run before the features of these rows are made."""
+        # Copies: a slice would keep the hidden states of the whole pass, all sessions' rows, in memory.
+        for rows in self._hidden.values():
+            rows[-1] = rows[-1].clone()
+
+    def activations(self) -> Activations:
+        """Return the activations of all rows without features."""
         keys, values = self.slot.rows(self._num_features, self.slot.length)
+        hidden = {layer: rows[0] if len(rows) == 1 else torch.cat(rows) for layer, rows in self._hidden.items()}
         return Activations(keys=keys, values=values, hidden=hidden)
 
     def add_features(self, rows: NDArray[np.float32]) -> None:
         """Store the features of the rows that had none."""
         self.slot.put_features(self._num_features, rows)
         self._num_features = self.slot.length
+        self._hidden.clear()
         self._memory.register_blocks(self)
 
     def features(self, first: int) -> tuple[int, NDArray[np.float32]]:
@@ -207,6 +227,13 @@ class Sequence:
         self.slot.truncate(length)
         length = self.slot.length
         self._memory.unregister_blocks(self, length)
-        if self._tap_state is not None:
-            self._tap_state.truncate(length)
         self._num_features = min(self._num_features, length)
+        self._trim_hidden()
+        if self._tap_state is not None:
+            # It may lag behind the rows.
+            self._tap_state.truncate(self._num_features)
+
+    def _trim_hidden(self) -> None:
+        """Forget the hidden states of rows that are no longer held."""
+        for layer, rows in self._hidden.items():
+            self._hidden[layer] = [torch.cat(rows)[: self.num_untapped]]

@@ -1,9 +1,10 @@
 """The thread the target runs in: step after step it runs the waiting requests in one pass.
 
 Only this thread changes what sessions hold. A step: gather arrivals, take the first request of every session, draft
-where the server is asked to, plan, verify, post verdicts, commit, tap, post features, report. Requests of one session
-run in the order they came. A request that finds no memory for its K/V stays in its queue and is tried again, up to a
-bound; so does one whose client does not read.
+where the server is asked to, plan, verify, post verdicts, commit, tap, post features, report. Where the target only
+decodes, what is left of a pass is done while the next one runs: its verdicts leave then, and features that nobody reads
+yet wait for each other. Requests of one session run in the order they came. A request that finds no memory for its K/V
+stays in its queue and is tried again, up to a bound; so does one whose client does not read.
 """
 
 from __future__ import annotations
@@ -13,24 +14,27 @@ import threading
 import time
 from collections import abc, deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Literal, TypeAlias
 
 from outrider_proto.errors import Reason, Refusal
+from outrider_proto.frames import Verdict
 from outrider_proto.packing import prefix_hash
 from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.engine import Engine, StepInput, StepResult
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.budget import OutOfKVMemory
 from outrider_server.kv.buffers import is_out_of_memory
-from outrider_server.scheduling.request import Request
+from outrider_server.scheduling.request import Post, Request
 from outrider_server.scheduling.scheduler import new_scheduler
 from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.scheduling.tree_budget import NO_LIMIT, TreeBudget
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.01  # where every request waits for memory, or for its client
+_DEFERRED_ROWS = 64  # of a session, whose features are made together: at little more than the cost of one
 
 RequestState: TypeAlias = Literal["ready", "waiting", "paused", "over"]
 
@@ -59,19 +63,30 @@ class PrefixQuery:
 class EngineLoop:
     """Runs requests on an engine, in a thread of its own.
 
-    submit() from any thread; stop() ends it and waits. `on_step` is called in this thread after every pass.
+    submit() from any thread; stop() ends it and waits. `on_step` is called in this thread after every pass. Without
+    `overlap` a pass begins when everything of the last one is done.
     """
 
     def __init__(
-        self, engine: Engine, limits: LimitsConfig, on_step: Callable[[StepStats], None] | None = None
+        self,
+        engine: Engine,
+        limits: LimitsConfig,
+        on_step: Callable[[StepStats], None] | None = None,
+        *,
+        overlap: bool = True,
     ) -> None:
         self._engine = engine
+        self._overlap = overlap
         self._scheduler = new_scheduler(limits.scheduler, limits.batch_tokens, limits.chunk_tokens)
         self._tree_budget = TreeBudget(limits.batch_tokens) if limits.adaptive_trees else None
         self._room_wait_s = limits.room_wait_s
         self._on_step = on_step
         self._inbox: SimpleQueue[Request | PrefixQuery | None] = SimpleQueue()
         self._queues: dict[Sequence, deque[Request | PrefixQuery]] = {}
+        self._unposted: list[Request] = []  # requests whose verdicts leave with the next pass
+        # A thread: a post from this one writes to a socket, which hands the interpreter lock to the event loop.
+        self._poster = ThreadPoolExecutor(1, "outrider-replies")
+        self._posting: Future[None] | None = None
         self._is_blocked = False  # no queued request could run
         self._num_paused = 0  # whose clients must read first: no load
         self._idle_s = 0.0  # since the last pass
@@ -92,6 +107,7 @@ class EngineLoop:
         self._inbox.put(None)
         if self._thread.ident is not None:
             self._thread.join()
+        self._poster.shutdown()
 
     def _run(self) -> None:
         while self._gather():
@@ -99,9 +115,12 @@ class EngineLoop:
                 self._step()
             except Exception as error:  # a fault of the loop, not of a session: answer every request and go on
                 self._fail_all(error)
+        self._post_verdicts()
 
     def _gather(self) -> bool:
         """Sort arrivals into their sessions' queues, waiting where nothing can run. Returns False to end."""
+        if not self._queues:  # it may wait for long
+            self._post_verdicts()
         # Nothing queued: wait. All blocked: try again soon. Otherwise take only what has arrived already.
         patience_s = (_RETRY_S if self._is_blocked else 0.0) if self._queues else None
         started, is_idle = time.monotonic(), len(self._queues) <= self._num_paused
@@ -119,14 +138,40 @@ class EngineLoop:
 
     def _step(self) -> None:
         planned = self._plan(self._ready_requests())
+        self._post_alongside()
         results = self._verify(planned)
+        self._end_posting()
         for request, result in results:
-            # Verdicts leave before commit and tap: clients wait for them, while features can follow.
             request.apply_result(result, self._tree_nodes)
+        self._unposted = [request for request, _ in results]
+        # Verdicts leave before commit and tap: clients wait for them, while features can follow. But a post wakes the
+        # event loop, and that takes the interpreter lock: where the next pass can begin at once, it begins first.
+        if not self._overlap or not all(request.decodes_on for request in self._unposted):
+            self._post_verdicts()
         tap_s = self._tap([pair for pair in results if self._commit(*pair)])
         self._report([result for _, result in results], tap_s)
 
+    def _post_verdicts(self) -> None:
+        """Post the verdicts of the last pass."""
+        _post_all(self._take_verdicts())
+
+    def _post_alongside(self) -> None:
+        """Have another thread post them, while this one runs a pass."""
+        if verdicts := self._take_verdicts():
+            self._posting = self._poster.submit(_post_all, verdicts)
+
+    def _take_verdicts(self) -> list[tuple[Post, Verdict]]:
+        requests, self._unposted = self._unposted, []
+        return [(request.post, verdict) for request in requests if (verdict := request.take_verdict())]
+
+    def _end_posting(self) -> None:
+        """Wait until those verdicts have left: later replies must not overtake them."""
+        if self._posting is not None:
+            posting, self._posting = self._posting, None
+            posting.result()
+
     def _fail_all(self, error: Exception) -> None:
+        self._end_posting()
         queues, self._queues = self._queues, {}
         for queue in queues.values():
             for item in queue:
@@ -170,6 +215,7 @@ class EngineLoop:
         try:
             results = self._engine.verify([step_input for _, step_input in planned])
         except Exception as error:
+            self._end_posting()
             # An exception does not tell which session caused it: run each alone, so that only that one fails.
             if len(planned) > 1:
                 return [pair for one in planned for pair in self._verify([one])]
@@ -190,7 +236,7 @@ class EngineLoop:
         """Make features for all together or, if that fails, for each alone; return the seconds it took."""
         started = time.monotonic()
         try:
-            self._engine.tap([result for _, result in committed])
+            self._engine.tap([request.sequence for request, _ in committed if not self._defers_features(request)])
         except Exception as error:
             if len(committed) > 1:
                 return sum(self._tap([pair]) for pair in committed)
@@ -200,6 +246,13 @@ class EngineLoop:
         for request, _ in committed:
             _finish_step(request, tap_s)
         return tap_s
+
+    def _defers_features(self, request: Request) -> bool:
+        """Return whether the features of its rows can wait, and prepare for that."""
+        if not self._overlap or request.needs_features or request.sequence.num_untapped > _DEFERRED_ROWS:
+            return False
+        request.sequence.defer_features()
+        return True
 
     @property
     def _tree_nodes(self) -> int:
@@ -249,8 +302,14 @@ class EngineLoop:
         """Draft for a request that wants the server to."""
         if request.needs_draft:
             started = time.monotonic()
+            self._engine.tap([request.sequence])  # what was deferred: the drafter reads all features
             request.draft(self._tree_nodes)
             request.add_draft_time(time.monotonic() - started)
+
+
+def _post_all(verdicts: abc.Sequence[tuple[Post, Verdict]]) -> None:
+    for post, verdict in verdicts:
+        post(verdict)
 
 
 def _answer(query: PrefixQuery) -> None:

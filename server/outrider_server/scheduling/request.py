@@ -66,7 +66,8 @@ class Request:
         self._tokens_left = frame.max_tokens if isinstance(frame, Decode) else 1
         self._features_from = frame.features_from
         self._last_features: Features | None = None  # the last row that was sent
-        self._has_replied = False  # a verdict has been posted
+        self._has_replied = False  # there has been a verdict
+        self._unposted: Verdict | None = None
         self._begun = False
         self._waiting_since = now
         self._lacks_memory_since: float | None = None
@@ -104,6 +105,16 @@ class Request:
         if self._begun or not isinstance(frame, Draft) or not frame.assumes:
             return False
         return not self.sequence.expects(frame.base_len, frame.root, frame.assumes)
+
+    @property
+    def needs_features(self) -> bool:
+        """True if its client, or the server's drafter, reads the features of its passes."""
+        return self._features_from is not None or self._shape is not None
+
+    @property
+    def decodes_on(self) -> bool:
+        """True if it goes on by itself, and no features follow its verdicts."""
+        return not self.ended and not self.needs_features
 
     @property
     def needs_draft(self) -> bool:
@@ -162,17 +173,17 @@ class Request:
     def reject_stale(self) -> None:
         """Answer a stale draft and end it; nothing that is held changes."""
         self._tokens_left = 0
-        self.post(Verdict(self._frame.seq, (), None, stale=True))
-        self.post(RequestDone())
+        self._post(Verdict(self._frame.seq, (), None, stale=True))
+        self._post(RequestDone())
 
     def cancel(self) -> None:
         """Answer a cancelled Decode and end it."""
         self._tokens_left = 0
-        self.post(Verdict(self._frame.seq, (), None, Finish.CANCELLED, draft_us=round(self._draft_s * 1e6)))
+        self._post(Verdict(self._frame.seq, (), None, Finish.CANCELLED, draft_us=round(self._draft_s * 1e6)))
         # Sent again: the client waits for a frame marked last, and the rows themselves may be evicted by now.
         if self._last_features is not None:
-            self.post(replace(self._last_features, last=True, tap_us=round(self._tap_s * 1e6)))
-        self.post(RequestDone())
+            self._post(replace(self._last_features, last=True, tap_us=round(self._tap_s * 1e6)))
+        self._post(RequestDone())
 
     def step_input(self, room: int) -> StepInput:
         """Return its share of the next pass: all of it, or the first `room` context tokens."""
@@ -182,7 +193,10 @@ class Request:
         return StepInput(self.sequence, chain[: min(room, len(chain) - 1)])
 
     def apply_result(self, result: StepResult, tree_budget: int) -> None:
-        """Post the verdict, if the pass gave one, with the tree size to ask for; note what comes next."""
+        """Note what comes next, and the verdict, if the pass gave one, with the tree size to ask for.
+
+        `take_verdict` returns it.
+        """
         self._queue_s += result.timing.started - self._waiting_since
         self._verify_s += result.timing.ended - result.timing.started
         self._waiting_since = result.timing.ended
@@ -195,12 +209,17 @@ class Request:
             self._tokens_left = 0
         elif isinstance(self._frame, Decode) and self._tokens_left == 0:
             finish = Finish.LIMIT
-        self.post(self._verdict(result.accepted, finish, result.logprobs, tree_budget))
+        self._unposted = self._verdict(result.accepted, finish, result.logprobs, tree_budget)
         self._has_replied = True
         if result.accepted.bonus is not None:
             self._chain = (result.accepted.bonus,)
         self._tree, self._grown = _NO_TREE, False
         self._queue_s = self._draft_s = self._verify_s = 0.0
+
+    def take_verdict(self) -> Verdict | None:
+        """Return the verdict of the last pass for the caller to post, once."""
+        verdict, self._unposted = self._unposted, None
+        return verdict
 
     def finish_step(self, tap_s: float) -> None:
         """Post the features that the client lacks, after commit and a tap of `tap_s`, and the end.
@@ -211,13 +230,19 @@ class Request:
         if self.ended or self._has_replied:
             self._post_features()
         if self.ended:
-            self.post(RequestDone())
+            self._post(RequestDone())
 
     def fail(self, refusal: Refusal) -> None:
         """End it with an error."""
         self._tokens_left = 0
-        self.post(refusal)
-        self.post(RequestDone())
+        self._post(refusal)
+        self._post(RequestDone())
+
+    def _post(self, reply: Reply) -> None:
+        """Post a reply behind the verdict."""
+        if (verdict := self.take_verdict()) is not None:
+            self.post(verdict)
+        self.post(reply)
 
     def _verdict(
         self, accepted: AcceptedPath, finish: Finish, logprobs: tuple[TokenLogprob, ...], tree_budget: int
@@ -248,7 +273,7 @@ class Request:
         features = Features(self._frame.seq, first, rows, self.ended, tap_us, self._padded_width, codec=codec)
         if not self.ended:
             self._last_features = replace(features, first=self._features_from - 1, rows=rows[-1:].copy())
-        self.post(features)
+        self._post(features)
 
 
 def _shape(frame: Draft | Decode) -> TreeShape | None:

@@ -58,7 +58,7 @@ class Rider:
 
     def take(self, engine: Engine, outcome: StepResult) -> None:
         engine.commit(outcome)
-        engine.tap([outcome])
+        engine.tap([outcome.step_input.sequence])
         new = [*self.trees[-1].path_tokens(outcome.accepted.path)]
         new += [] if outcome.accepted.bonus is None else [outcome.accepted.bonus]
         self.tokens += new

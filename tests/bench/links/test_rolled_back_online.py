@@ -124,7 +124,7 @@ def fresh(name: str, drafting: Drafting) -> DraftState:
         chain = drafting.tokens[: drafting.num_features]
         (outcome,) = engine.verify([StepInput(sequence, chain, DraftTree(), Sampler(Sampling()))])
         engine.commit(outcome)
-        engine.tap([outcome])
+        engine.tap([outcome.step_input.sequence])
         first, rows = sequence.features(0)
         state.add_features(first, torch.from_numpy(rows))
     return state

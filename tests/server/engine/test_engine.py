@@ -21,7 +21,7 @@ def cycle(engine: Engine, sequence: Sequence, chain: list[int], tree: DraftTree,
     """One verdict, committed and tapped."""
     (result,) = engine.verify([StepInput(sequence, chain, tree, sampler)])
     engine.commit(result)
-    engine.tap([result])
+    engine.tap([result.step_input.sequence])
     return result.accepted
 
 
@@ -187,7 +187,7 @@ def test_features_are_those_of_a_fresh_prefill_at_every_position(tap):
         [StepInput(sequence, [5, 6, 7], random_tree(rng, 4), GREEDY), StepInput(other, [3], DraftTree(), GREEDY)]
     )
     engine.commit(first)
-    engine.tap([first])
+    engine.tap([first.step_input.sequence])
     sequence.truncate(30)
     cycle(engine, sequence, random_tokens(rng, 3), DraftTree())
     fresh = Sequence(target().kv, tap)

@@ -23,7 +23,7 @@ def features(target: Target, tap, tokens: list[int]) -> torch.Tensor:
     for part in (tokens[:7], tokens[7:]):
         (result,) = engine.verify([StepInput(sequence, part, DraftTree(), Sampler(Sampling()))])
         engine.commit(result)
-        engine.tap([result])
+        engine.tap([result.step_input.sequence])
     return torch.from_numpy(sequence.features(0)[1])
 
 

@@ -72,7 +72,7 @@ class Script:
     def take(self, engine: Engine, result: StepResult) -> None:
         have = len(self.sequence.tokens)
         engine.commit(result)
-        engine.tap([result])
+        engine.tap([result.step_input.sequence])
         self.walks.append(result.accepted)
         if self.sequence.tap is not None:
             self.sent.append(self.sequence.features(max(0, have - 2)))

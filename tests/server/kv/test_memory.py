@@ -53,7 +53,7 @@ def run(sequence: Sequence, num_rows: int | None = None) -> None:
         sequence.slot.write(layer, keys.expand(1, -1, 2), -keys.expand(1, -1, 3))
     sequence.commit(chain, (), (), None)
     if sequence.tap is not None:
-        sequence.add_features(sequence.tap_state.rows(sequence.activations({})).numpy())
+        sequence.add_features(sequence.tap_state.rows(sequence.activations()).numpy())
 
 
 def go_on(sequence: Sequence, base_len: int, context: list[int], request: object | None = None) -> None:
