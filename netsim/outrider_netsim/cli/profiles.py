@@ -113,10 +113,16 @@ def _rows(direction: Direction) -> tuple[str, ...]:
         *(f"{1000 * direction.quantile_s(q):.2f} ms" for q in QUANTILES),
         f"{direction.rate_bps / 1e6:g} Mbit/s" if direction.rate_bps else "no limit",
         _loss(direction),
-        f"{direction.queue_packets} packets",
+        _queue(direction),
         "kept" if direction.in_order else "jitter reorders",
         direction.trace.name if direction.trace else "none",
     )
+
+
+def _queue(direction: Direction) -> str:
+    if direction.queue_ms:
+        return f"{direction.queue_ms:g} ms at the rate"
+    return f"{direction.queue_bytes} bytes" if direction.queue_bytes else f"{direction.queue_packets} packets"
 
 
 def _loss(direction: Direction) -> str:

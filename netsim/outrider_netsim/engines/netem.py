@@ -7,6 +7,13 @@ a rate never lets a packet overtake: that is `in_order`, and tbf then lets every
 qdiscs, so that each can be changed into any other without losing packets under way. Losses and packets that the full
 queue refuses share one counter and cannot be told apart.
 
+    packets -> [ netem: loss, delay ] -> [ bfifo: what waits for the rate ] -> [ tbf: rate ] -> veth
+
+That is `queue_bytes` and `queue_ms`: netem hands each packet to the qdisc in it when its delay is over, and tbf takes
+them from there. Order is then kept by an endless rate of netem's own, and the real rate is always tbf's, which lets a
+packet pass at once after a pause: a lone packet saves its size / rate there, which it takes in other engines. A change
+from this to netem's limit, or back, drops the packets in bfifo.
+
 A delay is `latency + jitter * entry / 8192` for an entry that netem picks uniformly from a table of signed 16-bit
 numbers. Ours is the quantile function of base + max(0, X) at the middles of 4096 equal shares, with `jitter` just large
 enough for the outermost entry: tables scaled by the deviation, as tc's are, clip everything beyond 4 deviations.
@@ -18,10 +25,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.profiles.delays import Distribution
-from outrider_netsim.profiles.profile import Bursts, Direction
+from outrider_netsim.profiles.profile import MAX_QUEUE_PACKETS, Bursts, Direction
 
 TABLE_ENTRIES = 4096  # a power of two, so that the kernel's `random % entries` is fair; it takes up to 16384
 TABLE_SCALE = 8192  # NETEM_DIST_SCALE
@@ -32,6 +40,8 @@ UNLIMITED_BPS = 1e12  # a full frame in 12 ns
 FRAME_BYTES = 1514  # a full packet and its Ethernet header
 BURST_S = 0.001  # what tbf may send at once after a pause; longer than a high-resolution timer is late
 NS_PER_MS = 1e6
+
+BufferKind = Literal["bfifo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +88,20 @@ class Tbf:
 
 
 @dataclass(frozen=True, slots=True)
+class BufferQdisc:
+    """The qdisc in netem that holds what waits for tbf."""
+
+    kind: BufferKind
+    limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class QdiscConfig:
-    """The qdiscs of one end: `tbf` at the root, `netem` in it."""
+    """The qdiscs of one end: `tbf` at the root, `netem` in it, and maybe `buffer` in netem."""
 
     tbf: Tbf
     netem: Netem
+    buffer: BufferQdisc | None = None
 
 
 def qdisc_config(direction: Direction, seed: int, *, is_cut: bool = False) -> QdiscConfig:
@@ -91,15 +110,19 @@ def qdisc_config(direction: Direction, seed: int, *, is_cut: bool = False) -> Qd
     rate = direction.rate_bps or UNLIMITED_BPS
     # Constant delays never reorder, so netem's own rate, which is exact, serves them too.
     ordered = direction.in_order or not direction.jitter_ms
+    buffer = _buffer(direction)
+    netem_bps = rate if buffer is None else UNLIMITED_BPS
     netem = Netem(
-        limit=direction.queue_packets,
+        limit=direction.queue_packets if buffer is None else MAX_QUEUE_PACKETS,
         delay=delay,
         loss=LOSS_ALL if is_cut else share_of_u32(direction.loss),
         bursts=_burst_loss(direction.bursts) if direction.bursts and not is_cut else None,
-        rate_bytes=_bytes_a_second(rate) if ordered else 0,
+        rate_bytes=_bytes_a_second(netem_bps) if ordered else 0,
         seed=seed,
     )
-    return QdiscConfig(_bucket(UNLIMITED_BPS if ordered else rate, direction.queue_packets), netem)
+    if buffer is not None:
+        return QdiscConfig(_bucket(rate, FRAME_BYTES, buffer.limit_bytes), netem, buffer)
+    return QdiscConfig(_bucket(UNLIMITED_BPS if ordered else rate, 0, direction.queue_packets * FRAME_BYTES), netem)
 
 
 def share_of_u32(share: float) -> int:
@@ -135,10 +158,19 @@ def _burst_loss(bursts: Bursts) -> BurstLoss:
     return BurstLoss(p=share(bursts.p), r=share(bursts.r), h=share(1 - bursts.bad), k1=share(bursts.good))
 
 
-def _bucket(rate_bps: float, queue_packets: int) -> Tbf:
+def _buffer(direction: Direction) -> BufferQdisc | None:
+    limit_bytes = direction.buffer_bytes
+    if limit_bytes is None or not direction.rate_bps:
+        return None
+    return BufferQdisc("bfifo", limit_bytes)
+
+
+def _bucket(rate_bps: float, lone_bytes: int, limit_bytes: int) -> Tbf:
+    """Return a bucket for `lone_bytes` and what is due while a timer is late."""
     rate = _bytes_a_second(rate_bps)
     # tbf drops every packet that is larger than its burst.
-    return Tbf(rate, max(2 * FRAME_BYTES, round(rate * BURST_S)), min(queue_packets * FRAME_BYTES, 2**32 - 1))
+    burst = lone_bytes + round(rate * BURST_S) if lone_bytes else max(2 * FRAME_BYTES, round(rate * BURST_S))
+    return Tbf(rate, burst, min(limit_bytes, 2**32 - 1))
 
 
 def _bytes_a_second(rate_bps: float) -> int:

@@ -11,10 +11,13 @@ from typing import Any, ClassVar
 from pyroute2.netlink import NLA_F_NESTED, nla, nlmsg
 from pyroute2.netlink.rtnl.tcmsg import sched_netem, sched_tbf, tcmsg
 
-from outrider_netsim.engines.netem import BurstLoss, Netem, Tbf
+from outrider_netsim.engines.netem import BufferKind, BufferQdisc, BurstLoss, Netem, Tbf
 
 TC_H_ROOT = 0xFFFF_FFFF
 TBF_HANDLE, NETEM_PARENT, NETEM_HANDLE = 0x1_0000, 0x1_0001, 0x10_0000  # 1:, 1:1 and 10:
+BUFFER_PARENT = 0x10_0001  # 10:1
+# One for each kind: the kernel refuses another kind under the handle of a running qdisc.
+BUFFER_HANDLES: dict[BufferKind, int] = {"bfifo": 0x20_0000}
 LINKLAYER_ETHERNET = 1
 U32_MAX = 2**32 - 1
 NS_PER_TICK = 64  # PSCHED_SHIFT 6
@@ -154,6 +157,16 @@ def tbf_message(index: int, tbf: Tbf) -> QdiscMessage:
     if tbf.rate_bytes > U32_MAX:
         attributes.append(("TCA_TBF_RATE64", tbf.rate_bytes))
     return _message("tbf", index, TBF_HANDLE, TC_H_ROOT, {"attrs": attributes})
+
+
+def buffer_message(index: int, buffer: BufferQdisc) -> QdiscMessage:
+    """Build the qdisc in netem on interface `index`."""
+    return _message(buffer.kind, index, BUFFER_HANDLES[buffer.kind], BUFFER_PARENT, {"limit": buffer.limit_bytes})
+
+
+def no_buffer_message(index: int) -> QdiscMessage:
+    """Build a message that deletes the qdisc in netem, with the packets in it."""
+    return _addressed(index, 0, BUFFER_PARENT)
 
 
 def root_message(index: int) -> QdiscMessage:

@@ -19,7 +19,15 @@ from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines import veth
 from outrider_netsim.engines.kernel_support import OTHER_ENGINE, no_module
 from outrider_netsim.engines.netem import QdiscConfig
-from outrider_netsim.engines.qdisc_messages import QdiscMessage, netem_message, root_message, tbf_message
+from outrider_netsim.engines.qdisc_messages import (
+    BUFFER_HANDLES,
+    QdiscMessage,
+    buffer_message,
+    netem_message,
+    no_buffer_message,
+    root_message,
+    tbf_message,
+)
 from outrider_netsim.engines.rtnetlink import NLM_F_CREATE, NLM_F_REPLACE, NetlinkClient, NetlinkError
 from outrider_netsim.namespaces.interfaces import Side
 from outrider_netsim.namespaces.namespaces import Namespaces
@@ -30,13 +38,18 @@ SIDES: tuple[Side, Side] = ("A", "B")
 
 @dataclass(frozen=True, slots=True)
 class QdiscCounters:
-    """Counters of one end's qdiscs. `dropped` is netem's: its losses and the packets that its full queue refused."""
+    """Counters of one end's qdiscs.
+
+    `dropped` is netem's: its losses, packets that its full queue refused, and those that the buffer in it refused,
+    which `dropped_by_buffer` counts too, from 0 for each new buffer.
+    """
 
     packets_out: int = 0
     bytes_out: int = 0
     waiting_packets: int = 0
     waiting_bytes: int = 0
     dropped: int = 0
+    dropped_by_buffer: int = 0
     seed: int | None = None  # None: this netem has no seed
 
 
@@ -46,6 +59,7 @@ class ShapedPair:
     def __init__(self, clients: dict[Side, NetlinkClient], ends: dict[Side, veth.VethEnd]) -> None:
         self._clients = clients
         self._ends = ends
+        self._buffered: set[Side] = set()
 
     @classmethod
     async def make(cls, namespaces: Namespaces, up: QdiscConfig, down: QdiscConfig) -> ShapedPair:
@@ -80,6 +94,14 @@ class ShapedPair:
             client.request(tbf_message(index, shaping.tbf), RTM_NEWQDISC, flags)
         with _explained_refusals("netem"):
             client.request(netem_message(index, shaping.netem), RTM_NEWQDISC, flags)
+        if shaping.buffer is not None:
+            with _explained_refusals(shaping.buffer.kind):
+                client.request(buffer_message(index, shaping.buffer), RTM_NEWQDISC, flags)
+            self._buffered.add(side)
+        elif side in self._buffered:
+            with _explained_refusals("the change of its queue"):
+                client.request(no_buffer_message(index), RTM_DELQDISC)
+            self._buffered.discard(side)
 
     def count(self, side: Side) -> QdiscCounters:
         """Return the counters of the qdiscs of `side`."""
@@ -90,7 +112,7 @@ class ShapedPair:
             message.decode()
             if message["index"] == index:
                 found[message.get_attr("TCA_KIND")] = message
-        return _counted(found["tbf"], found["netem"])
+        return _counted(found["tbf"], found["netem"], next((found[kind] for kind in BUFFER_HANDLES if kind in found), None))
 
     def remove(self) -> None:
         """Remove the qdiscs and the pair, as far as they exist."""
@@ -107,7 +129,7 @@ class ShapedPair:
             client.close()
 
 
-def _counted(tbf: Any, netem: Any) -> QdiscCounters:  # Any: pyroute2's messages
+def _counted(tbf: Any, netem: Any, buffer: Any) -> QdiscCounters:  # Any: pyroute2's messages
     sent = tbf.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")
     waiting = tbf.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE")
     return QdiscCounters(
@@ -115,9 +137,15 @@ def _counted(tbf: Any, netem: Any) -> QdiscCounters:  # Any: pyroute2's messages
         bytes_out=sent["bytes"],
         waiting_packets=waiting["qlen"],
         waiting_bytes=waiting["backlog"],
-        dropped=netem.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE")["drops"],
+        dropped=_drops(netem),
+        dropped_by_buffer=_drops(buffer) if buffer is not None else 0,
         seed=netem.get_attr("TCA_OPTIONS").get_attr("TCA_NETEM_PRNG_SEED"),
     )
+
+
+def _drops(qdisc: Any) -> int:  # Any: pyroute2's message
+    drops: int = qdisc.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE")["drops"]
+    return drops
 
 
 class _explained_refusals(contextlib.AbstractContextManager["_explained_refusals"]):

@@ -9,12 +9,15 @@ from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles import delays
 from outrider_netsim.profiles.delays import DISTRIBUTIONS, Distribution
 from outrider_netsim.profiles.outages import Outage, in_order
-from outrider_netsim.profiles.traces import Trace
+from outrider_netsim.profiles.traces import DeliveryTrace, Trace
 
 __all__ = ["Bursts", "Direction", "Distribution", "Outage", "Profile", "ProfileError"]
 
 MAX_MS = 60_000.0
 MAX_QUEUE_PACKETS = 10_000_000
+MAX_QUEUE_BYTES = 2**32 - 1
+USUAL_QUEUE_PACKETS = 1000
+LEAST_BUFFER_BYTES = 2 * 1514  # two full packets: with less a lone burst of two would lose one
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,9 @@ class Direction:
     base_ms: float = 0.0
     loss: float = 0.0  # share of packets, independent of each other
     bursts: Bursts | None = None  # in place of `loss`
-    queue_packets: int = 1000  # waiting for rate and delay together; more is dropped at the tail (netem's limit)
+    queue_packets: int = USUAL_QUEUE_PACKETS  # waiting for rate and delay together (netem's limit); more is dropped
+    queue_bytes: int = 0  # in its place: limits what waits for the rate, and not what is under way in the delay
+    queue_ms: float = 0.0  # the same, as the time that the current rate takes for it
     in_order: bool = False  # packets never overtake each other, as on a radio bearer; else jitter reorders (netem)
     trace: Trace | None = None
 
@@ -77,8 +82,30 @@ class Direction:
             )
         if self.loss and self.bursts:
             raise ProfileError(f"loss={self.loss:g} beside bursts: bursts replace it, so give one of them")
+        self._check_queue()
+
+    def _check_queue(self) -> None:
         if not 1 <= self.queue_packets <= MAX_QUEUE_PACKETS:
             raise ProfileError(f"queue_packets={self.queue_packets}: need 1 to {MAX_QUEUE_PACKETS}")
+        _check("queue_bytes", self.queue_bytes, MAX_QUEUE_BYTES)
+        _check("queue_ms", self.queue_ms, MAX_MS)
+        limits = {"queue_packets": USUAL_QUEUE_PACKETS, "queue_bytes": 0, "queue_ms": 0.0}
+        given = [f"{name}={getattr(self, name):g}" for name, usual in limits.items() if getattr(self, name) != usual]
+        if len(given) > 1:
+            raise ProfileError(f"{' beside '.join(given)}: each limits the queue, so give one of them")
+
+    @property
+    def buffer_bytes(self) -> int | None:
+        """Return how many bytes may wait for the rate, or None where `queue_packets` is the limit instead.
+
+        At least two full packets. With `queue_ms` and no rate there is no such limit, as nothing waits.
+        """
+        if self.queue_bytes:
+            return max(LEAST_BUFFER_BYTES, self.queue_bytes)
+        if not self.queue_ms:
+            return None
+        rate_bps = self.trace.mean_rate_bps if isinstance(self.trace, DeliveryTrace) else self.rate_bps
+        return min(MAX_QUEUE_BYTES, max(LEAST_BUFFER_BYTES, round(rate_bps * self.queue_ms / 8000))) if rate_bps else MAX_QUEUE_BYTES
 
     @property
     def mean_delay_ms(self) -> float:

@@ -80,6 +80,8 @@ _DIRECTION: Kinds = {
     "loss": number,
     "bursts": _bursts,
     "queue_packets": whole,
+    "queue_bytes": whole,
+    "queue_ms": number,
     "in_order": flag,
     "trace": _trace,
 }
