@@ -94,6 +94,8 @@ class KernelLink(NamespaceLink):
         """Change the link for packets that enter from now on, the rate also for waiting ones. Planned outages stay."""
         check_traces(profile)
         for lane, shaping in zip(self._lanes, self._shapings(profile), strict=True):
+            # Counted before the change, which may end a buffer and its counter.
+            lane.update_stats(self._started.count(lane.side), self._is_down)
             self._started.shape(lane.side, shaping)
         self.profile = profile
         for task in self._traces:
@@ -104,8 +106,8 @@ class KernelLink(NamespaceLink):
     def stats(self) -> LinkStats:
         """Counters of both directions, and connections.
 
-        netem counts packets that its full queue refuses with its losses, and the bytes of neither: `lost` includes
-        both, and `bytes_in` neither.
+        netem counts packets that its full queue (`queue_packets`) refuses with its losses: `lost` includes both. Bytes
+        of dropped packets are not in `bytes_in`.
         """
         up, down = (lane.update_stats(self._started.count(lane.side), self._is_down) for lane in self._lanes)
         return LinkStats(up, down, self._bridge.connections)
@@ -187,6 +189,7 @@ class KernelLane:
         self._seed = f"{seed}/{'up' if side == 'A' else 'down'}"
         self._changes = count()
         self._dropped = self._lost = self._by_outage = 0
+        self._by_buffer = self._by_buffers = 0  # of the current buffer, and of all
 
     def shaping(self, is_cut: bool) -> QdiscConfig:
         """Return the qdiscs for the current settings."""
@@ -199,7 +202,13 @@ class KernelLane:
 
         Call before the link goes down or comes back, so that they have one reason.
         """
-        dropped, self._dropped = counted.dropped - self._dropped, counted.dropped
+        # A new buffer counts from 0.
+        by_buffer = counted.dropped_by_buffer - (
+            self._by_buffer if counted.dropped_by_buffer >= self._by_buffer else 0
+        )
+        self._by_buffer = counted.dropped_by_buffer
+        self._by_buffers += by_buffer
+        dropped, self._dropped = counted.dropped - self._dropped - by_buffer, counted.dropped
         if was_down:
             self._by_outage += dropped
         else:
@@ -208,6 +217,7 @@ class KernelLane:
             packets_in=counted.packets_out + counted.waiting_packets + counted.dropped,
             packets_out=counted.packets_out,
             lost=self._lost,
+            dropped_by_queue=self._by_buffers,
             dropped_by_outage=self._by_outage,
             bytes_in=counted.bytes_out + counted.waiting_bytes,
             bytes_out=counted.bytes_out,

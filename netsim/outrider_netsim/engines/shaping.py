@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from outrider_netsim.impairments import ETHERNET_BYTES, Packet
@@ -57,9 +57,9 @@ class Shaper:
 
     def __init__(self, direction: Direction, seed: str, timeout_s: float = MIN_TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
-        self.path = Path(direction, seed)
+        self.path = Path(_unbuffered(direction), seed)
         self._now = 0.0
-        self._room = direction.queue_packets
+        self._room = _room(direction)
         self._ids = count()
         self._waiting: deque[StreamSegment] = deque()
         self._under_way: dict[int, StreamSegment] = {}
@@ -70,8 +70,8 @@ class Shaper:
         """Change the link for segments that enter from now on."""
         self.advance(now)
         self.timeout_s = timeout_s
-        self.path.set(direction, self._now)
-        self._room = direction.queue_packets
+        self.path.set(_unbuffered(direction), self._now)
+        self._room = _room(direction)
         self._fill(self._now)
 
     def send(self, segment: StreamSegment, now: float) -> None:
@@ -114,6 +114,18 @@ class Shaper:
     def _num_lost(self) -> int:
         stats = self.path.stats
         return stats.lost + stats.dropped_by_queue
+
+
+def _unbuffered(direction: Direction) -> Direction:
+    return replace(direction, queue_bytes=0, queue_ms=0.0)
+
+
+def _room(direction: Direction) -> int:
+    """Return how many packets may be under way; with a limit in bytes, the full ones that delay and buffer hold."""
+    if direction.buffer_bytes is None:
+        return direction.queue_packets
+    delayed_bytes = direction.mean_delay_ms * direction.rate_bps / 8000
+    return math.ceil((direction.buffer_bytes + delayed_bytes) / (SEGMENT_BYTES + HEADER_BYTES))
 
 
 class ShapedStream:

@@ -1,5 +1,6 @@
 """Impairments of packets on a link, one per module, without clock or I/O. path.py combines them."""
 
+from outrider_netsim.impairments.buffer import Buffer
 from outrider_netsim.impairments.delay import Delay
 from outrider_netsim.impairments.impairment import DropReason, Impairment, PacketObserver
 from outrider_netsim.impairments.loss import Loss
@@ -11,6 +12,7 @@ from outrider_netsim.impairments.sink import Sink
 from outrider_netsim.impairments.trace import ConditionChanges, DeliveryOpportunities
 
 __all__ = [
+    "Buffer",
     "ETHERNET_BYTES",
     "ConditionChanges",
     "Delay",

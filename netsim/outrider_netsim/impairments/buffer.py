@@ -20,18 +20,14 @@ class Buffer:
         self.on_drop: Callable[[Packet, float], None] = ignore_drop
         self._waiting: deque[Packet] = deque()
         self._bytes = 0
-        self.set(limit_bytes)
-
-    def set(self, limit_bytes: int | None) -> None:
-        """Change the limit for packets that enter from now on; those that wait stay."""
-        self._limit_bytes = float("inf") if limit_bytes is None else limit_bytes
+        self.limit_bytes = limit_bytes  # for packets that enter from now on; those that wait stay
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def push(self, packet: Packet, now: float) -> None:
         """Let `packet` wait, or drop it."""
-        if self._bytes + packet.size_bytes > self._limit_bytes:
+        if self.limit_bytes is not None and self._bytes + packet.size_bytes > self.limit_bytes:
             self.dropped += 1
             self.on_drop(packet, now)
         else:

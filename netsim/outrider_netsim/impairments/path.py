@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from outrider_netsim.impairments import (
+    Buffer,
     ConditionChanges,
     Delay,
     DeliveryOpportunities,
@@ -80,7 +81,7 @@ class Path:
         # A generator for each: with a shared one, a change of the loss would shift all delays. Seeded with text, which
         # gives the same numbers on every platform.
         self._delay = Delay(self._rate, direction, random.Random(f"{seed}/delay"))
-        self._queue = Queue(self._delay, direction.queue_packets)
+        self._queue = Queue(self._delay, None)
         self._loss = Loss(self._queue, direction.loss, direction.bursts, random.Random(f"{seed}/loss"))
         self._outages = Outages(self._loss, outages, started_at)
         self._changes: ConditionChanges | None = None  # from the first trace or `set` on
@@ -88,6 +89,8 @@ class Path:
         self._observer: PacketObserver | None = None
         if direction.trace is not None:
             self.set(direction, started_at)
+        else:
+            self._limit_queue(direction)
 
     def push(self, packet: Packet, now: float) -> None:
         """Let `packet` enter at `now`, which must never go backwards, in any method."""
@@ -134,6 +137,8 @@ class Path:
         self._outages.on_drop = partial(observer.dropped, reason="outage")
         self._loss.on_drop = partial(observer.dropped, reason="lost")
         self._queue.on_drop = partial(observer.dropped, reason="queue")
+        for buffer in self._buffers:
+            buffer.on_drop = self._queue.on_drop
 
     @property
     def is_cut(self) -> bool:
@@ -143,7 +148,7 @@ class Path:
     @property
     def dropped(self) -> int:
         """Number of packets lost or dropped by the queue or an outage."""
-        return self._loss.dropped + self._queue.dropped + self._outages.dropped
+        return self._loss.dropped + self._dropped_by_queue + self._outages.dropped
 
     @property
     def stats(self) -> PathStats:
@@ -151,7 +156,7 @@ class Path:
             packets_in=self._packets_in,
             packets_out=self._packets_out,
             lost=self._loss.dropped,
-            dropped_by_queue=self._queue.dropped,
+            dropped_by_queue=self._dropped_by_queue,
             dropped_by_outage=self._outages.dropped,
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
@@ -160,6 +165,8 @@ class Path:
     def _set_deliveries(self, trace: DeliveryTrace | None, now: float) -> None:
         if self._opportunities is None and trace is not None:
             self._opportunities = DeliveryOpportunities(self._sink, None, self._started_at, self._holds())
+            self._opportunities.buffer.on_drop = self._queue.on_drop
+            self._opportunities.buffer.limit_bytes = self._rate.buffer.limit_bytes
             self._rate.lead_to(self._opportunities)
         if self._opportunities is not None:
             self._opportunities.set(trace, now)
@@ -168,9 +175,24 @@ class Path:
         # One for each of its users, as none may ask about an earlier time than before.
         return Holds(self._held, self._started_at) if self._held else None
 
+    @property
+    def _buffers(self) -> list[Buffer]:
+        """Return those in which packets may wait for the rate or an opportunity."""
+        return [self._rate.buffer] if self._opportunities is None else [self._rate.buffer, self._opportunities.buffer]
+
+    @property
+    def _dropped_by_queue(self) -> int:
+        return self._queue.dropped + sum(buffer.dropped for buffer in self._buffers)
+
+    def _limit_queue(self, direction: Direction) -> None:
+        limit_bytes = direction.buffer_bytes
+        self._queue.limit = direction.queue_packets if limit_bytes is None else None
+        for buffer in self._buffers:
+            buffer.limit_bytes = limit_bytes
+
     def _apply(self, direction: Direction, now: float) -> None:
         self._loss.set(direction.loss, direction.bursts)
-        self._queue.limit = direction.queue_packets
+        self._limit_queue(direction)
         self._delay.set(direction)
         self._rate.set(0.0 if isinstance(direction.trace, DeliveryTrace) else direction.rate_bps, now)
 

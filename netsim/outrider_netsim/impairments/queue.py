@@ -13,10 +13,10 @@ class Queue:
     """Allow at most `limit` packets behind it, whether they wait for rate, delay or a delivery opportunity.
 
     netem's `limit` counts the same way: with 50 ms of delay, a limit of 1000 packets carries at most 20,000 packets a
-    second, however high the rate.
+    second, however high the rate. A `limit` of None is none: the buffer before the rate has one instead.
     """
 
-    def __init__(self, behind: Impairment, limit: int) -> None:
+    def __init__(self, behind: Impairment, limit: int | None) -> None:
         self.dropped = 0
         self.on_drop: Callable[[Packet, float], None] = ignore_drop
         self.limit = limit
@@ -26,7 +26,7 @@ class Queue:
 
     def push(self, packet: Packet, now: float) -> None:
         self._waiting -= self._downstream.bring_to(now)
-        if self._waiting >= self.limit:
+        if self.limit is not None and self._waiting >= self.limit:
             self.dropped += 1
             self.on_drop(packet, now)
         else:

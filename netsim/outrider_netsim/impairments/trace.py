@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Sequence
 
+from outrider_netsim.impairments.buffer import Buffer
 from outrider_netsim.impairments.downstream import Downstream
 from outrider_netsim.impairments.impairment import Impairment, InOrder, earlier
 from outrider_netsim.impairments.outage import Holds
@@ -54,8 +54,9 @@ class DeliveryOpportunities:
         self._behind = behind
         self._holds = holds
         self._started_at = started_at
-        self._waiting: deque[Packet] = deque()
-        self._left_bytes = 0  # of the first waiting packet
+        self.buffer = Buffer()
+        self._sending: Packet | None = None
+        self._left_bytes = 0  # of the packet being sent
         self._next = 0
         self._timetable = self._timetable_of(trace)
 
@@ -65,18 +66,18 @@ class DeliveryOpportunities:
         if self._timetable is not None:
             self._next = self._timetable.first_after(now)
             return
-        while self._waiting:
-            self._behind.push(self._waiting.popleft(), now)
+        while (packet := self._take(now)) is not None:
+            self._behind.push(packet, now)
+            self._sending = None
 
     def push(self, packet: Packet, now: float) -> None:
         if self._timetable is None:
             self._behind.push(packet, now)
             return
         self._serve(self._timetable, now)
-        if not self._waiting:
+        if not self._is_busy:
             self._next = self._timetable.first_after(now)
-            self._left_bytes = _counted_bytes(packet)
-        self._waiting.append(packet)
+        self.buffer.push(packet, now)
 
     def pop_ready(self, now: float) -> list[Packet]:
         if self._timetable is not None:
@@ -85,26 +86,36 @@ class DeliveryOpportunities:
 
     def next_event(self) -> float | None:
         later = self._behind.next_event()
-        return (
-            later if self._timetable is None or not self._waiting else earlier(self._timetable.time(self._next), later)
-        )
+        return later if self._timetable is None or not self._is_busy else earlier(self._timetable.time(self._next), later)
 
     def earliest_exit(self, packet: Packet, now: float) -> float:
         # A lower bound: the next opportunity may come much later.
         return self._behind.earliest_exit(packet, now)
 
     def _serve(self, timetable: RepeatingTimes, now: float) -> None:
-        while self._waiting and (when := timetable.time(self._next)) <= now:
+        while self._is_busy and (when := timetable.time(self._next)) <= now:
             self._next += 1
             if self._holds is None or self._holds.end(when, 0) == when:
                 self._use(OPPORTUNITY_BYTES, when)
 
     def _use(self, room_bytes: int, when: float) -> None:
-        while self._waiting and self._left_bytes <= room_bytes:
-            room_bytes -= self._left_bytes
-            self._behind.push(self._waiting.popleft(), when)
-            self._left_bytes = _counted_bytes(self._waiting[0]) if self._waiting else 0
-        self._left_bytes = max(0, self._left_bytes - room_bytes)
+        while room_bytes > 0 and (packet := self._take(when)) is not None:
+            used = min(room_bytes, self._left_bytes)
+            room_bytes -= used
+            self._left_bytes -= used
+            if not self._left_bytes:
+                self._behind.push(packet, when)
+                self._sending = None
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._sending is not None or bool(self.buffer)
+
+    def _take(self, now: float) -> Packet | None:
+        """Return the packet being sent, the next one from the buffer if there is none."""
+        if self._sending is None and (packet := self.buffer.pop(now)) is not None:
+            self._sending, self._left_bytes = packet, _counted_bytes(packet)
+        return self._sending
 
     def _timetable_of(self, trace: DeliveryTrace | None) -> RepeatingTimes | None:
         if trace is None:

@@ -122,7 +122,10 @@ def _lone_spacing_s(direction: Direction, link_bytes: int) -> float:
 def _quiet_spacing_s(direction: Direction, link_bytes: int) -> float:
     serialisation_s = serialisation_ms(direction, link_bytes) / 1000
     longest_s = (direction.mean_delay_ms + 6 * direction.delay_deviation_ms) / 1000
-    return max(LOSS_SPACING_S, serialisation_s / QUIET_SHARE, 2 * longest_s / direction.queue_packets)
+    # As packets of a train; a buffer before the rate gets them in bunches where they are kept in order.
+    buffer_bytes = direction.buffer_bytes
+    room = direction.queue_packets if buffer_bytes is None else buffer_bytes / link_bytes
+    return max(LOSS_SPACING_S, serialisation_s / QUIET_SHARE, 2 * longest_s / room)
 
 
 def _settle_s(direction: Direction) -> float:

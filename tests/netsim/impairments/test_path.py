@@ -22,18 +22,19 @@ TRACES = [
     ConditionTrace("rate", (0.0, 0.02), 0.04, rate_bps=(1e5, 1e6)),
 ]
 directions = st.builds(
-    lambda direction, jitter: replace(direction, **jitter),
+    lambda direction, jitter, queue: replace(direction, **jitter, **queue),
     st.builds(
         Direction,
         delay_ms=st.sampled_from([0.0, 10.0]),
         rate_bps=st.sampled_from([0.0, 2e5, 1e6]),
         base_ms=st.sampled_from([0.0, 4.5]),
         bursts=st.sampled_from([None, Bursts(0.2, 0.4)]),
-        queue_packets=st.integers(1, 6),
         in_order=st.booleans(),
         trace=st.sampled_from(TRACES),
     ),
     st.sampled_from([{}, {"jitter_ms": 8.0, "distribution": "normal"}]),
+    st.sampled_from([{}, {}, {"queue_bytes": 3500}, {"queue_ms": 90.0}])
+    | st.builds(lambda packets: {"queue_packets": packets}, st.integers(1, 6)),
 )
 pauses = st.sampled_from([0.0, 0.0, 0.001, 0.0037, 0.01, 0.05, 0.2])
 steps = st.lists(
