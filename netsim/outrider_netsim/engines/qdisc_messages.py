@@ -95,8 +95,14 @@ class TbfOptions(nla):  # type: ignore[misc]  # pyroute2 has no types
         fields: ClassVar[Fields] = sched_tbf.options.tbf_parms.fields
 
 
+class FifoOptions(nla):  # type: ignore[misc]  # pyroute2 ships no types
+    """struct tc_fifo_qopt."""
+
+    fields: ClassVar[Fields] = (("limit", "I"),)
+
+
 class QdiscMessage(nlmsg):  # type: ignore[misc]  # pyroute2 has no types
-    """struct tcmsg: an RTM_*QDISC message with our options for netem and tbf, and pyroute2's for every other kind."""
+    """struct tcmsg: an RTM_*QDISC message with our options for netem, tbf and bfifo, and pyroute2's for every other kind."""
 
     prefix = tcmsg.prefix
     fields: ClassVar[Fields] = tcmsg.fields
@@ -113,6 +119,8 @@ class QdiscMessage(nlmsg):  # type: ignore[misc]  # pyroute2 has no types
                 return NetemOptions
             case "tbf":
                 return TbfOptions
+            case "bfifo":
+                return FifoOptions
             case _:
                 return tcmsg.get_options(message, *args, **kwargs)
 

@@ -24,15 +24,16 @@ LAN = Profile.symmetric(
 
 WIFI = Profile.symmetric(
     "wifi",
-    Direction(1.5, 7.8, "pareto", 100e6, base_ms=0.5, loss=0.001, in_order=True),
+    Direction(1.5, 7.8, "pareto", 100e6, base_ms=0.5, loss=0.001, queue_ms=100, in_order=True),
     "median and 90th percentile of the round trip (3 and 20 ms): Sui et al., Characterizing and Improving WiFi Latency "
     "in Large-Scale Operational Networks, MobiSys 2016, whose 99th (250 ms) this distribution does not reach (42 ms); "
-    "rate and what loss retransmission leaves are our judgement; the receiver's block-ack window restores order",
+    "rate, queue and what loss retransmission leaves are our judgement; the receiver's block-ack window restores order",
 )
 
 
 def _lte_edge(rate_bps: float) -> Direction:
-    return Direction(15, 15, "pareto", rate_bps, base_ms=20, bursts=Bursts(0.001, 0.2), in_order=True)
+    bursts = Bursts(0.001, 0.2)
+    return Direction(15, 15, "pareto", rate_bps, base_ms=20, bursts=bursts, queue_ms=600, in_order=True)
 
 
 LTE_EDGE = Profile(
@@ -40,34 +41,36 @@ LTE_EDGE = Profile(
     up=_lte_edge(0.6e6),
     down=_lte_edge(1.2e6),
     source="rates: cell-edge spectral efficiency of Report ITU-R M.2134 (urban: 0.06 bit/s/Hz down, 0.03 up) over "
-    "20 MHz; round trip of 70 ms: WebPageTest's LTE; jitter (HARQ repeats in steps of 8 ms, RLC beyond that) and loss "
-    "(0.5 % in bursts of 5 packets) are our judgement",
+    "20 MHz; round trip of 70 ms: WebPageTest's LTE; jitter (HARQ repeats in steps of 8 ms, RLC beyond that), loss "
+    "(0.5 % in bursts of 5 packets) and queue are our judgement",
 )
 
 
 def _3g(rate_bps: float) -> Direction:
-    return Direction(40, 15, "normal", rate_bps, base_ms=110, loss=0.002, in_order=True)
+    return Direction(40, 15, "normal", rate_bps, base_ms=110, loss=0.002, queue_ms=1000, in_order=True)
 
 
 THREE_G = Profile(
     "3g",
     up=_3g(768e3),
     down=_3g(1.6e6),
-    source="WebPageTest's 3G (1.6 Mbit/s down, 768 kbit/s up, 300 ms round trip); jitter and loss are our judgement",
+    source="WebPageTest's 3G (1.6 Mbit/s down, 768 kbit/s up, 300 ms round trip); jitter, loss and queue are our "
+    "judgement",
 )
 
 SATELLITE = Profile(
     "satellite",
-    up=Direction(20, 10, "uniform", 3e6, base_ms=279, loss=0.002, queue_packets=2000, in_order=True),
-    down=Direction(5, 2, "uniform", 25e6, base_ms=279, loss=0.002, queue_packets=2000, in_order=True),
+    up=Direction(20, 10, "uniform", 3e6, base_ms=279, loss=0.002, queue_ms=600, in_order=True),
+    down=Direction(5, 2, "uniform", 25e6, base_ms=279, loss=0.002, queue_ms=600, in_order=True),
     source="geostationary: 279.0 ms a hop between stations at the edge of the satellite's view, RFC 2488, section 2; "
-    "25 and 3 Mbit/s: broadband as the FCC defined it in 2015; the wait for an uplink slot, jitter and loss are our "
-    "judgement",
+    "25 and 3 Mbit/s: broadband as the FCC defined it in 2015; the wait for an uplink slot, jitter, loss and queue (about "
+    "a round trip of the rate) are our judgement",
 )
 
 
 def _train(rate_bps: float) -> Direction:
-    return Direction(15, 20, "pareto", rate_bps, base_ms=20, bursts=Bursts(0.001, 0.1), in_order=True)
+    bursts = Bursts(0.001, 0.1)
+    return Direction(15, 20, "pareto", rate_bps, base_ms=20, bursts=bursts, queue_ms=600, in_order=True)
 
 
 TRAIN = Profile(

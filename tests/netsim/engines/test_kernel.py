@@ -107,6 +107,13 @@ def test_packets_dropped_in_a_cut_are_the_outages():
     assert (stats.bytes_in, stats.bytes_out) == (2100, 1800)
 
 
+def test_packets_that_a_buffer_refuses_are_the_queues():
+    lane = KernelLane("A", 0)
+    assert lane.update_stats(QdiscCounters(dropped=9, dropped_by_buffer=5), was_down=False).lost == 4
+    stats = lane.update_stats(QdiscCounters(dropped=12, dropped_by_buffer=1), was_down=False)  # a new buffer
+    assert (stats.lost, stats.dropped_by_queue, stats.packets_in) == (6, 6, 12)
+
+
 def test_a_row_of_a_trace_becomes_a_direction():
     trace = ConditionTrace("walk", (0.0, 1.0), 2.0, delay_ms=(10.0, 30.0), rate_bps=(1e6, 2e6))
     direction = Direction(5, 4, "normal", trace=trace)

@@ -16,6 +16,8 @@ pytestmark = [
 ]
 TCP_LOSS = Path(__file__).parents[1] / "vm" / "guest_tcp_loss.py"
 
+QUEUES = Path(__file__).parents[1] / "vm" / "guest_queue.py"
+
 
 def test_a_guest_that_panics_is_reported(tmp_path):
     script = tmp_path / "guest_panic.py"
@@ -48,3 +50,31 @@ def test_tcp_with_loss_is_as_fast_through_tun_as_through_the_kernel():
         if abs(tun / kernel - 1) < 0.15:
             return
     pytest.fail(f"tun carries {tun / kernel:.2f} of what the kernel does: {samples}")
+
+
+@pytest.mark.timeout(900)
+def test_queues_in_time_and_bytes_are_those_of_a_path():
+    """Packets at 1.5 times the rate, through real qdiscs and through a Path."""
+    jitter = {"delay_ms": 40, "jitter_ms": 10, "distribution": "normal", "rate_bps": 4e6}
+    directions = {
+        "constant": {"delay_ms": 20, "rate_bps": 4e6, "queue_ms": 150},
+        "in order": {**jitter, "queue_ms": 150, "in_order": True},
+        "reordering": {**jitter, "queue_bytes": 60_000},
+        "slow": {"delay_ms": 20, "rate_bps": 0.6e6, "queue_ms": 300},
+        "back to packets": {"delay_ms": 20, "rate_bps": 4e6, "queue_packets": 50},
+    }
+    order = {"directions": directions, "packets": 800, "spacing_s": 1514 * 8 / 6e6}
+    vm.check_in_guest(QUEUES, order, 280.0, _check_queues)
+
+
+def _check_queues(found):
+    for name, direction in found.items():
+        kernel, path = direction["kernel"], direction["path"]
+        assert kernel["most_ms"] == pytest.approx(path["most_ms"], rel=0.05), name
+        assert kernel["mean_ms"] == pytest.approx(path["mean_ms"], rel=0.05), name
+        assert kernel["came"] == pytest.approx(path["came"], rel=0.03), name
+        assert bool(kernel["overtaken"]) == bool(path["overtaken"]) == (name == "reordering"), name
+        if name == "back to packets":
+            assert (kernel["lost"], kernel["dropped"]) == (800 - kernel["came"], 0)
+        else:
+            assert (kernel["lost"], kernel["dropped"]) == (0, 800 - kernel["came"])

@@ -13,13 +13,14 @@ from outrider_netsim.engines.netem import (
     FRAME_BYTES,
     LOSS_ALL,
     TABLE_ENTRIES,
+    BufferQdisc,
     BurstLoss,
     delay_table,
     qdisc_config,
     share_of_u32,
 )
 from outrider_netsim.profiles.builtin import PROFILES
-from outrider_netsim.profiles.profile import Bursts, Direction
+from outrider_netsim.profiles.profile import MAX_QUEUE_PACKETS, Bursts, Direction
 
 JITTERY = Direction(21, 19, "normal", 20e6, base_ms=4.5, loss=0.001)
 
@@ -102,6 +103,19 @@ def test_order_is_kept_without_a_rate_by_an_endless_one():
 
 def test_a_constant_delay_has_the_exact_rate_whatever_the_order():
     assert qdisc_config(Direction(10, rate_bps=8000), 0).netem.rate_bytes == 1000
+
+
+def test_a_queue_in_time_waits_behind_netem_for_the_rate_of_tbf():
+    for direction in (JITTERY, replace(JITTERY, in_order=True)):
+        shaping = qdisc_config(replace(direction, queue_ms=300), 0)
+        assert shaping.buffer == BufferQdisc("bfifo", 750_000)
+        assert shaping.netem.limit == MAX_QUEUE_PACKETS
+        assert shaping.netem.rate_bytes == (125_000_000_000 if direction.in_order else 0)
+        assert (shaping.tbf.rate_bytes, shaping.tbf.burst_bytes) == (2_500_000, FRAME_BYTES + 2500)
+
+
+def test_nothing_waits_without_a_rate():
+    assert qdisc_config(Direction(20, queue_ms=300), 0).buffer is None
 
 
 def test_a_bucket_holds_a_millisecond_of_its_rate():

@@ -6,8 +6,15 @@ import sys
 
 import pytest
 
-from outrider_netsim.engines.netem import BurstLoss, DelayTable, Netem, Tbf, qdisc_config
-from outrider_netsim.engines.qdisc_messages import QdiscMessage, netem_message, root_message, tbf_message
+from outrider_netsim.engines.netem import BufferQdisc, BurstLoss, DelayTable, Netem, Tbf, qdisc_config
+from outrider_netsim.engines.qdisc_messages import (
+    QdiscMessage,
+    buffer_message,
+    netem_message,
+    no_buffer_message,
+    root_message,
+    tbf_message,
+)
 from outrider_netsim.profiles.profile import Direction
 
 CORR, DIST, LOSS, RATE, RATE64, LATENCY64, JITTER64, SEED = 1, 2, 5, 6, 8, 10, 11, 14  # TCA_NETEM_*
@@ -124,6 +131,15 @@ def test_a_fast_tbf_has_its_rate_in_64_bits():
     found = attributes(options(tbf_message(3, Tbf(12_500_000_000, 3028, 1)))[1])
     assert found[PARMS][8:12] == b"\xff\xff\xff\xff"
     assert found[TBF_RATE64] == bytes.fromhex("00dd0ee902000000")
+
+
+def test_the_buffer_is_the_child_of_netem():
+    message = buffer_message(3, BufferQdisc("bfifo", 37_500))
+    head, limit = options(message)
+    assert head == (0, 3, 0x20_0000, 0x10_0001, 0)
+    assert limit == struct.pack("=I", 37_500)  # struct tc_fifo_qopt
+    assert attributes(encoded(message)[36:])[KIND] == b"bfifo\0"
+    assert struct.unpack_from("=BxxxiIII", encoded(no_buffer_message(3)), 16) == (0, 3, 0, 0x10_0001, 0)
 
 
 def test_the_root_is_addressed_without_a_kind():

@@ -8,6 +8,7 @@ import pytest
 
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
+from outrider_netsim.profiles.traces import DeliveryTrace
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,9 @@ from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
         ({"distribution": "cauchy"}, "distribution='cauchy': need one of normal, pareto, uniform, constant"),
         ({"jitter_ms": 3}, "jitter_ms=3 with distribution='constant'"),
         ({"queue_packets": 0}, "queue_packets=0: need 1 to"),
+        ({"queue_bytes": 2**32}, "queue_bytes=4.29497e[+]09: need 0 to"),
+        ({"queue_ms": -1}, "queue_ms=-1: need 0 to 60000"),
+        ({"queue_ms": 300, "queue_packets": 10}, "queue_packets=10 beside queue_ms=300: .*give one of them"),
         ({"loss": 0.1, "bursts": Bursts(0.1, 0.1)}, "loss=0.1 beside bursts"),
     ],
 )
@@ -58,6 +62,21 @@ def test_mean_loss_of_bursts_is_that_of_their_chain():
     assert lost / n == pytest.approx(bursts.mean_loss, abs=5 * math.sqrt(6.7 * bursts.mean_loss / n))
     assert Direction(bursts=bursts).mean_loss == bursts.mean_loss
     assert Direction(loss=0.25).mean_loss == 0.25
+
+
+@pytest.mark.parametrize(
+    ("direction", "limit_bytes"),
+    [
+        (Direction(rate_bps=1e6), None),
+        (Direction(rate_bps=1e6, queue_ms=300), 37_500),
+        (Direction(rate_bps=1e6, queue_ms=1), 3028),  # two full packets
+        (Direction(rate_bps=1e6, queue_bytes=20_000), 20_000),
+        (Direction(queue_ms=300, trace=DeliveryTrace("one a ms", (1,))), 451_200),
+        (Direction(queue_ms=300), 2**32 - 1),  # nothing waits without a rate
+    ],
+)
+def test_a_queue_in_time_or_bytes_limits_the_buffer_before_the_rate(direction, limit_bytes):
+    assert direction.buffer_bytes == limit_bytes
 
 
 def test_the_in_order_variant_differs_in_order_alone():

@@ -133,6 +133,12 @@ def test_built_in_profiles_come_back_as_written(tmp_path, name):
 shares = st.floats(0, 1)
 times_ms = st.floats(0, 60_000)
 
+queues = st.one_of(
+    st.fixed_dictionaries({"queue_packets": st.integers(1, 10_000_000)}),
+    st.fixed_dictionaries({"queue_bytes": st.integers(0, 2**32 - 1)}),
+    st.fixed_dictionaries({"queue_ms": times_ms}),
+)
+
 
 @st.composite
 def directions(draw):
@@ -146,8 +152,8 @@ def directions(draw):
         draw(times_ms),
         0.0 if bursts else draw(shares),
         bursts,
-        draw(st.integers(1, 10_000_000)),
-        draw(st.booleans()),
+        in_order=draw(st.booleans()),
+        **draw(queues),
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from vm.cache import cache_folder
 
 META_PACKAGE = "linux-image-cloud-amd64"
-MODULES = ("sch_netem", "sch_tbf", "veth", "tun")
+MODULES = ("sch_netem", "sch_tbf", "sch_codel", "veth", "tun")
 DOWNLOAD_TIMEOUT_S = 200.0
 APT_OPTIONS = ("-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10")
 
