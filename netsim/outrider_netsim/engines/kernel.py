@@ -203,9 +203,7 @@ class KernelLane:
         Call before the link goes down or comes back, so that they have one reason.
         """
         # A new buffer counts from 0.
-        by_buffer = counted.dropped_by_buffer - (
-            self._by_buffer if counted.dropped_by_buffer >= self._by_buffer else 0
-        )
+        by_buffer = counted.dropped_by_buffer - (self._by_buffer if counted.dropped_by_buffer >= self._by_buffer else 0)
         self._by_buffer = counted.dropped_by_buffer
         self._by_buffers += by_buffer
         dropped, self._dropped = counted.dropped - self._dropped - by_buffer, counted.dropped

@@ -102,7 +102,7 @@ class FifoOptions(nla):  # type: ignore[misc]  # pyroute2 ships no types
 
 
 class QdiscMessage(nlmsg):  # type: ignore[misc]  # pyroute2 has no types
-    """struct tcmsg: an RTM_*QDISC message with our options for netem, tbf and bfifo, and pyroute2's for every other kind."""
+    """struct tcmsg: an RTM_*QDISC message with our options for netem, tbf and bfifo, pyroute2's for other kinds."""
 
     prefix = tcmsg.prefix
     fields: ClassVar[Fields] = tcmsg.fields

@@ -112,7 +112,9 @@ class ShapedPair:
             message.decode()
             if message["index"] == index:
                 found[message.get_attr("TCA_KIND")] = message
-        return _counted(found["tbf"], found["netem"], next((found[kind] for kind in BUFFER_HANDLES if kind in found), None))
+        return _counted(
+            found["tbf"], found["netem"], next((found[kind] for kind in BUFFER_HANDLES if kind in found), None)
+        )
 
     def remove(self) -> None:
         """Remove the qdiscs and the pair, as far as they exist."""

@@ -12,8 +12,8 @@ from outrider_netsim.impairments.sink import Sink
 from outrider_netsim.impairments.trace import ConditionChanges, DeliveryOpportunities
 
 __all__ = [
-    "Buffer",
     "ETHERNET_BYTES",
+    "Buffer",
     "ConditionChanges",
     "Delay",
     "DeliveryOpportunities",

@@ -86,7 +86,9 @@ class DeliveryOpportunities:
 
     def next_event(self) -> float | None:
         later = self._behind.next_event()
-        return later if self._timetable is None or not self._is_busy else earlier(self._timetable.time(self._next), later)
+        return (
+            later if self._timetable is None or not self._is_busy else earlier(self._timetable.time(self._next), later)
+        )
 
     def earliest_exit(self, packet: Packet, now: float) -> float:
         # A lower bound: the next opportunity may come much later.

@@ -63,8 +63,8 @@ SATELLITE = Profile(
     up=Direction(20, 10, "uniform", 3e6, base_ms=279, loss=0.002, queue_ms=600, in_order=True),
     down=Direction(5, 2, "uniform", 25e6, base_ms=279, loss=0.002, queue_ms=600, in_order=True),
     source="geostationary: 279.0 ms a hop between stations at the edge of the satellite's view, RFC 2488, section 2; "
-    "25 and 3 Mbit/s: broadband as the FCC defined it in 2015; the wait for an uplink slot, jitter, loss and queue (about "
-    "a round trip of the rate) are our judgement",
+    "25 and 3 Mbit/s: broadband as the FCC defined it in 2015; the wait for an uplink slot, jitter, loss and queue "
+    "(a round trip of the rate) are our judgement",
 )
 
 

@@ -105,7 +105,11 @@ class Direction:
         if not self.queue_ms:
             return None
         rate_bps = self.trace.mean_rate_bps if isinstance(self.trace, DeliveryTrace) else self.rate_bps
-        return min(MAX_QUEUE_BYTES, max(LEAST_BUFFER_BYTES, round(rate_bps * self.queue_ms / 8000))) if rate_bps else MAX_QUEUE_BYTES
+        return (
+            min(MAX_QUEUE_BYTES, max(LEAST_BUFFER_BYTES, round(rate_bps * self.queue_ms / 8000)))
+            if rate_bps
+            else MAX_QUEUE_BYTES
+        )
 
     @property
     def mean_delay_ms(self) -> float:

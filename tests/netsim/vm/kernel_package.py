@@ -13,6 +13,7 @@ from vm.cache import cache_folder
 
 META_PACKAGE = "linux-image-cloud-amd64"
 MODULES = ("sch_netem", "sch_tbf", "sch_codel", "veth", "tun")
+WITH_MODULES = "+".join(("", *MODULES))  # ends a cached folder's name, so that one made with fewer is not taken
 DOWNLOAD_TIMEOUT_S = 200.0
 APT_OPTIONS = ("-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10")
 
@@ -40,11 +41,11 @@ def debian_kernel() -> Kernel:
     if (package := newest_package()) is None:
         raise KernelUnavailableError(f"apt knows no {META_PACKAGE}: run apt-get update")
     _fetch(package)
-    return _kernel(cache_folder() / package)
+    return _kernel(cache_folder() / (package + WITH_MODULES))
 
 
 def cached_kernel() -> Kernel | None:
-    folders = sorted(cache_folder().glob("linux-image-*"))
+    folders = sorted(cache_folder().glob(f"linux-image-*{WITH_MODULES}"))
     return _kernel(folders[-1]) if folders else None
 
 
@@ -65,7 +66,7 @@ def _fetch(package: str) -> None:
         (archive,) = folder.glob("*.deb")
         subprocess.run(["dpkg-deb", "-x", archive, folder / "all"], check=True)
         _keep_needed(folder / "all", folder / "kept")
-        target = cache_folder() / package
+        target = cache_folder() / (package + WITH_MODULES)
         if not target.exists():
             (folder / "kept").rename(target)
 

@@ -28,11 +28,20 @@ def test_archives_can_follow_each_other():
 
 
 def test_modules_are_loaded_after_those_they_need(tmp_path):
-    needs = {"sch_netem": "", "sch_tbf": "helper", "veth": "", "tun": "", "helper": "deeper", "deeper": "", "other": ""}
+    needs = {
+        "sch_netem": "",
+        "sch_tbf": "helper",
+        "sch_codel": "",
+        "veth": "",
+        "tun": "",
+        "helper": "deeper",
+        "deeper": "",
+        "other": "",
+    }
     for name, needed in needs.items():
         (tmp_path / f"{name}.ko").write_bytes(b"ELF\0license=GPL\0depends=" + needed.encode() + b"\0name=x\0")
     names = [path.stem for path in _load_order(tmp_path)]
-    assert names == ["sch_netem", "deeper", "helper", "sch_tbf", "veth", "tun"]
+    assert names == ["sch_netem", "deeper", "helper", "sch_tbf", "sch_codel", "veth", "tun"]
 
 
 def test_a_result_is_what_the_script_returned():
