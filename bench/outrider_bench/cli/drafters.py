@@ -15,8 +15,10 @@ from outrider_bench.cli.options import (
     JsonOption,
     LevelsOption,
     LimitOption,
+    OrderSeedOption,
     PerFamilyOption,
     PlotOption,
+    RepetitionsOption,
     TargetDirOption,
     TargetOption,
     target_of,
@@ -107,6 +109,8 @@ def drafters_command(
         typer.Option("--assistant", help="Small model for transformers' assisted generation; repeatable."),
     ] = None,
     per_family: PerFamilyOption = 10,
+    repetitions: RepetitionsOption = 3,
+    seed: OrderSeedOption = 1,
     max_new_tokens: LimitOption = 128,
     breadth: BreadthOption = None,
     levels: LevelsOption = None,
@@ -126,7 +130,9 @@ def drafters_command(
     directory = target_of(target)
     entries = {drafter_label(name): drafter_entry(directory, name, plan) for name in drafter or DRAFTERS}
     with progress_line() as step:
-        result = compare_drafters(directory, entries, assistant or (), per_family, max_new_tokens, step)
+        result = compare_drafters(
+            directory, entries, assistant or (), per_family, max_new_tokens, repetitions, seed, step
+        )
     show(families_table(result), positions_table(result), speeds_table(result))
     write_report(json, asdict(result))
     if plot is not None:
@@ -141,6 +147,8 @@ def depth_sweep_command(
     drafter: Annotated[str, typer.Option(help="Embedded name or DIR[,option=value...].")] = DRAFTERS[0],
     levels: Annotated[int, typer.Option(min=1, max=32, help="Draft chains of 1 to this many levels.")] = 8,
     per_family: PerFamilyOption = 5,
+    repetitions: RepetitionsOption = 3,
+    seed: OrderSeedOption = 1,
     max_new_tokens: LimitOption = 128,
     json: JsonOption = None,
     plot: PlotOption = None,
@@ -155,7 +163,7 @@ def depth_sweep_command(
     directory, label = target_of(target), drafter_label(drafter)
     entries = {str(n): drafter_entry(directory, drafter, TreeShape.chain(n)) for n in range(1, levels + 1)}
     with progress_line() as step:
-        result = compare_drafters(directory, entries, (), per_family, max_new_tokens, step)
+        result = compare_drafters(directory, entries, (), per_family, max_new_tokens, repetitions, seed, step)
     show(sweep_table(label, result))
     write_report(json, {"drafter": label, **asdict(result)})
     if plot is not None:
@@ -210,6 +218,7 @@ def routing_command(
         float, typer.Option(help="Probability of the first head's draft from which the second head is skipped.")
     ] = 0.8,
     per_family: PerFamilyOption = 10,
+    seed: OrderSeedOption = 1,
     max_new_tokens: LimitOption = 128,
     json: JsonOption = None,
 ) -> None:
@@ -223,7 +232,7 @@ def routing_command(
     directory = target_of(target)
     names = heads or DOMAIN_HEADS
     with progress_line() as step:
-        results = asyncio.run(compare_variants(directory, names, gate, per_family, max_new_tokens, step))
+        results = asyncio.run(compare_variants(directory, names, gate, per_family, max_new_tokens, seed, step))
     show(routing_tau_table(results), routing_cost_table(results))
     write_report(
         json, {"heads": names, "gate": gate, "ways": {name: asdict(result) for name, result in results.items()}}

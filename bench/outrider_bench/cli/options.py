@@ -20,6 +20,8 @@ TargetOption = Annotated[
 ]
 TargetDirOption = Annotated[Path | None, typer.Option(help="Directory of the target; default: the embedded target.")]
 PerFamilyOption = Annotated[int, typer.Option(min=1, help="Held-out prompts per family.")]
+RepetitionsOption = Annotated[int, typer.Option(min=1, help="Times that each prompt is asked.")]
+OrderSeedOption = Annotated[int, typer.Option("--seed", help="Random seed of the order in which a prompt is answered.")]
 FamiliesOption = Annotated[str, typer.Option(help="Prompt families, separated by commas.")]
 NewTokensOption = Annotated[int, typer.Option(min=2, help="New tokens per answer.")]
 LimitOption = Annotated[int, typer.Option(min=1, help="New tokens per answer.")]

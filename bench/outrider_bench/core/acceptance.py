@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from outrider_bench.core.answer_record import gather, mean_acceptance_length
+from outrider_bench.core.bootstrap import Interval, ratio_interval
 from outrider_bench.core.pair import InProcessPair
-from outrider_bench.core.prompts import Question, by_family
+from outrider_bench.core.prompts import Question, by_family, by_group
 from outrider_client.core.events import Cycle
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.frames import Draft
@@ -16,17 +17,44 @@ from outrider_proto.frames import Draft
 CHAIN = TreeShape(breadth=1, levels=4, budget=4)
 TREE = TreeShape()
 SHAPES = {"chain": CHAIN, "tree": TREE}
+ALL = "all"  # texts
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptanceResult:
-    """Mean acceptance length by family and over all.
+class TauByText:
+    """Mean acceptance length by family, over all, and of easy and hard text; the same prompts give the same.
 
-    `mismatches` counts answers that differ from the target's own: 0, or there is a defect.
+    `intervals` at 95 % by family, group and ALL are over the choice of prompts.
     """
 
     by_family: dict[str, float]
     overall: float
+    by_group: dict[str, float]
+    intervals: dict[str, Interval | None]
+
+    @classmethod
+    def of(cls, asked: Sequence[Question], cycles: Sequence[Sequence[Cycle]]) -> TauByText:
+        """Count; `cycles[i]` belong to question i."""
+        families, groups = by_family(asked), by_group(asked)
+        # Tau times its number of cycles: the tokens.
+        counts = [(mean_acceptance_length(some) * len(some), len(some)) for some in cycles]
+        tau, intervals = {}, {}
+        for name, numbers in (families | groups | {ALL: list(range(len(asked)))}).items():
+            tokens, verdicts = zip(*(counts[number] for number in numbers), strict=True)
+            tau[name] = sum(tokens) / sum(verdicts) if any(verdicts) else 0.0
+            intervals[name] = ratio_interval(tokens, verdicts)
+        return cls({name: tau[name] for name in families}, tau[ALL], {name: tau[name] for name in groups}, intervals)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """All of them by the names that `intervals` have."""
+        return {**self.by_family, **self.by_group, ALL: self.overall}
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceResult(TauByText):
+    """Mean acceptance lengths, and the answers that differ from the target's own: 0, or there is a defect."""
+
     mismatches: int
 
 
@@ -49,16 +77,7 @@ async def measure_acceptance(
             cycles.append(answer.cycles)
             mismatches += answer.token_ids != tokens
             step()
-    overall = mean_acceptance_length([cycle for some in cycles for cycle in some])
-    return AcceptanceResult(acceptance_by_family(asked, cycles), overall, mismatches)
-
-
-def acceptance_by_family(asked: Sequence[Question], cycles: Sequence[Sequence[Cycle]]) -> dict[str, float]:
-    """Return the mean acceptance length of each family; `cycles[i]` belong to question i."""
-    return {
-        family: mean_acceptance_length([cycle for number in numbers for cycle in cycles[number]])
-        for family, numbers in by_family(asked).items()
-    }
+    return AcceptanceResult(**asdict(TauByText.of(asked, cycles)), mismatches=mismatches)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,10 +60,24 @@ class Resamples:
         return float(low), float(high)
 
 
-def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval | None:
-    """Return the 95 % interval of sum(above) / sum(below), whose entries belong to the same prompts."""
-    draws = Resamples(1, len(above))
-    return draws.interval(quotient(draws.sums([above]), draws.sums([below])))
+def ratio_interval(above: ArrayLike, below: ArrayLike) -> Interval | None:
+    """Return the 95 % interval of sum(above) / sum(below), of several runs the median.
+
+    Both are [prompts] or [runs, prompts], and their entries belong together.
+    """
+    numerators, denominators = np.atleast_2d(above), np.atleast_2d(below)
+    draws = Resamples(*numerators.shape)
+    return draws.interval(quotient(draws.sums(numerators), draws.sums(denominators)))
+
+
+def median_interval(values: ArrayLike) -> Interval | None:
+    """Return the 95 % interval of the median over runs of the medians over prompts. NaN values are left out.
+
+    `values`: [runs, prompts].
+    """
+    measured = np.asarray(values, dtype=float)
+    draws = Resamples(*measured.shape)
+    return draws.interval(draws.medians(measured))
 
 
 def quotient(above: ArrayLike, below: ArrayLike) -> Floats:

@@ -12,9 +12,12 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
+from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.load import load_taps
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
+
+COLD = LimitsConfig(shared_prefixes="none")  # no session finds what another one has prefilled
 
 
 def stop_and_wait_config(**fields: Any) -> ClientConfig:  # Any: each field has its own type, which ClientConfig checks
@@ -44,13 +47,13 @@ class InProcessPair:
 
 @asynccontextmanager
 async def in_process(
-    target_dir: Path, config: ClientConfig, target: Target | None = None
+    target_dir: Path, config: ClientConfig, target: Target | None = None, limits: LimitsConfig | None = None
 ) -> AsyncIterator[InProcessPair]:
     """Serve `target_dir`, or the loaded `target`, to the drafter named by `config`. Raises UsageError."""
     models = LocalModels.load(config)
     loaded = target if target is not None else Target.load(str(target_dir))
     drafters = [drafter for drafter in config.drafters if drafter is not None]
-    verifier = Verifier(loaded, load_taps(loaded, target_dir, drafters))
+    verifier = Verifier(loaded, load_taps(loaded, target_dir, drafters), limits)
     await verifier.start()
     try:
         yield InProcessPair(loaded, verifier, models, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,3 +32,15 @@ def saved_figure(
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def reaches(
+    figures: Mapping[str, float], intervals: Mapping[str, tuple[float, float] | None]
+) -> tuple[list[float], list[float]]:
+    """Return how far the figures' intervals reach below and above them, as error bars want it; 0 without interval."""
+    ends = [intervals.get(name) or (figure, figure) for name, figure in figures.items()]
+    # The median of a sample may lie outside the interval that its resamples give, by rounding.
+    return (
+        [max(figure - low, 0.0) for figure, (low, _) in zip(figures.values(), ends, strict=True)],
+        [max(high - figure, 0.0) for figure, (_, high) in zip(figures.values(), ends, strict=True)],
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -16,6 +17,7 @@ TEXT_GROUPS: Mapping[str, tuple[Family, ...]] = {
     "hard": ("chat", "summary", "qa", "instruct"),
 }
 SEED = 2026  # of the test split, fixed so that results can be compared
+WARM_UP_TOKENS = 8
 # Prompts are lengthened with other questions than those asked: a session would remember its own.
 _FIRST_PREFIX_SEED = SEED + 2
 
@@ -26,6 +28,32 @@ class Question:
 
     sample: Sample
     prompt: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPrompts:
+    """The prompts, how often each is asked, and the seed of the order of the ways."""
+
+    asked: Sequence[Question]
+    warm_up: Question
+    repetitions: int = 1
+    seed: int = 1
+
+    def __len__(self) -> int:
+        return len(self.asked) * self.repetitions
+
+    def order(self, ways: Iterable[str]) -> Iterator[tuple[int, str]]:
+        """Yield the prompt's place and the way of every answer: all ways answer a prompt before the next one comes."""
+        names = list(ways)
+        for run in range(self.repetitions):
+            for place in range(len(self.asked)):
+                for name in random.Random(f"{self.seed}/{run}/{place}").sample(names, len(names)):
+                    yield place, name
+
+    def by_repetition(self, values: Sequence[float]) -> list[list[float]]:
+        """Split a way's values, one per answer in order, into rows of one repetition each."""
+        count = len(self.asked)
+        return [list(values[first : first + count]) for first in range(0, len(values), count)]
 
 
 def questions(models: LocalModels, count: Callable[[Family], int] | int, seed: int = SEED) -> list[Question]:
@@ -44,6 +72,18 @@ def by_family(asked: Sequence[Question]) -> dict[str, list[int]]:
     for number, question in enumerate(asked):
         groups.setdefault(question.sample.family, []).append(number)
     return groups
+
+
+def by_group(asked: Sequence[Question]) -> dict[str, list[int]]:
+    """Group the indices of the questions by TEXT_GROUPS; a group without questions is left out."""
+    families = by_family(asked)
+    groups = {name: [n for family in some for n in families.get(family, ())] for name, some in TEXT_GROUPS.items()}
+    return {name: numbers for name, numbers in groups.items() if numbers}
+
+
+def warm_up_question(models: LocalModels, family: Family = FAMILIES[0]) -> Question:
+    """Return a question of another seed than those asked, to be answered before anything is timed."""
+    return questions(models, lambda one: int(one == family), SEED + 1)[0]
 
 
 def spread_questions(models: LocalModels, count: int) -> list[Question]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 
 Number = float | None
 _PERCENTILES = (50, 95, 99)
+_Z95 = 1.959964  # of the normal distribution
 
 
 def ratio(above: float, below: float) -> Number:
@@ -45,3 +47,13 @@ def percentiles(values: Iterable[float]) -> dict[str, float]:
     """Return p50, p95 and p99, or an empty dictionary for no values."""
     given = list(values)
     return {f"p{percent}": quantile(given, percent / 100) for percent in _PERCENTILES} if given else {}
+
+
+def share_interval(count: int, total: int) -> tuple[float, float] | None:
+    """Return Wilson's 95 % interval of a share, which unlike a bootstrap's has a width at 0 and 1; None of nothing."""
+    if not total:
+        return None
+    share, z2 = count / total, _Z95**2
+    center, reach = share + z2 / (2 * total), _Z95 * math.sqrt((share * (1 - share) + z2 / (4 * total)) / total)
+    # Rounding would put the ends of 0 and of all a little outside.
+    return max((center - reach) / (1 + z2 / total), 0.0), min((center + reach) / (1 + z2 / total), 1.0)

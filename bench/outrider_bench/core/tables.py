@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions
 from rich.table import Table
 
 _UNBOUNDED = 10_000  # columns of a file or a pipe
+OVER_PROMPTS = "±: 95 % interval over the choice of prompts"  # a caption
 _BORDERS = 3  # characters that a column adds to its text: two of padding, one of border
 
 
@@ -80,6 +81,13 @@ def plus_minus(value: object, interval: tuple[float, float] | None, digits: int)
         return "-"
     reach = "" if interval is None else f" ±{max(interval[1] - value, value - interval[0]):.{digits}f}"
     return f"{value:.{digits}f}{reach}"
+
+
+def plus_minuses(
+    figures: Mapping[str, float], intervals: Mapping[str, tuple[float, float] | None], digits: int
+) -> list[str]:
+    """Format figures, each with the interval of its name."""
+    return [plus_minus(figure, intervals.get(name), digits) for name, figure in figures.items()]
 
 
 def show(*tables: ResultTable) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_bench.core.stats import mean, median, percentiles, quantile, ratio, weighted_mean
+from outrider_bench.core.stats import mean, median, percentiles, quantile, ratio, share_interval, weighted_mean
 
 
 def test_there_is_none_of_nothing():
@@ -31,3 +31,10 @@ def test_quantiles_are_numpy_s_to_the_last_bit(values):
 
 def test_percentiles_lie_between_neighbors():
     assert percentiles(range(1, 101)) == pytest.approx({"p50": 50.5, "p95": 95.05, "p99": 99.01})
+
+
+def test_the_interval_of_a_share_is_wilsons_and_has_a_width_at_its_ends():
+    assert share_interval(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert share_interval(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    assert share_interval(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    assert share_interval(0, 0) is None

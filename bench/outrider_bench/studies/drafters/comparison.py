@@ -1,32 +1,35 @@
 """All drafters and controls on the same prompts, in one run: acceptance, cost and speed.
 
-Everything answers a prompt before the next prompt comes, so that a noisy machine is noisy for all. The speedup is the
-median over prompts of the ratio to the plain loop on that prompt.
+Everything answers a prompt before the next prompt comes, in an order drawn at random, so that a noisy machine is noisy
+for all and nobody always follows the same one. All prompts are asked several times. Every way has a session of its own
+that meets each prompt cold, and has answered another one before. The speedup is the median over prompts of the ratio to
+the plain loop on that prompt, and of these the median over the repetitions.
 """
 
 from __future__ import annotations
 
 import asyncio
-import statistics
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from outrider_bench.core.acceptance import PositionAcceptance, acceptance_by_family, acceptance_by_position
-from outrider_bench.core.answer_record import gather, mean_acceptance_length
-from outrider_bench.core.pair import in_process, stop_and_wait_config
+from outrider_bench.core.acceptance import PositionAcceptance, TauByText, acceptance_by_position
+from outrider_bench.core.answer_record import AnswerRecord, gather
+from outrider_bench.core.bootstrap import Interval, median_interval
+from outrider_bench.core.pair import COLD, InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import Question, questions
+from outrider_bench.core.prompts import WARM_UP_TOKENS, AskedPrompts, Question, by_group, questions, warm_up_question
+from outrider_bench.core.stats import median
 from outrider_bench.core.tapped_transport import TappedTransport, WiredConnection
 from outrider_bench.core.timed_drafter import TimedDrafter
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
-from outrider_client.core.events import Cycle
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_models.core.embedded import drafter_source
@@ -37,21 +40,39 @@ from outrider_server.engine.target import Target
 PLAIN = "plain loop"
 LOOKUP_TOKENS = 10  # transformers' own default for prompt lookup
 AnswerFunction = Callable[[Question], Awaitable[tuple[int, ...]]]
+Repeated = Sequence[Sequence[float]]  # by repetition and prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Medians over prompts: tokens per second, and the ratio to the plain loop."""
+    """Tokens per second, and the ratio to the plain loop: medians over prompts, then over repetitions.
+
+    `intervals` at 95 % are by field, `by_group` has easy and hard text apart.
+    """
 
     tokens_per_s: float
     speedup: float
+    intervals: Mapping[str, Interval | None]
+    by_group: Mapping[str, Speed] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, seconds: Repeated, plain: Repeated, lengths: Sequence[int]) -> Speed:
+        """Compute it from the seconds of each answer and of the plain loop's, and the answers' tokens."""
+        rates = [[tokens / took for tokens, took in zip(lengths, run, strict=True)] for run in seconds]
+        ratios = [
+            [its / mine for its, mine in zip(theirs, run, strict=True)]
+            for theirs, run in zip(plain, seconds, strict=True)
+        ]
+        intervals = {"tokens_per_s": median_interval(rates), "speedup": median_interval(ratios)}
+        return cls(_median_of_medians(rates), _median_of_medians(ratios), intervals)
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterMetrics:
     """One drafter's acceptance lengths, acceptance by position, time per drafted level, and bytes per token.
 
-    `mismatches` counts answers that differ from the plain loop's.
+    All but the time are the same in every repetition. `intervals` at 95 %: those of tau as in TauByText, and that of
+    `draft_ms_per_level`. `mismatches` counts answers that differ from the plain loop's.
     """
 
     family: str
@@ -62,6 +83,8 @@ class DrafterMetrics:
     bytes_up_per_token: float
     bytes_down_per_token: float
     mismatches: int
+    tau_by_group: Mapping[str, float]
+    intervals: Mapping[str, Interval | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +93,8 @@ class Comparison:
 
     drafters: Mapping[str, DrafterMetrics]
     speeds: Mapping[str, Speed]
+    repetitions: int
+    seed: int  # of the order
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,55 +106,64 @@ class DrafterEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class _TimedClient:
-    """A client of the target in process, with frames packed as on the wire and a timed drafter."""
+class _TimedPair:
+    """A target in process and a timed drafter."""
 
-    client: AsyncClient
+    pair: InProcessPair
     timed: TimedDrafter
 
     @classmethod
-    async def begin(cls, target: Target, config: ClientConfig, stack: AsyncExitStack) -> _TimedClient:
+    async def begin(cls, target: Target, config: ClientConfig, stack: AsyncExitStack) -> _TimedPair:
         """Serve the target to the configuration's drafter until the stack closes."""
-        pair = await stack.enter_async_context(in_process(Path(str(config.target)), config, target))
+        pair = await stack.enter_async_context(in_process(Path(str(config.target)), config, target, COLD))
         assert pair.models.drafter is not None
-        timed = TimedDrafter(pair.models.drafter)
-        models, transport = replace(pair.models, drafter=timed), TappedTransport(pair.transport(), WiredConnection)
-        return cls(await stack.enter_async_context(AsyncClient(config, models=models, transport=transport)), timed)
+        return cls(pair, TimedDrafter(pair.models.drafter))
+
+    async def client(self, stack: AsyncExitStack) -> AsyncClient:
+        """Return a client with a session of its own, and frames packed as on the wire."""
+        models = replace(self.pair.models, drafter=self.timed)
+        transport = TappedTransport(self.pair.transport(), WiredConnection)
+        return await stack.enter_async_context(AsyncClient(self.pair.config, models=models, transport=transport))
 
 
 class DrafterRun:
     """One drafter that answers question after question."""
 
-    def __init__(self, served: _TimedClient, plan: TreePlan | None, limit: int) -> None:
-        self._client, self._answer_timed, self._plan, self._limit = served.client, served.timed, plan, limit
-        self.answers: list[tuple[int, ...]] = []
-        self._cycles: list[tuple[Cycle, ...]] = []
+    def __init__(self, client: AsyncClient, timed: TimedDrafter, plan: TreePlan | None, limit: int) -> None:
+        self._client, self._timed, self._plan, self._limit = client, timed, plan, limit
+        self._answers: list[AnswerRecord] = []
         self._ms_per_level: list[float] = []
-        self._bytes = [0, 0]
+
+    async def warm_up(self, question: Question) -> None:
+        await gather(self._client, question.prompt, shape=self._plan, max_new_tokens=min(self._limit, WARM_UP_TOKENS))
 
     async def answer(self, question: Question) -> tuple[int, ...]:
-        seconds, levels = self._answer_timed.seconds, self._answer_timed.num_levels
+        seconds, levels = self._timed.seconds, self._timed.num_levels
         answer = await gather(self._client, question.prompt, shape=self._plan, max_new_tokens=self._limit)
-        if levels := self._answer_timed.num_levels - levels:
-            self._ms_per_level.append((self._answer_timed.seconds - seconds) * 1e3 / levels)
-        self._bytes[0] += answer.statistics.bytes_up
-        self._bytes[1] += answer.statistics.bytes_down
-        self._cycles.append(answer.cycles)
-        self.answers.append(answer.token_ids)
+        levels = self._timed.num_levels - levels
+        self._ms_per_level.append((self._timed.seconds - seconds) * 1e3 / levels if levels else math.nan)
+        self._answers.append(answer)
         return answer.token_ids
 
-    def result(self, asked: Sequence[Question], expected: Sequence[tuple[int, ...]]) -> DrafterMetrics:
-        every = [cycle for cycles in self._cycles for cycle in cycles]
-        tokens = sum(map(len, self.answers))
+    def result(self, prompts: AskedPrompts, expected: Sequence[tuple[int, ...]]) -> DrafterMetrics:
+        """Return the metrics; `expected` has an answer to each of the prompts."""
+        once = self._answers[: len(prompts.asked)]
+        tau = TauByText.of(prompts.asked, [answer.cycles for answer in once])
+        tokens = sum(len(answer.token_ids) for answer in once)
+        level_ms = prompts.by_repetition(self._ms_per_level)
         return DrafterMetrics(
-            family=self._answer_timed.family,
-            tau=acceptance_by_family(asked, self._cycles),
-            overall=mean_acceptance_length(every),
-            positions=acceptance_by_position(every),
-            draft_ms_per_level=statistics.median(self._ms_per_level) if self._ms_per_level else 0.0,
-            bytes_up_per_token=self._bytes[0] / tokens,
-            bytes_down_per_token=self._bytes[1] / tokens,
-            mismatches=sum(mine != theirs for mine, theirs in zip(self.answers, expected, strict=True)),
+            family=self._timed.family,
+            tau=tau.by_family,
+            overall=tau.overall,
+            positions=acceptance_by_position([cycle for answer in once for cycle in answer.cycles]),
+            draft_ms_per_level=_median_of_medians(level_ms),
+            bytes_up_per_token=sum(answer.statistics.bytes_up for answer in once) / tokens,
+            bytes_down_per_token=sum(answer.statistics.bytes_down for answer in once) / tokens,
+            mismatches=sum(
+                answer.token_ids != expected[number % len(expected)] for number, answer in enumerate(self._answers)
+            ),
+            tau_by_group=tau.by_group,
+            intervals=tau.intervals | {"draft_ms_per_level": median_interval(level_ms)},
         )
 
 
@@ -184,38 +218,44 @@ def _load(directory: Path) -> Any:  # Any: as above
 
 
 async def compare(
-    entries: Mapping[str, DrafterEntry], controls: Controls, serving: Target, asked: Sequence[Question], step: Step
+    entries: Mapping[str, DrafterEntry], controls: Controls, serving: Target, prompts: AskedPrompts, step: Step
 ) -> Comparison:
     """Answer all questions with drafters and controls; `serving` is the target of the drafters' server."""
-    counter = ProgressCounter(step, "comparing", len(asked))
+    asked = prompts.asked
     async with AsyncExitStack() as stack:
         runs = await _start_runs(entries, controls.limit, serving, stack)
         answer_functions = controls.answer_functions() | {name: run.answer for name, run in runs.items()}
+        for warm_up in (*controls.answer_functions().values(), *(run.warm_up for run in runs.values())):
+            await warm_up(prompts.warm_up)
+        counter = ProgressCounter(step, "comparing", len(prompts) * len(answer_functions))
         seconds: dict[str, list[float]] = {name: [] for name in answer_functions}
-        expected = []
-        for question in asked:
-            answers = {
-                name: await _answer_timed(answer, question, seconds[name]) for name, answer in answer_functions.items()
-            }
-            expected.append(answers[PLAIN])
+        expected: dict[int, tuple[int, ...]] = {}
+        for place, name in prompts.order(answer_functions):
+            answer = await _answer_timed(answer_functions[name], asked[place], seconds[name])
+            if name == PLAIN:
+                expected[place] = answer
             counter()
-    lengths = [len(answer) for answer in expected]
+    answers = [expected[place] for place in range(len(asked))]
+    repeated = {name: prompts.by_repetition(times) for name, times in seconds.items()}
     return Comparison(
-        {name: run.result(asked, expected) for name, run in runs.items()},
-        {name: _speed(times, seconds[PLAIN], lengths) for name, times in seconds.items()},
+        {name: run.result(prompts, answers) for name, run in runs.items()},
+        {name: _speed(times, repeated[PLAIN], asked, answers) for name, times in repeated.items()},
+        prompts.repetitions,
+        prompts.seed,
     )
 
 
 async def _start_runs(
     entries: Mapping[str, DrafterEntry], limit: int, serving: Target, stack: AsyncExitStack
 ) -> dict[str, DrafterRun]:
-    """Start a run per entry; entries with one configuration share a client."""
-    served: dict[ClientConfig, _TimedClient] = {}
+    """Start a run per entry; entries with one configuration share its models, but not a session."""
+    pairs: dict[ClientConfig, _TimedPair] = {}
     runs = {}
     for name, entry in entries.items():
-        if entry.config not in served:
-            served[entry.config] = await _TimedClient.begin(serving, entry.config, stack)
-        runs[name] = DrafterRun(served[entry.config], entry.plan, limit)
+        if entry.config not in pairs:
+            pairs[entry.config] = await _TimedPair.begin(serving, entry.config, stack)
+        pair = pairs[entry.config]
+        runs[name] = DrafterRun(await pair.client(stack), pair.timed, entry.plan, limit)
     return runs
 
 
@@ -226,11 +266,18 @@ async def _answer_timed(answer: AnswerFunction, question: Question, seconds: lis
     return tokens
 
 
-def _speed(seconds: Sequence[float], plain: Sequence[float], lengths: Sequence[int]) -> Speed:
-    return Speed(
-        tokens_per_s=statistics.median(count / time_s for count, time_s in zip(lengths, seconds, strict=True)),
-        speedup=statistics.median(theirs / mine for theirs, mine in zip(plain, seconds, strict=True)),
-    )
+def _speed(seconds: Repeated, plain: Repeated, asked: Sequence[Question], answers: Sequence[tuple[int, ...]]) -> Speed:
+    def of(places: Sequence[int]) -> Speed:
+        mine, its = ([[run[place] for place in places] for run in times] for times in (seconds, plain))
+        return Speed.of(mine, its, [len(answers[place]) for place in places])
+
+    groups = {name: of(places) for name, places in by_group(asked).items()}
+    return replace(of(range(len(asked))), by_group=groups)
+
+
+def _median_of_medians(repeated: Repeated) -> float:
+    """Return 0 where there is no number."""
+    return median(median(value for value in run if not math.isnan(value)) for run in repeated) or 0.0
 
 
 def compare_drafters(
@@ -239,12 +286,15 @@ def compare_drafters(
     assistants: Sequence[Path],
     per_family: int,
     limit: int,
+    repetitions: int,
+    seed: int,
     step: Step,
 ) -> Comparison:
     """Compare the entries and the controls on held-out questions for the target in `directory`."""
-    asked = questions(LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER)), per_family)
+    models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
+    prompts = AskedPrompts(questions(models, per_family), warm_up_question(models), repetitions, seed)
     controls = Controls.load(directory, {path.name: path for path in assistants}, limit)
-    return asyncio.run(compare(entries, controls, Target.load(str(directory)), asked, step))
+    return asyncio.run(compare(entries, controls, Target.load(str(directory)), prompts, step))
 
 
 def drafter_entry(directory: Path, drafter: str, plan: TreePlan | None) -> DrafterEntry:

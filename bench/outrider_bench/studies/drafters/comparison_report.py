@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider_bench.core.plots import saved_figure
-from outrider_bench.core.tables import ResultTable, table
-from outrider_bench.studies.drafters.comparison import PLAIN, Comparison
+from outrider_bench.core.acceptance import ALL
+from outrider_bench.core.plots import reaches, saved_figure
+from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, plus_minuses, table
+from outrider_bench.studies.drafters.comparison import PLAIN, Comparison, DrafterMetrics, Speed
 
 MAX_POSITIONS = 8  # columns
 
 
 def families_table(result: Comparison) -> ResultTable:
-    """Build the table of mean acceptance lengths by family."""
-    categories = list(next(iter(result.drafters.values())).tau)
-    rows = [
-        [name, drafted.family, *(f"{drafted.tau[category]:.2f}" for category in categories), f"{drafted.overall:.2f}"]
-        for name, drafted in result.drafters.items()
-    ]
-    return table(
-        "mean acceptance length (tokens per verdict, bonus included)", ("drafter", "family", *categories, "all"), rows
-    )
+    """Build the table of mean acceptance lengths by family, of easy and hard text, and over all."""
+    rows = []
+    for name, drafted in result.drafters.items():
+        figures = _tau(drafted)
+        rows.append([name, drafted.family, *plus_minuses(figures, drafted.intervals, 2)])
+    columns = ("drafter", "family", *_tau(next(iter(result.drafters.values()))))
+    return table("mean acceptance length (tokens per verdict, bonus included)", columns, rows, caption=OVER_PROMPTS)
 
 
 def positions_table(result: Comparison) -> ResultTable:
@@ -40,17 +39,22 @@ def positions_table(result: Comparison) -> ResultTable:
 
 
 def speeds_table(result: Comparison) -> ResultTable:
-    """Build the table of speeds and costs; medians over prompts."""
+    """Build the table of speeds and costs; medians over prompts and repetitions."""
     rows = []
     for name, speed in result.speeds.items():
         drafted = result.drafters.get(name)
         cost = ["", "", "", ""]
         if drafted is not None:
+            level_ms = plus_minus(drafted.draft_ms_per_level, drafted.intervals["draft_ms_per_level"], 2)
             sizes = (drafted.bytes_up_per_token, drafted.bytes_down_per_token)
-            cost = [f"{drafted.draft_ms_per_level:.2f}", *(f"{size:.0f}" for size in sizes), f"{drafted.mismatches}"]
-        rows.append([name, f"{speed.tokens_per_s:.0f}", f"{speed.speedup:.2f}", *cost])
-    columns = ("way", "tokens/s", "x plain", "ms a level", "bytes up", "bytes down", "not exact")
-    return table("in process, one answer at a time (bytes a new token, the prompt's share included)", columns, rows)
+            cost = [level_ms, *(f"{size:.0f}" for size in sizes), f"{drafted.mismatches}"]
+        by_group = [_speedup(of_group) for of_group in speed.by_group.values()]
+        tokens_per_s = plus_minus(speed.tokens_per_s, speed.intervals["tokens_per_s"], 0)
+        rows.append([name, tokens_per_s, _speedup(speed), *by_group, *cost])
+    groups = (f"x, {group}" for group in next(iter(result.speeds.values())).by_group)
+    columns = ("way", "tokens/s", "x plain", *groups, "ms a level", "bytes up", "bytes down", "not exact")
+    title = "in process, one answer at a time (bytes a new token, the prompt's share included)"
+    return table(title, columns, rows, caption=f"{OVER_PROMPTS}, asked {result.repetitions} times in random order")
 
 
 def sweep_table(name: str, result: Comparison) -> ResultTable:
@@ -63,13 +67,13 @@ def sweep_table(name: str, result: Comparison) -> ResultTable:
                 levels,
                 f"{at.rate:.2f}",
                 f"{1 / int(levels):.2f}",
-                f"{drafted.overall:.2f}",
+                plus_minus(drafted.overall, drafted.intervals[ALL], 2),
                 " ".join(f"{share:.2f}" for share in at.reached[:MAX_POSITIONS]),
-                f"{result.speeds[levels].speedup:.2f}",
+                _speedup(result.speeds[levels]),
             ]
         )
     columns = ("levels", "accepted / drafted", "1/n", "tau", "accepted at least 1, 2, ... (share)", "x plain")
-    return table(f"{name}: chains of 1 to n levels", columns, rows)
+    return table(f"{name}: chains of 1 to n levels", columns, rows, caption=OVER_PROMPTS)
 
 
 def plot_comparison(result: Comparison, path: Path) -> None:
@@ -80,7 +84,9 @@ def plot_comparison(result: Comparison, path: Path) -> None:
         width = 0.8 / len(result.drafters)
         for number, (name, drafted) in enumerate(result.drafters.items()):
             places = [place + number * width - 0.4 for place in range(len(drafted.tau))]
-            left.bar(places, [tau - 1 for tau in drafted.tau.values()], width * 0.9, bottom=1, label=name)
+            errors = reaches(drafted.tau, drafted.intervals)
+            heights = [tau - 1 for tau in drafted.tau.values()]
+            left.bar(places, heights, width * 0.9, bottom=1, label=name, yerr=errors, error_kw={"linewidth": 0.8})
             left.set_xticks(range(len(drafted.tau)), list(drafted.tau), rotation=30)
             middle.plot(range(1, len(drafted.positions.kept) + 1), drafted.positions.kept, "o-", label=name)
         left.set_title("mean acceptance length")
@@ -93,7 +99,9 @@ def plot_comparison(result: Comparison, path: Path) -> None:
         middle.set_ylabel("accepted, of those accepted before it")
         middle.set_ylim(0, 1.02)
         names = list(result.speeds)[::-1]
-        right.barh(names, [result.speeds[name].speedup for name in names], color="#4C78A8")
+        speedups = {name: result.speeds[name].speedup for name in names}
+        errors = reaches(speedups, {name: result.speeds[name].intervals["speedup"] for name in names})
+        right.barh(names, list(speedups.values()), color="#4C78A8", xerr=errors, error_kw={"linewidth": 0.8})
         right.axvline(1, color="black", linewidth=1)
         right.set_title(f"speed against the {PLAIN}, in process")
 
@@ -108,7 +116,19 @@ def plot_depth_sweep(name: str, result: Comparison, path: Path) -> None:
         left.set_ylabel("accepted / drafted")
         left.set_ylim(0, 1.02)
         left.legend(frameon=False)
-        right.plot(levels, [drafted.overall for drafted in result.drafters.values()], "o-", label="tokens per verdict")
-        right.plot(levels, [result.speeds[str(n)].speedup for n in levels], "s-", label=f"speed / {PLAIN}")
+        lengths = {label: drafted.overall for label, drafted in result.drafters.items()}
+        speedups = {label: result.speeds[label].speedup for label in result.drafters}
+        of_lengths = reaches(lengths, {label: drafted.intervals[ALL] for label, drafted in result.drafters.items()})
+        of_speedups = reaches(speedups, {label: result.speeds[label].intervals["speedup"] for label in speedups})
+        right.errorbar(levels, list(lengths.values()), of_lengths, fmt="o-", capsize=2, label="tokens per verdict")
+        right.errorbar(levels, list(speedups.values()), of_speedups, fmt="s-", capsize=2, label=f"speed / {PLAIN}")
         right.set_xlabel("levels")
         right.legend(frameon=False)
+
+
+def _tau(drafted: DrafterMetrics) -> dict[str, float]:
+    return {**drafted.tau, **drafted.tau_by_group, ALL: drafted.overall}
+
+
+def _speedup(speed: Speed) -> str:
+    return plus_minus(speed.speedup, speed.intervals["speedup"], 2)

@@ -1,21 +1,25 @@
-"""Routing between heads: each head alone, then both, with and without the gate, in sequence and batched.
+"""Routing between heads: each head alone, and both, with and without the gate, in sequence and batched.
 
-Every answer is checked against the target's own.
+All variants answer a prompt before the next one comes, in random order, after a warm-up. Every answer is checked
+against the target's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider_bench.core.acceptance import acceptance_by_family
-from outrider_bench.core.answer_record import AnswerRecord, gather, mean_acceptance_length
-from outrider_bench.core.pair import in_process, stop_and_wait_config
+from outrider_bench.core.acceptance import ALL, TauByText
+from outrider_bench.core.answer_record import AnswerRecord, gather
+from outrider_bench.core.bootstrap import Interval, ratio_interval
+from outrider_bench.core.pair import COLD, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import Question, questions
+from outrider_bench.core.prompts import WARM_UP_TOKENS, AskedPrompts, Question, questions, warm_up_question
 from outrider_bench.core.reference_answers import plain_answers
-from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, plus_minuses, table
+from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.core.head_statistics import AcceptedMeans, HeadUse
 from outrider_client.models.local_models import LocalModels
@@ -36,7 +40,7 @@ class RoutingVariant:
 
 @dataclass(frozen=True, slots=True)
 class RoutingResult:
-    """Results over all answers; trees and passes are counted as in HeadUse.
+    """Results over all answers; trees and passes are counted as in HeadUse. All but `draft_ms` are counts.
 
     `tau` is by family. `extra_drafts` is a share: the routing report's routers take 1.0, which is +100 %.
     """
@@ -54,6 +58,8 @@ class RoutingResult:
     shares: dict[str, float]
     confidence: AcceptedMeans
     entropy: AcceptedMeans
+    tau_by_group: dict[str, float]
+    intervals: dict[str, Interval | None]  # of tau as in TauByText, and of `draft_ms`
 
 
 def routing_variants(heads: Sequence[str], gate: float) -> dict[str, RoutingVariant]:
@@ -70,41 +76,53 @@ def routing_variants(heads: Sequence[str], gate: float) -> dict[str, RoutingVari
 
 
 async def compare_variants(
-    directory: Path, heads: Sequence[str], gate: float, per_family: int, limit: int, step: Step
+    directory: Path, heads: Sequence[str], gate: float, per_family: int, limit: int, seed: int, step: Step
 ) -> dict[str, RoutingResult]:
-    """Ask the target in `directory` held-out questions, with each of the named heads alone and with both routed."""
+    """Ask the target in `directory` held-out questions, with each of the named heads alone and with both routed.
+
+    `seed` is that of the order.
+    """
     sources = [drafter_source(head) for head in heads]
     for source in sources:
         open_drafter(DrafterSource.parse(source))  # raises before the target has answered everything
-    asked = questions(LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER)), per_family)
+    models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
+    prompts = AskedPrompts(questions(models, per_family), warm_up_question(models), seed=seed)
     target = Target.load(str(directory))
-    expected = plain_answers(target, asked, limit, step)
+    expected = plain_answers(target, prompts.asked, limit, step)
     variants = routing_variants(sources, gate)
-    return await measure_variants(variants, stop_and_wait_config(target=directory), target, asked, expected, step)
+    return await measure_variants(variants, stop_and_wait_config(target=directory), target, prompts, expected, step)
 
 
 async def measure_variants(
     compared: Mapping[str, RoutingVariant],
     config: ClientConfig,
     target: Target,
-    asked: Sequence[Question],
+    prompts: AskedPrompts,
     expected: Sequence[tuple[int, ...]],
     step: Step,
 ) -> dict[str, RoutingResult]:
     """Answer all questions with every variant; `expected` also limit the lengths."""
-    results = {}
-    for name, variant in compared.items():
-        first, *others = variant.heads
-        chosen = replace(config, drafter=first, other_heads=tuple(others), routing=variant.routing or Routing())
-        assert chosen.target is not None
-        counter = ProgressCounter(step, name, len(asked))
-        answers = []
-        async with in_process(Path(chosen.target), chosen, target) as pair, pair.client() as client:
-            for question, tokens in zip(asked, expected, strict=True):
-                answers.append(await gather(client, question.prompt, max_new_tokens=len(tokens)))
-                counter()
-        results[name] = _result(asked, answers, expected)
-    return results
+    answers: dict[str, list[AnswerRecord]] = {name: [] for name in compared}
+    counter = ProgressCounter(step, "routing", len(prompts) * len(compared))
+    async with AsyncExitStack() as stack:
+        clients = {}
+        for name, variant in compared.items():
+            clients[name] = await _client(variant, config, target, stack)
+            await gather(clients[name], prompts.warm_up.prompt, max_new_tokens=WARM_UP_TOKENS)
+        for place, name in prompts.order(compared):
+            tokens = len(expected[place])
+            answers[name].append(await gather(clients[name], prompts.asked[place].prompt, max_new_tokens=tokens))
+            counter()
+    return {name: _result(prompts.asked, given, expected) for name, given in answers.items()}
+
+
+async def _client(variant: RoutingVariant, config: ClientConfig, target: Target, stack: AsyncExitStack) -> AsyncClient:
+    """Return a client of the target in process, with a session of its own that meets every prompt cold."""
+    first, *others = variant.heads
+    chosen = replace(config, drafter=first, other_heads=tuple(others), routing=variant.routing or Routing())
+    assert chosen.target is not None
+    pair = await stack.enter_async_context(in_process(Path(chosen.target), chosen, target, COLD))
+    return await stack.enter_async_context(pair.client())
 
 
 def _result(
@@ -114,10 +132,11 @@ def _result(
     tokens = sum(len(answer.token_ids) for answer in answers)
     cycles = {name: sum(use.cycles[name] for use in uses) for name in uses[0].cycles}
     num_cycles, drafts = sum(cycles.values()), sum(use.drafts for use in uses)
-    draft_ms = sum(answer.statistics.split_ms.draft * len(answer.token_ids) for answer in answers)
+    draft_ms = [answer.statistics.split_ms.draft * len(answer.token_ids) for answer in answers]
+    tau = TauByText.of(asked, [answer.cycles for answer in answers])
     return RoutingResult(
-        tau=acceptance_by_family(asked, [answer.cycles for answer in answers]),
-        overall=mean_acceptance_length([cycle for answer in answers for cycle in answer.cycles]),
+        tau=tau.by_family,
+        overall=tau.overall,
         mismatches=sum(answer.token_ids != tokens for answer, tokens in zip(answers, expected, strict=True)),
         tokens=tokens,
         cycles=num_cycles,
@@ -125,10 +144,12 @@ def _result(
         passes_per_1000_tokens=sum(use.passes for use in uses) * 1000 / tokens,
         extra_drafts=drafts / num_cycles - 1,
         skipped=sum(use.gate_skips for use in uses) / num_cycles,
-        draft_ms=draft_ms / num_cycles,
+        draft_ms=sum(draft_ms) / num_cycles,
         shares={name: count / num_cycles for name, count in cycles.items()},
         confidence=_weighted_means([(use, use.confidence) for use in uses]),
         entropy=_weighted_means([(use, use.entropy) for use in uses]),
+        tau_by_group=tau.by_group,
+        intervals=tau.intervals | {"draft_ms": ratio_interval(draft_ms, [sum(use.cycles.values()) for use in uses])},
     )
 
 
@@ -143,12 +164,10 @@ def _weighted_means(splits: Sequence[tuple[HeadUse, AcceptedMeans]]) -> Accepted
 
 
 def routing_tau_table(results: Mapping[str, RoutingResult]) -> ResultTable:
-    categories = list(next(iter(results.values())).tau)
-    rows = [
-        [name, *(f"{result.tau[category]:.2f}" for category in categories), f"{result.overall:.2f}"]
-        for name, result in results.items()
-    ]
-    return table("mean acceptance length (tokens per verdict, bonus included)", ("way", *categories, "all"), rows)
+    figures = {name: {**one.tau, **one.tau_by_group, ALL: one.overall} for name, one in results.items()}
+    rows = [[name, *plus_minuses(figures[name], results[name].intervals, 2)] for name in results]
+    title = "mean acceptance length (tokens per verdict, bonus included)"
+    return table(title, ("way", *next(iter(figures.values()))), rows, caption=OVER_PROMPTS)
 
 
 def routing_cost_table(results: Mapping[str, RoutingResult]) -> ResultTable:
@@ -161,7 +180,7 @@ def routing_cost_table(results: Mapping[str, RoutingResult]) -> ResultTable:
             f"{result.extra_drafts:+.0%}",
             f"{result.passes_per_1000_tokens:.0f}",
             f"{result.skipped:.0%}",
-            f"{result.draft_ms:.2f}",
+            plus_minus(result.draft_ms, result.intervals["draft_ms"], 2),
             " / ".join(f"{share:.0%}" for share in result.shares.values()),
             f"{result.mismatches}",
         ]

@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outrider_bench.core.acceptance import SHAPES, AcceptanceResult, measure_acceptance
+from outrider_bench.core.bootstrap import Interval
 from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Question, questions
 from outrider_bench.core.reference_answers import plain_answers
-from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.core.stats import share_interval
+from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, plus_minuses, table
 from outrider_bench.studies.pair.outage import CUTS, outage_scores, stop_scores
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_models.corpus import Family
@@ -48,8 +50,19 @@ class Evaluation:
     stop: dict[int, float]
     target_alone: float
 
+    @property
+    def intervals(self) -> dict[str, dict[str, Interval | None]]:
+        """95 % intervals of the shares over the choice of prompts, by family or by cut."""
+        code = self.scores["code"].total
+        outages = {name: one.outage for name, one in self.drafters.items()} | {"stop": self.stop}
+        of_outages = {
+            name: {str(cut): share_interval(round(share * code), code) for cut, share in by_cut.items()}
+            for name, by_cut in outages.items()
+        }
+        return {"scores": {name: share_interval(s.passed, s.total) for name, s in self.scores.items()}} | of_outages
+
     def as_dict(self) -> dict[str, object]:
-        return asdict(self)
+        return asdict(self) | {"intervals": self.intervals}
 
 
 async def evaluate(plan: EvaluationPlan, step: Step) -> Evaluation:
@@ -116,8 +129,12 @@ def _first_of_each(asked: Sequence[Question], count: int) -> list[int]:
 
 def scores_table(evaluation: Evaluation) -> ResultTable:
     """Build the table of the target's own scores."""
-    rows = [[name, f"{s.passed}", f"{s.total}", f"{s.rate:.2f}"] for name, s in evaluation.scores.items()]
-    return table("target alone, held-out compositions", ("family", "right", "of", "share"), rows)
+    intervals = evaluation.intervals["scores"]
+    rows = [
+        [name, f"{s.passed}", f"{s.total}", plus_minus(s.rate, intervals[name], 2)]
+        for name, s in evaluation.scores.items()
+    ]
+    return table("target alone, held-out compositions", ("family", "right", "of", "share"), rows, caption=OVER_PROMPTS)
 
 
 def acceptance_table(evaluation: Evaluation) -> ResultTable:
@@ -126,20 +143,22 @@ def acceptance_table(evaluation: Evaluation) -> ResultTable:
     for name, result in evaluation.drafters.items():
         for shape, accepted in result.acceptance.items():
             columns.append(f"{name} {shape}")
-            by_column.append({**accepted.by_family, "all": accepted.overall, "not exact": float(accepted.mismatches)})
+            tau = dict(zip(accepted.figures, plus_minuses(accepted.figures, accepted.intervals, 2), strict=True))
+            by_column.append(tau | {"not exact": f"{accepted.mismatches}"})
     families = list(by_column[0]) if by_column else []
-    rows = [[family, *(_number(values[family], family) for values in by_column)] for family in families]
-    return table("mean acceptance length (tokens per verdict, bonus included)", columns, rows)
+    rows = [[family, *(texts[family] for texts in by_column)] for family in families]
+    title = "mean acceptance length (tokens per verdict, bonus included)"
+    return table(title, columns, rows, caption=OVER_PROMPTS)
 
 
 def outage_table(evaluation: Evaluation) -> ResultTable:
     """Build the table of code pass@1 after the link has died."""
-    cuts = list(evaluation.stop)
-    rows = [["stop"] + [f"{evaluation.stop[cut]:.2f}" for cut in cuts]]
-    rows += [[name] + [f"{result.outage[cut]:.2f}" for cut in cuts] for name, result in evaluation.drafters.items()]
-    rows += [["target alone"] + [f"{evaluation.target_alone:.2f}"] * len(cuts)]
-    return table("code pass@1, link dead after n tokens", ("n", *map(str, cuts)), rows)
-
-
-def _number(value: float, row: str) -> str:
-    return f"{value:.0f}" if row == "not exact" else f"{value:.2f}"
+    cuts, intervals = list(evaluation.stop), evaluation.intervals
+    by_name = {"stop": evaluation.stop} | {name: one.outage for name, one in evaluation.drafters.items()}
+    rows = [
+        [name, *(plus_minus(share, intervals[name][str(cut)], 2) for cut, share in by_cut.items())]
+        for name, by_cut in by_name.items()
+    ]
+    rows += [["target alone"] + [plus_minus(evaluation.target_alone, intervals["scores"]["code"], 2)] * len(cuts)]
+    title = "code pass@1, link dead after n tokens"
+    return table(title, ("n", *map(str, cuts)), rows, caption=OVER_PROMPTS)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider_bench.core.plots import COLORS, saved_figure
+from outrider_bench.core.plots import COLORS, reaches, saved_figure
 from outrider_bench.studies.pair.evaluation import Evaluation
 from outrider_bench.studies.pair.verify_cost import VerifyCost
 
@@ -40,14 +40,16 @@ def plot_verify_costs(title: str, costs: Sequence[VerifyCost], path: Path) -> No
 
 def _plot_acceptance(axes: Axes, evaluation: Evaluation) -> None:
     series = {
-        f"{name}, {shape}": accepted.by_family
+        f"{name}, {shape}": accepted
         for name, result in evaluation.drafters.items()
         for shape, accepted in result.acceptance.items()
     }
     width = 0.8 / max(len(series), 1)
-    for number, (label, by_family) in enumerate(series.items()):
+    for number, (label, accepted) in enumerate(series.items()):
+        by_family, errors = accepted.by_family, reaches(accepted.by_family, accepted.intervals)
         places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(by_family))]
-        axes.bar(places, list(by_family.values()), width * 0.9, label=label, color=COLORS[number % len(COLORS)])
+        color = COLORS[number % len(COLORS)]
+        axes.bar(places, list(by_family.values()), width * 0.9, label=label, color=color, yerr=errors)
         axes.set_xticks(range(len(by_family)), list(by_family))
     axes.set_ylabel("tokens per verdict, bonus included")
     axes.set_title("mean acceptance length, held-out prompts")

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
 from outrider_bench.core.acceptance import acceptance_by_position
-from outrider_bench.studies.drafters.comparison import PLAIN, Controls, _speed
+from outrider_bench.studies.drafters.comparison import PLAIN, Controls, Speed
 from outrider_client.core.events import Cycle
 from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
@@ -34,9 +34,19 @@ def test_a_position_that_no_draft_was_accepted_before_keeps_none():
 
 
 def test_speed_is_the_median_of_ratios_not_the_ratio_of_medians():
-    speed = _speed(seconds=[1.0, 1.0, 10.0], plain=[2.0, 3.0, 10.0], lengths=[10, 20, 10])
+    speed = Speed.of(seconds=[[1.0, 1.0, 10.0]], plain=[[2.0, 3.0, 10.0]], lengths=[10, 20, 10])
     assert speed.speedup == 2.0
     assert speed.tokens_per_s == 10.0
+
+
+def test_speed_of_repetitions_is_their_median_and_has_an_interval():
+    plain = [[2.0] * 8] * 3
+    seconds = [[1.0] * 8, [1.25] * 8, [4.0] * 8]
+    speed = Speed.of(seconds, plain, lengths=[10] * 8)
+    assert speed.speedup == 1.6
+    low, high = speed.intervals["speedup"]
+    assert low < 1.6 < high
+    assert Speed.of([seconds[0]], [plain[0]], lengths=[10] * 8).intervals["speedup"] == (2.0, 2.0)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +64,8 @@ def report(tmp_path_factory) -> dict:
         "12",
         "--levels",
         "3",
+        "--repetitions",
+        "2",
     ]
     command += ["--json", str(directory / "report.json"), "--plot", str(directory / "report.png")]
     result = CliRunner().invoke(app, command)
@@ -65,7 +77,20 @@ def report(tmp_path_factory) -> dict:
 def test_every_drafter_and_control_is_measured_in_one_run(report):
     assert {PLAIN, "generate", "generate, prompt lookup", "moa", "eagle2"} <= report["speeds"].keys()
     assert report["speeds"][PLAIN]["speedup"] == 1.0
+    assert (report["repetitions"], report["seed"]) == (2, 1)
     assert "versions" in report["made_by"]
+
+
+def test_every_speed_and_tau_has_an_interval_and_easy_and_hard_text_apart(report):
+    for speed in report["speeds"].values():
+        assert set(speed["by_group"]) == {"easy", "hard"}
+        low, high = speed["intervals"]["speedup"]
+        assert low <= speed["speedup"] <= high
+    for drafted in report["drafters"].values():
+        assert set(drafted["tau_by_group"]) == {"easy", "hard"}
+        assert set(drafted["intervals"]) == {*drafted["tau"], "easy", "hard", "all", "draft_ms_per_level"}
+        low, high = drafted["intervals"]["all"]
+        assert low <= drafted["overall"] <= high
 
 
 def test_a_drafter_is_exact_and_its_costs_are_counted(report):
@@ -80,6 +105,7 @@ def test_a_drafter_is_exact_and_its_costs_are_counted(report):
 def test_the_sweep_goes_deeper_and_stays_exact(tmp_path):
     out = tmp_path / "sweep.json"
     command = ["depth-sweep", "--drafter", "eagle2", "--levels", "3", "--per-family", "1", "--max-new-tokens", "12"]
+    command += ["--repetitions", "1"]
     result = CliRunner().invoke(app, [*command, "--json", str(out), "--plot", str(tmp_path / "sweep.png")])
     assert result.exit_code == 0, result.output
     sweep = json.loads(out.read_text())
