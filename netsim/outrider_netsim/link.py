@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, assert_never, cast
 
-from outrider_netsim.core.addresses import Address, check_port, parse_address
+from outrider_netsim.core.addresses import CLIENT_VARIABLE, Address, check_port, parse_address
 from outrider_netsim.core.async_resource import AsyncResource
 from outrider_netsim.core.engine_names import (
     BEST_FIRST,
@@ -57,8 +57,10 @@ class EngineLink(Protocol):
     async def start(self) -> object: ...
     async def aclose(self) -> None: ...
 
-    async def run(self, argv: Sequence[str], upstreams: Sequence[Address], env: Mapping[str, str]) -> int:
-        """Run a command behind the link and return its exit status (128 + n for signal n)."""
+    async def run(
+        self, argv: Sequence[str], upstreams: Sequence[Address], environments: Sequence[Mapping[str, str]]
+    ) -> list[int]:
+        """Run a command behind the link, once for each environment; return the exit statuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,20 @@ class Link(AsyncResource):
         return self._started.engine
 
     @property
+    def seed(self) -> int:
+        return self._plan.seed
+
+    @property
+    def seed_is_honoured(self) -> bool:
+        """False with the kernel engine before Linux 6.6, where every run is different."""
+        return getattr(self._started, "seed_is_honoured", True)
+
+    @property
+    def congestion(self) -> str:
+        """The congestion control of the connections over the link."""
+        return self._plan.congestion
+
+    @property
     def why(self) -> str:
         """Why this engine was chosen."""
         return self._why
@@ -171,17 +187,32 @@ class Link(AsyncResource):
         self._started.set(profile)
 
     async def run(
-        self, argv: Sequence[str], upstreams: Sequence[Address] = (), env: Mapping[str, str] | None = None
+        self,
+        argv: Sequence[str],
+        upstreams: Sequence[Address] = (),
+        env: Mapping[str, str] | None = None,
+        *,
+        clients: int = 1,
     ) -> int:
         """Run a command behind the link and return its exit status (128 + n for signal n).
+
+        With `clients` it runs so many times at once, each with its number (from 0) in OUTRIDER_CLIENT, and all share
+        the link; the status is then the first that is not 0.
 
         With kernel and tun the command has its own network, where 127.0.0.1 and the port of each upstream (default:
         the link's) lead through the link. {link} in its arguments is replaced by the first upstream's address there,
         and OUTRIDER_LINK_ADDRESS holds the same. Raises OSError when the command cannot be executed.
         """
+        if clients < 1:
+            raise ProfileError(f"clients={clients}: need at least 1")
         behind = tuple(upstreams) or (self._plan.upstream,)
         inside = self.address if self.engine == "proxy" else str(Address(LOOPBACK, behind[0].port))
-        return await self._started.run([word.replace(PLACEHOLDER, inside) for word in argv], behind, env or {})
+        statuses = await self._started.run(
+            [word.replace(PLACEHOLDER, inside) for word in argv],
+            behind,
+            [{CLIENT_VARIABLE: str(number), **(env or {})} for number in range(clients)],
+        )
+        return next((status for status in statuses if status), 0)
 
     @property
     def _started(self) -> EngineLink:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 
-from outrider_netsim.profiles.outages import Cuttable
+from outrider_netsim.profiles.outages import Cuttable, Outage, run_outages
+from outrider_netsim.profiles.profile import Profile
 
 
 class LinkControls:
@@ -40,3 +44,20 @@ class LinkControls:
 
     def _print(self, text: str) -> None:
         self._console.print(f"{asyncio.get_running_loop().time() - self._started_at:8.2f} s  {text}")
+
+
+def without_cuts(profile: Profile) -> Profile:
+    """Return a profile for an engine whose link `announced_outages` cuts; outages that hold packets stay."""
+    return replace(profile, outages=tuple(outage for outage in profile.outages if outage.hold))
+
+
+@contextlib.asynccontextmanager
+async def announced_outages(controls: LinkControls, outages: Sequence[Outage]) -> AsyncIterator[None]:
+    """Apply and print the outages that drop packets, counting from now, until the end of the block."""
+    dropping = [outage for outage in outages if not outage.hold]
+    planned = asyncio.create_task(run_outages(controls, dropping))
+    try:
+        yield
+    finally:
+        planned.cancel()
+        await asyncio.gather(planned, return_exceptions=True)

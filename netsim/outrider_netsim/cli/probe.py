@@ -9,8 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider_netsim.cli.link_options import (
+    LINK_PANEL,
+    CongestionOption,
+    DelayOption,
+    DistributionOption,
+    InOrderOption,
+    JitterOption,
+    LinkAdjustments,
+    LossOption,
+    ProfileOption,
+    QueueOption,
+    RateOption,
+    SeedOption,
+    link_profile,
+)
 from outrider_netsim.cli.terminal import console, errors, exit_on_error, write_whole
-from outrider_netsim.core.engine_names import DEFAULT_LOSS_PACKETS, DEFAULT_PROBE_PACKETS, ProbeEngine
+from outrider_netsim.core.engine_names import (
+    DEFAULT_CONGESTION,
+    DEFAULT_LOSS_PACKETS,
+    DEFAULT_PROBE_PACKETS,
+    ProbeEngine,
+)
 from outrider_netsim.probe.samples import WAYS
 
 if TYPE_CHECKING:
@@ -28,10 +48,22 @@ app = typer.Typer()
 
 @app.command()
 def probe(
-    profile: Annotated[str, typer.Option(help="A built-in name, FILE.toml, or FILE.toml:NAME.")],
+    profile: ProfileOption = None,
+    delay: DelayOption = None,
+    jitter: JitterOption = None,
+    distribution: DistributionOption = None,
+    loss: LossOption = None,
+    rate: RateOption = None,
+    queue: QueueOption = None,
+    in_order: InOrderOption = None,
+    congestion: CongestionOption = DEFAULT_CONGESTION,
+    seed: SeedOption = None,
     engine: Annotated[
         ProbeEngine,
-        typer.Option(help="Engine of the link; auto takes the most realistic one that this machine allows."),
+        typer.Option(
+            help="Engine of the link; auto takes the most realistic one that this machine allows.",
+            rich_help_panel=LINK_PANEL,
+        ),
     ] = "auto",
     packets: Annotated[int, typer.Option(help="Packets for delays, each way.")] = DEFAULT_PROBE_PACKETS,
     loss_packets: Annotated[
@@ -46,9 +78,6 @@ def probe(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also plot the delays to a PNG, SVG or PDF file.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Random seed for delays and losses, instead of the profile's.")
-    ] = None,
     check: Annotated[bool, typer.Option(help="Exit with status 1 if a figure is off.")] = True,
 ) -> None:
     """Measure delay, jitter, loss, order and throughput through an engine and compare them with the profile.
@@ -60,14 +89,22 @@ def probe(
 
     from outrider_netsim.probe.plot import check_plot_file, save_probe_plot
     from outrider_netsim.probe.run import probe_profile
-    from outrider_netsim.profiles.builtin import profile_named
 
     with exit_on_error():
-        shaped = profile_named(profile)
+        adjustments = LinkAdjustments(delay, jitter, distribution, loss, rate, queue, in_order)
+        shaped = link_profile(profile, adjustments)
         if plot is not None:
             check_plot_file(plot)
         run = asyncio.run(
-            probe_profile(shaped, engine, packets=packets, loss_packets=loss_packets, seed=seed, say=_print)
+            probe_profile(
+                shaped,
+                engine,
+                packets=packets,
+                loss_packets=loss_packets,
+                seed=seed,
+                congestion=congestion,
+                say=_print,
+            )
         )
         text = json.dumps(run.as_json(), indent=1) + "\n"
         if as_json:

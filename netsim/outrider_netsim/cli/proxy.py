@@ -1,4 +1,4 @@
-"""`outrider-netsim proxy`: run a TCP relay until it is stopped."""
+"""`outrider-netsim proxy`: keep a link open for clients until it is stopped."""
 
 from __future__ import annotations
 
@@ -8,13 +8,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider_netsim.cli.link_lines import introduction, totals
+from outrider_netsim.cli.link_options import (
+    LINK_PANEL,
+    TRAFFIC_PANEL,
+    CongestionOption,
+    DelayOption,
+    DistributionOption,
+    InOrderOption,
+    JitterOption,
+    LinkAdjustments,
+    LossOption,
+    OutageOption,
+    ProfileOption,
+    QueueOption,
+    RateOption,
+    SeedOption,
+    link_profile,
+)
 from outrider_netsim.cli.terminal import console, exit_on_error, fail
 from outrider_netsim.core.addresses import parse_address
+from outrider_netsim.core.engine_names import DEFAULT_CONGESTION, EngineChoice
 
 if TYPE_CHECKING:
-    from outrider_netsim.engines.proxy import ProxyLink
+    from collections.abc import Sequence
+
+    from outrider_netsim.link import Link
     from outrider_netsim.profiles.outages import Outage
-    from outrider_netsim.profiles.profile import Profile
 
 app = typer.Typer()
 
@@ -22,47 +42,62 @@ app = typer.Typer()
 @app.command()
 def proxy(
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address for clients to connect to; port 0 picks a free one.")
-    ],
-    upstream: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the server behind the link.")],
-    profile: Annotated[str, typer.Option(help="A name from `outrider-netsim list`, FILE.toml, or FILE.toml:NAME.")],
-    seed: Annotated[int, typer.Option(help="Random seed for delays and losses.")] = 0,
-    outage: Annotated[
-        list[str] | None,
+        str,
         typer.Option(
-            metavar="DURATION@START",
-            help="Planned outage such as 3s@10s, or 1s@5s/30s for a recurring one; 50ms@7s/20s+hold keeps packets and "
-            "forwards them afterwards; repeatable.",
+            metavar="HOST:PORT",
+            help="Address for clients to connect to; port 0 picks a free one, 0.0.0.0 lets other machines in.",
+            rich_help_panel=TRAFFIC_PANEL,
         ),
-    ] = None,
+    ],
+    upstream: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Address of the server behind the link.", rich_help_panel=TRAFFIC_PANEL),
+    ],
+    profile: ProfileOption = None,
+    delay: DelayOption = None,
+    jitter: JitterOption = None,
+    distribution: DistributionOption = None,
+    loss: LossOption = None,
+    rate: RateOption = None,
+    queue: QueueOption = None,
+    in_order: InOrderOption = None,
+    outage: OutageOption = None,
+    congestion: CongestionOption = DEFAULT_CONGESTION,
+    seed: SeedOption = None,
+    engine: Annotated[
+        EngineChoice,
+        typer.Option(
+            help="Engine of the link: proxy needs no privileges; kernel and tun carry real packets.",
+            rich_help_panel=LINK_PANEL,
+        ),
+    ] = "proxy",
 ) -> None:
-    """Relay TCP through an emulated link until Ctrl-C; in a terminal, Enter cuts and restores it."""
-    import asyncio
-    from dataclasses import replace
+    """Relay TCP through an emulated link until Ctrl-C; in a terminal, Enter cuts and restores it.
 
-    from outrider_netsim.engines.proxy import ProxyLink
-    from outrider_netsim.profiles.builtin import profile_named
-    from outrider_netsim.profiles.outages import in_order, parse_outage
+    All clients share the one link, its rate and its queue.
+    """
+    import asyncio
+
+    from outrider_netsim.cli.link_controls import without_cuts
+    from outrider_netsim.link import Link
 
     with exit_on_error():
-        at, server = parse_address("--listen", listen), parse_address("--upstream", upstream)
-        given = in_order([parse_outage(text) for text in outage or []])
-        # The others are cut from here, to print a line each time.
-        outages = [planned for planned in given if not planned.hold]
-        shaped = profile_named(profile)
-        held = tuple(planned for planned in given if planned.hold)
-        link = ProxyLink(replace(shaped, outages=shaped.outages + held), server, seed, listen=at)
-    try:
-        asyncio.run(_run(link, upstream, outages))
-    except OSError as error:
-        fail(f"cannot listen on {listen}: {error.strerror or error}. Choose another port, or 0 for a free one.")
+        at = parse_address("--listen", listen)
+        parse_address("--upstream", upstream)
+        adjustments = LinkAdjustments(delay, jitter, distribution, loss, rate, queue, in_order)
+        shaped = link_profile(profile, adjustments, outage)
+        started = without_cuts(shaped)
+        link = Link(started, upstream, engine, seed, host=at.host, port=at.port, congestion=congestion)
+        try:
+            asyncio.run(_run(link, upstream, shaped.outages))
+        except OSError as error:
+            fail(f"cannot listen on {listen}: {error.strerror or error}. Choose another port, or 0 for a free one.")
 
 
-async def _run(link: ProxyLink, upstream: str, outages: list[Outage]) -> None:
+async def _run(link: Link, upstream: str, outages: Sequence[Outage]) -> None:
     import asyncio
 
-    from outrider_netsim.cli.link_controls import LinkControls
-    from outrider_netsim.profiles.outages import run_outages
+    from outrider_netsim.cli.link_controls import LinkControls, announced_outages
 
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -70,28 +105,17 @@ async def _run(link: ProxyLink, upstream: str, outages: list[Outage]) -> None:
         loop.add_signal_handler(number, stopped.set)
     async with link:
         controls = LinkControls(link, console)
-        console.print(
-            f"{link.address} -> {upstream} through {link.profile.name}, {_summary(link.profile)}", soft_wrap=True
-        )
+        console.print(f"{link.address} -> {upstream} through {introduction(link)}{_note(link)}", soft_wrap=True)
         if sys.stdin.isatty():
             console.print("Enter cuts the link and restores it; Ctrl-C ends.")
             loop.add_reader(sys.stdin.fileno(), controls.toggle)
-        planned = loop.create_task(run_outages(controls, outages))
-        await stopped.wait()
-        planned.cancel()
-        await asyncio.gather(planned, return_exceptions=True)
-    console.print(_totals(link))
+        async with announced_outages(controls, outages):
+            await stopped.wait()
+        console.print(totals(link.stats))
 
 
-def _summary(profile: Profile) -> str:
-    lossy = max(profile.up.mean_loss, profile.down.mean_loss)
-    note = f"; its {lossy:.1%} loss stalls a connection for a while, as this is a TCP relay" if lossy else ""
-    return f"mean round trip {profile.round_trip_ms:.1f} ms{note}"
-
-
-def _totals(link: ProxyLink) -> str:
-    lanes = ", ".join(
-        f"{name} {lane.bytes:,} bytes in {lane.chunks:,} chunks"
-        for name, lane in zip(("up", "down"), link.payload, strict=True)
-    )
-    return f"{link.stats.connections} connections; {lanes}"
+def _note(link: Link) -> str:
+    lossy = max(link.profile.up.mean_loss, link.profile.down.mean_loss)
+    if link.engine != "proxy" or not lossy:
+        return ""
+    return f"; its {lossy:.1%} loss stalls a connection for a while, as this is a TCP relay"

@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider_netsim.cli.link_lines import introduction, totals
+from outrider_netsim.cli.link_options import (
+    LINK_PANEL,
+    OUTPUT_PANEL,
+    TRAFFIC_PANEL,
+    CongestionOption,
+    DelayOption,
+    DistributionOption,
+    InOrderOption,
+    JitterOption,
+    LinkAdjustments,
+    LossOption,
+    OutageOption,
+    ProfileOption,
+    QueueOption,
+    RateOption,
+    SeedOption,
+    link_profile,
+)
 from outrider_netsim.cli.terminal import errors, exit_on_error
 from outrider_netsim.core.addresses import Address, check_port, parse_address
-from outrider_netsim.core.engine_names import DEFAULT_UPSTREAM, PLACEHOLDER, WITH_NETWORK, EngineChoice, EngineName
+from outrider_netsim.core.engine_names import (
+    DEFAULT_CONGESTION,
+    DEFAULT_UPSTREAM,
+    PLACEHOLDER,
+    WITH_NETWORK,
+    EngineChoice,
+    EngineName,
+)
 from outrider_netsim.core.errors import EngineError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from outrider_netsim.impairments.path import LinkStats, PathStats
     from outrider_netsim.link import Link
     from outrider_netsim.profiles.profile import Profile
 
@@ -34,16 +58,31 @@ class RunOptions:
     engines: tuple[EngineName, ...]
     upstreams: tuple[Address, ...]
     seed: int | None
+    congestion: str
+    clients: int
     command: tuple[str, ...]
 
 
 @app.command(no_args_is_help=True, context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Command to run, with its arguments.")],
-    profile: Annotated[str, typer.Option(help="A name from `outrider-netsim list`, FILE.toml, or FILE.toml:NAME.")],
+    profile: ProfileOption = None,
+    delay: DelayOption = None,
+    jitter: JitterOption = None,
+    distribution: DistributionOption = None,
+    loss: LossOption = None,
+    rate: RateOption = None,
+    queue: QueueOption = None,
+    in_order: InOrderOption = None,
+    outage: OutageOption = None,
+    congestion: CongestionOption = DEFAULT_CONGESTION,
+    seed: SeedOption = None,
     engine: Annotated[
         EngineChoice,
-        typer.Option(help="Engine of the link; auto takes the most realistic one that this machine allows."),
+        typer.Option(
+            help="Engine of the link; auto takes the most realistic one that this machine allows.",
+            rich_help_panel=LINK_PANEL,
+        ),
     ] = "auto",
     upstream: Annotated[
         list[str] | None,
@@ -51,20 +90,20 @@ def run(
             metavar="HOST:PORT",
             help=f"Address of a server behind the link; repeatable.  [default: {DEFAULT_UPSTREAM}]",
             show_default=False,
+            rich_help_panel=TRAFFIC_PANEL,
         ),
     ] = None,
-    outage: Annotated[
-        list[str] | None,
+    clients: Annotated[
+        int,
         typer.Option(
-            metavar="DURATION@START",
-            help="Planned outage such as 3s@10s, or 1s@5s/30s for a recurring one; 50ms@7s/20s+hold keeps packets and "
-            "forwards them afterwards; repeatable.",
+            min=1,
+            help="How often to run COMMAND, all at once over the one link; OUTRIDER_CLIENT tells each its number.",
+            rich_help_panel=TRAFFIC_PANEL,
         ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Random seed for delays and losses, instead of the profile's.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing about the link.")] = False,
+    ] = 1,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print nothing about the link.", rich_help_panel=OUTPUT_PANEL)
+    ] = False,
 ) -> None:
     """Run COMMAND behind an emulated link and exit with its status.
 
@@ -76,17 +115,15 @@ def run(
 
     from rich.console import Console
 
-    from outrider_netsim.profiles.builtin import profile_named
-    from outrider_netsim.profiles.outages import in_order, parse_outage
-
     with exit_on_error():
-        shaped = profile_named(profile)
-        planned = in_order([*shaped.outages, *map(parse_outage, outage or [])])
+        adjustments = LinkAdjustments(delay, jitter, distribution, loss, rate, queue, in_order)
         options = RunOptions(
-            replace(shaped, outages=tuple(planned)),
+            link_profile(profile, adjustments, outage),
             _engines(engine, command),
             tuple(_server(text) for text in upstream or [DEFAULT_UPSTREAM]),
             seed,
+            congestion,
+            clients,
             tuple(command),
         )
         status = asyncio.run(_run(options, Console(quiet=True) if quiet else errors))
@@ -94,19 +131,19 @@ def run(
 
 
 async def _run(options: RunOptions, console: Console) -> int:
+    from outrider_netsim.cli.link_controls import LinkControls, announced_outages, without_cuts
     from outrider_netsim.link import Link
 
-    # The others are cut from here, to print a line each time.
-    held = tuple(outage for outage in options.profile.outages if outage.hold)
-    link = Link(replace(options.profile, outages=held), str(options.upstreams[0]), options.engines, options.seed)
+    profile, upstream = without_cuts(options.profile), str(options.upstreams[0])
+    link = Link(profile, upstream, options.engines, options.seed, congestion=options.congestion)
     try:
         await link.start()
     except EngineError as error:
         raise _with_remedy(error, options) from None
     try:
         _introduce(link, options, console)
-        async with _outages(link, options, console):
-            status = await link.run(options.command, options.upstreams)
+        async with announced_outages(LinkControls(link, console), options.profile.outages):
+            status = await link.run(options.command, options.upstreams, clients=options.clients)
         _print(console, totals(link.stats))
     except OSError as error:
         status = _not_executed(options.command[0], error)
@@ -115,39 +152,10 @@ async def _run(options: RunOptions, console: Console) -> int:
     return status
 
 
-@contextlib.asynccontextmanager
-async def _outages(link: Link, options: RunOptions, console: Console) -> AsyncIterator[None]:
-    """Apply and print the planned outages while the command runs."""
-    import asyncio
-
-    from outrider_netsim.cli.link_controls import LinkControls
-    from outrider_netsim.profiles.outages import run_outages
-
-    dropping = [outage for outage in options.profile.outages if not outage.hold]
-    planned = asyncio.create_task(run_outages(LinkControls(link, console), dropping))
-    try:
-        yield
-    finally:
-        planned.cancel()
-        await asyncio.gather(planned, return_exceptions=True)
-
-
 def _introduce(link: Link, options: RunOptions, console: Console) -> None:
-    shown = f"{link.profile.name}, mean round trip {link.profile.round_trip_ms:.1f} ms"
-    _print(console, f"{shown}; engine {link.engine}: {link.why}")
+    _print(console, introduction(link))
     if link.engine == "proxy" and not _names_link(options.command):
         _print(console, f"only what connects to {link.address} (OUTRIDER_LINK_ADDRESS) goes through the link")
-
-
-def totals(stats: LinkStats) -> str:
-    """Return a link's counters in words."""
-    return f"{stats.connections} connections; up {_counted(stats.up)}; down {_counted(stats.down)}"
-
-
-def _counted(path: PathStats) -> str:
-    gone = {"lost": path.lost, "in outages": path.dropped_by_outage, "by the full queue": path.dropped_by_queue}
-    losses = "".join(f", {number:,} {how}" for how, number in gone.items() if number)
-    return f"{path.bytes_out:,} bytes in {path.packets_out:,} packets{losses}"
 
 
 def _engines(engine: EngineChoice, command: Sequence[str]) -> tuple[EngineName, ...]:

@@ -42,7 +42,7 @@ def generate(
         cellular = Cellular(mbps * 1e6, delay_ms, handover_every, handover_ms / 1000)
         trace = (cellular.conditions if is_csv(file) else cellular.deliveries)(seconds, seed)
         save_trace(trace, file)
-    _print(str(file), trace)
+    _print(f"{file} (seed {seed})", trace)
 
 
 @trace_app.command()

@@ -8,6 +8,7 @@ from outrider_netsim.core.errors import ProfileError
 
 MAX_PORT = 65535
 ADDRESS_VARIABLE = "OUTRIDER_LINK_ADDRESS"  # tells a command behind a link where to connect
+CLIENT_VARIABLE = "OUTRIDER_CLIENT"  # tells copies of a command apart: 0, 1, ...
 
 
 class Address(NamedTuple):

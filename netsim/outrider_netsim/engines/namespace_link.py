@@ -45,10 +45,10 @@ class NamespaceLink(AsyncResource):
         return self._bridge.namespaces
 
     async def run(
-        self, argv: Sequence[str], upstreams: Sequence[Address] = (), env: Mapping[str, str] | None = None
-    ) -> int:
-        """Run a command behind the link and return its exit status; see NamespaceBridge.run."""
-        return await self._bridge.run(argv, upstreams or [self._upstream], env)
+        self, argv: Sequence[str], upstreams: Sequence[Address] = (), environments: Sequence[Mapping[str, str]] = ({},)
+    ) -> list[int]:
+        """Run a command behind the link, once for each environment, and return the exit statuses."""
+        return await self._bridge.run(argv, upstreams or [self._upstream], environments)
 
     @abstractmethod
     async def _make_link(self) -> None:

@@ -21,7 +21,7 @@ from outrider_netsim.engines.relay import PayloadStats, RelayLane, relay
 from outrider_netsim.engines.shaping import Shaper, timeout_s
 from outrider_netsim.impairments.path import LinkStats
 from outrider_netsim.namespaces.blackhole import accept_connections, ignore_connections
-from outrider_netsim.namespaces.command import run_command
+from outrider_netsim.namespaces.command import run_copies
 from outrider_netsim.profiles.outages import run_outages
 from outrider_netsim.profiles.profile import Profile
 
@@ -124,14 +124,16 @@ class ProxyLink(AsyncResource):
         self._up.shaper.set(profile.up, timeout, now)
         self._down.shaper.set(profile.down, timeout, now)
 
-    async def run(self, argv: Sequence[str], upstreams: Sequence[Address], env: Mapping[str, str]) -> int:
-        """Run a command that connects to OUTRIDER_LINK_ADDRESS and return its exit status (128 + n for signal n).
+    async def run(
+        self, argv: Sequence[str], upstreams: Sequence[Address], environments: Sequence[Mapping[str, str]]
+    ) -> list[int]:
+        """Run a command that connects to OUTRIDER_LINK_ADDRESS, once for each environment; return the exit statuses.
 
         Raises ProfileError for any upstream but the relay's, OSError when the command cannot be executed.
         """
         if tuple(upstreams) != (self._upstream,):
             raise ProfileError(f"{len(upstreams)} upstreams: a relay has one server behind it; use --engine tun")
-        return await run_command(argv, {ADDRESS_VARIABLE: self.address, **env})
+        return await run_copies(argv, [{ADDRESS_VARIABLE: self.address, **env} for env in environments])
 
     def _hold(self, reason: CutReason) -> None:
         self._running_clock.stop()

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # where the kernel does not say who sent a signal
 
 
-async def run_command(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Run a command with our stdin, stdout and folder; return its exit status (128 + n for signal n).
+async def run_copies(argv: Sequence[str], environments: Sequence[Mapping[str, str]]) -> list[int]:
+    """Run a command once for each environment, all at once; return the exit statuses (128 + n for signal n).
 
-    Signals sent to us meanwhile are forwarded to it. On Linux it ends when we do, however we end. Raises OSError when
-    it cannot be executed.
+    It has our stdin, stdout and folder. Signals sent to us meanwhile are forwarded to all copies. On Linux they end
+    when we do, however we end. Raises OSError when the command cannot be executed.
     """
     running: list[subprocess.Popen[bytes]] = []
 
@@ -26,15 +26,16 @@ async def run_command(argv: Sequence[str], env: Mapping[str, str]) -> int:
             process.send_signal(number)
 
     with _signals_to(pass_on):
-        process = _started(argv, os.environ | dict(env))
-        running.append(process)
         try:
-            await _ended(process)
+            running.extend(_started(argv, os.environ | dict(env)) for env in environments)
+            for process in running:
+                await _ended(process)
         finally:
-            # No effect if it has ended.
-            process.kill()
-            status = process.wait()
-    return 128 - status if status < 0 else status
+            for process in running:
+                # No effect if it has ended.
+                process.kill()
+                process.wait()
+    return [128 - process.returncode if process.returncode < 0 else process.returncode for process in running]
 
 
 def _started(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:

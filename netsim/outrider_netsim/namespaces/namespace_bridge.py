@@ -78,15 +78,17 @@ class NamespaceBridge:
             )
         return address
 
-    async def run(self, argv: Sequence[str], upstreams: Sequence[Address], env: Mapping[str, str] | None = None) -> int:
-        """Run a command in A, where 127.0.0.1:PORT of each upstream leads over the link; return its exit status.
+    async def run(
+        self, argv: Sequence[str], upstreams: Sequence[Address], environments: Sequence[Mapping[str, str]]
+    ) -> list[int]:
+        """Run a command in A, where 127.0.0.1:PORT of each upstream leads over the link, once for each environment.
 
-        OUTRIDER_LINK_ADDRESS holds the first upstream's address. Raises OSError when the command cannot be executed,
-        ProfileError when two upstreams have the same port.
+        Returns the exit statuses. OUTRIDER_LINK_ADDRESS holds the first upstream's address. Raises OSError when the
+        command cannot be executed, ProfileError when two upstreams have the same port.
         """
         inside = [await self.listen_inside(upstream) for upstream in upstreams]
         variables = {ADDRESS_VARIABLE: str(inside[0])} if inside else {}
-        return await self.namespaces.run(argv, {**variables, **(env or {})})
+        return await self.namespaces.run_copies(argv, [{**variables, **env} for env in environments])
 
     def cut(self) -> None:
         """Let new connections hang; the link itself stalls those under way."""

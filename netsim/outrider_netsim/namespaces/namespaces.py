@@ -119,18 +119,35 @@ class Namespaces(AsyncResource):
         return answer.result()
 
     async def run(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
-        """Run a command in A and return its exit status (128 + n for signal n).
+        """Run a command in A and return its exit status; see `run_copies`."""
+        (status,) = await self.run_copies(argv, [env or {}])
+        return status
 
-        It has our stdin, stdout and folder; `env` is added to the environment that we had at the start. Signals sent to
-        us meanwhile are forwarded to the command. Raises OSError (FileNotFoundError, PermissionError) when it cannot be
-        executed.
+    async def run_copies(self, argv: Sequence[str], environments: Sequence[Mapping[str, str]]) -> list[int]:
+        """Run a command in A once for each environment, all at once; return their statuses (128 + n for signal n).
+
+        It has our stdin, stdout and folder; its environment is added to the one that we had at the start. Signals sent
+        to us meanwhile are forwarded to all copies. Raises OSError (FileNotFoundError, PermissionError) when the
+        command cannot be executed.
         """
-        command = self._next_id + 1
-        # Handlers first: the command may already run, and someone who sees it may signal us, before our next line does.
-        # The event loop calls them, so never before the request is sent.
-        with forward_signals(lambda number: self._send(op="signal", run=command, number=number)):
-            status = int(await self._ask(op="run", argv=list(argv), env=dict(env or {}), cwd=os.getcwd()))
-        return 128 - status if status < 0 else status
+        commands = range(self._next_id + 1, self._next_id + 1 + len(environments))
+
+        def pass_on(number: int) -> None:
+            for command in commands:
+                self._send(op="signal", run=command, number=number)
+
+        # Handlers first: a command may already run, and someone who sees it may signal us, before our next line does.
+        # The event loop calls them, so never before the requests are sent.
+        with forward_signals(pass_on):
+            answers = [self._ask(op="run", argv=list(argv), env=dict(env), cwd=os.getcwd()) for env in environments]
+            # All are awaited: a copy that could not be executed leaves no other one behind.
+            statuses = await asyncio.gather(*answers, return_exceptions=True)
+        found = []
+        for status in statuses:
+            if isinstance(status, BaseException):
+                raise status
+            found.append(128 - status if status < 0 else status)
+        return found
 
     def _ask(self, **request: object) -> asyncio.Future[Any]:
         self._next_id += 1

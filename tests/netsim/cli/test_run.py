@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from outrider_netsim import link as link_module
 from outrider_netsim.cli import run as cli_run
 from outrider_netsim.cli.app import app
-from outrider_netsim.cli.run import totals
+from outrider_netsim.cli.link_lines import totals
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.impairments.path import LinkStats, PathStats
 from outrider_netsim.link import Link
@@ -97,6 +97,33 @@ def marked(marker: str) -> list[int]:
     return found
 
 
+def test_a_link_can_be_described_without_a_profile(engine):
+    command = [*NETSIM, "run", "--delay", "3ms", "--rate", "5mbit/20mbit", "--seed", "7", "--engine", engine]
+    done = subprocess.run([*command, "--", "true"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert "plain with delay 3ms, rate 5mbit/20mbit, mean round trip 6.0 ms; seed 7, cubic; engine" in done.stderr
+
+
+def test_copies_of_a_command_run_at_once_over_one_link(engine, tmp_path):
+    """Each waits for the file of the next: one after the other would never end."""
+    script = "touch $OUTRIDER_CLIENT; while ! test -e $(((OUTRIDER_CLIENT + 1) % 3)); do sleep 0.02; done; "
+    done = run(
+        "--clients", "3", "--", "sh", "-c", script + "exit $((OUTRIDER_CLIENT * 4))", engine=engine, cwd=tmp_path
+    )
+    assert done.returncode == 4
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["0", "1", "2"]
+
+
+def test_a_signal_goes_to_every_copy(engine):
+    script = "trap 'echo got it; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
+    command = [*NETSIM, "run", "--delay", "1ms", "--clients", "2", "--engine", engine, "--", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+        process.send_signal(signal.SIGTERM)
+        out, said = process.communicate(timeout=30)
+    assert (process.returncode, out) == (5, "got it\n" * 2), said
+
+
 def test_outages_are_printed_as_they_come(engine):
     done = run("--outage", "50ms@0s", "--outage", "50ms@200ms", "--", "sleep", "0.5", engine=engine)
     assert re.findall("link (cut|restored)", done.stderr) == ["cut", "restored"] * 2
@@ -110,9 +137,11 @@ def test_outages_are_printed_as_they_come(engine):
         (["--profile", "lan", "--outage", "3s@1s", "--outage", "3s@2s"], "starts before the one at 1 s ends"),
         (["--profile", "lan", "--upstream", "50051"], "--upstream '50051': need HOST:PORT"),
         (["--profile", "lan", "--upstream", "127.0.0.1:99999"], "--upstream port=99999: need 1 to 65535"),
+        (["--profile", "lan", "--clients", "0"], "--clients"),
+        (["--delay", "40"], "--delay=40: need a duration such as 40ms"),
         (["--profile", "lan", "--engine", "netem"], "'netem' is not one of"),
         (["--profile", "missing.toml"], "missing.toml"),
-        ([], "Missing option '--profile'"),
+        ([], "need --profile NAME, or a link described by --delay"),
     ],
 )
 def test_bad_arguments_end_with_2_before_anything_is_made(monkeypatch, arguments, message):

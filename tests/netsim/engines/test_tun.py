@@ -143,9 +143,9 @@ assert server.recv(1) == b"x"
 
 async def test_a_command_reaches_the_server_at_its_own_address():
     async with linked() as link:
-        assert await link.run([sys.executable, "-c", ASK_THE_SERVER, str(link._upstream)]) == 0
+        assert await link.run([sys.executable, "-c", ASK_THE_SERVER, str(link._upstream)]) == [0]
         assert link.stats.connections == 1
-        assert await link.run(["sh", "-c", "exit 5"]) == 5
+        assert await link.run(["sh", "-c", "exit 5"]) == [5]
         with pytest.raises(ProfileError, match="tells servers apart by their ports"):
             await link.run(["true"], [Address("127.0.0.2", link._upstream.port)])
 
