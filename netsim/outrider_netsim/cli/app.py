@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from outrider_netsim.cli import fit as cli_fit
 from outrider_netsim.cli import probe as cli_probe
 from outrider_netsim.cli import profiles as cli_profiles
 from outrider_netsim.cli import proxy as cli_proxy
@@ -16,7 +17,7 @@ from outrider_netsim.cli import transfers as cli_transfers
 from outrider_netsim.cli.terminal import ENGINE_EXIT, console
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-for group in (cli_profiles, cli_run, cli_proxy, cli_trace, cli_probe, cli_transfers):
+for group in (cli_profiles, cli_run, cli_proxy, cli_trace, cli_fit, cli_probe, cli_transfers):
     app.add_typer(group.app)
 
 

@@ -28,7 +28,7 @@ def is_csv(path: str | Path) -> bool:
 
 def load_trace(path: str | Path) -> Trace:
     """Load a trace: CSV if the name ends in .csv, Mahimahi's format otherwise. Raises ProfileError."""
-    text = _read(Path(path))
+    text = read_text(Path(path))
     return parse_csv(text, str(path)) if is_csv(path) else parse_mahimahi(text, str(path))
 
 
@@ -136,12 +136,18 @@ def _row(line: str, keys: list[str], columns: list[_Column], where: str) -> list
 
 
 def _cell(text: str, key: str, column: _Column, where: str) -> float:
-    if not _NUMBER.fullmatch(text.strip()) or not math.isfinite(value := float(text)):
-        raise ProfileError(f"{where}: {key}={_shown(text)} is not a finite number")
+    value = parse_number(text, f"{where}: {key}")
     if not column.least <= value <= column.most:
         most = "or more" if column.most == math.inf else f"to {column.most:g}"
         raise ProfileError(f"{where}: {key}={value:g}: need {column.least:g} {most}{column.zero_remedy}")
     return value * column.unit
+
+
+def parse_number(text: str, what: str) -> float:
+    """Parse a finite number. Raises ProfileError that begins with `what`, such as 'FILE, line 3: rtt_ms'."""
+    if not _NUMBER.fullmatch(text.strip()) or not math.isfinite(value := float(text)):
+        raise ProfileError(f"{what}={_shown(text)} is not a finite number")
+    return value
 
 
 def _from_zero(times: tuple[float, ...], name: str) -> tuple[float, ...]:
@@ -188,7 +194,8 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:40] + "...")
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return a file's text with plain line ends. Raises ProfileError that names file and line."""
     try:
         data = path.read_bytes()
     except OSError as error:

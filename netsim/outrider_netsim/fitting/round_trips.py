@@ -1,0 +1,294 @@
+"""Fit a profile's delay, its coherence, loss, bursts and outages to recorded round trips. Pure.
+
+Half of a round trip each way: a ping cannot tell the two apart. With both ways alike and independent, one of them has
+half of the least and of the mean round trip, and the deviation over sqrt 2.
+
+    delay       base = half of the least; X (delays.py) has the mean and deviation that remain, for each distribution;
+                the one whose round trips are nearest to the recorded ones, by the mean distance of quantiles, is taken
+    coherence   neighbors correlate with rho = exp(-interval / coherence), both as ranks turned into normal variables
+    loss        share q lost of a round trip is 1 - sqrt(1 - q) each way; a chain of two states (Gilbert-Elliott) where
+                losses come in a row more often than chance has it: r = bursts / losses, p = r q / (1 - q)
+    outages     at least OUTAGE_PINGS lost in a row, for at least OUTAGE_S; or, with hold, as many that come back
+                together: each is faster than the one before by at least half of the time between them. Neither counts
+                as delay or loss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_netsim.core.errors import ProfileError
+from outrider_netsim.fitting.recordings import RoundTrips
+from outrider_netsim.profiles import delays
+from outrider_netsim.profiles.delays import DISTRIBUTIONS, Distribution
+from outrider_netsim.profiles.outages import Outage
+from outrider_netsim.profiles.profile import Bursts
+
+Array = NDArray[np.float64]
+
+MIN_REPLIES = 100  # fewer say nothing of the 99th percentile
+OUTAGE_PINGS = 3
+OUTAGE_S = 1.0
+CHANCE = 3.0  # deviations of pure chance that a correlation or a burst must exceed
+QUANTILES = np.array([0.5, 0.9, 0.99])
+_GRID = (np.arange(400) + 0.5) / 400
+_MIN_JITTER_MS = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class DelayFit:
+    """One way's delay, and how far its round trips are from the recorded ones.
+
+    `distance_ms` is the mean distance of their quantiles, `largest_gap` that of their cumulative shares (the statistic
+    of Kolmogorov and Smirnov).
+    """
+
+    distribution: Distribution
+    base_ms: float
+    delay_ms: float
+    jitter_ms: float
+    distance_ms: float
+    largest_gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTripFigures:
+    """What a recording and the round trips of its fitted profile are compared by."""
+
+    mean_ms: float
+    deviation_ms: float
+    quantiles_ms: tuple[float, ...]  # at QUANTILES
+    loss: float  # apart from outages
+    burst: float  # mean number of losses in a row; 0 without losses
+    correlation: float  # of one round trip with the next
+    outage_share: float  # of the time in which packets are lost
+    hold_share: float  # of the time in which they wait
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTripFit:
+    """One way of a link, fitted; `delays` has every distribution, the nearest first."""
+
+    delays: tuple[DelayFit, ...]
+    coherence_ms: float  # 0: each packet draws anew
+    loss: float
+    bursts: Bursts | None
+    outages: tuple[Outage, ...]
+
+
+def fit_round_trips(recordings: Sequence[RoundTrips]) -> RoundTripFit:
+    """Fit one way of a link to several recordings of the same one. Raises ProfileError for too few replies."""
+    rtts = usual(recordings)
+    if len(rtts) < MIN_REPLIES:
+        raise ProfileError(f"{recordings[0].name}: {len(rtts)} round trips: need at least {MIN_REPLIES}")
+    loss, bursts = fit_loss(recordings)
+    coherence_ms = coherence_of(*_neighbors(recordings), recordings[0].interval_s)
+    return RoundTripFit(fit_delays(rtts), coherence_ms, loss, bursts, fit_outages(recordings))
+
+
+def usual(recordings: Sequence[RoundTrips]) -> Array:
+    """Return all round trips that came back, apart from those of a hold, in ms."""
+    return np.concatenate([recording.rtt_ms[_is_usual(recording)] for recording in recordings])
+
+
+def figures(recordings: Sequence[RoundTrips]) -> RoundTripFigures:
+    rtts = usual(recordings)
+    lost, bursts, counted = _count_losses(recordings)
+    duration_s = sum(recording.duration_s for recording in recordings)
+    out_s, held_s = (
+        sum(end - start for one in recordings for start, end in find(one)) for find in (outages_of, holds_of)
+    )
+    return RoundTripFigures(
+        float(rtts.mean()),
+        float(rtts.std()),
+        tuple(float(q) for q in np.quantile(rtts, QUANTILES)),
+        lost / counted,
+        lost / bursts if bursts else 0.0,
+        _correlation(*_neighbors(recordings)),
+        out_s / duration_s,
+        held_s / duration_s,
+    )
+
+
+def outages_of(recording: RoundTrips) -> list[tuple[float, float]]:
+    """Return start and end of each outage: from its first lost ping to the next one that came back."""
+    ends = np.append(recording.sent_s[1:], recording.sent_s[-1] + recording.interval_s)
+    return [
+        (float(recording.sent_s[first]), float(ends[last]))
+        for first, last in _runs(recording.is_lost)
+        if last - first + 1 >= OUTAGE_PINGS and ends[last] - recording.sent_s[first] >= OUTAGE_S
+    ]
+
+
+def holds_of(recording: RoundTrips) -> list[tuple[float, float]]:
+    """Return start and end of each time in which pings waited and then came back together."""
+    came = ~recording.is_lost
+    sent_s, rtt_s = recording.sent_s[came], recording.rtt_ms[came] / 1000
+    is_next = -np.diff(rtt_s) >= np.maximum(np.diff(sent_s), recording.interval_s) / 2
+    usual_s = float(np.median(rtt_s)) if len(rtt_s) else 0.0
+    ends = np.maximum(sent_s, sent_s + rtt_s - usual_s)
+    found: list[tuple[float, float]] = []
+    for first, last in _runs(is_next):
+        if last - first + 2 >= OUTAGE_PINGS:
+            start, end = float(sent_s[first]), float(ends[last + 1])
+            # A hold that another interrupts for a moment is one.
+            found.append((found.pop()[0], end) if found and start <= found[-1][1] else (start, end))
+    return found
+
+
+def fit_outages(recordings: Sequence[RoundTrips]) -> tuple[Outage, ...]:
+    """Return an outage that recurs as often as those of the recordings, with their mean length; one more for holds."""
+    duration_s = sum(recording.duration_s for recording in recordings)
+    found = []
+    for hold, find in ((False, outages_of), (True, holds_of)):
+        lengths = [end - start for recording in recordings for start, end in find(recording)]
+        if lengths:
+            every_s, length_s = duration_s / len(lengths), float(np.mean(lengths))
+            # Apart from each other at first: one kind in the middle of its time, the other early.
+            start_s = (every_s - length_s) / (8 if hold else 2)
+            found.append(Outage(round(length_s, 3), round(start_s, 3), round(every_s, 3), hold))
+    return tuple(found)
+
+
+def fit_loss(recordings: Sequence[RoundTrips]) -> tuple[float, Bursts | None]:
+    """Return one way's share of lost packets, or the bursts they come in where that is more than chance."""
+    lost, runs, counted = _count_losses(recordings)
+    share = lost / counted
+    one_way = 1 - float(np.sqrt(1 - share))
+    in_a_row, by_chance = lost - runs, lost * share
+    if in_a_row <= CHANCE + by_chance + CHANCE * np.sqrt(by_chance):
+        return _short(one_way), None
+    r = runs / lost
+    return 0.0, Bursts(_short(r * one_way / (1 - one_way)), _short(r))
+
+
+def coherence_of(first: Array, second: Array, interval_s: float) -> float:
+    """Return in how many ms the correlation of a value with a later one falls to 1/e; 0 where neighbors show none.
+
+    `second` are the values `interval_s` after those in `first`. Both count as normal variables of the same rank, so
+    that neither outliers nor the distribution matter.
+    """
+    both = normal_scores(np.concatenate([first, second]))
+    correlation = _correlation(both[: len(first)], both[len(first) :])
+    if not CHANCE / np.sqrt(max(len(first), 1)) < correlation < 1:
+        return 0.0
+    return _short(-1000 * interval_s / float(np.log(correlation)))
+
+
+def fit_delays(samples_ms: Array, ways: int = 2) -> tuple[DelayFit, ...]:
+    """Fit every distribution to samples that are the sum of `ways` equal and independent delays, the nearest first."""
+    samples = np.sort(samples_ms)
+    base, mean = float(samples[0]) / ways, float(samples.mean()) / ways
+    deviation = float(samples.std()) / np.sqrt(ways)
+    if deviation < _MIN_JITTER_MS:
+        return (DelayFit("constant", _short(mean), 0.0, 0.0, 0.0, 0.0),)
+    shapes: list[Distribution] = [name for name in DISTRIBUTIONS if name != "constant"]
+    fits = [_Search(name, samples, base, ways).nearest(mean - base, deviation) for name in shapes]
+    return tuple(sorted(fits, key=lambda fit: fit.distance_ms))
+
+
+class _Search:
+    """Finds mean and deviation of a distribution whose samples are nearest to the recorded ones."""
+
+    def __init__(self, distribution: Distribution, samples: Array, base_ms: float, ways: int) -> None:
+        self._distribution = distribution
+        self._samples = samples
+        self._base_ms = base_ms
+        self._ways = ways
+        shares = (np.arange(len(_GRID) ** ways) + 0.5) / len(_GRID) ** ways
+        self._recorded = np.quantile(samples, shares)
+
+    def nearest(self, mean_ms: float, deviation_ms: float) -> DelayFit:
+        """Search from these moments on, in steps that shrink."""
+        at = np.array([mean_ms, deviation_ms])
+        best, step = self._distance(at), deviation_ms / 2
+        while step > deviation_ms / 1000:
+            tries = [at + step * np.array(move) for move in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1))]
+            distances = [self._distance(one) for one in tries]
+            if min(distances) < best:
+                best, at = min(distances), tries[int(np.argmin(distances))]
+            else:
+                step /= 2
+        mean, deviation = (_short(float(value)) for value in at)
+        return DelayFit(self._distribution, _short(self._base_ms), mean, deviation, best, self._largest_gap(at))
+
+    def _distance(self, at: Array) -> float:
+        if at[0] < 0 or at[1] <= 0:
+            return float("inf")
+        return float(np.abs(self._sums(at) - self._recorded).mean())
+
+    def _largest_gap(self, at: Array) -> float:
+        shares = np.searchsorted(self._samples, self._sums(at), side="right") / len(self._samples)
+        return float(np.abs(shares - (np.arange(len(shares)) + 0.5) / len(shares)).max())
+
+    def _sums(self, at: Array) -> Array:
+        """Return the quantiles of the sum of all ways, in rising order."""
+        one = np.array([delays.quantile(self._distribution, float(at[0]), float(at[1]), float(u)) for u in _GRID])
+        one += self._base_ms
+        return one if self._ways == 1 else np.sort(np.add.outer(one, one), axis=None)
+
+
+def _count_losses(recordings: Sequence[RoundTrips]) -> tuple[int, int, int]:
+    """Return the number of lost pings, of runs of them, and of all pings, each apart from outages."""
+    lost = runs = counted = 0
+    for recording in recordings:
+        out = _is_within(recording, outages_of(recording))
+        for first, last in _runs(recording.is_lost):
+            if not out[first]:
+                lost, runs = lost + last - first + 1, runs + 1
+        counted += len(out) - int(out.sum())
+    return lost, runs, counted
+
+
+def _is_usual(recording: RoundTrips) -> NDArray[np.bool_]:
+    return ~recording.is_lost & ~_is_within(recording, holds_of(recording))
+
+
+def _is_within(recording: RoundTrips, times: Sequence[tuple[float, float]]) -> NDArray[np.bool_]:
+    """Return which pings were sent in one of these times."""
+    within = np.zeros(len(recording.sent_s), dtype=np.bool_)
+    for start, end in times:
+        within |= (start <= recording.sent_s) & (recording.sent_s < end)
+    return within
+
+
+def _runs(is_lost: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Yield the first and last index of each run of lost pings."""
+    edges = np.diff(np.concatenate(([0], is_lost.astype(np.int8), [0])))
+    yield from zip(np.flatnonzero(edges == 1).tolist(), (np.flatnonzero(edges == -1) - 1).tolist(), strict=True)
+
+
+def _neighbors(recordings: Sequence[RoundTrips]) -> tuple[Array, Array]:
+    """Return the round trips that have a next one at the usual interval, and those next ones."""
+    firsts, seconds = [], []
+    for recording in recordings:
+        there = _is_usual(recording)
+        both = there[:-1] & there[1:] & (np.diff(recording.sent_s) < 1.5 * recording.interval_s)
+        firsts.append(recording.rtt_ms[:-1][both])
+        seconds.append(recording.rtt_ms[1:][both])
+    return np.concatenate(firsts), np.concatenate(seconds)
+
+
+def normal_scores(values: Array) -> Array:
+    """Return each value's rank as the quantile of a normal variable, so that outliers and shape do not matter."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    # Equal values share the middle of their ranks: in any order, they would correlate by their places alone.
+    ranks = (np.cumsum(counts) - counts / 2) / len(values)
+    inverse = NormalDist().inv_cdf
+    return np.array([inverse(float(rank)) for rank in ranks])[place]
+
+
+def _correlation(first: Array, second: Array) -> float:
+    if len(first) < 2 or not first.std() or not second.std():
+        return 0.0
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _short(value: float) -> float:
+    """Return `value` to four digits, as nobody wants more in a file."""
+    return float(f"{value:.4g}")

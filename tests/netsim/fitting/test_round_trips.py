@@ -1,0 +1,147 @@
+"""Fits to round trips that were made from known profiles: each figure comes back within the error stated."""
+
+import math
+
+import numpy as np
+import pytest
+
+from outrider_netsim.core.errors import ProfileError
+from outrider_netsim.fitting.comparison import simulate
+from outrider_netsim.fitting.recordings import RoundTrips
+from outrider_netsim.fitting.round_trips import (
+    coherence_of,
+    figures,
+    fit_delays,
+    fit_loss,
+    fit_outages,
+    fit_round_trips,
+    holds_of,
+    outages_of,
+    usual,
+)
+from outrider_netsim.profiles.outages import Outage
+from outrider_netsim.profiles.profile import Bursts, Direction, Profile
+
+NONE = math.nan
+PINGS = 20_000
+
+
+def pinged(direction, outages=(), interval_s=0.2, seed=1):
+    return simulate(Profile.symmetric("made", direction, outages=outages), interval_s, PINGS, seed)
+
+
+def series(rtt_ms, interval_s=0.2):
+    return RoundTrips("r", np.arange(len(rtt_ms)) * interval_s, np.array(rtt_ms, dtype=float))
+
+
+@pytest.mark.parametrize("distribution", ["normal", "uniform", "pareto"])
+def test_the_distribution_of_the_delay_is_found(distribution):
+    """Mean within 1 %, deviation within 3 %, and the right shape clearly nearer than any other."""
+    made = Direction(20, 6, distribution, base_ms=10, in_order=True)
+    fits = fit_delays(usual([pinged(made)]))
+    assert fits[0].distribution == distribution
+    assert fits[0].distance_ms < fits[1].distance_ms / 3
+    found = Direction(fits[0].delay_ms, fits[0].jitter_ms, fits[0].distribution, base_ms=fits[0].base_ms)
+    assert found.mean_delay_ms == pytest.approx(made.mean_delay_ms, rel=0.01)
+    assert found.delay_deviation_ms == pytest.approx(made.delay_deviation_ms, rel=0.03)
+    assert fits[0].largest_gap < 0.02
+
+
+def test_a_delay_that_is_cut_at_0_is_found_too():
+    made = Direction(21, 19, "normal", base_ms=4.5)
+    fits = fit_delays(usual([pinged(made)]))
+    found = Direction(fits[0].delay_ms, fits[0].jitter_ms, fits[0].distribution, base_ms=fits[0].base_ms)
+    assert fits[0].distribution == "normal"
+    assert found.base_ms == pytest.approx(4.5, abs=0.1)
+    assert found.mean_delay_ms == pytest.approx(made.mean_delay_ms, rel=0.02)
+    assert found.delay_deviation_ms == pytest.approx(made.delay_deviation_ms, rel=0.03)
+
+
+def test_one_way_samples_need_no_halving():
+    rng = np.random.default_rng(1)
+    fits = fit_delays(rng.normal(50, 5, 5000), ways=1)
+    assert fits[0].distribution == "normal"
+    assert fits[0].base_ms + fits[0].delay_ms == pytest.approx(50, rel=0.01)
+    assert fits[0].jitter_ms == pytest.approx(5, rel=0.05)
+
+
+def test_a_delay_without_jitter_is_constant():
+    fits = fit_delays(np.full(200, 30.0))
+    assert [(fit.distribution, fit.base_ms, fit.jitter_ms) for fit in fits] == [("constant", 15, 0)]
+
+
+def test_losses_each_way_are_about_half_of_those_of_a_round_trip():
+    """2 % each way are 3.96 %; 20,000 pings lose 792 +- 28 (one deviation), so 10 % is more than two."""
+    loss, bursts = fit_loss([pinged(Direction(10, loss=0.02))])
+    assert bursts is None
+    assert loss == pytest.approx(0.02, rel=0.1)
+
+
+def test_bursts_of_losses_are_found():
+    """Bursts of 4, 2 % lost: some 200 bursts, so share and length have a deviation of about 10 % each.
+
+    At 10 ms, a burst is over long before it would count as an outage.
+    """
+    loss, bursts = fit_loss([pinged(Direction(10, bursts=Bursts(0.0051, 0.25)), interval_s=0.01)])
+    assert loss == 0
+    assert bursts.mean_loss == pytest.approx(0.02, rel=0.25)
+    assert 1 / bursts.r == pytest.approx(4, rel=0.25)
+
+
+def test_no_losses_no_bursts():
+    assert fit_loss([series([20.0] * 500)]) == (0.0, None)
+
+
+def test_coherence_is_the_time_of_the_correlation():
+    """An autoregressive series with a correlation time of 900 ms at 200 ms; as lognormal, which ranks do not mind."""
+    rng, rho = np.random.default_rng(1), math.exp(-200 / 900)
+    scores = rng.standard_normal(PINGS)
+    for n in range(1, PINGS):
+        scores[n] = rho * scores[n - 1] + math.sqrt(1 - rho * rho) * scores[n]
+    values = np.exp(scores)
+    assert coherence_of(values[:-1], values[1:], 0.2) == pytest.approx(900, rel=0.1)
+
+
+def test_independent_delays_have_no_coherence():
+    values = np.random.default_rng(1).normal(20, 5, PINGS)
+    assert coherence_of(values[:-1], values[1:], 0.2) == 0
+
+
+def test_outages_are_long_runs_of_lost_pings_and_neither_loss_nor_delay():
+    lost = [20, 20, NONE, 20, *[NONE] * 10, 20, *[NONE] * 4, 20]
+    recording = series(lost)
+    assert outages_of(recording) == [(pytest.approx(0.8), pytest.approx(2.8))]
+    assert figures([recording]).loss == pytest.approx(5 / 10)
+    assert figures([recording]).burst == 2.5
+    assert fit_outages([recording]) == (Outage(2, 1.0, 4.0),)
+
+
+def test_a_hold_is_where_pings_come_back_together():
+    recording = series([20, 20, 1000, 800, 610, 400, 200, 20, 21, 20])
+    ((start, end),) = holds_of(recording)
+    assert start == pytest.approx(0.4)
+    assert end == pytest.approx(1.4)
+    assert usual([recording]).max() == 21
+    assert fit_outages([recording])[0].hold
+
+
+def test_profiles_with_outages_and_holds_are_found_again():
+    """One of each in 100 s, 40 in all: lengths are known to an interval, numbers exactly."""
+    outages = (Outage(3, 20, every_s=100), Outage(1.5, 60, every_s=100, hold=True))
+    found = fit_outages([pinged(Direction(20, 2, "normal", in_order=True), outages)])
+    assert [outage.hold for outage in found] == [False, True]
+    for made, fitted in zip(outages, found, strict=True):
+        assert fitted.duration_s == pytest.approx(made.duration_s, abs=0.2)
+        assert fitted.every_s == pytest.approx(100, rel=0.02)
+
+
+def test_several_recordings_are_pooled_but_not_across_their_ends():
+    first, second = series([20.0, 21.0, NONE] * 40), series([NONE, 30.0, 31.0] * 40)
+    together = figures([first, second])
+    assert together.burst == 1
+    assert together.mean_ms == pytest.approx(25.5)
+
+
+def test_too_few_answers_are_refused():
+    with pytest.raises(ProfileError, match="r: 99 round trips: need at least 100"):
+        fit_round_trips([series([20.0] * 99 + [NONE] * 900)])
