@@ -16,6 +16,7 @@ from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_server.engine.attention import SlotAttention, register
 from outrider_server.engine.compatibility import check_against_eager, probe
+from outrider_server.engine.fused_llama import FusedLlama, fused_llama
 from outrider_server.engine.hf_model import (
     check_device,
     check_dtype,
@@ -51,7 +52,10 @@ class TargetOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A loaded target. Only one thread may run passes. `ranks`: the processes it is divided among."""
+    """A loaded target. Only one thread may run passes.
+
+    `ranks`: the processes it is divided among. `fused`: its passes in fewer steps; None: transformers' own.
+    """
 
     model: PreTrainedModel
     name: str
@@ -63,6 +67,7 @@ class Target:
     max_context: int
     eos_token_ids: tuple[int, ...]
     ranks: Ranks | None = None
+    fused: FusedLlama | None = None
 
     @property
     def is_small(self) -> bool:
@@ -75,7 +80,13 @@ class Target:
 
     @classmethod
     def load(
-        cls, name_or_path: str, dtype: str = "float32", device: str = "cpu", max_context: int | None = None
+        cls,
+        name_or_path: str,
+        dtype: str = "float32",
+        device: str = "cpu",
+        max_context: int | None = None,
+        *,
+        fused: bool = True,
     ) -> Target:
         """Load a local directory or a hub name. Raises UsageError for anything that cannot serve as a target."""
         path = resolve_dir(name_or_path)
@@ -86,6 +97,7 @@ class Target:
             fingerprint=target_fingerprint(path),
             tokenizer_fingerprint=tokenizer_fingerprint(path),
             max_context=max_context,
+            fused=fused,
         )
 
     @classmethod
@@ -97,8 +109,13 @@ class Target:
         tokenizer_fingerprint: str = "none",
         max_context: int | None = None,
         ranks: Ranks | None = None,
+        *,
+        fused: bool = True,
     ) -> Target:
-        """Make a loaded model a target. Raises UsageError when slots cannot reproduce its own attention."""
+        """Make a loaded model a target, `fused` where it can be.
+
+        Raises UsageError when slots cannot reproduce its own attention.
+        """
         register()
         model.train(False)
         config, context = model.config.get_text_config(), context_length(model, max_context)
@@ -115,6 +132,7 @@ class Target:
             max_context=context,
             eos_token_ids=eos_token_ids(model),
             ranks=ranks,
+            fused=fused_llama(model) if fused and ranks is None else None,
         )
 
     def forward(
@@ -126,6 +144,9 @@ class Target:
         """
         device = self.kv.device
         rows = torch.tensor([tokens, positions], device=device)
+        if self.fused is not None:
+            kept = None if len(keep) == len(tokens) else torch.tensor(keep, dtype=torch.long)
+            return TargetOutput(*self.fused.forward(rows[0], rows[1], slots, kept, hidden))
         wants_all = len(keep) == len(tokens)
         listed = hidden - {BEFORE_NORM}
         with last_layer_output(self.model, wanted=BEFORE_NORM in hidden) as last:

@@ -40,7 +40,7 @@ def test_is_what_the_final_norm_reads(name):
 
 
 def test_nothing_stays_behind():
-    served = target("llama")
+    served = target("qwen3")
     run(served, frozenset({2}))  # transformers puts hooks of its own
     before = dict(served.model.model.layers[-1]._forward_hooks)
     assert set(run(served, frozenset({BEFORE_NORM})).hidden) == {BEFORE_NORM}
@@ -49,7 +49,7 @@ def test_nothing_stays_behind():
 
 
 def test_a_model_whose_layers_are_not_found_is_refused():
-    served = Target.of(build("llama"))
+    served = Target.of(build("llama"), fused=False)
     served.model.model.layers = nn.ModuleList([*served.model.model.layers, nn.Identity()])
     with pytest.raises(UsageError, match="llama: its 4 layers are not found"):
         run(served, frozenset({BEFORE_NORM}))

@@ -1,0 +1,100 @@
+"""The fused forward pass: the same logits and hidden states as transformers' own, and the same answers."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_targets import build, random_tokens, random_tree, target
+from torch import nn
+
+from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
+from outrider_proto.frames import Sampling
+from outrider_proto.tree import DraftTree
+from outrider_server.engine.attention import FlatBatch
+from outrider_server.engine.batch_segment import BatchSegment
+from outrider_server.engine.engine import Engine, StepInput
+from outrider_server.engine.fused_llama import fused_llama
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
+from outrider_server.engine.target import Target, TargetOutput
+from outrider_server.kv.slot import KVSlot
+
+HIDDEN = frozenset({0, 2, 4, LAST, BEFORE_NORM})
+PLAIN_AND_FUSED = (False, True)
+
+
+@torch.inference_mode()
+def passes(served: Target, num_chain: int, tree: DraftTree, keep: list[int]) -> TargetOutput:
+    """A context of 9 tokens, then a chain and a tree behind it."""
+    rng, slot = np.random.default_rng(3), KVSlot(served.kv)
+    for tokens, nodes, rows in ((random_tokens(rng, 9), DraftTree(), []), (random_tokens(rng, num_chain), tree, keep)):
+        segment = BatchSegment(slot, len(tokens), nodes, max_position=511)
+        flat = [*tokens, *nodes.tokens]
+        output = served.forward(flat, list(segment.positions), FlatBatch([segment]), rows, HIDDEN)
+        slot.commit(len(tokens))
+    return output
+
+
+# One row takes the products as they are, many the packed ones.
+@pytest.mark.parametrize(("num_chain", "num_nodes"), [(1, 0), (1, 5), (3, 20), (40, 0)])
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "mlp_bias": True}], ids=["plain", "biases"])
+def test_logits_and_hidden_states_are_those_of_transformers(num_chain, num_nodes, changes):
+    tree = random_tree(np.random.default_rng(1), num_nodes)
+    num_rows = num_chain + num_nodes
+    for keep in ([num_rows - 1], list(range(num_rows))):
+        made = [
+            passes(Target.of(_with_random_biases(build("llama", **changes)), fused=fused), num_chain, tree, keep)
+            for fused in PLAIN_AND_FUSED
+        ]
+        torch.testing.assert_close(made[1].logits, made[0].logits, atol=1e-4, rtol=1e-4)
+        assert set(made[1].hidden) == set(made[0].hidden) == HIDDEN
+        for layer in HIDDEN:
+            torch.testing.assert_close(made[1].hidden[layer], made[0].hidden[layer], atol=1e-4, rtol=1e-4)
+
+
+def _with_random_biases(model: nn.Module) -> nn.Module:
+    """Fresh models have biases of zero, which prove nothing."""
+    torch.manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+@pytest.mark.parametrize("fused", PLAIN_AND_FUSED)
+def test_answers_are_the_plain_loops(fused):
+    served, rng = Target.of(build("llama"), fused=fused), np.random.default_rng(2)
+    assert (served.fused is not None) == fused
+    engine, sampler = Engine(served), Sampler(Sampling())
+    prompts = [random_tokens(rng, count) for count in (5, 17, 30)]
+    expected = [plain_greedy(served, prompt, 12) for prompt in prompts]
+    sequences = [Sequence(served.kv, None) for _ in prompts]
+    chains, answers = [list(prompt) for prompt in prompts], [[] for _ in prompts]
+    while open_ones := [n for n, answer in enumerate(answers) if answer != expected[n]]:
+        # Right tokens, one of them beside a wrong sibling, then a wrong one.
+        inputs = []
+        for n in open_ones:
+            right = expected[n][len(answers[n]) : len(answers[n]) + 2]
+            tree = DraftTree((*right, (right[0] + 1) % 61), (*range(-1, len(right) - 1), -1))
+            inputs.append(StepInput(sequences[n], chains[n], tree, sampler))
+        for n, result in zip(open_ones, engine.verify(inputs), strict=True):
+            engine.commit(result)
+            bonus = () if result.accepted.bonus is None else (result.accepted.bonus,)
+            answers[n] += [*result.step_input.tree.path_tokens(result.accepted.path), *bonus]
+            answers[n] = answers[n][: len(expected[n])]
+            assert answers[n] == expected[n][: len(answers[n])]
+            chains[n] = list(bonus)
+
+
+def test_other_models_keep_transformers_own_pass():
+    assert target("llama").fused is not None
+    assert target("qwen2").fused is None
+    assert fused_llama(build("llama").to(torch.bfloat16)) is None
+    assert fused_llama(build("llama", hidden_act="gelu")) is None
+    adapted = build("llama")
+
+    class Adapted(nn.Linear):
+        pass
+
+    adapted.model.layers[1].mlp.down_proj = Adapted(48, 32, bias=False)
+    assert fused_llama(adapted) is None
