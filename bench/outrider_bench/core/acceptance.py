@@ -24,13 +24,13 @@ ALL = "all"  # texts
 class TauByText:
     """Mean acceptance length by family, over all, and of easy and hard text; the same prompts give the same.
 
-    `intervals` at 95 % by family, group and ALL are over the choice of prompts.
+    `ci95` by family, group and ALL are intervals over the choice of prompts.
     """
 
     by_family: dict[str, float]
     overall: float
     by_group: dict[str, float]
-    intervals: dict[str, Interval | None]
+    ci95: dict[str, Interval | None]
 
     @classmethod
     def of(cls, asked: Sequence[Question], cycles: Sequence[Sequence[Cycle]]) -> TauByText:
@@ -47,7 +47,7 @@ class TauByText:
 
     @property
     def figures(self) -> dict[str, float]:
-        """All of them by the names that `intervals` have."""
+        """All of them by the names that `ci95` has."""
         return {**self.by_family, **self.by_group, ALL: self.overall}
 
 

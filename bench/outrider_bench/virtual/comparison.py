@@ -24,7 +24,7 @@ _SAMPLES = ("out of sample", "in sample")  # by whether it is in sample
 class RealComparison:
     """Metrics of one variant over one profile, virtual and real.
 
-    `judge` names the real case, `fitted_on` those of the overhead; `in_sample`: they share a run. `real_interval` is
+    `judge` names the real case, `fitted_on` those of the overhead; `in_sample`: they share a run. `real_ci95` is
     the 95 % interval of the real speed; None where the report has none.
     """
 
@@ -35,7 +35,7 @@ class RealComparison:
     judge: str
     fitted_on: Sequence[str]
     in_sample: bool
-    real_interval: Interval | None = None
+    real_ci95: Interval | None = None
 
     @property
     def deviation(self) -> float:
@@ -45,9 +45,9 @@ class RealComparison:
     @property
     def is_inside(self) -> bool | None:
         """Whether the virtual speed lies in the real one's interval; None where that is unknown."""
-        if self.real_interval is None:
+        if self.real_ci95 is None:
             return None
-        low, high = self.real_interval
+        low, high = self.real_ci95
         return low <= self.virtual["tokens_per_second"] <= high
 
     def as_dict(self) -> dict[str, Any]:  # Any: a report's content
@@ -122,7 +122,7 @@ def _compared(scenario: Scenario, fit: OverheadFit, judge: RealCase) -> list[Rea
             judge.label,
             fit.labels,
             fit.has_seen(judge),
-            judge.interval(variant.name, "tokens_per_second"),
+            judge.speed_ci95(variant.name),
         )
         for variant in scenario.variants
         if variant.name in judge.ways
@@ -168,4 +168,4 @@ def _format(metrics: Mapping[str, float], name: str) -> str:
 
 
 def _of_interval(one: RealComparison) -> str:
-    return "-" if one.real_interval is None else "{:.1f}-{:.1f}".format(*one.real_interval)
+    return "-" if one.real_ci95 is None else "{:.1f}-{:.1f}".format(*one.real_ci95)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider_bench.core.bootstrap import Interval
+import numpy as np
+
+from outrider_bench.core.bootstrap import Interval, ratio_interval
 from outrider_bench.core.stats import median
 from outrider_proto.errors import UsageError
 
@@ -53,11 +55,14 @@ class RealCase:
         runs = [of_all["runs"][number] for number in self.runs]
         return {name: median(run[name] for run in runs) for name, value in runs[0].items() if _is_number(value)}
 
-    def interval(self, way: str, metric: str) -> Interval | None:
-        """Return the 95 % interval that the report gives for a metric; None for a choice of its runs."""
-        # A report's intervals are over all of its runs.
-        found = self.ways[way].get("intervals", {}).get(metric) if self._has_all_runs else None
-        return None if found is None else (float(found[0]), float(found[1]))
+    def speed_ci95(self, way: str) -> Interval | None:
+        """Return the 95 % interval of the way's tokens per second; None where the report has no answers to tell."""
+        rows = [row for row in self.content.get("answers", ()) if row["way"] == way and row["run"] in self.runs]
+        runs = [[row for row in rows if row["run"] == number] for number in self.runs]
+        if not rows or len({len(run) for run in runs}) > 1:
+            return None
+        tokens, ms = ([[row[name] for row in run] for run in runs] for name in ("decoded_tokens", "decode_ms"))
+        return ratio_interval(np.array(tokens) * 1e3, ms)
 
     @property
     def _has_all_runs(self) -> bool:

@@ -73,19 +73,35 @@ def test_without_overhead_nothing_was_fitted(tmp_path):
     assert report["against"][0]["fitted_on"] == []
 
 
+def answers(way, run, *ms):
+    """Rows of a report: ten tokens in so many ms for each prompt."""
+    return [{"way": way, "run": run, "decoded_tokens": 10, "decode_ms": took} for took in ms]
+
+
 def test_a_deviation_inside_the_real_interval_is_said_to_be(tmp_path):
     content = json.loads(REPORT.read_text())
     (case,) = (case for case in content["cases"] if case["profile"] == "paper-5g")
-    for name, low, high in (("stream", 0.5, 2.0), ("proactive", 0.99, 1.0)):
-        speed = case["ways"][name]["tokens_per_second"]
-        case["ways"][name]["intervals"] = {"tokens_per_second": [low * speed, high * speed]}
+    case["answers"] = [*answers("stream", 0, 250, 450), *answers("stream", 1, 300, 400)]
+    case["answers"] += [*answers("proactive", 0, 500, 510), *answers("proactive", 1, 505, 515)]
     real = tmp_path / "real.json"
     real.write_text(json.dumps(content))
     _, report = run(tmp_path, "--against", f"{real},case=paper-5g")
     inside = {one["way"]: one["inside"] for one in report["against"]}
     assert inside == {"stream": True, "server-draft": None, "stop-and-wait": None, "proactive": False}
+    low, high = next(one["real_ci95"] for one in report["against"] if one["way"] == "proactive")
+    assert 1e4 / 515 <= low < high <= 1e4 / 500
     assert report["samples"]["out_of_sample"]["inside"] == 1
     assert report["samples"]["out_of_sample"]["with_interval"] == 2
+
+
+def test_the_interval_is_that_of_the_runs_taken(tmp_path):
+    content = json.loads(REPORT.read_text())
+    content["cases"][0]["answers"] = [*answers("stream", 0, 250, 450), *answers("stream", 1, 330, 350)]
+    real = tmp_path / "real.json"
+    real.write_text(json.dumps(content))
+    first, second = (real_cases([f"{real},case=paper-5g,runs={n}"])[0].speed_ci95("stream") for n in (1, 2))
+    assert first == pytest.approx((1e4 / 450, 1e4 / 250))
+    assert second == pytest.approx((1e4 / 350, 1e4 / 330))
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,13 @@ Repeated = Sequence[Sequence[float]]  # by repetition and prompt
 class Speed:
     """Tokens per second, and the ratio to the plain loop: medians over prompts, then over repetitions.
 
-    `intervals` at 95 % are by field, `by_group` has easy and hard text apart.
+    `*_ci95` are their 95 % intervals, `by_group` has easy and hard text apart.
     """
 
     tokens_per_s: float
     speedup: float
-    intervals: Mapping[str, Interval | None]
+    tokens_per_s_ci95: Interval | None
+    speedup_ci95: Interval | None
     by_group: Mapping[str, Speed] = field(default_factory=dict)
 
     @classmethod
@@ -63,16 +64,17 @@ class Speed:
             [its / mine for its, mine in zip(theirs, run, strict=True)]
             for theirs, run in zip(plain, seconds, strict=True)
         ]
-        intervals = {"tokens_per_s": median_interval(rates), "speedup": median_interval(ratios)}
-        return cls(_median_of_medians(rates), _median_of_medians(ratios), intervals)
+        return cls(
+            _median_of_medians(rates), _median_of_medians(ratios), median_interval(rates), median_interval(ratios)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterMetrics:
     """One drafter's acceptance lengths, acceptance by position, time per drafted level, and bytes per token.
 
-    All but the time are the same in every repetition. `intervals` at 95 %: those of tau as in TauByText, and that of
-    `draft_ms_per_level`. `mismatches` counts answers that differ from the plain loop's.
+    All but the time are the same in every repetition. `*_ci95` are 95 % intervals, those of tau as in TauByText.
+    `mismatches` counts answers that differ from the plain loop's.
     """
 
     family: str
@@ -84,7 +86,8 @@ class DrafterMetrics:
     bytes_down_per_token: float
     mismatches: int
     tau_by_group: Mapping[str, float]
-    intervals: Mapping[str, Interval | None]
+    tau_ci95: Mapping[str, Interval | None]
+    draft_ms_per_level_ci95: Interval | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,8 @@ class DrafterRun:
                 answer.token_ids != expected[number % len(expected)] for number, answer in enumerate(self._answers)
             ),
             tau_by_group=tau.by_group,
-            intervals=tau.intervals | {"draft_ms_per_level": median_interval(level_ms)},
+            tau_ci95=tau.ci95,
+            draft_ms_per_level_ci95=median_interval(level_ms),
         )
 
 

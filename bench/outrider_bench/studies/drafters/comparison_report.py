@@ -17,7 +17,7 @@ def families_table(result: Comparison) -> ResultTable:
     rows = []
     for name, drafted in result.drafters.items():
         figures = _tau(drafted)
-        rows.append([name, drafted.family, *plus_minuses(figures, drafted.intervals, 2)])
+        rows.append([name, drafted.family, *plus_minuses(figures, drafted.tau_ci95, 2)])
     columns = ("drafter", "family", *_tau(next(iter(result.drafters.values()))))
     return table("mean acceptance length (tokens per verdict, bonus included)", columns, rows, caption=OVER_PROMPTS)
 
@@ -45,11 +45,11 @@ def speeds_table(result: Comparison) -> ResultTable:
         drafted = result.drafters.get(name)
         cost = ["", "", "", ""]
         if drafted is not None:
-            level_ms = plus_minus(drafted.draft_ms_per_level, drafted.intervals["draft_ms_per_level"], 2)
+            level_ms = plus_minus(drafted.draft_ms_per_level, drafted.draft_ms_per_level_ci95, 2)
             sizes = (drafted.bytes_up_per_token, drafted.bytes_down_per_token)
             cost = [level_ms, *(f"{size:.0f}" for size in sizes), f"{drafted.mismatches}"]
         by_group = [_speedup(of_group) for of_group in speed.by_group.values()]
-        tokens_per_s = plus_minus(speed.tokens_per_s, speed.intervals["tokens_per_s"], 0)
+        tokens_per_s = plus_minus(speed.tokens_per_s, speed.tokens_per_s_ci95, 0)
         rows.append([name, tokens_per_s, _speedup(speed), *by_group, *cost])
     groups = (f"x, {group}" for group in next(iter(result.speeds.values())).by_group)
     columns = ("way", "tokens/s", "x plain", *groups, "ms a level", "bytes up", "bytes down", "not exact")
@@ -67,7 +67,7 @@ def sweep_table(name: str, result: Comparison) -> ResultTable:
                 levels,
                 f"{at.rate:.2f}",
                 f"{1 / int(levels):.2f}",
-                plus_minus(drafted.overall, drafted.intervals[ALL], 2),
+                plus_minus(drafted.overall, drafted.tau_ci95[ALL], 2),
                 " ".join(f"{share:.2f}" for share in at.reached[:MAX_POSITIONS]),
                 _speedup(result.speeds[levels]),
             ]
@@ -84,7 +84,7 @@ def plot_comparison(result: Comparison, path: Path) -> None:
         width = 0.8 / len(result.drafters)
         for number, (name, drafted) in enumerate(result.drafters.items()):
             places = [place + number * width - 0.4 for place in range(len(drafted.tau))]
-            errors = reaches(drafted.tau, drafted.intervals)
+            errors = reaches(drafted.tau, drafted.tau_ci95)
             heights = [tau - 1 for tau in drafted.tau.values()]
             left.bar(places, heights, width * 0.9, bottom=1, label=name, yerr=errors, error_kw={"linewidth": 0.8})
             left.set_xticks(range(len(drafted.tau)), list(drafted.tau), rotation=30)
@@ -100,7 +100,7 @@ def plot_comparison(result: Comparison, path: Path) -> None:
         middle.set_ylim(0, 1.02)
         names = list(result.speeds)[::-1]
         speedups = {name: result.speeds[name].speedup for name in names}
-        errors = reaches(speedups, {name: result.speeds[name].intervals["speedup"] for name in names})
+        errors = reaches(speedups, {name: result.speeds[name].speedup_ci95 for name in names})
         right.barh(names, list(speedups.values()), color="#4C78A8", xerr=errors, error_kw={"linewidth": 0.8})
         right.axvline(1, color="black", linewidth=1)
         right.set_title(f"speed against the {PLAIN}, in process")
@@ -118,8 +118,8 @@ def plot_depth_sweep(name: str, result: Comparison, path: Path) -> None:
         left.legend(frameon=False)
         lengths = {label: drafted.overall for label, drafted in result.drafters.items()}
         speedups = {label: result.speeds[label].speedup for label in result.drafters}
-        of_lengths = reaches(lengths, {label: drafted.intervals[ALL] for label, drafted in result.drafters.items()})
-        of_speedups = reaches(speedups, {label: result.speeds[label].intervals["speedup"] for label in speedups})
+        of_lengths = reaches(lengths, {label: drafted.tau_ci95[ALL] for label, drafted in result.drafters.items()})
+        of_speedups = reaches(speedups, {label: result.speeds[label].speedup_ci95 for label in speedups})
         right.errorbar(levels, list(lengths.values()), of_lengths, fmt="o-", capsize=2, label="tokens per verdict")
         right.errorbar(levels, list(speedups.values()), of_speedups, fmt="s-", capsize=2, label=f"speed / {PLAIN}")
         right.set_xlabel("levels")
@@ -131,4 +131,4 @@ def _tau(drafted: DrafterMetrics) -> dict[str, float]:
 
 
 def _speedup(speed: Speed) -> str:
-    return plus_minus(speed.speedup, speed.intervals["speedup"], 2)
+    return plus_minus(speed.speedup, speed.speedup_ci95, 2)

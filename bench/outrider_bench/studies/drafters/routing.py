@@ -59,7 +59,8 @@ class RoutingResult:
     confidence: AcceptedMeans
     entropy: AcceptedMeans
     tau_by_group: dict[str, float]
-    intervals: dict[str, Interval | None]  # of tau as in TauByText, and of `draft_ms`
+    tau_ci95: dict[str, Interval | None]  # as in TauByText
+    draft_ms_ci95: Interval | None
 
 
 def routing_variants(heads: Sequence[str], gate: float) -> dict[str, RoutingVariant]:
@@ -149,7 +150,8 @@ def _result(
         confidence=_weighted_means([(use, use.confidence) for use in uses]),
         entropy=_weighted_means([(use, use.entropy) for use in uses]),
         tau_by_group=tau.by_group,
-        intervals=tau.intervals | {"draft_ms": ratio_interval(draft_ms, [sum(use.cycles.values()) for use in uses])},
+        tau_ci95=tau.ci95,
+        draft_ms_ci95=ratio_interval(draft_ms, [sum(use.cycles.values()) for use in uses]),
     )
 
 
@@ -165,7 +167,7 @@ def _weighted_means(splits: Sequence[tuple[HeadUse, AcceptedMeans]]) -> Accepted
 
 def routing_tau_table(results: Mapping[str, RoutingResult]) -> ResultTable:
     figures = {name: {**one.tau, **one.tau_by_group, ALL: one.overall} for name, one in results.items()}
-    rows = [[name, *plus_minuses(figures[name], results[name].intervals, 2)] for name in results]
+    rows = [[name, *plus_minuses(figures[name], results[name].tau_ci95, 2)] for name in results]
     title = "mean acceptance length (tokens per verdict, bonus included)"
     return table(title, ("way", *next(iter(figures.values()))), rows, caption=OVER_PROMPTS)
 
@@ -180,7 +182,7 @@ def routing_cost_table(results: Mapping[str, RoutingResult]) -> ResultTable:
             f"{result.extra_drafts:+.0%}",
             f"{result.passes_per_1000_tokens:.0f}",
             f"{result.skipped:.0%}",
-            plus_minus(result.draft_ms, result.intervals["draft_ms"], 2),
+            plus_minus(result.draft_ms, result.draft_ms_ci95, 2),
             " / ".join(f"{share:.0%}" for share in result.shares.values()),
             f"{result.mismatches}",
         ]

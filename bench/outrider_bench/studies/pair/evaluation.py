@@ -51,7 +51,7 @@ class Evaluation:
     target_alone: float
 
     @property
-    def intervals(self) -> dict[str, dict[str, Interval | None]]:
+    def ci95(self) -> dict[str, dict[str, Interval | None]]:
         """95 % intervals of the shares over the choice of prompts, by family or by cut."""
         code = self.scores["code"].total
         outages = {name: one.outage for name, one in self.drafters.items()} | {"stop": self.stop}
@@ -62,7 +62,7 @@ class Evaluation:
         return {"scores": {name: share_interval(s.passed, s.total) for name, s in self.scores.items()}} | of_outages
 
     def as_dict(self) -> dict[str, object]:
-        return asdict(self) | {"intervals": self.intervals}
+        return asdict(self) | {"ci95": self.ci95}
 
 
 async def evaluate(plan: EvaluationPlan, step: Step) -> Evaluation:
@@ -129,7 +129,7 @@ def _first_of_each(asked: Sequence[Question], count: int) -> list[int]:
 
 def scores_table(evaluation: Evaluation) -> ResultTable:
     """Build the table of the target's own scores."""
-    intervals = evaluation.intervals["scores"]
+    intervals = evaluation.ci95["scores"]
     rows = [
         [name, f"{s.passed}", f"{s.total}", plus_minus(s.rate, intervals[name], 2)]
         for name, s in evaluation.scores.items()
@@ -143,7 +143,7 @@ def acceptance_table(evaluation: Evaluation) -> ResultTable:
     for name, result in evaluation.drafters.items():
         for shape, accepted in result.acceptance.items():
             columns.append(f"{name} {shape}")
-            tau = dict(zip(accepted.figures, plus_minuses(accepted.figures, accepted.intervals, 2), strict=True))
+            tau = dict(zip(accepted.figures, plus_minuses(accepted.figures, accepted.ci95, 2), strict=True))
             by_column.append(tau | {"not exact": f"{accepted.mismatches}"})
     families = list(by_column[0]) if by_column else []
     rows = [[family, *(texts[family] for texts in by_column)] for family in families]
@@ -153,7 +153,7 @@ def acceptance_table(evaluation: Evaluation) -> ResultTable:
 
 def outage_table(evaluation: Evaluation) -> ResultTable:
     """Build the table of code pass@1 after the link has died."""
-    cuts, intervals = list(evaluation.stop), evaluation.intervals
+    cuts, intervals = list(evaluation.stop), evaluation.ci95
     by_name = {"stop": evaluation.stop} | {name: one.outage for name, one in evaluation.drafters.items()}
     rows = [
         [name, *(plus_minus(share, intervals[name][str(cut)], 2) for cut, share in by_cut.items())]

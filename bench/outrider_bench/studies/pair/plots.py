@@ -46,7 +46,7 @@ def _plot_acceptance(axes: Axes, evaluation: Evaluation) -> None:
     }
     width = 0.8 / max(len(series), 1)
     for number, (label, accepted) in enumerate(series.items()):
-        by_family, errors = accepted.by_family, reaches(accepted.by_family, accepted.intervals)
+        by_family, errors = accepted.by_family, reaches(accepted.by_family, accepted.ci95)
         places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(by_family))]
         color = COLORS[number % len(COLORS)]
         axes.bar(places, list(by_family.values()), width * 0.9, label=label, color=color, yerr=errors)

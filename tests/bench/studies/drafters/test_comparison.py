@@ -44,9 +44,9 @@ def test_speed_of_repetitions_is_their_median_and_has_an_interval():
     seconds = [[1.0] * 8, [1.25] * 8, [4.0] * 8]
     speed = Speed.of(seconds, plain, lengths=[10] * 8)
     assert speed.speedup == 1.6
-    low, high = speed.intervals["speedup"]
+    low, high = speed.speedup_ci95
     assert low < 1.6 < high
-    assert Speed.of([seconds[0]], [plain[0]], lengths=[10] * 8).intervals["speedup"] == (2.0, 2.0)
+    assert Speed.of([seconds[0]], [plain[0]], lengths=[10] * 8).speedup_ci95 == (2.0, 2.0)
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +84,12 @@ def test_every_drafter_and_control_is_measured_in_one_run(report):
 def test_every_speed_and_tau_has_an_interval_and_easy_and_hard_text_apart(report):
     for speed in report["speeds"].values():
         assert set(speed["by_group"]) == {"easy", "hard"}
-        low, high = speed["intervals"]["speedup"]
+        low, high = speed["speedup_ci95"]
         assert low <= speed["speedup"] <= high
     for drafted in report["drafters"].values():
         assert set(drafted["tau_by_group"]) == {"easy", "hard"}
-        assert set(drafted["intervals"]) == {*drafted["tau"], "easy", "hard", "all", "draft_ms_per_level"}
-        low, high = drafted["intervals"]["all"]
+        assert set(drafted["tau_ci95"]) == {*drafted["tau"], "easy", "hard", "all"}
+        low, high = drafted["tau_ci95"]["all"]
         assert low <= drafted["overall"] <= high
 
 
