@@ -12,7 +12,7 @@ import typer
 from outrider_bench.cli.options import JsonOption, LimitOption, PerFamilyOption, TargetOption, target_of
 from outrider_bench.core.progress import progress_line
 from outrider_bench.core.report import write_report
-from outrider_bench.core.tables import show, table
+from outrider_bench.core.tables import OVER_PROMPTS, ci95_cells, show, table
 from outrider_models.core.embedded import PAIR, target_dir
 
 _WAIT_FOR_LINK_S = 120.0  # of a client whose replica is gone
@@ -34,8 +34,9 @@ def gateway_command(
     modes = mode or ["stream", "proactive"]
     with progress_line() as step:
         report = asyncio.run(measure_gateway(modes, prompts, max_tokens, cold_starts, step))
-    rows = [[name, *(f"{of_mode[name]:.3f}" for of_mode in report.values())] for name in next(iter(report.values()))]
-    show(table("through the gateway, medians", ("", *report), rows))
+    cells = [ci95_cells(of_mode, 3) for of_mode in report.values()]
+    rows = [[name, *(of_mode[name] for of_mode in cells)] for name in cells[0]]
+    show(table("through the gateway, medians", ("", *report), rows, caption=OVER_PROMPTS))
     write_report(json, {"prompts": prompts, "max_tokens": max_tokens, "modes": report})
 
 
@@ -50,15 +51,13 @@ def privacy_command(
     json: JsonOption = None,
 ) -> None:
     """Measure the share of right answers that need a private fact, for every way of keeping it private."""
-    from outrider_bench.studies.serving.privacy import measure_privacy, privacy_table
+    from outrider_bench.studies.serving.privacy import measure_privacy, privacy_tables
 
     names = drafter or list(PRIVACY_DRAFTERS)
     with progress_line() as step:
         measured = asyncio.run(measure_privacy(target_of(target), names, per_family, max_new_tokens, step))
     for name, result in measured.items():
-        show(privacy_table(f"{name}: share of right answers", result.shares, result))
-        if result.agreement:
-            show(privacy_table(f"{name}: share of the target's next tokens predicted", result.agreement, result))
+        show(*privacy_tables(name, result))
     write_report(json, {"drafters": {name: asdict(result) for name, result in measured.items()}})
 
 

@@ -32,6 +32,11 @@ def median(values: Iterable[Number]) -> Number:
     return statistics.median(given) if given else None
 
 
+def median_of_medians(runs: Iterable[Iterable[float]]) -> Number:
+    """Return the median over runs of the medians over prompts; NaN values are left out."""
+    return median(median(value for value in run if not math.isnan(value)) for run in runs)
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """Return the value that `share` of them do not exceed, interpolated linearly between its neighbors."""
     ordered = sorted(values)

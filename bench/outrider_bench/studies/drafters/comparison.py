@@ -25,7 +25,7 @@ from outrider_bench.core.bootstrap import Interval, median_interval
 from outrider_bench.core.pair import COLD, InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import WARM_UP_TOKENS, AskedPrompts, Question, by_group, questions, warm_up_question
-from outrider_bench.core.stats import median
+from outrider_bench.core.stats import median_of_medians
 from outrider_bench.core.tapped_transport import TappedTransport, WiredConnection
 from outrider_bench.core.timed_drafter import TimedDrafter
 from outrider_client.async_client import AsyncClient
@@ -65,7 +65,10 @@ class Speed:
             for theirs, run in zip(plain, seconds, strict=True)
         ]
         return cls(
-            _median_of_medians(rates), _median_of_medians(ratios), median_interval(rates), median_interval(ratios)
+            median_of_medians(rates) or 0.0,
+            median_of_medians(ratios) or 0.0,
+            median_interval(rates),
+            median_interval(ratios),
         )
 
 
@@ -159,7 +162,7 @@ class DrafterRun:
             tau=tau.by_family,
             overall=tau.overall,
             positions=acceptance_by_position([cycle for answer in once for cycle in answer.cycles]),
-            draft_ms_per_level=_median_of_medians(level_ms),
+            draft_ms_per_level=median_of_medians(level_ms) or 0.0,
             bytes_up_per_token=sum(answer.statistics.bytes_up for answer in once) / tokens,
             bytes_down_per_token=sum(answer.statistics.bytes_down for answer in once) / tokens,
             mismatches=sum(
@@ -277,11 +280,6 @@ def _speed(seconds: Repeated, plain: Repeated, asked: Sequence[Question], answer
 
     groups = {name: of(places) for name, places in by_group(asked).items()}
     return replace(of(range(len(asked))), by_group=groups)
-
-
-def _median_of_medians(repeated: Repeated) -> float:
-    """Return 0 where there is no number."""
-    return median(median(value for value in run if not math.isnan(value)) for run in repeated) or 0.0
 
 
 def compare_drafters(

@@ -1,13 +1,13 @@
 """Costs and savings of smaller weights on the edge: bytes, time per draft level, mean acceptance length.
 
 For every drafter and type of weights an edge bundle is made, loaded as a client loads it, and asked the same held-out
-questions in process against the full target. Draft levels are timed in turns on the same texts, so that a busy machine
-is busy for all.
+questions in process against the full target. Draft levels are timed on the same texts, in random order and several
+times, so that a busy machine is busy for all.
 """
 
 from __future__ import annotations
 
-import statistics
+import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,14 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from outrider_bench.core.acceptance import TREE, measure_acceptance
+from outrider_bench.core.acceptance import ALL, TREE, measure_acceptance
+from outrider_bench.core.bootstrap import Interval, median_interval
 from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import questions
 from outrider_bench.core.reference_answers import plain_answers
-from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.core.stats import median_of_medians
+from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.drafter import Drafter
@@ -39,7 +41,7 @@ class EdgeWeights:
     """One drafter with one type of weights.
 
     `mean_acceptance_length` counts the bonus; `not_exact` answers differ from the target's own (0, or there is a
-    defect); `ms_per_level` is the median time of a tree divided by its levels.
+    defect); `ms_per_level` is the median time of a tree divided by its levels. `*_ci95` are 95 % intervals.
     """
 
     drafter: str
@@ -49,6 +51,8 @@ class EdgeWeights:
     ms_per_level: float
     mean_acceptance_length: float
     not_exact: int
+    ms_per_level_ci95: Interval | None
+    mean_acceptance_length_ci95: Interval | None
 
 
 async def edge_weights(
@@ -73,7 +77,15 @@ async def edge_weights(
                 tensors = sum(path.stat().st_size for path in bundle.rglob("*.safetensors"))
                 results.append(
                     EdgeWeights(
-                        name, kind, size_bytes(bundle), tensors, times[kind], accepted.overall, accepted.mismatches
+                        name,
+                        kind,
+                        size_bytes(bundle),
+                        tensors,
+                        median_of_medians(times[kind]) or 0.0,
+                        accepted.overall,
+                        accepted.mismatches,
+                        median_interval(times[kind]),
+                        accepted.ci95[ALL],
                     )
                 )
     return results
@@ -86,14 +98,16 @@ def edge_weights_table(results: Sequence[EdgeWeights]) -> ResultTable:
     for r in results:
         share = r.mean_acceptance_length / first.setdefault(r.drafter, r.mean_acceptance_length or 1.0)
         sizes = (f"{r.bundle_bytes / 1000:,.0f}", f"{r.tensor_bytes / 1000:,.0f}")
-        times_and_tau = (f"{r.ms_per_level:.3f}", f"{r.mean_acceptance_length:.3f}", f"{share:.1%}")
+        level_ms = plus_minus(r.ms_per_level, r.ms_per_level_ci95, 3)
+        tau = plus_minus(r.mean_acceptance_length, r.mean_acceptance_length_ci95, 3)
+        times_and_tau = (level_ms, tau, f"{share:.1%}")
         rows.append([r.drafter, r.weights, *sizes, *times_and_tau])
     columns = ("drafter", "weights", "bundle kB", "tensors kB", "ms a level", "tau", "of the first")
-    return table("edge bundles by type of weights", columns, rows, keys=2)
+    return table("edge bundles by type of weights", columns, rows, keys=2, caption=OVER_PROMPTS)
 
 
-def _level_times(bundles: Mapping[str, Path], texts: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Return the median ms per draft level by type of weights, measured in turns on each text."""
+def _level_times(bundles: Mapping[str, Path], texts: Sequence[Sequence[int]]) -> dict[str, list[list[float]]]:
+    """Return ms per draft level by type of weights, repetition and text."""
     threads = torch.get_num_threads()
     drafters = {}
     for kind, bundle in bundles.items():
@@ -101,13 +115,15 @@ def _level_times(bundles: Mapping[str, Path], texts: Sequence[Sequence[int]]) ->
         assert models.drafter is not None
         drafters[kind] = models.drafter
         torch.set_num_threads(models.drafter_threads or threads)
-    times: dict[str, list[float]] = {kind: [] for kind in bundles}
-    for text in texts:
-        for _ in range(REPEATS):
-            for kind, drafter in drafters.items():
-                times[kind].append(_level_ms(drafter, text[:TIMED_TOKENS]))
+    times: dict[str, list[list[float]]] = {kind: [] for kind in bundles}
+    for repetition in range(REPEATS):
+        for of_repetition in times.values():
+            of_repetition.append([])
+        for number, text in enumerate(texts):
+            for kind in random.Random(f"{repetition}/{number}").sample(list(drafters), len(drafters)):
+                times[kind][-1].append(_level_ms(drafters[kind], text[:TIMED_TOKENS]))
     torch.set_num_threads(threads)
-    return {kind: statistics.median(some) for kind, some in times.items()}
+    return times
 
 
 def _level_ms(drafter: Drafter, tokens: Sequence[int]) -> float:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from outrider_bench.core.acceptance import TREE
 from outrider_bench.core.progress import Step
-from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
 from outrider_bench.studies.features.acceptance_replay import AcceptanceReplay, Lag
 from outrider_bench.studies.features.recorded_features import RecordedAnswer
 from outrider_bench.studies.features.staleness import AnsweredPrompts, Degradation, DegradationResult, TauShare
@@ -190,7 +190,8 @@ def codec_table(name: str, result: CodecResult) -> ResultTable:
     columns = ("codec", "B/token", "of paper's", "prompt B/row", "of paper's", *result.tau, "encode us/row", "decode")
     rows = [_codec_row(codec, result) for codec in CODECS]
     title = f"{name}: features of {result.width} values, {result.rows_per_reply:.1f} rows a reply"
-    return table(title, columns, rows)
+    caption = f"{OVER_PROMPTS}; bytes are counts, times the least of {_PASSES} passes over all messages"
+    return table(title, columns, rows, caption=caption)
 
 
 def _codec_row(codec: Codec, result: CodecResult) -> Sequence[str]:
@@ -201,7 +202,7 @@ def _codec_row(codec: Codec, result: CodecResult) -> Sequence[str]:
         f"{reply.of_paper:.3f}",
         f"{prompt.bytes_per_row:.1f}",
         f"{prompt.of_paper:.3f}",
-        *(f"{shares[codec].share:.4f}" for shares in result.tau.values()),
+        *(plus_minus(one.share, (one.low, one.high), 4) for one in (shares[codec] for shares in result.tau.values())),
         f"{reply.encode_us:.1f}",
         f"{reply.decode_us:.1f}",
     )

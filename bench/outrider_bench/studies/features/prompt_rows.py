@@ -22,7 +22,7 @@ from outrider_bench.core.acceptance import SHAPES
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Question, lengthened, questions
 from outrider_bench.core.reference_answers import plain_answers
-from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, table
 from outrider_bench.studies.features.acceptance_replay import accepted
 from outrider_bench.studies.features.recorded_features import RecordedAnswer
 from outrider_bench.studies.features.staleness import TauShare, record_features, tau_share
@@ -127,8 +127,8 @@ async def measure_shares(
 
 
 def prompt_rows_table(shape: str, shares: Shares) -> ResultTable:
-    rows = [_row(name, one) for name, one in shares.items()]
-    return table(shape, ("features of the prompt", "tau", "share", "95 %"), rows)
+    rows = [(name, *one.cells) for name, one in shares.items()]
+    return table(shape, ("features of the prompt", "tau", "share"), rows, caption=OVER_PROMPTS)
 
 
 def read_row_counts(text: str) -> list[int]:
@@ -136,7 +136,3 @@ def read_row_counts(text: str) -> list[int]:
     if min(numbers) < 1:
         raise UsageError(f"rows={text!r}: need whole numbers from 1 on, separated by commas")
     return numbers
-
-
-def _row(name: str, one: TauShare) -> tuple[str, ...]:
-    return name, f"{one.tau:.2f}", f"{one.share:.3f}", f"{one.low:.3f}-{one.high:.3f}"

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_bench.core.acceptance import SHAPES
+from outrider_bench.core.bootstrap import Interval, Resamples, quotient
 from outrider_bench.core.pair import in_process
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Question, by_family, questions
 from outrider_bench.core.reference_answers import plain_answers
-from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
 from outrider_bench.studies.features.acceptance_replay import AcceptanceReplay, Lag
 from outrider_bench.studies.features.recorded_features import BITS, RecordedAnswer, codings, record
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
@@ -31,8 +32,6 @@ EXACT = "float32"
 LATE = Lag(verdicts=1)
 CODED = ("int4-grouped", "lean")  # what may be sent late as well
 LAGS = (*(Lag(tokens=tokens) for tokens in (0, 1, 2, 3, 4, 6, 8, 10)), LATE, Lag(verdicts=2))
-_RESAMPLED = 2000
-_SEED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +44,21 @@ class Degradation:
 
 @dataclass(frozen=True, slots=True)
 class TauShare:
-    """Mean acceptance length, its share of the undegraded one, and the share's 95 % interval over prompts."""
+    """Mean acceptance length, its share of the undegraded one, and 95 % intervals of both over prompts.
+
+    `low` and `high` are the share's.
+    """
 
     tau: float
     share: float
     low: float
     high: float
+    tau_ci95: Interval | None = None
+
+    @property
+    def cells(self) -> tuple[str, str]:
+        """Tau and the share, for a table."""
+        return plus_minus(self.tau, self.tau_ci95, 2), plus_minus(self.share, (self.low, self.high), 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +110,19 @@ def measure(
 
 def tau_share(counts: NDArray[np.int64], whole: NDArray[np.int64]) -> TauShare:
     """Compare prompts' counts [prompts, (tokens, verdicts)] with the same prompts' undegraded counts."""
+    tau = _tau(counts)
+    share = tau / _tau(whole)
     # The same draws for both sides, since shares are paired prompt by prompt.
-    draws = np.random.default_rng(_SEED).integers(0, len(counts), (_RESAMPLED, len(counts)))
-    low, high = np.quantile(_tau(counts[draws]) / _tau(whole[draws]), (0.025, 0.975))
-    tau = float(_tau(counts))
-    return TauShare(tau, tau / float(_tau(whole)), float(low), float(high))
+    draws = Resamples(1, len(counts))
+    drawn, drawn_whole = (quotient(draws.sums([n[:, 0]]), draws.sums([n[:, 1]])) for n in (counts, whole))
+    low, high = draws.interval(quotient(drawn, drawn_whole)) or (share, share)
+    return TauShare(tau, share, low, high, draws.interval(drawn))
 
 
-def _tau(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+def _tau(counts: NDArray[np.int64]) -> float:
     """Return tokens per verdict; 1 where no answer was longer than the prompt's own bonus."""
-    tokens, verdicts = np.moveaxis(counts.sum(axis=-2), -1, 0)
-    # np.where computes both sides: the divisor must not be 0.
-    return np.where(verdicts, tokens / np.maximum(verdicts, 1), 1.0)
+    tokens, verdicts = counts.sum(axis=0)
+    return float(tokens / verdicts) if verdicts else 1.0
 
 
 def _counts(
@@ -199,10 +208,9 @@ def staleness_as_dict(results: StalenessResults) -> dict[str, Any]:  # Any: a re
 
 
 def staleness_table(name: str, shape: str, measured: Sequence[DegradationResult]) -> ResultTable:
-    columns = ("", "tau", "share", "95 %", "worst family")
-    return table(
-        f"{name}, {shape}: tau, and its share of that with all features", columns, [_row(one) for one in measured]
-    )
+    columns, rows = ("", "tau", "share", "worst family"), [_row(one) for one in measured]
+    title = f"{name}, {shape}: tau, and its share of that with all features"
+    return table(title, columns, rows, caption=OVER_PROMPTS)
 
 
 def _row(measured: DegradationResult) -> tuple[str, ...]:
@@ -210,9 +218,7 @@ def _row(measured: DegradationResult) -> tuple[str, ...]:
     worst = min(measured.by_family, key=lambda family: measured.by_family[family].share)
     return (
         label(measured.cell),
-        f"{overall.tau:.2f}",
-        f"{overall.share:.3f}",
-        f"{overall.low:.3f}-{overall.high:.3f}",
+        *overall.cells,
         f"{worst} {measured.by_family[worst].share:.3f}",
     )
 

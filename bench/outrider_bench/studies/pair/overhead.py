@@ -1,7 +1,8 @@
 """Breakdown of a cycle's time over gRPC on loopback: drafter, wire, queue, target, rest.
 
 A cycle lasts from one verdict to the next. The drafter's forward passes are timed inside its draft states, so that the
-rest of `draft` (choosing nodes, building the tree, changing threads) counts as overhead like everything else.
+rest of `draft` (choosing nodes, building the tree, changing threads) counts as overhead like everything else. Figures
+are medians over the prompts of the medians over an answer's cycles, after a warm-up.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from outrider_bench.core.bootstrap import medians_ci95
 from outrider_bench.core.pair import stop_and_wait_config
 from outrider_bench.core.processes import ServerProcess, pinned_apart
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import Question, spread_questions
-from outrider_bench.core.tables import ResultTable, show_line, table
+from outrider_bench.core.prompts import Question, spread_questions, warm_up_question
+from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, ci95_cells, show_line, table
 from outrider_bench.core.timed_drafter import TimedDrafter
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.grpc_transport import GrpcTransport
@@ -31,6 +34,7 @@ from outrider_proto.frames import Draft, Ping
 
 _NUM_PINGS = 100
 _PAUSE_S = 0.01
+_PARTS = ("total", "draft", "draft_forward", "wire", "queue", "verify", "wait", "tap", "other", "outside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +65,22 @@ class CycleTimes:
 
 async def cycle_times(
     config: ClientConfig, models: LocalModels, asked: Sequence[Question], step: Callable[[], None]
-) -> list[CycleTimes]:
-    """Time all cycles that drafted, without each answer's first, which follows the prompt."""
+) -> list[list[CycleTimes]]:
+    """Time all cycles that drafted, by answer, without each answer's first, which follows the prompt."""
     assert models.drafter is not None
     timed = TimedDrafter(models.drafter)
-    times: list[CycleTimes] = []
+    times: list[list[CycleTimes]] = []
     async with AsyncClient(config, models=replace(models, drafter=timed)) as client:
+        await _marks(client, warm_up_question(models).prompt, timed)
         for question in asked:
             marks = await _marks(client, question.prompt, timed)
-            times += [_between(*pair) for pair in itertools.pairwise(marks)]
+            times.append([_between(*pair) for pair in itertools.pairwise(marks)])
             step()
     return times
 
 
-async def ping_ms(address: str, models: LocalModels) -> float:
-    """Return the median round trip in ms of a frame that reaches no model, sent after a pause.
+async def pings_ms(address: str, models: LocalModels) -> list[float]:
+    """Return round trips in ms of a frame that reaches no model, each sent after a pause.
 
     The control for `wire`: what gRPC and waking up two processes cost on this machine.
     """
@@ -90,16 +95,21 @@ async def ping_ms(address: str, models: LocalModels) -> float:
             started = time.perf_counter()
             connection.send(Ping(nonce))
             await connection.receive()
-            times.append(time.perf_counter() - started)
+            times.append((time.perf_counter() - started) * 1e3)
     finally:
         await connection.close()
-    return round(statistics.median(times) * 1e3, 3)
+    return times
 
 
-def medians(times: Sequence[CycleTimes]) -> dict[str, float]:
-    """Return the median of every part in ms."""
-    parts = ("total", "draft", "draft_forward", "wire", "queue", "verify", "wait", "tap", "other", "outside")
-    return {part: round(statistics.median(getattr(t, part) for t in times), 3) for part in parts}
+def medians(
+    times: Sequence[Sequence[CycleTimes]], pings: Sequence[float] = ()
+) -> dict[str, Any]:  # Any: figures, and intervals or None
+    """Return the median of every part in ms over the answers, and its 95 % interval as `PART_ci95`."""
+    measured: dict[str, Sequence[float]] = {
+        part: [statistics.median(getattr(cycle, part) for cycle in cycles) for cycles in times if cycles]
+        for part in _PARTS
+    }
+    return medians_ci95(measured | {"ping": pings})
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +156,7 @@ def _between(earlier: _Mark, later: _Mark) -> CycleTimes:
 
 async def measure_overhead(
     target: Path, drafters: dict[str, Path], count: int, step: Step
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, Any]]:  # Any: as in `medians`
     asked = spread_questions(LocalModels.load(ClientConfig(target=target, drafter=NO_DRAFTER)), count)
     report = {}
     for name, directory in drafters.items():
@@ -157,12 +167,12 @@ async def measure_overhead(
                 if not pinned:
                     show_line("server and client share their cores: this machine gives them none of their own")
                 times = await cycle_times(config, models, asked, ProgressCounter(step, name, count))
-                report[name] = medians(times) | {"ping": await ping_ms(server.address, models)}
+                report[name] = medians(times, await pings_ms(server.address, models))
     return report
 
 
-def overhead_table(medians: Mapping[str, Mapping[str, float]]) -> ResultTable:
+def overhead_table(medians: Mapping[str, Mapping[str, Any]]) -> ResultTable:  # Any: as in `medians`
     """Build the table of the median parts of a cycle in ms, a column per drafter."""
-    parts = list(next(iter(medians.values())))
-    rows = [[part, *(f"{values[part]:.2f}" for values in medians.values())] for part in parts]
-    return table("a cycle on loopback, median ms", ("part", *medians), rows)
+    cells = {name: ci95_cells(values, 2) for name, values in medians.items()}
+    rows = [[part, *(of_drafter[part] for of_drafter in cells.values())] for part in next(iter(cells.values()))]
+    return table("a cycle on loopback, median ms", ("part", *medians), rows, caption=OVER_PROMPTS)

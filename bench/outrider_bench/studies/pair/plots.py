@@ -25,7 +25,9 @@ def plot_verify_costs(title: str, costs: Sequence[VerifyCost], path: Path) -> No
     """Plot the time of a pass, in decodes, against its new tokens."""
     with saved_figure(path, figsize=(6.5, 4.5)) as (_, axes):
         sizes = [cost.tokens for cost in costs]
-        axes.plot(sizes, [cost.ratio for cost in costs], "o-", color=COLORS[0], label="one pass")
+        ratios = {str(cost.tokens): cost.ratio for cost in costs}
+        errors = reaches(ratios, {str(cost.tokens): cost.ratio_ci95 for cost in costs})
+        axes.errorbar(sizes, list(ratios.values()), errors, fmt="o-", capsize=2, color=COLORS[0], label="one pass")
         axes.plot(sizes, sizes, "--", color="grey", label="as many decodes")
         axes.axhline(1, color="black", linewidth=1, label="one decode")
         axes.set_xscale("log", base=2)

@@ -1,12 +1,13 @@
 """Time of a target pass over n new tokens, against a decode of a single token.
 
 Speculation pays as long as a pass over a whole tree costs little more than a decode. Every size is a root and a chain
-below it, run as the server runs a draft; nothing is committed, so every pass has the same context. The sizes take
-turns, so that whatever else the machine does affects all of them.
+below it, run as the server runs a draft; nothing is committed, so every pass has the same context. In each round all
+sizes run in random order, so that whatever else the machine does affects all of them. Intervals are over the rounds.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections import abc
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.core.bootstrap import Interval, Resamples, quotient
+from outrider_bench.core.tables import ResultTable, plus_minus, table
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
@@ -29,13 +31,18 @@ _WARM_UP = 3  # rounds
 
 @dataclass(frozen=True, slots=True)
 class VerifyCost:
-    """Time of a pass over `tokens` new tokens, and the ratio of its median to that of one token."""
+    """Time of a pass over `tokens` new tokens, and the ratio of its median to that of one token.
+
+    `*_ci95`: 95 % intervals.
+    """
 
     tokens: int
     median_ms: float
     fastest_ms: float
     slowest_ms: float
     ratio: float
+    median_ms_ci95: Interval | None
+    ratio_ci95: Interval | None
 
 
 def verify_costs(
@@ -52,21 +59,28 @@ def verify_costs(
     _prefill(engine, sequence, context)
     times: dict[int, list[float]] = {size: [] for size in SIZES}
     for number in range(_WARM_UP + repeats):
-        # Sizes take turns, so that a busy moment affects all of them.
-        for size in SIZES:
+        for size in random.Random(number).sample(SIZES, len(SIZES)):
             seconds = _pass_s(engine, sequence, size)
             if number >= _WARM_UP:
                 times[size].append(seconds * 1e3)
         if number >= _WARM_UP:
             step()
-    decode = statistics.median(times[1])
-    return [_cost(size, each, decode) for size, each in times.items()]
+    draws = Resamples(1, repeats)
+    return [_cost(size, each, times[1], draws) for size, each in times.items()]
 
 
-def _cost(tokens: int, times_ms: list[float], decode_ms: float) -> VerifyCost:
+def _cost(tokens: int, times_ms: list[float], decode_ms: list[float], draws: Resamples) -> VerifyCost:
+    drawn, drawn_decode = (draws.medians([times]) for times in (times_ms, decode_ms))
     median = statistics.median(times_ms)
-    rounded = (round(value, 4) for value in (median, min(times_ms), max(times_ms), median / decode_ms))
-    return VerifyCost(tokens, *rounded)
+    return VerifyCost(
+        tokens,
+        median_ms=round(median, 4),
+        fastest_ms=round(min(times_ms), 4),
+        slowest_ms=round(max(times_ms), 4),
+        ratio=round(median / statistics.median(decode_ms), 4),
+        median_ms_ci95=draws.interval(drawn),
+        ratio_ci95=draws.interval(quotient(drawn, drawn_decode)),
+    )
 
 
 def _prefill(engine: Engine, sequence: Sequence, count: int) -> None:
@@ -90,13 +104,14 @@ def verify_cost_table(name: str, context: int, costs: abc.Sequence[VerifyCost]) 
     rows = [
         [
             f"{cost.tokens}",
-            *(f"{ms:.2f}" for ms in (cost.median_ms, cost.fastest_ms, cost.slowest_ms)),
-            f"{cost.ratio:.2f}",
+            plus_minus(cost.median_ms, cost.median_ms_ci95, 2),
+            *(f"{ms:.2f}" for ms in (cost.fastest_ms, cost.slowest_ms)),
+            plus_minus(cost.ratio, cost.ratio_ci95, 2),
         ]
         for cost in costs
     ]
     columns = ("new tokens", "median ms", "fastest", "slowest", "x decode")
-    return table(f"a pass of {name} after {context} tokens", columns, rows)
+    return table(f"a pass of {name} after {context} tokens", columns, rows, caption="±: 95 % interval over the rounds")
 
 
 def device_name(name: str) -> str:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider_bench.core.bootstrap import medians_ci95
 from outrider_bench.core.processes import ServerProcess
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import questions
+from outrider_bench.core.prompts import spread_questions, warm_up_question
 from outrider_bench.studies.serving.gateway_process import GatewayProcess, cold_start_s
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Committed, Finished
 from outrider_client.models.local_models import LocalModels
 from outrider_models.core.embedded import drafter_dir, target_dir
-from outrider_models.corpus import FAMILIES
 from outrider_proto.errors import UsageError
 
 _DATA = b"data: "
@@ -117,41 +116,43 @@ def through_gateway(
     return AnswerTiming("".join(text for _, text in texts), num_tokens, texts[0][0] if texts else 0.0, lines[-1][0])
 
 
-def medians(timed: Sequence[PairedTiming]) -> dict[str, float]:
-    """Return medians in ms."""
-    library = [pair.library.whole_s * 1e3 / pair.library.num_tokens for pair in timed]
-    gateway = [pair.gateway.whole_s * 1e3 / pair.gateway.num_tokens for pair in timed]
-    return {
-        "library_token_ms": statistics.median(library),
-        "gateway_token_ms": statistics.median(gateway),
-        "added_token_ms": statistics.median(pair.per_token_ms for pair in timed),
-        "added_first_token_ms": statistics.median(pair.first_ms for pair in timed),
-    }
+def medians(timed: Sequence[PairedTiming]) -> dict[str, Any]:  # Any: figures, and intervals or None
+    """Return medians over the prompts in ms, and their 95 % intervals as `NAME_ci95`."""
+    return medians_ci95(
+        {
+            "library_token_ms": [pair.library.whole_s * 1e3 / pair.library.num_tokens for pair in timed],
+            "gateway_token_ms": [pair.gateway.whole_s * 1e3 / pair.gateway.num_tokens for pair in timed],
+            "added_token_ms": [pair.per_token_ms for pair in timed],
+            "added_first_token_ms": [pair.first_ms for pair in timed],
+        }
+    )
 
 
 async def measure_gateway(
     modes: list[str], num_prompts: int, max_tokens: int, cold_starts: int, step: Step
-) -> Mapping[str, dict[str, float]]:
-    report: dict[str, dict[str, float]] = {}
+) -> Mapping[str, dict[str, Any]]:  # Any: as in `medians`
+    report: dict[str, dict[str, Any]] = {}
     with ServerProcess(["--target", str(target_dir()), "--drafter", str(drafter_dir("moa"))]) as server:
         models = LocalModels.load(ClientConfig())
-        asked = questions(models, -(-num_prompts // len(FAMILIES)))[:num_prompts]
+        asked, warm_up = spread_questions(models, num_prompts), warm_up_question(models).prompt
         with GatewayProcess(server.address) as gateway:
             async with AsyncClient(ClientConfig(server.address), models=models) as client:
                 for mode in modes:
                     counter = ProgressCounter(step, mode, num_prompts)
                     prompts = [question.prompt for question in asked]
+                    # A warm-up: the first answer of a mode opens connections on both ways.
+                    await measure_pairs(client, gateway.port, [warm_up], mode, max_tokens, lambda: None)
                     timed = await measure_pairs(client, gateway.port, prompts, mode, max_tokens, counter)
                     report[mode] = medians(timed)
         starts = _cold_starts(server.address, cold_starts, step)
     return {mode: medians_of_mode | starts for mode, medians_of_mode in report.items()}
 
 
-def _cold_starts(server: str, count: int, step: Step) -> dict[str, float]:
+def _cold_starts(server: str, count: int, step: Step) -> dict[str, Any]:  # Any: as in `medians`
     """Return the median time of `count` cold starts; nothing for 0."""
     counter = ProgressCounter(step, "cold starts", count)
     taken = []
     for _ in range(count):
         taken.append(cold_start_s(server))
         counter()
-    return {"cold_start_s": statistics.median(taken)} if taken else {}
+    return medians_ci95({"cold_start_s": taken})

@@ -7,7 +7,6 @@ answers over placeholders; with nothing private, target and drafter give the bou
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from outrider_bench.core.bootstrap import Interval, ratio_interval
 from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import SEED, Question
 from outrider_bench.core.reference_answers import plain_answers
-from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.core.stats import share_interval
+from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minuses, table
 from outrider_bench.studies.pair.outage import features_of, outage_scores
 from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.prompt_segments import Segment
@@ -97,13 +98,15 @@ class Quality:
     """One drafter's results by family.
 
     Share of right answers by method, share of the target's tokens that the drafter predicts by the features it has,
-    number of questions, and the safe share of their prompts.
+    number of questions, and the safe share of their prompts; `*_ci95` are 95 % intervals over the questions.
     """
 
     shares: dict[str, dict[str, float]]
     agreement: dict[str, dict[str, float]]
     asked: dict[str, int]
     safe_share: dict[str, float]
+    shares_ci95: dict[str, dict[str, Interval | None]]
+    agreement_ci95: dict[str, dict[str, Interval | None]]
 
 
 async def quality(
@@ -115,7 +118,7 @@ async def quality(
         asked = private_questions(pair, per_family)
         expected = plain_answers(target, [one.question for one in asked], limit, step)
         shares = {TARGET_ALONE: _shares(asked, [pair.models.decode(tokens) for tokens in expected])}
-        agreement = {}
+        agreement: Agreement = {}
         if pair.models.drafter is not None and pair.models.drafter.tap.fingerprint:
             shares[ALL_FEATURES] = await _with_all_features(pair, asked, expected, limit)
             agreement = await _agreement(pair, asked, expected)
@@ -123,7 +126,19 @@ async def quality(
             shares[name] = _shares(asked, await _texts(pair, asked, options, ProgressCounter(step, name, len(asked))))
     families = _by_family(asked)
     safe = {family: sum(one.safe_share for one in group) / len(group) for family, group in families.items()}
-    return Quality(shares, agreement, {family: len(group) for family, group in families.items()}, safe)
+    counts = {family: len(group) for family, group in families.items()}
+    shares_ci95 = {
+        name: {family: share_interval(round(share * counts[family]), counts[family]) for family, share in of.items()}
+        for name, of in shares.items()
+    }
+    predicted = {
+        name: {family: sum(hits) / sum(tokens) for family, (hits, tokens) in of.items()}
+        for name, of in agreement.items()
+    }
+    predicted_ci95 = {
+        name: {family: ratio_interval(*both) for family, both in of.items()} for name, of in agreement.items()
+    }
+    return Quality(shares, predicted, counts, safe, shares_ci95, predicted_ci95)
 
 
 async def _texts(
@@ -150,24 +165,28 @@ async def _with_all_features(
     }
 
 
+# By the features known and family: tokens predicted and tokens of each answer.
+Agreement = dict[str, dict[str, tuple[list[int], list[int]]]]
+
+
 async def _agreement(
     pair: InProcessPair, asked: Sequence[PrivateQuestion], expected: Sequence[tuple[int, ...]]
-) -> dict[str, dict[str, float]]:
+) -> Agreement:
     """Count how many of the target's tokens the drafter predicts, given the target's answer up to each.
 
     Unlike accuracy this has no floor.
     """
     drafter = pair.models.drafter
     assert drafter is not None
-    hits: dict[str, Counter[str]] = {name: Counter() for name in KNOWN}
-    num_tokens: Counter[str] = Counter()
+    counted: Agreement = {name: {} for name in KNOWN}
     for one, answer in zip(asked, expected, strict=True):
         family, prompt = one.question.sample.family, one.question.prompt
         rows = await features_of(pair, prompt, drafter.tap.fingerprint)
-        num_tokens[family] += len(answer)
         for name, known in zip(KNOWN, (len(prompt) - 1, one.num_safe, 0), strict=True):
-            hits[name][family] += _num_predicted(drafter, prompt, answer, rows[:known])
-    return {name: {family: of[family] / count for family, count in num_tokens.items()} for name, of in hits.items()}
+            hits, tokens = counted[name].setdefault(family, ([], []))
+            hits.append(_num_predicted(drafter, prompt, answer, rows[:known]))
+            tokens.append(len(answer))
+    return counted
 
 
 @torch.inference_mode()
@@ -202,11 +221,22 @@ async def measure_privacy(
     return {name: await quality(directory, drafter_source(name), per_family, limit, target, step) for name in names}
 
 
-def privacy_table(title: str, shares: Mapping[str, Mapping[str, float]], result: Quality) -> ResultTable:
-    rows = [[name, *_cells(by_family)] for name, by_family in shares.items()]
-    rows.append(["(safe share of the prompt)", *_cells(result.safe_share)])
-    return table(title, ("way", *(f"{family} ({count})" for family, count in result.asked.items())), rows)
+def privacy_tables(name: str, result: Quality) -> list[ResultTable]:
+    """Build the tables of right answers, and for drafters with features of predicted tokens."""
+    tables = [_table(f"{name}: share of right answers", result.shares, result.shares_ci95, result)]
+    if result.agreement:
+        title = f"{name}: share of the target's next tokens predicted"
+        tables.append(_table(title, result.agreement, result.agreement_ci95, result))
+    return tables
 
 
-def _cells(by_family: Mapping[str, float]) -> list[str]:
-    return [f"{share:.2f}" for share in by_family.values()]
+def _table(
+    title: str,
+    shares: Mapping[str, Mapping[str, float]],
+    intervals: Mapping[str, Mapping[str, Interval | None]],
+    result: Quality,
+) -> ResultTable:
+    rows = [[name, *plus_minuses(by_family, intervals[name], 2)] for name, by_family in shares.items()]
+    rows.append(["(safe share of the prompt)", *plus_minuses(result.safe_share, {}, 2)])
+    columns = ("way", *(f"{family} ({count})" for family, count in result.asked.items()))
+    return table(title, columns, rows, caption=OVER_PROMPTS)
