@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, assert_never, cast
 
 from outrider_netsim.core.addresses import CLIENT_VARIABLE, Address, check_port, parse_address
@@ -24,6 +25,7 @@ from outrider_netsim.core.engine_names import (
 from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.impairments.path import LinkStats
 from outrider_netsim.profiles.profile import Profile
+from outrider_netsim.recording.recorder import NO_RECORDING, RecordingFiles
 
 if TYPE_CHECKING:
     from outrider_netsim.namespaces.namespaces import Namespaces  # Linux only
@@ -72,6 +74,7 @@ class LinkPlan:
     seed: int
     listen: Address
     congestion: str = DEFAULT_CONGESTION
+    recording: RecordingFiles = NO_RECORDING
 
 
 class Link(AsyncResource):
@@ -86,6 +89,7 @@ class Link(AsyncResource):
     `engine` may also be a sequence of names to try in order. `seed` (default: the profile's) fixes the fate of the n-th
     packet of each direction. The profile's planned outages count from the start. `congestion` names the congestion
     control of the connections over the link: "cubic", "reno", or with kernel and tun any other that this kernel has.
+    `pcap` and `packet_log` name files for a capture of its packets (kernel, tun) and a log of them in CSV.
     Raises ProfileError for invalid arguments and, on start, EngineError when this machine cannot run the link.
     """
 
@@ -99,18 +103,25 @@ class Link(AsyncResource):
         host: str = LOOPBACK,
         port: int = 0,
         congestion: str = DEFAULT_CONGESTION,
+        pcap: str | Path | None = None,
+        packet_log: str | Path | None = None,
     ) -> None:
         server = parse_address("upstream", upstream)
         check_port("upstream port", server.port)
         check_port("port", port, least=0)
         self._candidates = candidates(engine)
         seed = profile.seed if seed is None else seed
-        self._plan = LinkPlan(profile, server, seed, Address(host, port), congestion)
+        recording = RecordingFiles(*(None if file is None else str(file) for file in (pcap, packet_log)))
+        self._plan = LinkPlan(profile, server, seed, Address(host, port), congestion, recording)
         self._engine: EngineLink | None = None
         self._why = ""
 
     async def start(self) -> Self:
-        """Start the first engine that works. Raises EngineError when none does, OSError when it cannot listen."""
+        """Start the first engine that works.
+
+        Raises EngineError when none does, OSError when it cannot listen, ProfileError when it cannot write a recording.
+        """
+        self._plan.recording.create()
         # From a reason to the engines that gave it.
         refusals: dict[str, list[str]] = {}
         for name in self._candidates:
@@ -242,14 +253,28 @@ def build_engine(name: EngineName, plan: LinkPlan) -> EngineLink:
         kind = _class_of(name)
     except ModuleNotFoundError as error:
         raise EngineError(f"{error.name} is not installed: pip install 'outrider[netsim]'") from None
-    return kind(plan.profile, plan.upstream, plan.seed, listen=plan.listen, congestion=plan.congestion)
+    return kind(
+        plan.profile,
+        plan.upstream,
+        plan.seed,
+        listen=plan.listen,
+        congestion=plan.congestion,
+        recording=plan.recording,
+    )
 
 
 class _Engine(Protocol):
     """The constructor of every engine."""
 
     def __call__(
-        self, profile: Profile, upstream: Address, seed: int, *, listen: Address, congestion: str
+        self,
+        profile: Profile,
+        upstream: Address,
+        seed: int,
+        *,
+        listen: Address,
+        congestion: str,
+        recording: RecordingFiles,
     ) -> EngineLink: ...
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -105,6 +106,22 @@ InOrderOption = Annotated[
         "--in-order/--reorder",
         help="Whether packets keep their order, or jitter lets them overtake; else as in the profile.",
         rich_help_panel=LINK_PANEL,
+    ),
+]
+PcapOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Capture the link's packets for Wireshark or tcpdump (pcapng), where they enter and where they leave.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]
+PacketLogOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.csv",
+        help="Log every packet: when it entered and left, or what became of it.",
+        rich_help_panel=OUTPUT_PANEL,
     ),
 ]
 

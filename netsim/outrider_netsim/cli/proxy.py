@@ -20,6 +20,8 @@ from outrider_netsim.cli.link_options import (
     LinkAdjustments,
     LossOption,
     OutageOption,
+    PacketLogOption,
+    PcapOption,
     ProfileOption,
     QueueOption,
     RateOption,
@@ -71,6 +73,8 @@ def proxy(
             rich_help_panel=LINK_PANEL,
         ),
     ] = "proxy",
+    pcap: PcapOption = None,
+    packet_log: PacketLogOption = None,
 ) -> None:
     """Relay TCP through an emulated link until Ctrl-C; in a terminal, Enter cuts and restores it.
 
@@ -87,7 +91,17 @@ def proxy(
         adjustments = LinkAdjustments(delay, jitter, distribution, loss, rate, queue, in_order)
         shaped = link_profile(profile, adjustments, outage)
         started = without_cuts(shaped)
-        link = Link(started, upstream, engine, seed, host=at.host, port=at.port, congestion=congestion)
+        link = Link(
+            started,
+            upstream,
+            engine,
+            seed,
+            host=at.host,
+            port=at.port,
+            congestion=congestion,
+            pcap=pcap,
+            packet_log=packet_log,
+        )
         try:
             asyncio.run(_run(link, upstream, shaped.outages))
         except OSError as error:

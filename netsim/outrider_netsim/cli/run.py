@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,8 @@ from outrider_netsim.cli.link_options import (
     LinkAdjustments,
     LossOption,
     OutageOption,
+    PacketLogOption,
+    PcapOption,
     ProfileOption,
     QueueOption,
     RateOption,
@@ -60,6 +63,8 @@ class RunOptions:
     seed: int | None
     congestion: str
     clients: int
+    pcap: Path | None
+    packet_log: Path | None
     command: tuple[str, ...]
 
 
@@ -101,6 +106,8 @@ def run(
             rich_help_panel=TRAFFIC_PANEL,
         ),
     ] = 1,
+    pcap: PcapOption = None,
+    packet_log: PacketLogOption = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print nothing about the link.", rich_help_panel=OUTPUT_PANEL)
     ] = False,
@@ -124,6 +131,8 @@ def run(
             seed,
             congestion,
             clients,
+            pcap,
+            packet_log,
             tuple(command),
         )
         status = asyncio.run(_run(options, Console(quiet=True) if quiet else errors))
@@ -135,7 +144,15 @@ async def _run(options: RunOptions, console: Console) -> int:
     from outrider_netsim.link import Link
 
     profile, upstream = without_cuts(options.profile), str(options.upstreams[0])
-    link = Link(profile, upstream, options.engines, options.seed, congestion=options.congestion)
+    link = Link(
+        profile,
+        upstream,
+        options.engines,
+        options.seed,
+        congestion=options.congestion,
+        pcap=options.pcap,
+        packet_log=options.packet_log,
+    )
     try:
         await link.start()
     except EngineError as error:

@@ -25,6 +25,7 @@ from outrider_netsim.namespaces.interfaces import Side
 from outrider_netsim.profiles.outages import outage_text, run_outages
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
+from outrider_netsim.recording.recorder import NO_RECORDING, RecordingFiles
 
 
 class KernelLink(NamespaceLink):
@@ -48,7 +49,10 @@ class KernelLink(NamespaceLink):
         *,
         listen: Address = FREE_PORT,
         congestion: str = DEFAULT_CONGESTION,
+        recording: RecordingFiles = NO_RECORDING,
     ) -> None:
+        if recording:
+            raise EngineError("netem delays packets before a capture or a log can see them: use --engine tun")
         super().__init__(upstream, listen, congestion)
         self.profile = profile
         self.is_cut = False

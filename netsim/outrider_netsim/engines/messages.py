@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from outrider_netsim.impairments.path import PathStats
 from outrider_netsim.profiles.profile import Direction, Profile
+from outrider_netsim.recording.recorder import RecordingFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,7 @@ class Start:
 
     profile: Profile
     seed: int
+    recording: RecordingFiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from outrider_netsim.impairments import Packet
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.namespaces import syscalls
 from outrider_netsim.namespaces.processes import die_with_parent
+from outrider_netsim.recording.recorder import FileRecorder
 
 READ_BYTES = 65_536
 BATCH_PACKETS = 64  # read from one device before the other device and due packets get their turn
@@ -58,13 +59,19 @@ class PumpLane:
 class PacketPump:
     """Serves both lanes and the parent's requests."""
 
-    def __init__(self, channel: Connection, up: PumpLane, down: PumpLane) -> None:
+    def __init__(self, channel: Connection, up: PumpLane, down: PumpLane, recorder: FileRecorder | None) -> None:
         self._channel = channel
         self._up = up
         self._down = down
+        self._recorder = recorder
+
+    def close(self) -> None:
+        """Write the rest of the recording; say what is missing from it, if anything is."""
+        for message in self._recorder.close() if self._recorder else ():
+            print(f"outrider-netsim: {message}", file=sys.stderr)
 
     def serve(self) -> None:
-        """Run until the parent closes the channel."""
+        """Run until the parent closes the channel, which raises EOFError or ConnectionError."""
         lanes = (self._up, self._down)
         sources = [self._channel.fileno(), *(lane.source for lane in lanes)]
         while True:
@@ -107,8 +114,13 @@ def start(channel: Connection, a: int, b: int) -> PacketPump:
     profile, now = request.profile, time.monotonic()
     up = Path(profile.up, f"{request.seed}/up", profile.outages, started_at=now)
     down = Path(profile.down, f"{request.seed}/down", profile.outages, started_at=now)
+    recorder = None
+    if request.recording:
+        recorder = FileRecorder(request.recording, now, f"{profile.name}, seed {request.seed}, engine tun")
+        up.observe(recorder.up)
+        down.observe(recorder.down)
     channel.send(Started())
-    return PacketPump(channel, PumpLane(a, b, up), PumpLane(b, a, down))
+    return PacketPump(channel, PumpLane(a, b, up), PumpLane(b, a, down), recorder)
 
 
 def _be_prompt() -> None:
@@ -130,7 +142,11 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     _be_prompt()
     with contextlib.suppress(EOFError, ConnectionError):
-        start(Connection(os.dup(int(channel))), os.dup(int(a)), os.dup(int(b))).serve()
+        pump = start(Connection(os.dup(int(channel))), os.dup(int(a)), os.dup(int(b)))
+        try:
+            pump.serve()
+        finally:
+            pump.close()
 
 
 if __name__ == "__main__":

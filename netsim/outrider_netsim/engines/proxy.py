@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
@@ -24,6 +25,7 @@ from outrider_netsim.namespaces.blackhole import accept_connections, ignore_conn
 from outrider_netsim.namespaces.command import run_copies
 from outrider_netsim.profiles.outages import run_outages
 from outrider_netsim.profiles.profile import Profile
+from outrider_netsim.recording.recorder import NO_RECORDING, FileRecorder, RecordingFiles
 
 BACKLOG = 128
 
@@ -52,7 +54,10 @@ class ProxyLink(AsyncResource):
         *,
         listen: Address = FREE_PORT,
         congestion: str = DEFAULT_CONGESTION,
+        recording: RecordingFiles = NO_RECORDING,
     ) -> None:
+        if recording.pcap:
+            raise EngineError("a relay has no packets to capture: use --engine tun, or --packet-log for their times")
         check_port("upstream port", upstream.port)
         check_port("port", listen.port, least=0)
         if congestion not in MODELED_CONGESTION:
@@ -67,10 +72,17 @@ class ProxyLink(AsyncResource):
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._cut_reasons: set[CutReason] = set()
+        self._recording = recording
+        self._recorder: FileRecorder | None = None
+        self._comment = f"{profile.name}, seed {seed}, engine proxy"
 
     async def start(self) -> None:
         """Listen for clients. Raises OSError when it cannot."""
         self._clock = LinkClock()
+        if self._recording:
+            self._recorder = FileRecorder(self._recording, self._clock.now(), self._comment)
+            self._up.shaper.path.observe(self._recorder.up)
+            self._down.shaper.path.observe(self._recorder.down)
         self._server = await asyncio.start_server(self._accept, *self._listen, backlog=BACKLOG)
         if self.profile.outages:
             self._own(asyncio.get_running_loop().create_task(run_outages(_OutageSwitch(self), self.profile.outages)))
@@ -85,6 +97,8 @@ class ProxyLink(AsyncResource):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await server.wait_closed()
+        for message in self._recorder.close() if self._recorder else ():
+            print(f"outrider-netsim: {message}", file=sys.stderr)
 
     @property
     def address(self) -> str:

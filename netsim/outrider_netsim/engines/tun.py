@@ -22,8 +22,9 @@ from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.messages import Cut, PumpRequest, PumpStats, Report, Restore, Set, Start
 from outrider_netsim.engines.namespace_link import NamespaceLink
 from outrider_netsim.impairments.path import LinkStats
-from outrider_netsim.namespaces.namespaces import readable, start_module
+from outrider_netsim.namespaces.namespaces import ended, readable, start_module
 from outrider_netsim.profiles.profile import Profile
+from outrider_netsim.recording.recorder import NO_RECORDING, RecordingFiles
 
 ANSWER_TIMEOUT_S = 30.0
 
@@ -44,11 +45,13 @@ class TunLink(NamespaceLink):
         *,
         listen: Address = FREE_PORT,
         congestion: str = DEFAULT_CONGESTION,
+        recording: RecordingFiles = NO_RECORDING,
     ) -> None:
         super().__init__(upstream, listen, congestion)
         self.profile = profile
         self.is_cut = False
         self._seed = seed
+        self._recording = recording
         self._pump: subprocess.Popen[bytes] | None = None
         self._channel: Connection | None = None
 
@@ -57,7 +60,7 @@ class TunLink(NamespaceLink):
         try:
             await self._bridge.aclose()
         finally:
-            self._end_pump()
+            await self._end_pump()
             await self.namespaces.aclose()
 
     def cut(self) -> None:
@@ -97,7 +100,7 @@ class TunLink(NamespaceLink):
             # Our copies of the pump's descriptors must go, or neither side would notice the other's end.
             ours.enter_context(theirs)
             self._pump = start_module("outrider_netsim.engines.packet_pump", theirs.fileno(), *devices)
-        self._channel.send(Start(self.profile, self._seed))
+        self._channel.send(Start(self.profile, self._seed, self._recording))
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 await readable(self._channel.fileno())
@@ -106,14 +109,14 @@ class TunLink(NamespaceLink):
         with _pump_expected():
             self._channel.recv()
 
-    def _end_pump(self) -> None:
+    async def _end_pump(self) -> None:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
         if self._pump is not None:
-            self._pump.kill()
-            self._pump.wait()
-            self._pump = None
+            pump, self._pump = self._pump, None
+            # It ends by itself, as its channel is closed, and writes the rest of a recording first.
+            await ended(pump)
 
     def _send(self, request: PumpRequest) -> Connection:
         if self._channel is None:

@@ -16,7 +16,7 @@ ones included, and drops the newest. A lone packet takes delay + size / rate in 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,6 +25,7 @@ from outrider_netsim.impairments import (
     ConditionChanges,
     Delay,
     DeliveryOpportunities,
+    DropReason,
     Holds,
     Impairment,
     Loss,
@@ -35,6 +36,7 @@ from outrider_netsim.impairments import (
     Rate,
     Sink,
 )
+from outrider_netsim.impairments.impairment import ignore_drop
 from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.profile import Direction
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
@@ -131,12 +133,12 @@ class Path:
         """Undo `cut`; planned outages stay."""
         self._outages.is_cut = False
 
-    def observe(self, observer: PacketObserver) -> None:
-        """Tell `observer` of every packet from now on."""
+    def observe(self, observer: PacketObserver | None) -> None:
+        """Tell `observer` of every packet from now on, and the one before it of none."""
         self._observer = observer
-        self._outages.on_drop = partial(observer.dropped, reason="outage")
-        self._loss.on_drop = partial(observer.dropped, reason="lost")
-        self._queue.on_drop = partial(observer.dropped, reason="queue")
+        self._outages.on_drop = _reporter(observer, "outage")
+        self._loss.on_drop = _reporter(observer, "lost")
+        self._queue.on_drop = _reporter(observer, "queue")
         for buffer in self._buffers:
             buffer.on_drop = self._queue.on_drop
 
@@ -195,6 +197,10 @@ class Path:
         self._limit_queue(direction)
         self._delay.set(direction)
         self._rate.set(0.0 if isinstance(direction.trace, DeliveryTrace) else direction.rate_bps, now)
+
+
+def _reporter(observer: PacketObserver | None, reason: DropReason) -> Callable[[Packet, float], None]:
+    return partial(observer.dropped, reason=reason) if observer else ignore_drop
 
 
 def direction_in_row(direction: Direction, row: int) -> Direction:

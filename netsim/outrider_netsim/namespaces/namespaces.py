@@ -74,7 +74,7 @@ class Namespaces(AsyncResource):
         holder, self._holder = self._holder, None
         self._hang_up()
         if holder is not None:
-            await _ended(holder)
+            await ended(holder)
 
     async def socket(self, side: Side, kind: SocketKind = "tcp", congestion: str | None = None) -> Socket:
         """Open a non-blocking IPv4 socket on that side, neither bound nor connected.
@@ -238,8 +238,9 @@ async def readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-async def _ended(holder: subprocess.Popen[bytes]) -> None:
-    handle = os.pidfd_open(holder.pid)
+async def ended(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process ends by itself, for a few seconds, then kill it."""
+    handle = os.pidfd_open(process.pid)
     try:
         async with asyncio.timeout(END_TIMEOUT_S):
             await readable(handle)
@@ -248,8 +249,8 @@ async def _ended(holder: subprocess.Popen[bytes]) -> None:
         pass
     finally:
         os.close(handle)
-        holder.kill()
-        holder.wait()
+        process.kill()
+        process.wait()
 
 
 def _error(description: dict[str, Any]) -> Exception:  # Any: JSON

@@ -11,13 +11,16 @@ real programs cannot use this link.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from outrider_netsim.impairments import Packet
 from outrider_netsim.impairments.path import LinkStats, Path
 from outrider_netsim.profiles.profile import Direction, Profile
+from outrider_netsim.recording.recorder import PacketRecorder
 from outrider_netsim.virtual.clock import VirtualClock, VirtualLoop
 from outrider_netsim.virtual.connection import MessageConnection, open_connection
 from outrider_netsim.virtual.flow import Flow
@@ -65,6 +68,7 @@ class VirtualLink:
         self.clock = clock or VirtualClock()
         seed = profile.seed if seed is None else seed
         self._on_event = on_event
+        self._created_at = self.clock.now
         self._up = _Lane("up", self._path(profile.up, f"{seed}/up"), self)
         self._down = _Lane("down", self._path(profile.down, f"{seed}/down"), self)
         self._connections = 0
@@ -128,6 +132,20 @@ class VirtualLink:
     def tell(self, what: LinkEventKind, way: Way | None = None, size_bytes: int = 0) -> None:
         if self._on_event is not None:
             self._on_event(LinkEvent(self.clock.now, what, way, size_bytes))
+
+    @contextlib.contextmanager
+    def packet_log(self, file: str | os.PathLike[str]) -> Iterator[None]:
+        """Write a line of CSV for every packet that enters meanwhile (recorder.py). Raises OSError."""
+        with open(file, "wb") as log:
+            recorder = PacketRecorder(None, log.write, self._created_at, "")
+            self._up.path.observe(recorder.up)
+            self._down.path.observe(recorder.down)
+            try:
+                yield
+            finally:
+                recorder.finish()
+                self._up.path.observe(None)
+                self._down.path.observe(None)
 
     def _path(self, direction: Direction, seed: str) -> Path:
         return Path(direction, seed, self.profile.outages, started_at=self.clock.now)

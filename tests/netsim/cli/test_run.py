@@ -114,6 +114,17 @@ def test_copies_of_a_command_run_at_once_over_one_link(engine, tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["0", "1", "2"]
 
 
+def test_recordings_are_written_where_they_can_be_and_refused_where_not(engine, tmp_path):
+    log, capture = tmp_path / "x.csv", tmp_path / "x.pcapng"
+    recording = ["--packet-log", log] if engine == "proxy" else ["--packet-log", log, "--pcap", capture]
+    assert run(*recording, "--", "true", engine=engine).returncode == 0
+    assert log.read_text() == "number,direction,bytes,entered_s,left_s,fate\n"
+    assert capture.exists() is (engine != "proxy")
+    refused = run("--packet-log", "/no/such/folder/x.csv", "--", "true", engine=engine)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "packet log /no/such/folder/x.csv: cannot be written" in refused.stderr
+
+
 def test_a_signal_goes_to_every_copy(engine):
     script = "trap 'echo got it; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
     command = [*NETSIM, "run", "--delay", "1ms", "--clients", "2", "--engine", engine, "--", "sh", "-c", script]

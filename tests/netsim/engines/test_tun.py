@@ -2,22 +2,28 @@
 
 import asyncio
 import contextlib
+import csv
 import random
 import socket
 import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 
 import pytest
 from echoing import connected, echo
+from pcapng_reader import read_pcapng
 
 from outrider_netsim.core.addresses import Address
 from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.engines.tun import TunLink
+from outrider_netsim.link import Link
 from outrider_netsim.namespaces import namespace_bridge
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES
 from outrider_netsim.profiles.profile import Direction, Profile
+from outrider_netsim.recording.pcapng import INBOUND, OUTBOUND
+from outrider_netsim.recording.recorder import RecordingFiles
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="TUN devices here are Linux's")
 
@@ -275,3 +281,33 @@ async def test_a_connection_leaves_nothing_behind_for_the_next_one():
     async with linked() as link:
         assert await setting(link, "tcp_no_metrics_save") == ["1"]
         assert await setting(link, "tcp_rmem") == ["4096", "131072", "6291456"]
+
+
+async def test_a_recording_shows_every_packet_with_the_times_of_the_link(tmp_path):
+    files = RecordingFiles(str(tmp_path / "x.pcapng"), str(tmp_path / "x.csv"))
+    profile = Profile.symmetric("lossy", Direction(delay_ms=20, loss=0.05))
+    async with linked(profile, recording=files) as link:
+        async with connected(link.address) as (reader, writer):
+            writer.write(bytes(200_000))
+            await reader.readexactly(200_000)
+        stats = link.stats
+    _, _, packets = read_pcapng(tmp_path / "x.pcapng")
+    entered = {packet.packet_id: packet for packet in packets if packet.flags == OUTBOUND}
+    left = {packet.packet_id: packet for packet in packets if packet.flags == INBOUND}
+    assert len(entered) >= stats.up.packets_in + stats.down.packets_in
+    assert left.keys() <= entered.keys()
+    assert len(entered) - len(left) >= stats.up.lost + stats.down.lost > 0
+    assert all(left[number].data == entered[number].data for number in left)
+    delays_ms = [(left[number].time_ns - entered[number].time_ns) / 1e6 for number in left]
+    assert min(delays_ms) >= 20
+    assert statistics.median(delays_ms) < 22  # about 20.1 on a quiet machine
+    lines = list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines()))
+    assert len(lines) == len(entered)
+    fates = Counter((line["direction"], line["fate"]) for line in lines)
+    assert fates["up", "lost"] >= stats.up.lost
+    assert fates["up", "arrived"] + fates["down", "arrived"] == len(left)
+
+
+async def test_a_recording_that_cannot_be_written_is_refused():
+    with pytest.raises(ProfileError, match="cannot be written"):
+        await Link(FAST, engine="tun", pcap="/no/such/folder/x.pcapng").start()

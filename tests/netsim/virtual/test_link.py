@@ -1,7 +1,9 @@
 """The virtual link: reproducible from a seed, with outages on time, and programs that talk over it."""
 
 import asyncio
+import csv
 import statistics
+from collections import Counter
 
 import pytest
 from scipy import stats
@@ -170,3 +172,22 @@ def test_the_workload_as_a_command_prints_its_round_trips(capsys):
     first, second, _ = capsys.readouterr().out.splitlines()
     assert " round trips in 10 s of virtual time" in first
     assert "deciles" in second
+
+
+def test_a_log_has_a_line_for_every_packet_and_the_same_ones_again(tmp_path):
+    logs = []
+    for name in ("first.csv", "second.csv"):
+        link = VirtualLink(profile_named("paper-4g"), 1)
+        with link.packet_log(tmp_path / name):
+            round_trips_s(link, 20)
+        logs.append((tmp_path / name).read_text())
+        lines = list(csv.DictReader(logs[-1].splitlines()))
+        assert Counter((line["direction"], line["fate"]) for line in lines if line["fate"] != "under way") == +Counter(
+            {
+                ("up", "arrived"): link.stats.up.packets_out,
+                ("up", "lost"): link.stats.up.lost,
+                ("down", "arrived"): link.stats.down.packets_out,
+                ("down", "lost"): link.stats.down.lost,
+            }
+        )
+    assert logs[0] == logs[1]
