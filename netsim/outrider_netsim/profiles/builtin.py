@@ -40,8 +40,8 @@ LTE_EDGE = Profile(
     "lte-edge",
     up=_lte_edge(0.6e6),
     down=_lte_edge(1.2e6),
-    source="rates: cell-edge spectral efficiency of Report ITU-R M.2134 (urban: 0.06 bit/s/Hz down, 0.03 up) over "
-    "20 MHz; round trip of 70 ms: WebPageTest's LTE; jitter (HARQ repeats in steps of 8 ms, RLC beyond that), loss "
+    source="rates: cell-edge spectral efficiency of Report ITU-R M.2134 (urban: 0.06 bit/s/Hz down, 0.03 up) over 20 "
+    "MHz; round trip of 70 ms: WebPageTest's LTE; jitter (HARQ repeats in steps of 8 ms, RLC beyond that), loss "
     "(0.5 % in bursts of 5 packets) and queue are our judgement",
 )
 
@@ -62,9 +62,9 @@ SATELLITE = Profile(
     "satellite",
     up=Direction(20, 10, "uniform", 3e6, base_ms=279, loss=0.002, queue_ms=600, in_order=True),
     down=Direction(5, 2, "uniform", 25e6, base_ms=279, loss=0.002, queue_ms=600, in_order=True),
-    source="geostationary: 279.0 ms a hop between stations at the edge of the satellite's view, RFC 2488, section 2; "
-    "25 and 3 Mbit/s: broadband as the FCC defined it in 2015; the wait for an uplink slot, jitter, loss and queue "
-    "(a round trip of the rate) are our judgement",
+    source="geostationary: 279.0 ms a hop between stations at the edge of the satellite's view, RFC 2488, section 2; 25"
+    " and 3 Mbit/s: broadband as the FCC defined it in 2015; the wait for an uplink slot, jitter, loss and queue"
+    " (a round trip of the rate) are our judgement",
 )
 
 
@@ -78,10 +78,60 @@ TRAIN = Profile(
     up=_train(5e6),
     down=_train(12e6),
     source="handovers that forward their packets: 3GPP TS 36.300, 10.1.2.1; 50 ms each: 3GPP TR 36.881; one in 20 s: "
-    "cells 1.7 km apart at 300 km/h; that some fail: Li et al., Beyond 5G: Reliable Extreme Mobility Management, "
-    "SIGCOMM 2020; 2.5 s for one that fails, in which packets are lost: timer T310 of 3GPP TS 36.331 (1 s) and a new "
-    "connection; that one in 90 s fails, and the rest, is our judgement; rate and round trip near WebPageTest's LTE",
+    "cells 1.7 km apart at 300 km/h; that some fail: Li et al., Beyond 5G: Reliable Extreme Mobility Management,"
+    " SIGCOMM 2020; 2.5 s for one that fails, in which packets are lost: timer T310 of 3GPP TS 36.331 (1 s) and "
+    "a new connection; that one in 90 s fails, and the rest, is our judgement; rate and round trip near "
+    "WebPageTest's LTE",
     outages=(Outage(0.05, 7, every_s=20, hold=True), Outage(2.5, 30, every_s=90)),
+)
+
+
+def _lte(rate_bps: float) -> Direction:
+    return Direction(18.8, 14.2, "pareto", rate_bps, base_ms=13, loss=0.0026, queue_ms=600, in_order=True)
+
+
+LTE = Profile(
+    "lte",
+    up=_lte(8.63e6),
+    down=_lte(27.33e6),
+    source="in a moving car; rates: means of Ookla's Speedtest over mobile, USA, first half of 2018; the rest: "
+    "outrider-netsim fit of 18,000 pings over Verizon, on 4G or 5G as the phone had it, Maine, May 2024 "
+    "(NUWiNS/starlink-measurement): half of a round trip each way; packets held for 1.6 s every 45 s, lost for "
+    "4.6 s every 16 minutes; queue is our judgement",
+    outages=(Outage(1.6, 5, every_s=45, hold=True), Outage(4.6, 470, every_s=960)),
+)
+
+
+def _5g_midband(rate_bps: float) -> Direction:
+    return Direction(1.5, 1.4, "pareto", rate_bps, base_ms=22, loss=0.0001, queue_ms=200, in_order=True)
+
+
+MIDBAND_5G = Profile(
+    "5g-midband",
+    up=_5g_midband(14.56e6),
+    down=_5g_midband(265.8e6),
+    source="at rest; rates and round trip of 47 ms: medians of T-Mobile USA's 5G, mostly at 2.5 GHz, Ookla's Speedtest,"
+    " first half of 2024; jitter: pings are 3 ms above their least in the mean and deviate by 2 ms, in the "
+    "median of Raca et al., Beyond Throughput, The Next Generation: a 5G Dataset, MMSys 2020 (at rest); loss, "
+    "queue and the time for which the delay stays alike are our judgement",
+)
+
+
+def _leo(rate_bps: float) -> Direction:
+    bursts = Bursts(0.006, 0.785)
+    return Direction(11.9, 12, "pareto", rate_bps, base_ms=13, bursts=bursts, queue_ms=300, in_order=True)
+
+
+LEO = Profile(
+    "leo",
+    up=_leo(14.84e6),
+    down=_leo(104.71e6),
+    source="Starlink in a moving car; rates: medians of Ookla's Speedtest, USA, first quarter of 2025; delay, loss and "
+    "4.1 s without a link every 530 s: outrider-netsim fit of 18,000 pings, Maine, May 2024 "
+    "(NUWiNS/starlink-measurement), half of a round trip each way; a new satellite every 15 s: Mohan et al., A "
+    "Multifaceted Look at Starlink Performance, WWW 2024; that this adds 30 to 50 ms: Huston, A Transport "
+    "Protocol's View of Starlink, APNIC 2024; that packets are held meanwhile, and the queue, are our judgement",
+    outages=(Outage(0.05, 12, every_s=15, hold=True), Outage(4.1, 263, every_s=530)),
 )
 
 PROFILES: dict[str, Profile] = {
@@ -93,8 +143,11 @@ PROFILES: dict[str, Profile] = {
         PAPER_4G.in_order_variant(),
         LAN,
         WIFI,
+        LTE,
         LTE_EDGE,
+        MIDBAND_5G,
         THREE_G,
+        LEO,
         SATELLITE,
         TRAIN,
     )

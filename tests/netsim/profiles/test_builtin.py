@@ -5,12 +5,22 @@ import random
 import pytest
 
 from outrider_netsim.core.errors import ProfileError
+from outrider_netsim.fitting.comparison import simulate
+from outrider_netsim.fitting.round_trips import figures
 from outrider_netsim.profiles.builtin import PROFILES, profile_named
 
 
 @pytest.mark.parametrize(
     ("name", "round_trip_ms"),
-    [("paper-5g", 30.7), ("paper-4g", 53.6), ("lan", 0.2), ("lte-edge", 70), ("3g", 300), ("satellite", 583)],
+    [
+        ("paper-5g", 30.7),
+        ("paper-4g", 53.6),
+        ("lan", 0.2),
+        ("lte-edge", 70),
+        ("3g", 300),
+        ("satellite", 583),
+        ("5g-midband", 47),
+    ],
 )
 def test_round_trips_are_those_of_the_sources(name, round_trip_ms):
     assert profile_named(name).round_trip_ms == pytest.approx(round_trip_ms, abs=0.05)
@@ -41,6 +51,23 @@ def test_the_trains_handovers_forward_and_only_failed_ones_lose_packets():
     outages = PROFILES["train"].outages
     assert all(outage.every_s for outage in outages)
     assert [(outage.duration_s, outage.hold) for outage in outages] == [(0.05, True), (2.5, False)]
+
+
+@pytest.mark.parametrize(("name", "recorded_ms"), [("lte", (56.2, 95.2)), ("leo", (44.2, 73.0))])
+def test_fitted_profiles_have_the_recorded_median_and_90th_percentile(name, recorded_ms):
+    pings = figures([simulate(PROFILES[name], 0.2, 20_000)])
+    assert pings.quantiles_ms[:2] == pytest.approx(recorded_ms, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    ("name", "times"), [("lte", 3), ("5g-midband", 18), ("leo", 7), ("lte-edge", 2), ("satellite", 8)]
+)
+def test_measured_links_are_faster_down_than_up(name, times):
+    assert PROFILES[name].down.rate_bps / PROFILES[name].up.rate_bps == pytest.approx(times, rel=0.06)
+
+
+def test_a_satellite_changes_every_15_s_and_loses_nothing_by_it():
+    assert [(outage.every_s, outage.duration_s) for outage in PROFILES["leo"].outages if outage.hold] == [(15, 0.05)]
 
 
 def test_an_unknown_profile_names_the_known_ones():
