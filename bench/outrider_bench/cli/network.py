@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider_bench.cli.options import (
-    ALL_FAMILIES,
     BreadthOption,
     BudgetOption,
-    FamiliesOption,
     JsonOption,
     LevelsOption,
-    NewTokensOption,
     PlotOption,
     TargetOption,
     codec_of,
     families_of,
-    target_of,
 )
 from outrider_bench.core.progress import progress_line
 from outrider_bench.core.report import write_report
@@ -32,20 +28,24 @@ from outrider_netsim import EngineChoice
 
 if TYPE_CHECKING:
     from outrider_bench.network.plan import NetworkPlan
+    from outrider_bench.network.records import RecordFiles
     from outrider_bench.network.report import Scenario
     from outrider_proto.frames import Codec
 
-PROFILE = "paper-5g"
 MODE_OPTIONS = "wait_for_features, opening, in_flight, outcomes, breadth, levels, budget"
-TABLE_3_PROFILES = ("none", "paper-5g", "paper-4g")
+TABLE_3 = {"profiles": ("none", "paper-5g", "paper-4g")}
 PAPERS_DRAFTERS = ("moa_tli1", "moa", "eagle2", "independent")
 
 
 def network_command(
+    experiment: Annotated[
+        Path | None,
+        typer.Option(help="TOML file of links, modes, drafters and seeds to measure; options given here override it."),
+    ] = None,
     profile: Annotated[
         list[str] | None,
         typer.Option(
-            "--profile", help=f"Link profile from `outrider-netsim list`, or none; repeatable; default: {PROFILE}."
+            "--profile", help="Link profile from `outrider-netsim list`, or none; repeatable; default: paper-5g."
         ),
     ] = None,
     pace: Annotated[
@@ -65,17 +65,27 @@ def network_command(
             help=f"Mode to measure beside the controls; repeatable; default: the client's. Options: {MODE_OPTIONS}.",
         ),
     ] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts, the families in turn.")] = 12,
-    families: FamiliesOption = ALL_FAMILIES,
-    max_new_tokens: NewTokensOption = 128,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Held-out prompts, the families in turn; default: 24, 4 of each family.")
+    ] = None,
+    families: Annotated[
+        str | None, typer.Option(help="Prompt families, separated by commas; default: all six.")
+    ] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=2, help="New tokens per answer; default: 128.")] = None,
     prompt_tokens: Annotated[
-        int,
+        int | None,
         typer.Option(min=0, help="Lengthen prompts with earlier questions and answers to at least this many tokens."),
-    ] = 0,
-    runs: Annotated[int, typer.Option(min=1, help="Repetitions of everything; results are medians over them.")] = 1,
+    ] = None,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Repetitions, each over a link with another seed; results are medians over them; default: 1."
+        ),
+    ] = None,
     engine: Annotated[
-        EngineChoice, typer.Option(help="What emulates the link; auto takes the best that this machine allows.")
-    ] = "auto",
+        EngineChoice | None,
+        typer.Option(help="What emulates the link; auto, the default, takes the best that this machine allows."),
+    ] = None,
     breadth: BreadthOption = None,
     levels: LevelsOption = None,
     budget: BudgetOption = None,
@@ -90,7 +100,14 @@ def network_command(
         list[str] | None,
         typer.Option("--codec", help="Feature codec; default: int8. Repeatable with --table7, default there: all."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of the link.")] = 1,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--seed",
+            help="Random seed of the link in the first run (the next one has the next) and of the order of the modes; "
+            "repeatable, a case each; default: 1.",
+        ),
+    ] = None,
     table3: Annotated[
         bool, typer.Option("--table3", help="The paper's Table 3: its drafters on one device, over 5G and over 4G.")
     ] = False,
@@ -99,52 +116,68 @@ def network_command(
     ] = False,
     json: JsonOption = None,
     plot: PlotOption = None,
+    records: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--records",
+            help="Write every answer to this file as it comes: .jsonl, which --resume reads (default: beside the "
+            "report), and .csv, one row each; repeatable.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Measure only what the .jsonl records lack; all options must be the same.")
+    ] = False,
 ) -> None:
     """Measure drafting across an emulated link, with a real server and client, beside the controls.
 
     The controls are stream and server-draft.
     """
-    from outrider_bench.network.plan import NetworkPlan
-    from outrider_bench.network.variants import CONTROLS
-    from outrider_client.core.config import ClientConfig
+    from outrider_bench.network.experiment import planned
     from outrider_proto.frames import CODECS
 
     codecs = [codec_of(name) for name in codec or CODECS]
-    plan = NetworkPlan(
-        target=target_of(target),
-        profiles=profile or (TABLE_3_PROFILES if table3 else (PROFILE,)),
-        drafters=drafter or (PAPERS_DRAFTERS if table3 or table7 else DRAFTERS[:1]),
-        variants=[variant for variant in mode or (ClientConfig().mode,) if variant not in CONTROLS],
-        common={
-            "breadth": breadth,
-            "levels": levels,
-            "budget": budget,
-            "wait_for_features": wait_for_features,
-            "in_flight": in_flight,
-            "outcomes": outcomes,
-        },
-        pace=pace,
-        codec=codecs[0],
-        engine=engine,
-        families=families_of(families),
-        prompts=prompts,
-        max_new_tokens=max_new_tokens,
-        prompt_tokens=prompt_tokens,
-        runs=runs,
-        seed=seed,
-    )
+    tree = {"breadth": breadth, "levels": levels, "budget": budget}
+    given = {
+        "profiles": profile,
+        "drafters": drafter,
+        "modes": mode,
+        "seeds": seed,
+        "target": target,
+        "pace": pace,
+        "codec": codecs[0] if codec else None,
+        "engine": engine,
+        "families": None if families is None else families_of(families),
+        "prompts": prompts,
+        "max_new_tokens": max_new_tokens,
+        "prompt_tokens": prompt_tokens,
+        "runs": runs,
+        "tree": {name: value for name, value in tree.items() if value is not None},
+        "wait_for_features": wait_for_features,
+        "in_flight": in_flight,
+        "outcomes": outcomes,
+    }
+    papers = (TABLE_3 if table3 else {}) | ({"drafters": PAPERS_DRAFTERS} if table3 or table7 else {})
+    plan = planned(experiment, {name: value for name, value in given.items() if value is not None}, papers)
     if table7:
-        _measure_messages(plan, codecs, json)
+        _measure_messages(plan, codecs if codec or experiment is None else [plan.codec], json)
     else:
-        _measure(plan, table3, json, plot)
+        _measure(plan, _files(plan, records or [], json, resume), table3, json, plot)
 
 
-def _measure(plan: NetworkPlan, table3: bool, json: Path | None, plot: Path | None) -> None:
+def _files(plan: NetworkPlan, named: Sequence[Path], json: Path | None, resume: bool) -> RecordFiles:
+    from outrider_bench.network.records import RecordFiles
+
+    return RecordFiles.of(named, json, plan.settings, resume=resume)
+
+
+def _measure(plan: NetworkPlan, files: RecordFiles, table3: bool, json: Path | None, plot: Path | None) -> None:
     from outrider_bench.network.plan import measure
     from outrider_bench.network.report import network_report
 
-    with progress_line() as step:
-        scenarios = asyncio.run(measure(plan, step))
+    with progress_line() as step, files.open() as records:
+        if len(records):
+            show_line(f"{files.lines}: {len(records)} answers are there already")
+        scenarios = asyncio.run(measure(plan, records, step))
     _show(scenarios, table3)
     write_report(json, network_report(scenarios))
     if plot is not None:
@@ -164,18 +197,20 @@ def _show(scenarios: Sequence[Scenario], table3: bool) -> None:
         pauses_table,
         speed_table,
         split_table,
+        text_table,
     )
 
     for scenario in scenarios:
         for line in legend(scenario):
             show_line(line)
-        for table in (speed_table, first_token_table, cost_table, split_table, pauses_table):
+        show(speed_table(scenario), *([text_table(scenario)] if scenario.text_groups else []))
+        for table in (first_token_table, cost_table, split_table, pauses_table):
             show(table(scenario))
         for name, why in scenario.missing.items():
             show_line(f"no control {name}: {why}")
         mismatches = scenario.mismatches
         differing = f"{mismatches} answers differ from the stream's" if mismatches else "all answers the same"
-        show_line(f"{differing}; {len(scenario.runs)} runs of {scenario.setting.prompts} prompts")
+        show_line(f"{differing}; {scenario.extent}")
     if table3:
         show(link_table(scenarios))
 

@@ -87,7 +87,7 @@ def record_command(
         prompts=prompts,
         max_new_tokens=max_new_tokens,
         runs=1,
-        seed=1,
+        seeds=(1,),
     )
     with progress_line() as step:
         made = asyncio.run(record_plan(plan, drafter, shape, keep, step))

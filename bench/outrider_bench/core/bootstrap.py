@@ -43,6 +43,12 @@ class Resamples:
         values = np.asarray(measure, dtype=float)
         return _nanmedian(values[self._runs[:, :, None], self._prompts[:, None, :]], axis=2)
 
+    def pooled_medians(self, measure: ArrayLike) -> Floats:
+        """Take medians of [runs, prompts] over all that is drawn: [draws, 1]. NaN values are left out."""
+        values = np.asarray(measure, dtype=float)
+        drawn = values[self._runs[:, :, None], self._prompts[:, None, :]]
+        return _nanmedian(drawn.reshape(len(drawn), -1), axis=1)[:, None]
+
     def estimates(self, means: Sequence[float], errors: Sequence[float]) -> Floats:
         """Draw an estimate per run from its mean and standard error: [draws, drawn runs]."""
         noise = self._generator.standard_normal(self._runs.shape)

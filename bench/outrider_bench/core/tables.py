@@ -80,7 +80,9 @@ def plus_minus(value: object, interval: tuple[float, float] | None, digits: int)
     """Format a figure and the farther end of its interval, `57.9 ±1.2`; `-` for what is no number."""
     if not isinstance(value, int | float):
         return "-"
-    reach = "" if interval is None else f" ±{max(interval[1] - value, value - interval[0]):.{digits}f}"
+    low, high = interval or (value, value)
+    # Without a reach: what has no interval, and what cannot vary, such as the stream's ratio to itself.
+    reach = f" ±{max(high - value, value - low):.{digits}f}" if low < high else ""
     return f"{value:.{digits}f}{reach}"
 
 

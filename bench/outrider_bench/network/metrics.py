@@ -31,8 +31,8 @@ Metric = Number | Mapping[str, float]
 class VariantMetrics:
     """The metrics of one variant in one run; None where one does not apply.
 
-    What is counted per answer is a mean, like all times but `ttft_ms`. `inter_token_ms` shares the time before an
-    arrival among its tokens; `pause_ms` is that time undivided, which is what a reader sees. `bytes_*` are frames;
+    What is counted per answer is a mean, like all times but those to a token. `inter_token_ms` shares the time before
+    an arrival among its tokens; `pause_ms` is that time undivided, which is what a reader sees. `bytes_*` are frames;
     `link_bytes_*` and packets are all that the link carried.
     """
 
@@ -42,7 +42,9 @@ class VariantMetrics:
     eta: Number
     rtt_ms: Number
     verify_ms: Number
-    ttft_ms: Number  # median
+    ttft_ms: Number  # median, the prompt new to the server
+    ttft_warm_ms: Number  # median, the prompt asked again in the same session
+    held_tokens: Number  # of a prompt, kept from the one before; mean
     to_32nd_ms: Number  # token, median over the answers that have so many
     inter_token_ms: Mapping[str, float]
     pause_ms: Mapping[str, float]
@@ -82,7 +84,9 @@ def variant_metrics(records: Sequence[TimedAnswer], rtt_ms: float, *, bounded: b
         eta=decoding.eta(rtt_ms) if bounded else None,
         rtt_ms=rtt_ms,
         verify_ms=decoding.verify_ms,
-        ttft_ms=statistics.median(record.arrivals[0].at_ms for record in records),
+        ttft_ms=statistics.median(record.ttft_ms for record in records),
+        ttft_warm_ms=median(record.warm_ms for record in records),
+        held_tokens=mean(record.held_tokens for record in records),
         to_32nd_ms=median(ms_to_token(record, LATER_TOKEN) for record in records),
         inter_token_ms=percentiles(_inter_token_ms(records)),
         pause_ms=percentiles(gap for record in records for gap, _ in _gaps(record)),
@@ -113,14 +117,17 @@ class Decoding:
     tokens: int
     ms: float
     replies: tuple[VerdictRecord, ...]
+    judging: tuple[VerdictRecord, ...]  # those that tau counts
 
     @classmethod
     def of(cls, records: Sequence[TimedAnswer]) -> Decoding:
+        # The target alone drafts nothing: each of its passes counts as a verdict.
+        drafts = any(record.drafts for record in records)
         return cls(
-            # The first arrival pays for the prompt, so decoding is counted from there on.
-            sum(arrival.tokens for record in records for arrival in record.arrivals[1:]),
-            sum(record.arrivals[-1].at_ms - record.arrivals[0].at_ms for record in records),
+            sum(record.decoded_tokens for record in records),
+            sum(record.decode_ms for record in records),
             tuple(reply for record in records for reply in record.replies[1:]),
+            tuple(reply for record in records for reply in record.judging(drafts)),
         )
 
     @property
@@ -130,11 +137,7 @@ class Decoding:
     @property
     def tau(self) -> Number:
         """Tokens per verdict on a draft; per pass where the target decodes alone."""
-        # The target alone drafts nothing: each of its passes counts as a verdict.
-        judging = [reply for reply in self.replies if reply.drafted] or [
-            reply for reply in self.replies if reply.tokens
-        ]
-        return ratio(sum(reply.tokens for reply in judging), len(judging))
+        return ratio(sum(reply.tokens for reply in self.judging), len(self.judging))
 
     @property
     def verify_ms(self) -> Number:

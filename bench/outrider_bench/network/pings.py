@@ -14,6 +14,8 @@ from outrider_client.connection.grpc_transport import GrpcConnection, GrpcTransp
 from outrider_proto.errors import LinkError
 from outrider_proto.frames import Open, Ping
 
+PINGS_A_RUN = 200  # at least, unless they take longer than MOST_PINGING_S
+MOST_PINGING_S = 30.0  # in a run; there is always one ping before an answer
 _PAUSE_S = 0.01
 _TIMEOUT_S = 30.0
 
@@ -26,6 +28,7 @@ class PingStats:
     mean_ms: float
     p50_ms: float
     p95_ms: float
+    standard_error_ms: float = 0.0  # of the mean; 0 for a single ping
 
     @classmethod
     def of(cls, times_ms: Sequence[float]) -> PingStats:
@@ -34,7 +37,13 @@ class PingStats:
             round(statistics.fmean(times_ms), 3),
             round(quantile(times_ms, 0.5), 3),
             round(quantile(times_ms, 0.95), 3),
+            round(statistics.stdev(times_ms) / len(times_ms) ** 0.5, 3) if len(times_ms) > 1 else 0.0,
         )
+
+
+def pings_before_each(answers: int) -> tuple[int, float]:
+    """Return how many pings to send before each of a run's `answers`, and the seconds that they may take."""
+    return max(1, -(-PINGS_A_RUN // answers)), MOST_PINGING_S / answers
 
 
 class Pinger:
@@ -48,7 +57,7 @@ class Pinger:
         self._open_frame = open_frame
         self._clock = clock
         self._connection: GrpcConnection | None = None
-        self.times_ms: list[float] = []
+        self._sent = 0
 
     async def __aenter__(self) -> Self:
         self._connection = await self._transport.connect()
@@ -61,14 +70,20 @@ class Pinger:
         if self._connection is not None:
             await self._connection.close()
 
-    async def ping(self, count: int) -> None:
-        """Send `count` pings one at a time, each after a short pause. Raises LinkError."""
-        for _ in range(count):
+    async def ping(self, count: int, most_s: float) -> list[float]:
+        """Send `count` pings one at a time, each after a short pause, and return their round trips in ms.
+
+        None starts after `most_s` seconds but the first. Raises LinkError.
+        """
+        give_up_at, times_ms = self._clock() + most_s, list[float]()
+        while len(times_ms) < count and (not times_ms or self._clock() < give_up_at):
             # Pings in a row would keep both processes awake and measure too short an R.
             await asyncio.sleep(_PAUSE_S)
             started = self._clock()
-            await self._exchange(Ping(len(self.times_ms)))
-            self.times_ms.append((self._clock() - started) * 1e3)
+            await self._exchange(Ping(self._sent))
+            times_ms.append((self._clock() - started) * 1e3)
+            self._sent += 1
+        return times_ms
 
     async def _exchange(self, frame: Open | Ping) -> None:
         assert self._connection is not None

@@ -1,19 +1,24 @@
-"""The plan of a measurement and its run: one server, every drafter over every link, run after run."""
+"""The plan of a measurement and its run: one server, every drafter over every link with every seed, run after run."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from outrider_bench.core.processes import ServerProcess
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import SEED, Question, lengthened, questions
 from outrider_bench.network.link_endpoint import LinkEndpoint, open_link, profile_or_none
+from outrider_bench.network.pings import PingStats
+from outrider_bench.network.records import AnswerEntry, CaseEntry, CaseKey, Records
 from outrider_bench.network.report import Scenario, ScenarioSetting
-from outrider_bench.network.scenario_run import PromptSet, available_variants, run_once
-from outrider_bench.network.variants import ModeVariant, Options, with_controls
+from outrider_bench.network.scenario_run import PromptSet, ScenarioRun, available_variants, run_once, slots_of_run
+from outrider_bench.network.timed_answer import AnswerSlot, TimedAnswer
+from outrider_bench.network.variants import STREAM, ModeVariant, Options, with_controls
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -45,10 +50,11 @@ class NetworkPlan:
     prompts: int
     max_new_tokens: int
     runs: int
-    seed: int
+    seeds: Sequence[int]
     prompt_tokens: int = 0
 
     def __post_init__(self) -> None:
+        self._check_numbers()
         # Everything is parsed here once, so that a mistake shows before a server is started.
         for profile in self.profiles:
             profile_or_none(profile)
@@ -57,6 +63,33 @@ class NetworkPlan:
                 variant.configured(self.config(self.drafters[0]))
         if self.pace is not None:
             Pace.load(self.pace)
+
+    def _check_numbers(self) -> None:
+        for name, least in (("prompts", 1), ("max_new_tokens", 2), ("prompt_tokens", 0), ("runs", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name}={getattr(self, name)}: need at least {least}")
+        for before, after in pairwise(sorted(self.seeds)):
+            if after - before < self.runs:
+                raise UsageError(
+                    f"seeds={list(self.seeds)}: need them {self.runs} or more apart: run n of a seed takes seed + n"
+                )
+
+    @property
+    def cases(self) -> list[CaseKey]:
+        """The cases in their order."""
+        return [CaseKey(d, profile, seed) for d in self.drafters for profile in self.profiles for seed in self.seeds]
+
+    @property
+    def settings(self) -> dict[str, Any]:  # Any: JSON
+        """All that determines the figures, links and hardware in full, as JSON has it."""
+        settings = {
+            **asdict(self),
+            "profiles": {
+                name: None if (link := profile_or_none(name)) is None else asdict(link) for name in self.profiles
+            },
+            "pace": None if self.pace is None else asdict(Pace.load(self.pace)),
+        }
+        return dict(json.loads(json.dumps(settings, default=str)))
 
     @property
     def all_variants(self) -> list[ModeVariant]:
@@ -67,7 +100,9 @@ class NetworkPlan:
     def server_options(self) -> list[str]:
         pace = [] if self.pace is None else ["--pace", self.pace]
         drafters = [option for name in self.drafters for option in ("--drafter", drafter_source(name))]
-        return ["--target", str(self.target), *drafters, "--server-draft", *pace]
+        # Without shared prefixes whoever asks first would pay for the prompt, and all others find it there.
+        prefixes = ["--shared-prefixes", "none"]
+        return ["--target", str(self.target), *drafters, "--server-draft", *prefixes, *pace]
 
     def config(self, drafter: str, **choices: Any) -> ClientConfig:  # Any: fields of ClientConfig
         """Return the configuration that the clients of all variants share."""
@@ -95,39 +130,84 @@ class NetworkPlan:
         return longer
 
 
-async def measure(plan: NetworkPlan, step: Step) -> list[Scenario]:
-    """Measure a scenario for every drafter and profile, in that order."""
-    with ServerProcess(plan.server_options) as server:
-        return [
-            await _case(plan, drafter, name, server.address, step)
-            for drafter in plan.drafters
-            for name in plan.profiles
-        ]
+async def measure(plan: NetworkPlan, records: Records, step: Step) -> list[Scenario]:
+    """Measure what `records` lack of every case, and return all cases."""
+    lacking = [key for key in plan.cases if key not in records.cases or _missing(plan, records, key)]
+    if lacking:
+        with ServerProcess(plan.server_options) as server:
+            for key in lacking:
+                await _measure_case(plan, key, server.address, records, step)
+    records.complete()
+    return [scenario_of(plan, records, key) for key in plan.cases]
 
 
-async def _case(plan: NetworkPlan, drafter: str, profile: str, server: str, step: Step) -> Scenario:
-    models = LocalModels.load(plan.config(drafter, server=server))
+async def _measure_case(plan: NetworkPlan, key: CaseKey, server: str, records: Records, step: Step) -> None:
+    models = LocalModels.load(plan.config(key.drafter, server=server))
     models.prepare()
-    prompt_set = plan.prompt_set(models)
-    variants, missing = await available_variants(plan.all_variants, prompt_set, plan.config(drafter, server=server))
-    counter = ProgressCounter(step, f"{drafter} over {profile}", plan.runs * len(prompt_set.asked) * len(variants))
-    shape = profile_or_none(profile)
-    async with open_link(shape, server, plan.engine, plan.seed) as endpoint:
-        config = plan.config(drafter, server=endpoint.address)
-        runs = [await run_once(variants, prompt_set, config, endpoint, number, counter) for number in range(plan.runs)]
-    round_trip_ms = 0.0 if shape is None else shape.round_trip_ms
-    return Scenario(_setting(plan, drafter, profile, endpoint, round_trip_ms, models), variants, missing, runs)
+    prompt_set, profile = plan.prompt_set(models), profile_or_none(key.profile)
+    if key not in records.cases:
+        await _begin_case(plan, key, server, prompt_set, records)
+    variants = _variants(plan, records, key)
+    counter = ProgressCounter(step, str(key), len(_missing(plan, records, key)))
+
+    def take(slot: AnswerSlot, pings_ms: Sequence[float], answer: TimedAnswer) -> None:
+        asked = prompt_set.asked[slot.place]
+        family, size = asked.sample.family, len(asked.prompt)
+        records.take(AnswerEntry(key, slot, family, size, tuple(pings_ms), answer))
+        counter()
+
+    for run in range(plan.runs):
+        missing = [slot for slot in _missing(plan, records, key) if slot.run == run]
+        if missing:
+            # Each run has another link of the same engine: with one seed, all runs would lose the same packets.
+            engine = cast(EngineChoice, records.cases[key].setting.engine)
+            async with open_link(profile, server, engine, key.seed + run) as endpoint:
+                config = plan.config(key.drafter, server=endpoint.address)
+                await run_once(variants, prompt_set, config, endpoint, missing, take)
 
 
-def _setting(
-    plan: NetworkPlan, drafter: str, profile: str, endpoint: LinkEndpoint, round_trip_ms: float, models: LocalModels
-) -> ScenarioSetting:
+async def _begin_case(plan: NetworkPlan, key: CaseKey, server: str, prompt_set: PromptSet, records: Records) -> None:
+    """Find out what client, server and machine can do in this case, and record it."""
+    config = plan.config(key.drafter, server=server)
+    variants, missing = await available_variants(plan.all_variants, prompt_set, config)
+    async with open_link(profile_or_none(key.profile), server, plan.engine, key.seed) as endpoint:
+        setting = _setting(plan, key, endpoint, prompt_set.models)
+    records.begin(CaseEntry(key, setting, tuple(variant.name for variant in variants), missing))
+
+
+def scenario_of(plan: NetworkPlan, records: Records, key: CaseKey) -> Scenario:
+    """Compute a case's figures from its records, all of which must be there."""
+    variants, families = _variants(plan, records, key), tuple[str, ...]()
+    runs = []
+    for number in range(plan.runs):
+        entries = records.run_of(key, number)
+        of_way = {v.name: [entry for entry in entries if entry.slot.way == v.name] for v in variants}
+        families = tuple(entry.family for entry in of_way[STREAM])
+        trips = PingStats.of([ping for entry in entries for ping in entry.pings_ms])
+        answers = {name: [entry.answer for entry in given] for name, given in of_way.items()}
+        runs.append(ScenarioRun.of(variants, answers, trips))
+    case = records.cases[key]
+    return Scenario(case.setting, variants, case.missing, runs, families, records.rows(key))
+
+
+def _variants(plan: NetworkPlan, records: Records, key: CaseKey) -> list[ModeVariant]:
+    return [variant for variant in plan.all_variants if variant.name in records.cases[key].variants]
+
+
+def _missing(plan: NetworkPlan, records: Records, key: CaseKey) -> list[AnswerSlot]:
+    variants = _variants(plan, records, key)
+    slots = (slot for run in range(plan.runs) for slot in slots_of_run(variants, plan.prompts, key.seed, run))
+    return [slot for slot in slots if not records.has(key, slot)]
+
+
+def _setting(plan: NetworkPlan, key: CaseKey, endpoint: LinkEndpoint, models: LocalModels) -> ScenarioSetting:
+    profile = profile_or_none(key.profile)
     return ScenarioSetting(
-        profile=profile,
+        profile=key.profile,
         engine=endpoint.engine,
         why=endpoint.why,
-        round_trip_ms=round_trip_ms,
-        drafter=drafter,
+        round_trip_ms=0.0 if profile is None else profile.round_trip_ms,
+        drafter=key.drafter,
         codec=plan.codec,
         pace=plan.pace,
         hardware=None if plan.pace is None else asdict(Pace.load(plan.pace)),
@@ -135,8 +215,8 @@ def _setting(
         prompts=plan.prompts,
         max_new_tokens=plan.max_new_tokens,
         prompt_tokens=plan.prompt_tokens,
-        seed=plan.seed,
-        tree=_tree(plan, drafter, models),
+        seed=key.seed,
+        tree=_tree(plan, key.drafter, models),
     )
 
 

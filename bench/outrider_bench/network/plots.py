@@ -21,12 +21,12 @@ _PARTS = ("draft", "wire", "queue", "server_draft", "verify", "wait")
 
 
 def plot_network(scenarios: Sequence[Scenario], path: Path) -> None:
-    """Plot tokens per second with whiskers over the runs, and below it the split of a token's time."""
+    """Plot tokens per second with whiskers for their intervals, and below it the split of a token's time."""
     wide = max(7.0, 1.1 * sum(len(scenario.variants) for scenario in scenarios))
     with saved_figure(path, 2, 1, figsize=(wide, 8.5)) as (figure, (above, below)):
         _plot_speeds(above, scenarios)
         _plot_splits(below, scenarios)
-        figure.suptitle(_heading(scenarios))
+        figure.suptitle(_heading(scenarios), fontsize="medium")
         figure.supxlabel(_footnote(scenarios), fontsize="x-small")
 
 
@@ -41,14 +41,18 @@ def _plot_speeds(axes: Axes, scenarios: Sequence[Scenario]) -> None:
             if any(variant.name == name for variant in scenario.variants)
         ]
         places = [place + (number - (len(names) - 1) / 2) * width for place, _ in with_it]
-        speeds = [_speeds(scenario, name) for _, scenario in with_it]
         heights = [_median(scenario, name) for _, scenario in with_it]
+        ends = [scenario.interval(name, "tokens_per_second") or (0.0, 0.0) for _, scenario in with_it]
         reach = [
-            [height - min(runs, default=0.0) for height, runs in zip(heights, speeds, strict=True)],
-            [max(runs, default=0.0) - height for height, runs in zip(heights, speeds, strict=True)],
+            # A median may lie outside the interval of resampled medians by a hair, and no whisker is negative.
+            [max(height - low, 0.0) if low else 0.0 for height, (low, _) in zip(heights, ends, strict=True)],
+            [max(high - height, 0.0) if high else 0.0 for height, (_, high) in zip(heights, ends, strict=True)],
         ]
         bars = axes.bar(places, heights, width * 0.9, yerr=reach, label=_in_legend(scenarios, name), color=colors[name])
         axes.bar_label(bars, fmt="%.0f", fontsize="small", padding=2)
+    for place, scenario in enumerate(scenarios):
+        if isinstance(ideal := scenario.ideal_stream["tokens_per_second"], float):
+            axes.hlines(ideal, place - 0.45, place + 0.45, linestyles="dotted", color="black", linewidth=1)
     axes.set_xticks(range(len(scenarios)), [_label(scenario) for scenario in scenarios])
     axes.set_ylabel("tokens a second, while decoding")
     axes.set_ylim(top=axes.get_ylim()[1] * 1.25)  # room for the legend
@@ -80,14 +84,14 @@ def _plot_splits(axes: Axes, scenarios: Sequence[Scenario]) -> None:
 def _heading(scenarios: Sequence[Scenario]) -> str:
     pace = scenarios[0].setting.pace
     compute = "not paced" if pace is None else f"paced as {pace}: compute times are those of the named hardware"
-    runs = len(scenarios[0].runs)
-    return f"{'one run' if runs == 1 else f'medians of {runs} runs'}, {compute}"
+    extents = ", ".join(dict.fromkeys(scenario.extent for scenario in scenarios))
+    return f"{extents}\n{compute}"
 
 
 def _footnote(scenarios: Sequence[Scenario]) -> str:
     setting, made = scenarios[0].setting, provenance()
     shape = ", ".join(f"{name} {value}" for name, value in setting.tree.items() if value)
-    asked = f"{setting.prompts} prompts ({', '.join(setting.families)}), trees: {shape}"
+    asked = f"whiskers: 95 % intervals; dotted: the ideal stream, 1000 / T_v; trees: {shape}"
     machine = f"{made['processor']}, {made['cores']} cores, load {made['load_average']}"
     return f"{asked}, engine {scenarios[-1].setting.engine}, seed {setting.seed}\n{machine}"
 
@@ -109,7 +113,3 @@ def _label(scenario: Scenario) -> str:
 def _median(scenario: Scenario, name: str) -> float:
     speed = scenario.medians_of(name)["tokens_per_second"]
     return speed if isinstance(speed, float) else 0.0
-
-
-def _speeds(scenario: Scenario, name: str) -> list[float]:
-    return [speed for run in scenario.runs if (speed := run.metrics[name].tokens_per_second) is not None]

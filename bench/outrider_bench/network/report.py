@@ -1,11 +1,16 @@
-"""Reports of scenarios: medians over the runs, the controls, and the settings."""
+"""Reports of scenarios: medians over the runs with their intervals, the controls, and the settings."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 
+from outrider_bench.core.bootstrap import Interval
+from outrider_bench.core.prompts import TEXT_GROUPS
 from outrider_bench.core.stats import median
+from outrider_bench.network.intervals import IDEAL_STREAM, Intervals, scenario_intervals
 from outrider_bench.network.metrics import Metric, medians
 from outrider_bench.network.scenario_run import ScenarioRun
 from outrider_bench.network.variants import SERVER_DRAFT, STREAM, ModeVariant
@@ -37,30 +42,97 @@ class ScenarioSetting:
     prompt_tokens: int = 0  # at least; 0: as the questions are
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for cached properties
 class Scenario:
-    """All runs of one setting; `variants` are those measured, the controls first."""
+    """All runs of one setting; `variants` are those measured, the controls first.
+
+    `families` has the family of each prompt of a run, `answers` a row per answer.
+    """
 
     setting: ScenarioSetting
     variants: Sequence[ModeVariant]
     missing: Mapping[str, str]  # controls that are not available, and why
     runs: Sequence[ScenarioRun]
+    families: Sequence[str] = ()
+    answers: Sequence[Mapping[str, object]] = ()
 
     @property
     def mismatches(self) -> int:
         """Number of answers that differ from the stream's, over all variants and runs."""
         return sum(sum(run.mismatches.values()) for run in self.runs)
 
+    @cached_property
+    def intervals(self) -> Mapping[str, Intervals]:
+        """95 % intervals of each variant's figures; see intervals.py."""
+        return scenario_intervals(self.variants, self.runs)
+
+    @cached_property
+    def text_groups(self) -> Mapping[str, Scenario]:
+        """The same scenario on easy and on hard text alone; empty unless there is both."""
+        places = {
+            name: [place for place, family in enumerate(self.families) if family in families]
+            for name, families in TEXT_GROUPS.items()
+        }
+        return {name: self._at(chosen) for name, chosen in places.items()} if all(places.values()) else {}
+
+    @property
+    def round_trip(self) -> dict[str, Metric]:
+        """R over all runs: the mean of all pings, its standard error and number, and the profile's own."""
+        trips = [run.round_trips for run in self.runs]
+        pings = sum(one.pings for one in trips)
+        mean_ms = sum(one.pings * one.mean_ms for one in trips) / max(pings, 1)
+        error_ms = sum((one.pings * one.standard_error_ms) ** 2 for one in trips) ** 0.5 / max(pings, 1)
+        return {
+            "mean_ms": mean_ms,
+            "standard_error_ms": error_ms,
+            "pings": pings,
+            "profile_ms": self.setting.round_trip_ms,
+        }
+
+    @property
+    def ideal_stream(self) -> ReportDict:
+        """Speed of a stream without anything between its passes, 1000 / T_v, and its ratio to the stream."""
+        speeds = [run.ideal_stream for run in self.runs]
+        ratios = [
+            ideal / own
+            for run, ideal in zip(self.runs, speeds, strict=True)
+            if ideal and STREAM in run.metrics and (own := run.metrics[STREAM].tokens_per_second)
+        ]
+        return {
+            "tokens_per_second": median(speeds),
+            "tokens_per_second_ci95": self.interval(IDEAL_STREAM, "tokens_per_second"),
+            "ratio_to_stream": median(ratios),
+        }
+
+    @property
+    def extent(self) -> str:
+        """What the figures are taken from, in words."""
+        runs = "one run" if len(self.runs) == 1 else f"medians of {len(self.runs)} runs"
+        counts = Counter(self.families)
+        # As many of each, or else the number of each.
+        of_each = ", ".join(counts if len(set(counts.values())) == 1 else (f"{n} {name}" for name, n in counts.items()))
+        return f"{runs} of {self.setting.prompts} prompts" + (f" ({of_each})" if counts else "")
+
     def label(self, variant: ModeVariant) -> str:
         """Return the variant's mode, numbered where several variants have the same."""
         same = [other.name for other in self.variants if other.mode == variant.mode]
         return variant.mode if len(same) == 1 else f"{variant.mode} {same.index(variant.name) + 1}"
 
+    def interval(self, name: str, key: str) -> Interval | None:
+        """Return the 95 % interval of a variant's figure; None where it has none."""
+        return self.intervals.get(name, {}).get(key)
+
     def medians_of(self, name: str) -> dict[str, Metric]:
-        """Return medians over the runs, the ratio to the stream included."""
+        """Return medians over the runs, the ratios included."""
+        runs = [run.metrics[name] for run in self.runs]
         ratios = [ratio for run in self.runs if (ratio := run.ratio_to_stream(name)) is not None]
-        metrics = medians([run.metrics[name] for run in self.runs])
-        return metrics | {"ratio_to_stream": median(ratios)} | self._first_token_medians(name)
+        to_ideal = [
+            own.tokens_per_second / ideal
+            for own, run in zip(runs, self.runs, strict=True)
+            if (ideal := run.ideal_stream) and own.tokens_per_second is not None
+        ]
+        of_ratios: dict[str, Metric] = {"ratio_to_stream": median(ratios), "ratio_to_ideal_stream": median(to_ideal)}
+        return medians(runs) | of_ratios | self._first_token_medians(name)
 
     def _first_token_medians(self, name: str) -> dict[str, Metric]:
         """Return medians over the prompts of all runs."""
@@ -71,6 +143,15 @@ class Scenario:
             "ttft_ratio_to_stream": median(of_first),
             "to_32nd_ratio_to_stream": median(of_32nd),
         }
+
+    def _at(self, places: Sequence[int]) -> Scenario:
+        return replace(
+            self,
+            setting=replace(self.setting, prompts=len(places)),
+            runs=[run.at_places(self.variants, places) for run in self.runs],
+            families=[self.families[place] for place in places],
+            answers=(),
+        )
 
     def as_dict(self) -> ReportDict:
         """Return the report: on top the metrics of the first variant asked for, under `ways` those of all."""
@@ -85,20 +166,35 @@ class Scenario:
             "mode": first.name,
             "runs": len(self.runs),
             "mismatches": self.mismatches,
-            **self.medians_of(first.name),
+            **self._figures(first.name),
             "controls": {"stream": self._control(STREAM), "server_draft": self._control(SERVER_DRAFT)},
+            "ideal_stream": self.ideal_stream,
             "missing": dict(self.missing),
             "ways": {variant.name: self._in_full(variant.name) for variant in self.variants},
+            "text": {name: group._as_text_group() for name, group in self.text_groups.items()},
+            "round_trip": self.round_trip,
             "round_trips": [asdict(run.round_trips) for run in self.runs],
             "virtual": None,  # metrics of a replay with the same setting
         }
 
-    def _control(self, name: str) -> dict[str, Metric] | None:
-        return None if name in self.missing else self.medians_of(name)
+    def _as_text_group(self) -> ReportDict:
+        return {
+            "families": sorted(set(self.families)),
+            "prompts": self.setting.prompts,
+            "ideal_stream": self.ideal_stream,
+            "ways": {variant.name: self._figures(variant.name) for variant in self.variants},
+        }
+
+    def _control(self, name: str) -> ReportDict | None:
+        return None if name in self.missing else self._figures(name)
+
+    def _figures(self, name: str) -> ReportDict:
+        intervals = {f"{key}_ci95": interval for key, interval in self.intervals.get(name, {}).items()}
+        return {**self.medians_of(name), **intervals}
 
     def _in_full(self, name: str) -> ReportDict:
         return {
-            **self.medians_of(name),
+            **self._figures(name),
             "choices": next(variant for variant in self.variants if variant.name == name).choices_as_dict,
             "mismatches": sum(run.mismatches[name] for run in self.runs),
             "runs": [asdict(run.metrics[name]) | {"ratio_to_stream": run.ratio_to_stream(name)} for run in self.runs],
@@ -106,5 +202,6 @@ class Scenario:
 
 
 def network_report(scenarios: Sequence[Scenario]) -> ReportDict:
-    """Put the first scenario's keys on top and all scenarios under `cases`."""
-    return scenarios[0].as_dict() | {"cases": [scenario.as_dict() for scenario in scenarios]}
+    """Put the first scenario's keys on top and all scenarios with their answers under `cases`."""
+    cases = [{**scenario.as_dict(), "answers": list(scenario.answers)} for scenario in scenarios]
+    return scenarios[0].as_dict() | {"cases": cases}

@@ -1,43 +1,87 @@
-"""One run of a scenario: every variant answers the same prompts in turn.
+"""One run of a scenario: every variant answers the same prompts, in an order drawn at random for each.
 
 What the machine or the link does at a moment so affects all variants alike. Every run has new sessions.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from outrider_bench.core.prompts import Question
 from outrider_bench.network.first_token import FirstToken
 from outrider_bench.network.link_endpoint import LinkEndpoint
 from outrider_bench.network.metrics import VariantMetrics, variant_metrics
-from outrider_bench.network.pings import Pinger, PingStats
-from outrider_bench.network.timed_answer import TimedAnswer, ask
+from outrider_bench.network.pings import Pinger, PingStats, pings_before_each
+from outrider_bench.network.timed_answer import AnswerSlot, TimedAnswer, ask, ms_to_first_token
 from outrider_bench.network.variants import SERVER_DRAFT, STREAM, ModeVariant
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_proto.errors import Refusal, UsageError
 
-PINGS = 10  # before every prompt
 WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioRun:
-    """Metrics by variant, the number of answers that differ from the stream's, and first-token times."""
+    """Metrics by variant, the number of answers that differ from the stream's, and first-token times.
+
+    `answers` by variant are those that the metrics come from, in the order of the prompts; intervals need them.
+    """
 
     metrics: Mapping[str, VariantMetrics]
     mismatches: Mapping[str, int]
     round_trips: PingStats
     first_tokens: Mapping[str, FirstToken] = field(default_factory=dict)
+    answers: Mapping[str, Sequence[TimedAnswer]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        variants: Sequence[ModeVariant],
+        answers: Mapping[str, Sequence[TimedAnswer]],
+        round_trips: PingStats,
+        expected: Sequence[tuple[int, ...]] | None = None,
+    ) -> Self:
+        """Compute a run's figures; `expected` are the right answers, the stream's unless given."""
+        stream = answers.get(STREAM)
+        if expected is None:
+            expected = [record.token_ids for record in stream or ()]
+        return cls(
+            {
+                variant.name: variant_metrics(
+                    answers[variant.name], round_trips.mean_ms, bounded=variant.waits_for_verdicts
+                )
+                for variant in variants
+            },
+            {
+                name: sum(mine.token_ids != theirs for mine, theirs in zip(given, expected, strict=bool(expected)))
+                for name, given in answers.items()
+            },
+            round_trips,
+            {name: FirstToken.of(given, stream or given) for name, given in answers.items()},
+            answers,
+        )
 
     def ratio_to_stream(self, variant: str) -> float | None:
         mine, theirs = self.metrics[variant].tokens_per_second, self.metrics[STREAM].tokens_per_second
         return mine / theirs if mine is not None and theirs else None
+
+    @property
+    def ideal_stream(self) -> float | None:
+        """Tokens per second of a stream without anything between its passes: 1000 / T_v."""
+        verify_ms = self.metrics[STREAM].verify_ms if STREAM in self.metrics else None
+        return 1e3 / verify_ms if verify_ms else None
+
+    def at_places(self, variants: Sequence[ModeVariant], places: Sequence[int]) -> Self:
+        """Return the same run with the prompts at these places only."""
+        chosen = {name: [given[place] for place in places] for name, given in self.answers.items()}
+        return type(self).of(variants, chosen, self.round_trips)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +119,36 @@ async def run_once(
     prompt_set: PromptSet,
     config: ClientConfig,
     endpoint: LinkEndpoint,
-    number: int,
-    step: Callable[[], None],
-) -> ScenarioRun:
-    """Answer all prompts with all variants; `number` counts the runs."""
-    records: dict[str, list[TimedAnswer]] = {variant.name: [] for variant in variants}
+    missing: Sequence[AnswerSlot],
+    take: Callable[[AnswerSlot, Sequence[float], TimedAnswer], None],
+) -> None:
+    """Ask for the missing answers of a run in their order, and pass each with the pings before it to `take`."""
+    count, most_s = pings_before_each(len(prompt_set.asked) * len(variants))
     async with AsyncExitStack() as stack:
         clients = {variant.name: await _warm_client(variant, prompt_set, config, stack) for variant in variants}
         open_frame = prompt_set.models.open_frame(config.codec)
         pinger = await stack.enter_async_context(Pinger(endpoint.address, open_frame, time.perf_counter))
-        for place, question in enumerate(prompt_set.asked):
+        for slot in missing:
             # R is measured between the answers, under the conditions that they have.
-            await pinger.ping(PINGS)
-            # Whoever comes first may find caches cold: every variant does in turn.
-            for name in _rotated(list(clients), place + number):
-                answer = await ask(clients[name], question.prompt, endpoint.traffic, time.perf_counter)
-                records[name].append(answer)
-                step()
-        return _scenario_run(variants, records, PingStats.of(pinger.times_ms))
+            pings_ms = await pinger.ping(count, most_s)
+            client, prompt = clients[slot.way], prompt_set.asked[slot.place].prompt
+            answer = await ask(client, prompt, endpoint.traffic, time.perf_counter)
+            # The server keeps no prefixes for others here, but this session has the prompt now.
+            warm_ms = await ms_to_first_token(client, prompt, time.perf_counter)
+            take(slot, pings_ms, replace(answer, warm_ms=warm_ms))
+
+
+def slots_of_run(variants: Sequence[ModeVariant], prompts: int, seed: int, run: int) -> list[AnswerSlot]:
+    """Return the answers of a run in their order: the prompts in turn, the variants shuffled for each.
+
+    Whoever follows a certain variant, or comes first, may have it easier: over many prompts all do.
+    """
+    slots = []
+    for place in range(prompts):
+        names = [variant.name for variant in variants]
+        random.Random(f"{seed}/{run}/{place}").shuffle(names)
+        slots += [AnswerSlot(run, place, way, order) for order, way in enumerate(names)]
+    return slots
 
 
 async def _warm_client(
@@ -103,25 +159,3 @@ async def _warm_client(
     await stack.enter_async_context(client)
     await client.complete(prompt_set.warm_up.prompt, max_new_tokens=WARM_UP_TOKENS)
     return client
-
-
-def _scenario_run(
-    variants: Sequence[ModeVariant], records: Mapping[str, Sequence[TimedAnswer]], trips: PingStats
-) -> ScenarioRun:
-    expected = [record.token_ids for record in records[STREAM]]
-    differing = {
-        name: sum(mine.token_ids != theirs for mine, theirs in zip(answers, expected, strict=True))
-        for name, answers in records.items()
-    }
-    metrics = {
-        variant.name: variant_metrics(records[variant.name], trips.mean_ms, bounded=variant.waits_for_verdicts)
-        for variant in variants
-    }
-    first_tokens = {name: FirstToken.of(answers, records[STREAM]) for name, answers in records.items()}
-    return ScenarioRun(metrics, differing, trips, first_tokens)
-
-
-def _rotated(names: Sequence[str], by: int) -> list[str]:
-    """Rotate the names, so that another one comes first each time."""
-    first = by % len(names)
-    return [*names[first:], *names[:first]]

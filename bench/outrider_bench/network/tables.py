@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.core.tables import ResultTable, plus_minus, table
+from outrider_bench.network.intervals import IDEAL_STREAM
 from outrider_bench.network.link_endpoint import NO_LINK
 from outrider_bench.network.messages import MessageSizes
 from outrider_bench.network.metrics import Metric
 from outrider_bench.network.report import Scenario
+from outrider_bench.network.variants import STREAM
 
 _SPEED = (
     ("tok/s", "tokens_per_second", 1),
     ("/ stream", "ratio_to_stream", 2),
+    ("/ ideal", "ratio_to_ideal_stream", 2),
     ("tau", "mean_acceptance_length", 2),
     ("eta", "eta", 2),
     ("T_v ms", "verify_ms", 1),
-    ("TTFT ms", "ttft_ms", 0),
 )
+_OF_TEXT = _SPEED[:2] + _SPEED[3:5]
 _BEGINNING = (
-    ("TTFT ms", "ttft_ms", 0),
+    ("TTFT cold ms", "ttft_ms", 0),
     ("/ stream", "ttft_ratio_to_stream", 2),
+    ("warm ms", "ttft_warm_ms", 0),
     ("32nd ms", "to_32nd_ms", 0),
     ("/ stream's", "to_32nd_ratio_to_stream", 2),
 )
@@ -49,13 +53,33 @@ def legend(scenario: Scenario) -> list[str]:
 
 
 def speed_table(scenario: Scenario) -> ResultTable:
-    """Build the table of speeds and their bounds; medians over the runs."""
-    return _metrics_table(title(scenario), scenario, _SPEED)
+    """Build the table of speeds and their bounds, with the ideal stream below the stream."""
+    rows = _metrics_rows(scenario, _SPEED)
+    if (ideal := scenario.ideal_stream)["tokens_per_second"] is not None:
+        speed = plus_minus(ideal["tokens_per_second"], scenario.interval(IDEAL_STREAM, "tokens_per_second"), 1)
+        # Every stream is below it: what a server does between passes comes on top of T_v.
+        place = next(n for n, variant in enumerate(scenario.variants, 1) if variant.name == STREAM)
+        rows.insert(place, ["ideal stream, 1000 / T_v", speed, plus_minus(ideal["ratio_to_stream"], None, 2), "1.00"])
+    caption = f"{scenario.extent}; ±: 95 % interval over {'runs and ' * (len(scenario.runs) > 1)}prompts"
+    return table(title(scenario), ("way", *(name for name, _, _ in _SPEED)), rows, caption=caption)
+
+
+def text_table(scenario: Scenario) -> ResultTable:
+    """Build the table of speeds on easy and on hard text, a row each."""
+    rows = [
+        [f"{label}, {name}", *figures]
+        for place in range(len(scenario.variants))
+        for name, group in scenario.text_groups.items()
+        for label, *figures in [_metrics_rows(group, _OF_TEXT)[place]]
+    ]
+    families = "; ".join(f"{name}: {', '.join(dict.fromkeys(g.families))}" for name, g in scenario.text_groups.items())
+    return table("by text", ("way", *(name for name, _, _ in _OF_TEXT)), rows, caption=families)
 
 
 def first_token_table(scenario: Scenario) -> ResultTable:
     """Build the table of times to the first and the 32nd token; ratios are taken prompt by prompt."""
-    return _metrics_table("how answers begin: first and 32nd token", scenario, _BEGINNING)
+    heading = "how answers begin: first token of a prompt new to the server (cold) and known (warm), 32nd token (cold)"
+    return _metrics_table(heading, scenario, _BEGINNING)
 
 
 def cost_table(scenario: Scenario) -> ResultTable:
@@ -111,23 +135,26 @@ def link_table(scenarios: Sequence[Scenario]) -> ResultTable:
 
 def title(scenario: Scenario) -> str:
     """Describe in one line what was measured."""
-    setting = scenario.setting
-    round_trip = scenario.runs[-1].round_trips.mean_ms
+    setting, trip = scenario.setting, scenario.round_trip
     pace = "not paced" if setting.pace is None else f"PACED as {setting.pace}"
     link = "no link" if setting.profile == NO_LINK else f"{setting.profile} ({setting.engine})"
     shape = ", ".join(f"{name} {value}" for name, value in setting.tree.items() if value)
-    return f"{setting.drafter} over {link}, R {round_trip:.1f} ms, {pace}, trees: {shape}"
+    round_trip = f"R {trip['mean_ms']:.1f} ms, standard error {trip['standard_error_ms']:.1f}, {trip['pings']} pings"
+    return f"{setting.drafter} over {link}, {round_trip}, profile's R {trip['profile_ms']:.1f}, {pace}, trees: {shape}"
 
 
 def _metrics_table(heading: str, scenario: Scenario, columns: Sequence[tuple[str, str, int]]) -> ResultTable:
-    rows = [
-        [
-            scenario.label(variant),
-            *(_number(scenario.medians_of(variant.name)[key], digits) for _, key, digits in columns),
-        ]
-        for variant in scenario.variants
-    ]
-    return table(heading, ("way", *(name for name, _, _ in columns)), rows)
+    return table(heading, ("way", *(name for name, _, _ in columns)), _metrics_rows(scenario, columns))
+
+
+def _metrics_rows(scenario: Scenario, columns: Sequence[tuple[str, str, int]]) -> list[list[str]]:
+    """Return a row per variant, with the interval of every figure that has one."""
+    rows = []
+    for variant in scenario.variants:
+        metrics = scenario.medians_of(variant.name)
+        cells = (plus_minus(metrics[key], scenario.interval(variant.name, key), digits) for _, key, digits in columns)
+        rows.append([scenario.label(variant), *cells])
+    return rows
 
 
 def _parts(metric: Metric, names: Sequence[str]) -> list[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from outrider_bench.network.link_endpoint import LinkTraffic
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.events import Committed, Cycle, Event, Finished, RolledBack, Unverified, Verified
 from outrider_client.core.statistics import Statistics
+from outrider_proto.errors import LinkError
 from outrider_proto.frames import Draft, Verdict
 
 
@@ -38,7 +40,8 @@ class VerdictRecord:
 class TimedAnswer:
     """An answer whose first arrival and first reply are the prompt's.
 
-    `traffic` is None without a link.
+    `traffic` is None without a link. `held_tokens` of the prompt the session had kept from the one before; `warm_ms` is
+    the time to the first token when the prompt was asked again, None where it was not.
     """
 
     token_ids: tuple[int, ...]
@@ -46,6 +49,41 @@ class TimedAnswer:
     replies: tuple[VerdictRecord, ...]
     statistics: Statistics
     traffic: LinkTraffic | None = None
+    held_tokens: int = 0
+    warm_ms: float | None = None
+
+    @property
+    def ttft_ms(self) -> float:
+        return self.arrivals[0].at_ms
+
+    @property
+    def decode_ms(self) -> float:
+        """Time from the first arrival to the last one."""
+        return self.arrivals[-1].at_ms - self.arrivals[0].at_ms
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Tokens after the first arrival, which pays for the prompt."""
+        return sum(arrival.tokens for arrival in self.arrivals[1:])
+
+    @property
+    def drafts(self) -> bool:
+        """True if a verdict judged a draft."""
+        return any(reply.drafted for reply in self.replies[1:])
+
+    def judging(self, drafts: bool) -> list[VerdictRecord]:
+        """Return the verdicts that tau counts: on drafts, or with `drafts` False every pass that gave tokens."""
+        return [reply for reply in self.replies[1:] if (reply.drafted if drafts else reply.tokens)]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSlot:
+    """An answer's place in a scenario: `place` counts the prompts of a run, `order` the ways that answer one."""
+
+    run: int
+    place: int
+    way: str
+    order: int
 
 
 @dataclass(slots=True)
@@ -107,16 +145,33 @@ class AnswerRecorder:
             count -= min(count, last.tokens)
 
 
+async def ms_to_first_token(client: AsyncClient, prompt: Sequence[int], clock: Callable[[], float]) -> float:
+    """Ask `prompt` for one token and return its time in ms; `clock` counts seconds."""
+    asked_at = clock()
+    async with aclosing(client.generate(prompt, max_new_tokens=1)) as events:
+        async for event in events:
+            if isinstance(event, Committed):
+                return (clock() - asked_at) * 1e3
+    raise LinkError("no first token came: repeat the run over a link that holds")
+
+
 async def ask(
     client: AsyncClient, prompt: Sequence[int], traffic: Callable[[], LinkTraffic | None], clock: Callable[[], float]
 ) -> TimedAnswer:
     """Ask `prompt` and record the answer; `clock` counts seconds."""
+    held_tokens = _num_common(client.tokens, prompt)
     recorder, before, asked_at = AnswerRecorder(), traffic(), clock()
     async with aclosing(client.generate(prompt)) as events:
         async for event in events:
             recorder.take(event, (clock() - asked_at) * 1e3)
     after = traffic()
-    return recorder.recorded(None if before is None or after is None else after.since(before))
+    passed = None if before is None or after is None else after.since(before)
+    return replace(recorder.recorded(passed), held_tokens=held_tokens)
+
+
+def _num_common(held: Sequence[int], prompt: Sequence[int]) -> int:
+    pairs = zip(held, prompt, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _judges_a_draft(cycle: Cycle) -> bool:

@@ -11,14 +11,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.network.first_token import FirstToken
 from outrider_bench.network.link_endpoint import NO_LINK, LinkTraffic, profile_or_none
-from outrider_bench.network.metrics import variant_metrics
-from outrider_bench.network.pings import PingStats
+from outrider_bench.network.pings import PINGS_A_RUN, PingStats
 from outrider_bench.network.report import Scenario, ScenarioSetting
-from outrider_bench.network.scenario_run import PINGS, WARM_UP_TOKENS, ScenarioRun
+from outrider_bench.network.scenario_run import WARM_UP_TOKENS, ScenarioRun
 from outrider_bench.network.timed_answer import TimedAnswer, ask
-from outrider_bench.network.variants import STREAM, ModeVariant
+from outrider_bench.network.variants import ModeVariant
 from outrider_bench.virtual.drafting import TapedDrafter, TapedDrafting
 from outrider_bench.virtual.overhead import Overhead
 from outrider_bench.virtual.tape import TapedAnswer
@@ -88,17 +86,9 @@ def replay(
 
     `step` is called after every answer. Answers that differ from the tape count as mismatches.
     """
-    records = {variant.name: answers(setup, variant, seed, step) for variant in variants}
-    trips = PingStats.of(pings_ms(setup, seed))
-    return ScenarioRun(
-        {
-            variant.name: variant_metrics(records[variant.name], trips.mean_ms, bounded=variant.waits_for_verdicts)
-            for variant in variants
-        },
-        {name: _mismatches(setup, answered) for name, answered in records.items()},
-        trips,
-        {name: FirstToken.of(answered, records.get(STREAM, answered)) for name, answered in records.items()},
-    )
+    given = {variant.name: answers(setup, variant, seed, step) for variant in variants}
+    expected = [recording.answer[: setup.max_new_tokens] for recording in setup.asked]
+    return ScenarioRun.of(variants, given, PingStats.of(pings_ms(setup, seed)), expected)
 
 
 def answers(
@@ -151,7 +141,7 @@ async def _pings_ms(setup: ReplaySetup, link: VirtualLink) -> list[float]:
         connection = await transport.connect()
         connection.send(setup.models.open_frame(setup.codec))
         await connection.receive()
-        for nonce in range(PINGS * len(setup.texts.tape.recordings)):
+        for nonce in range(PINGS_A_RUN):
             await asyncio.sleep(_PAUSE_S)
             started = link.clock.now
             connection.send(Ping(nonce))
@@ -182,17 +172,17 @@ def _traffic(link: VirtualLink) -> LinkTraffic:
     return LinkTraffic(stats.up.packets_in, stats.down.packets_in, stats.up.bytes_in, stats.down.bytes_in)
 
 
-def _mismatches(setup: ReplaySetup, answered: Sequence[TimedAnswer]) -> int:
-    expected = [recording.answer[: setup.max_new_tokens] for recording in setup.asked]
-    return sum(one.token_ids != answer for one, answer in zip(answered, expected, strict=True))
-
-
 def replay_scenario(
     setup: ReplaySetup, variants: Sequence[ModeVariant], runs: int, seed: int, step: Step, prompt_tokens: int
 ) -> Scenario:
     counter = ProgressCounter(step, setup.profile.name, runs * len(variants) * len(setup.texts.tape.recordings))
     setting = replace(_setting(setup, variants, seed), prompt_tokens=prompt_tokens)
-    return Scenario(setting, variants, {}, [replay(setup, variants, seed + n, counter) for n in range(runs)])
+    families = [_family(recording) for recording in setup.asked]
+    return Scenario(setting, variants, {}, [replay(setup, variants, seed + n, counter) for n in range(runs)], families)
+
+
+def _family(recording: TapedAnswer) -> str:
+    return recording.name.partition("-")[0]
 
 
 def _setting(setup: ReplaySetup, variants: Sequence[ModeVariant], seed: int) -> ScenarioSetting:
@@ -208,7 +198,7 @@ def _setting(setup: ReplaySetup, variants: Sequence[ModeVariant], seed: int) -> 
         codec=setup.codec,
         pace=setup.pace.name,
         hardware=asdict(setup.pace),
-        families=sorted({recording.name.partition("-")[0] for recording in tape.recordings}),
+        families=sorted(set(map(_family, tape.recordings))),
         prompts=len(tape.recordings),
         max_new_tokens=setup.max_new_tokens,
         seed=seed,

@@ -77,5 +77,5 @@ def test_rows_may_be_short():
 
 def test_an_interval_is_shown_by_its_farther_end():
     assert plus_minus(57.94, (56.8, 58.5), 1) == "57.9 ±1.1"
-    assert plus_minus(57.94, None, 1) == "57.9"
+    assert plus_minus(57.94, None, 1) == plus_minus(57.94, (57.94, 57.94), 1) == "57.9"
     assert plus_minus(None, None, 1) == "-"

@@ -1,8 +1,8 @@
 """From an answer's events to the metrics of a run and the report of several. No clock, no network."""
 
 import pytest
+from network_answers import answer
 
-from outrider_bench.network.link_endpoint import LinkTraffic
 from outrider_bench.network.metrics import medians, variant_metrics
 from outrider_bench.network.pings import PingStats
 from outrider_bench.network.report import Scenario, ScenarioSetting, network_report
@@ -104,19 +104,6 @@ def test_tokens_written_offline_arrive_when_written_and_count_when_verified():
 
 
 # -- what it comes to --------------------------------------------------------------------------------------------------
-
-
-def answer(tokens_a_reply: int = 4, drafted: bool = True, told: Statistics | None = None) -> TimedAnswer:
-    """First token after 100 ms, then five replies 80 ms apart."""
-    arrivals = [Arrival(100, 1), *(Arrival(100 + 80 * number, tokens_a_reply) for number in range(1, 6))]
-    replies = [
-        VerdictRecord(1, False, 50.0, 0.0),
-        *(VerdictRecord(tokens_a_reply, drafted, 33.0, 7.0) for _ in range(5)),
-    ]
-    tokens = range(1 + 5 * tokens_a_reply)
-    return TimedAnswer(
-        tuple(tokens), tuple(arrivals), tuple(replies), told or Statistics(), LinkTraffic(12, 18, 1200, 18000)
-    )
 
 
 def test_eta_is_the_share_of_the_bound_by_round_trip_and_verify_time():
