@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider_netsim.cli.link_options import CongestionOption
 from outrider_netsim.cli.terminal import console, errors, exit_on_error, write_whole
-from outrider_netsim.core.engine_names import TRANSFER_ENGINES, TransferEngine
+from outrider_netsim.core.engine_names import DEFAULT_CONGESTION, TRANSFER_ENGINES, TransferEngine
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.transfers.plan import TransferPlan
 
@@ -47,6 +48,7 @@ def transfers(
     ] = PLAN.loss,
     exchanges: Annotated[int, typer.Option(help="Small exchanges with that loss.")] = PLAN.exchanges,
     replies: Annotated[int, typer.Option(help="Replies of eight packets.")] = PLAN.replies,
+    congestion: CongestionOption = DEFAULT_CONGESTION,
     links: Annotated[
         int, typer.Option(min=1, help="Links that are measured at once, but for downloads, which run alone.")
     ] = 1,
@@ -83,6 +85,7 @@ def transfers(
             loss=loss,
             exchanges=exchanges,
             replies=replies,
+            congestion=congestion,
         )
         report = _measured(plan, profile or [], engine or [], repetitions, seed, links, with_report or [])
         if reference is not None and reference not in {row.engine for row in report.rows}:

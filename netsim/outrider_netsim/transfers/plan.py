@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
+from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.profile import Profile
 
@@ -41,6 +42,7 @@ class TransferPlan:
     loss: float = 0.04  # share of packets, up only, for the lone lost packet
     exchanges: int = 300
     replies: int = 80
+    congestion: str = DEFAULT_CONGESTION
 
     def __post_init__(self) -> None:
         for name, most in (("seconds", 3600), ("idle_s", 3600), ("loss", 0.5)):

@@ -12,8 +12,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from outrider_netsim.core.addresses import parse_address
@@ -26,8 +25,18 @@ from outrider_netsim.transfers.plan import Samples, TransferPlan, TransferTask
 
 Json = dict[str, Any]  # what json.loads gives
 
+LOOPBACK = "127.0.0.1"
 BACKLOG = 128
 LINE_BYTES = 1 << 26  # of the samples, which arrive as one line
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSockets:
+    """Unconnected clients, the address to which they connect, and where their connections arrive."""
+
+    address: tuple[str, int]
+    listener: socket.socket
+    clients: tuple[socket.socket, ...]
 
 
 async def take_really(
@@ -38,35 +47,44 @@ async def take_really(
     Raises EngineError when this machine cannot run the engine, or measuring fails.
     """
     with contextlib.ExitStack() as sockets:
-        listener = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=BACKLOG))
-        async with Link(profile, f"127.0.0.1:{listener.getsockname()[1]}", engine, seed) as link:
-            address = tuple(parse_address("link", link.address))
-            if link.namespaces is not None:
-                listener = sockets.enter_context(await link.namespaces.listener("B", LINK_ADDRESSES["B"]))
-                address = listener.getsockname()
-            clients = [sockets.enter_context(await _client(link)) for _ in range(plan.connections(task))]
-            job = {"task": asdict(task), "plan": asdict(plan), "address": address}
-            return await _worked(link, job, listener, clients)
+        upstream = sockets.enter_context(socket.create_server((LOOPBACK, 0), backlog=BACKLOG))
+        address = f"{LOOPBACK}:{upstream.getsockname()[1]}"
+        async with Link(profile, address, engine, seed, congestion=plan.congestion) as link:
+            ends = await open_ends(link, upstream, plan.connections(task))
+            for end in (ends.listener, *ends.clients):
+                sockets.enter_context(end)
+            return await _worked(link, ends, {"task": asdict(task), "plan": asdict(plan)})
 
 
-async def _client(link: Link) -> socket.socket:
-    return socket.socket() if link.namespaces is None else await link.namespaces.socket("A")
+async def open_ends(link: Link, upstream: socket.socket, connections: int) -> LinkSockets:
+    """Open the sockets of both ends; `upstream` is what the link's address leads to."""
+    if link.namespaces is None:
+        clients = tuple(socket.socket() for _ in range(connections))
+        return LinkSockets(parse_address("link", link.address), upstream, clients)
+    # A namespace may refuse a congestion control as its default that its sockets may choose.
+    listener = await link.namespaces.listener("B", LINK_ADDRESSES["B"], congestion=link.congestion)
+    near = [await link.namespaces.socket("A", congestion=link.congestion) for _ in range(connections)]
+    return LinkSockets(listener.getsockname(), listener, tuple(near))
 
 
-async def _worked(link: Link, job: Json, listener: socket.socket, clients: Sequence[socket.socket]) -> Samples:
+async def _worked(link: Link, ends: LinkSockets, job: Json) -> Samples:
     """Have a worker do `job`, and change the link when it asks."""
-    descriptors = [client.fileno() for client in clients]
+    job |= {
+        "address": ends.address,
+        "listener": ends.listener.fileno(),
+        "clients": [client.fileno() for client in ends.clients],
+    }
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "outrider_netsim.transfers.worker"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        pass_fds=[listener.fileno(), *descriptors],
+        pass_fds=[job["listener"], *job["clients"]],
         limit=LINE_BYTES,
     )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        _write(process.stdin, job | {"listener": listener.fileno(), "clients": descriptors})
+        _write(process.stdin, job)
         while line := await process.stdout.readline():
             message = json.loads(line)
             if "samples" in message:

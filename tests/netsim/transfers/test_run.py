@@ -1,8 +1,11 @@
 """Whole measurements: in virtual time, and briefly through real engines."""
 
+import socket
+
 import pytest
 
 from outrider_netsim.core.errors import EngineError, ProfileError
+from outrider_netsim.link import Link
 from outrider_netsim.profiles.builtin import profile_named
 from outrider_netsim.transfers import real_link
 from outrider_netsim.transfers.plan import TransferPlan
@@ -79,3 +82,18 @@ async def test_a_worker_that_dies_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(real_link.sys, "executable", str(worker))
     with pytest.raises(EngineError, match="the process that measures has failed"):
         await measure_transfers([FOUR_G], ["proxy"], SHORT, repetitions=1)
+
+
+@pytest.mark.root
+async def test_the_sockets_have_the_congestion_control_that_is_asked_for():
+    """The host's own may be another: a namespace copies it."""
+    with socket.create_server(("127.0.0.1", 0)) as upstream:
+        port = upstream.getsockname()[1]
+        try:
+            async with Link(FOUR_G, f"127.0.0.1:{port}", "tun", congestion="reno") as link:
+                ends = await real_link.open_ends(link, upstream, 1)
+        except EngineError as error:
+            pytest.skip(str(error))
+    for end in (ends.listener, *ends.clients):
+        with end:
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
