@@ -26,7 +26,7 @@ from outrider_bench.cli.options import (
     target_of,
 )
 from outrider_bench.core.progress import ProgressCounter, progress_line
-from outrider_bench.core.report import write_report
+from outrider_bench.core.report import CsvFile, write_report
 from outrider_bench.core.tables import show, show_line
 from outrider_models.core.embedded import DRAFTERS
 from outrider_proto.errors import UsageError
@@ -48,6 +48,7 @@ ModeOption = Annotated[
     ),
 ]
 CodecOption = Annotated[str, typer.Option(help="Feature codec.")]
+CsvOption = Annotated[Path | None, typer.Option("--csv", help="Write a row per answer to this CSV file.")]
 SeedOption = Annotated[int, typer.Option(help="Random seed of the links, and of --thin.")]
 
 
@@ -137,6 +138,7 @@ def virtual_command(
     tolerance: Annotated[
         float, typer.Option(help="Largest deviation of a speed from that report, as a share.")
     ] = MAX_DEVIATION,
+    csv: CsvOption = None,
     json: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
@@ -162,8 +164,11 @@ def virtual_command(
     setup = ReplaySetup(texts, link_of(names[0]), Pace.load(pace), codec_of(codec), limit)
     fits = fit_overheads(overhead or (), judges, names, setup, common, seed)
     setups = [replace(setup, profile=link_of(name), overhead=fits[name].overhead) for name in names]
-    with progress_line() as step:
-        scenarios = [replay_scenario(setup, variants, runs, seed, step, prompt_tokens) for setup in setups]
+    with CsvFile(csv) as table_file, progress_line() as step:
+        scenarios = []
+        for setup in setups:
+            scenarios.append(replay_scenario(setup, variants, runs, seed, step, prompt_tokens))
+            table_file.write(scenarios[-1].answers)
     comparisons = compare_with_real(scenarios, fits, judges) if judges else []
     for scenario in scenarios:
         for table in (speed_table, first_token_table, cost_table, split_table):
@@ -214,6 +219,7 @@ def sweep_command(
         ),
     ] = False,
     seed: SeedOption = 1,
+    csv: CsvOption = None,
     json: JsonOption = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the map to this PNG file.")] = None,
 ) -> None:
@@ -230,31 +236,41 @@ def sweep_command(
     grid = SweepGrid(_numbers("rtt", rtt), _numbers("verify", verify), _numbers("thin", thin))
     conditions = SweepConditions(Pace.load(pace), rate * 1e6, jitter, codec_of(codec), max_new_tokens, seed, rounds)
     if auto_grid:
-        _measure_auto(tape, [*variants, ModeVariant.parse(AUTO, common)], conditions, json)
+        _measure_auto(tape, [*variants, ModeVariant.parse(AUTO, common)], conditions, csv, json)
         return
-    with progress_line() as step:
-        points = sweep(Tape.load(tape), grid, variants, conditions, ProgressCounter(step, "points", len(grid)))
-    as_dicts = [asdict(p) | {"tau": p.tau, "best": p.best, "ratio_to_stream": p.ratio_to_stream} for p in points]
+    with CsvFile(csv) as table_file, progress_line() as step:
+        counter = ProgressCounter(step, "points", len(grid))
+        points = sweep(Tape.load(tape), grid, variants, conditions, counter, table_file.write)
+    as_dicts = [
+        asdict(p) | {"tau": p.tau, "best": p.best, "ratio_to_stream": p.ratio_to_stream, "decided": p.is_decided}
+        for p in points
+    ]
     write_report(json, {"note": VIRTUAL_NOTE, "conditions": asdict(conditions), "points": as_dicts})
     names = [variant.name for variant in variants]
     for name in names:
-        show_line(f"{name}: the fastest at {sum(p.best == name for p in points)} of {len(points)} points")
+        won = [point for point in points if point.best == name]
+        undecided = sum(point.is_decided is False for point in won)
+        of_those = f", {undecided} of those within the 95 % interval of the second" if undecided else ""
+        show_line(f"{name}: the fastest at {len(won)} of {len(points)} points{of_those}")
     if plot is not None:
         from outrider_bench.virtual.sweep import plot_sweep
 
-        plot_sweep(grid, points, names, f"the fastest mode, and how many times the stream (PACED as {pace})", plot)
+        title = f"the fastest mode, and how many times the stream (PACED as {pace})\n~: not beyond the second's 95 %"
+        plot_sweep(grid, points, names, title, plot)
     if any(point.mismatches for point in points):
         raise typer.Exit(1)
 
 
-def _measure_auto(tape: Path, variants: Sequence[ModeVariant], conditions: SweepConditions, json: Path | None) -> None:
+def _measure_auto(
+    tape: Path, variants: Sequence[ModeVariant], conditions: SweepConditions, csv: Path | None, json: Path | None
+) -> None:
     from outrider_bench.virtual.auto_grid import AUTO_GRID, auto_table, measure_auto
     from outrider_bench.virtual.replay import VIRTUAL_NOTE
     from outrider_bench.virtual.tape import Tape
 
-    with progress_line() as step:
+    with CsvFile(csv) as table_file, progress_line() as step:
         counter = ProgressCounter(step, "points", 3 * len(AUTO_GRID))
-        results = measure_auto(Tape.load(tape), AUTO_GRID, variants, conditions, counter)
+        results = measure_auto(Tape.load(tape), AUTO_GRID, variants, conditions, counter, table_file.write)
     show(auto_table(results))
     points = [one.as_dict() for one in results]
     write_report(json, {"note": VIRTUAL_NOTE, "conditions": asdict(conditions), "points": points})

@@ -1,14 +1,16 @@
-"""Reports as JSON files, written atomically, with their provenance inside."""
+"""Reports as JSON files, written atomically, with their provenance inside; rows as CSV files."""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Self, TextIO
 
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
@@ -32,6 +34,40 @@ def write_report(path: Path | None, results: Mapping[str, object]) -> None:
         write_atomically(path, text)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+class CsvFile:
+    """A CSV file of rows with the same columns, written as they come; None writes nothing. A context manager.
+
+    Raises UsageError when the file cannot be written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+        self._writer: csv.DictWriter[str] | None = None
+
+    def __enter__(self) -> Self:
+        if self._path is not None:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("w", encoding="utf-8", newline="")
+            except OSError as error:
+                raise UsageError(f"cannot write {self._path}: {error.strerror}") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, rows: Sequence[Mapping[str, object]]) -> None:
+        if self._file is None or not rows:
+            return
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, list(rows[0]))
+            self._writer.writeheader()
+        self._writer.writerows(rows)
+        self._file.flush()
 
 
 def provenance() -> dict[str, object]:

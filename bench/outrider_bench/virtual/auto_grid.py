@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.network.records import Row
 from outrider_bench.network.variants import CONTROLS, SERVER_DRAFT, ModeVariant
 from outrider_bench.virtual.sweep import SweepConditions, SweepGrid, SweepPoint, sweep
 from outrider_bench.virtual.tape import Tape
@@ -48,18 +49,23 @@ class AutoResult:
 
 
 def measure_auto(
-    tape: Tape, grid: SweepGrid, variants: Sequence[ModeVariant], conditions: SweepConditions, step: Callable[[], None]
+    tape: Tape,
+    grid: SweepGrid,
+    variants: Sequence[ModeVariant],
+    conditions: SweepConditions,
+    step: Callable[[], None],
+    keep: Callable[[list[Row]], None] = lambda rows: None,
 ) -> list[AutoResult]:
     """Measure every point, first with server-draft available.
 
-    `variants` have the controls and `auto` among them; only `auto` learns, and gets all rounds. `step` is called three
-    times per point.
+    `variants` have the controls and `auto` among them; only `auto` learns, and gets all rounds. `step` and `keep` are
+    called three times per point, as in `sweep`.
     """
     fixed, auto = ([variant for variant in variants if (variant.name == AUTO) is chosen] for chosen in (False, True))
     # Fixed modes do not learn, so one round gives the same as all.
-    alone = sweep(tape, grid, fixed, replace(conditions, rounds=1), step)
-    offered = sweep(tape, grid, auto, conditions, step)
-    not_offered = sweep(tape, grid, auto, replace(conditions, server_draft=False), step)
+    alone = sweep(tape, grid, fixed, replace(conditions, rounds=1), step, keep)
+    offered = sweep(tape, grid, auto, conditions, step, keep)
+    not_offered = sweep(tape, grid, auto, replace(conditions, server_draft=False), step, keep)
     return [
         result
         for point, *others in zip(alone, offered, not_offered, strict=True)

@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass, field, replace
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.network.link_endpoint import NO_LINK, LinkTraffic, profile_or_none
 from outrider_bench.network.pings import PINGS_A_RUN, PingStats
+from outrider_bench.network.records import AnswerEntry, CaseKey, Row, answer_rows
 from outrider_bench.network.report import Scenario, ScenarioSetting
 from outrider_bench.network.scenario_run import WARM_UP_TOKENS, ScenarioRun
-from outrider_bench.network.timed_answer import TimedAnswer, ask
+from outrider_bench.network.timed_answer import AnswerSlot, TimedAnswer, ask
 from outrider_bench.network.variants import ModeVariant
 from outrider_bench.virtual.drafting import TapedDrafter, TapedDrafting
 from outrider_bench.virtual.overhead import Overhead
@@ -178,7 +179,32 @@ def replay_scenario(
     counter = ProgressCounter(step, setup.profile.name, runs * len(variants) * len(setup.texts.tape.recordings))
     setting = replace(_setting(setup, variants, seed), prompt_tokens=prompt_tokens)
     families = [_family(recording) for recording in setup.asked]
-    return Scenario(setting, variants, {}, [replay(setup, variants, seed + n, counter) for n in range(runs)], families)
+    replayed = [replay(setup, variants, seed + n, counter) for n in range(runs)]
+    rows = [row for number, run in enumerate(replayed) for row in rows_of(setup, run, seed, number)]
+    return Scenario(setting, variants, {}, replayed, families, rows)
+
+
+def rows_of(setup: ReplaySetup, run: ScenarioRun, seed: int, number: int = 0) -> list[Row]:
+    """Return a row per answer of a run as `outrider-bench network` has it; `seed` is that of run 0."""
+    key = CaseKey(setup.texts.tape.drafter, setup.profile.name, seed)
+    return [
+        row
+        for place, recording in enumerate(setup.asked)
+        for row in answer_rows(
+            [
+                # Every way has a link of its own, so no order is drawn: this is that of the ways.
+                AnswerEntry(
+                    key,
+                    AnswerSlot(number, place, name, order),
+                    _family(recording),
+                    len(recording.prompt),
+                    (),
+                    given[place],
+                )
+                for order, (name, given) in enumerate(run.answers.items())
+            ]
+        )
+    ]
 
 
 def _family(recording: TapedAnswer) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from outrider_bench.core.bootstrap import Floats, Interval, Resamples, quotient
 from outrider_bench.core.plots import saved_figure
+from outrider_bench.network.records import Row
 from outrider_bench.network.scenario_run import ScenarioRun
+from outrider_bench.network.timed_answer import TimedAnswer
 from outrider_bench.network.variants import CONTROLS, STREAM, ModeVariant
-from outrider_bench.virtual.replay import ReplaySetup, replay
+from outrider_bench.virtual.replay import ReplaySetup, replay, rows_of
 from outrider_bench.virtual.tape import Tape
 from outrider_bench.virtual.texts import TapedTexts
 from outrider_bench.virtual.thinning import Thinning, thinned
@@ -87,7 +90,10 @@ class SweepConditions:
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """Tokens per second and tau by variant; `rtt_ms` is the nominal round trip, `pinged_ms` the measured one."""
+    """Tokens per second and tau by variant; `rtt_ms` is the nominal round trip, `pinged_ms` the measured one.
+
+    `*_ci95` are 95 % intervals over the choice of prompts: of the speeds, and of the fastest one's ratio to the second.
+    """
 
     rtt_ms: float
     verify_ms: float
@@ -96,6 +102,13 @@ class SweepPoint:
     tokens_per_second: Mapping[str, float]
     mean_acceptance_length: Mapping[str, float]
     mismatches: int
+    tokens_per_second_ci95: Mapping[str, Interval | None] = field(default_factory=dict)
+    lead_ci95: Interval | None = None
+
+    @property
+    def is_decided(self) -> bool | None:
+        """Whether the lead holds for other prompts of the kind; None where a single prompt was asked."""
+        return None if self.lead_ci95 is None else self.lead_ci95[0] > 1
 
     @property
     def best(self) -> str:
@@ -120,23 +133,31 @@ def sweep(
     variants: Sequence[ModeVariant],
     conditions: SweepConditions,
     step: Callable[[], None] = lambda: None,
+    keep: Callable[[list[Row]], None] = lambda rows: None,
 ) -> list[SweepPoint]:
-    """Replay every point in the grid's order; `step` is called after each."""
+    """Replay every point in the grid's order; after each `keep` gets a row per answer, and `step` is called."""
     points, texts, thinned_by = [], TapedTexts(tape), 0.0
     for share, verify_ms, rtt_ms in grid:
         # Texts cache their drafts, and points of one share come together.
         if share != thinned_by:
             texts, thinned_by = TapedTexts(thinned(tape, Thinning(share, conditions.seed))), share
         pace = replace(conditions.pace, verify_ms=verify_ms)
-        points.append(
-            _point(rtt_ms, verify_ms, share, replay(conditions.setup(texts, pace, rtt_ms), variants, conditions.seed))
-        )
+        setup = conditions.setup(texts, pace, rtt_ms)
+        run = replay(setup, variants, conditions.seed)
+        points.append(_point(rtt_ms, verify_ms, share, run))
+        where = {"nominal_rtt_ms": rtt_ms, "nominal_verify_ms": verify_ms, "thin": share}
+        offered = {"server_draft": conditions.server_draft}
+        keep([where | offered | row for row in rows_of(setup, run, conditions.seed)])
         step()
     return points
 
 
 def _point(rtt_ms: float, verify_ms: float, share: float, run: ScenarioRun) -> SweepPoint:
     metrics = run.metrics.items()
+    draws = Resamples(1, len(next(iter(run.answers.values()))))
+    drawn = {name: _drawn_speed(given, draws) for name, given in run.answers.items()}
+    by_speed = sorted(drawn, key=lambda name: run.metrics[name].tokens_per_second or 0.0, reverse=True)
+    lead = draws.interval(quotient(drawn[by_speed[0]], drawn[by_speed[1]])) if len(by_speed) > 1 else None
     return SweepPoint(
         rtt_ms,
         verify_ms,
@@ -145,11 +166,18 @@ def _point(rtt_ms: float, verify_ms: float, share: float, run: ScenarioRun) -> S
         {name: one.tokens_per_second or 0.0 for name, one in metrics},
         {name: one.mean_acceptance_length or 0.0 for name, one in metrics},
         sum(run.mismatches.values()),
+        {name: draws.interval(speeds) for name, speeds in drawn.items()},
+        lead,
     )
 
 
+def _drawn_speed(given: Sequence[TimedAnswer], draws: Resamples) -> Floats:
+    tokens, ms = [[one.decoded_tokens for one in given]], [[one.decode_ms for one in given]]
+    return quotient(draws.sums(tokens) * 1e3, draws.sums(ms))
+
+
 def plot_sweep(grid: SweepGrid, points: Sequence[SweepPoint], names: Sequence[str], title: str, path: Path) -> None:
-    """Color each point by its fastest variant, and print its ratio to the stream."""
+    """Color each point by its fastest variant, and print its ratio to the stream, after ~ where it is not decided."""
     from matplotlib.patches import Patch
 
     colors = _colors(names)
@@ -171,7 +199,8 @@ def _plot_panel(axes: Axes, grid: SweepGrid, points: Sequence[SweepPoint], color
     for point in points:
         x, y = grid.round_trips_ms.index(point.rtt_ms), grid.verify_ms.index(point.verify_ms)
         axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colors[point.best], edgecolor="white"))
-        axes.text(x + 0.5, y + 0.5, f"{point.ratio_to_stream:.2f}", ha="center", va="center", fontsize="small")
+        text = f"{'~' if point.is_decided is False else ''}{point.ratio_to_stream:.2f}"
+        axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize="small")
     axes.set_xlim(0, len(grid.round_trips_ms))
     axes.set_ylim(0, len(grid.verify_ms))
     axes.set_xticks([x + 0.5 for x in range(len(grid.round_trips_ms))], [f"{value:g}" for value in grid.round_trips_ms])
