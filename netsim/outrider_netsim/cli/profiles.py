@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from outrider_netsim.profiles.profile import Direction, Profile
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
-SYMBOLS = {"normal": "N", "uniform": "U", "pareto": "P"}
+SYMBOLS = {"normal": "N", "uniform": "U", "pareto": "P", "paretonormal": "PN"}
 
 app = typer.Typer()
 
@@ -82,7 +82,9 @@ def _cells(profile: Profile) -> tuple[str, ...]:
 def _law(direction: Direction) -> str:
     if not direction.jitter_ms:
         return f"{direction.mean_delay_ms:g}"
-    return f"{direction.base_ms:g} + {SYMBOLS[direction.distribution]}({direction.delay_ms:g}, {direction.jitter_ms:g})"
+    # A table goes by the name of its file.
+    symbol = SYMBOLS.get(str(direction.distribution)) or Path(str(direction.distribution)).stem
+    return f"{direction.base_ms:g} + {symbol}({direction.delay_ms:g}, {direction.jitter_ms:g})"
 
 
 def _table(profile: Profile) -> Table:
@@ -97,6 +99,7 @@ def _table(profile: Profile) -> Table:
 _NAMES = (
     "one-way delay",
     "mean, deviation",
+    "correlation",
     *(f"{q:.1%} stay below" for q in QUANTILES),
     "rate",
     "loss",
@@ -110,6 +113,7 @@ def _rows(direction: Direction) -> tuple[str, ...]:
     return (
         f"{_law(direction)} ms",
         f"{direction.mean_delay_ms:.2f}, {direction.delay_deviation_ms:.2f} ms",
+        _correlation(direction),
         *(f"{1000 * direction.quantile_s(q):.2f} ms" for q in QUANTILES),
         f"{direction.rate_bps / 1e6:g} Mbit/s" if direction.rate_bps else "no limit",
         _loss(direction),
@@ -117,6 +121,12 @@ def _rows(direction: Direction) -> tuple[str, ...]:
         "kept" if direction.in_order else "jitter reorders",
         direction.trace.name if direction.trace else "none",
     )
+
+
+def _correlation(direction: Direction) -> str:
+    if direction.coherence_ms:
+        return f"1/e after {direction.coherence_ms:g} ms"
+    return f"{direction.correlation:g} by packet" if direction.correlation else "none"
 
 
 def _queue(direction: Direction) -> str:

@@ -2,14 +2,16 @@
 
     client -> splice -> 10.77.0.1 = A's veth ==[ netem, tbf ]== B's veth = 10.77.0.2 -> splice -> server
 
-This comes closest to what the papers measured with `tc`. netem knows no outages and traces: this process makes those
-changes at their time, to the event loop's millisecond. Mahimahi traces are too fine for that.
+This comes closest to what the papers measured with `tc`. netem knows no outages, traces and coherent delays: this
+process makes those changes at their time, to the event loop's millisecond. Mahimahi traces are too fine for that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
+import time
 from itertools import count
 from typing import Final
 
@@ -20,12 +22,16 @@ from outrider_netsim.engines.kernel_support import kernel_support
 from outrider_netsim.engines.namespace_link import NamespaceLink
 from outrider_netsim.engines.netem import QdiscConfig, qdisc_config
 from outrider_netsim.engines.shaped_pair import SIDES, QdiscCounters, ShapedPair
+from outrider_netsim.impairments import DelayDraws
 from outrider_netsim.impairments.path import LinkStats, PathStats, direction_in_row
 from outrider_netsim.namespaces.interfaces import Side
 from outrider_netsim.profiles.outages import outage_text, run_outages
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 from outrider_netsim.recording.recorder import NO_RECORDING, RecordingFiles
+
+STEPS_SHARE = 1 / 20  # of the coherence, for which a delay holds
+LEAST_STEP_S = 0.002
 
 
 class KernelLink(NamespaceLink):
@@ -60,7 +66,7 @@ class KernelLink(NamespaceLink):
         self._lanes = tuple(KernelLane(side, seed) for side in SIDES)
         self._pair: ShapedPair | None = None
         self._plans: list[asyncio.Task[None]] = []
-        self._traces: list[asyncio.Task[None]] = []
+        self._followers: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Start the link. Raises EngineError, or OSError when it cannot listen; nothing is left behind then."""
@@ -74,7 +80,7 @@ class KernelLink(NamespaceLink):
     async def aclose(self) -> None:
         """Reset all connections, end the command and the namespaces; safe to call twice."""
         await _end(self._plans)
-        await _end(self._traces)
+        await _end(self._followers)
         await self._bridge.aclose()
         if self._pair is not None:
             self._pair.close()
@@ -102,9 +108,9 @@ class KernelLink(NamespaceLink):
             lane.update_stats(self._started.count(lane.side), self._is_down)
             self._started.shape(lane.side, shaping)
         self.profile = profile
-        for task in self._traces:
+        for task in self._followers:
             task.cancel()
-        self._follow_traces()
+        self._follow_profile()
 
     @property
     def stats(self) -> LinkStats:
@@ -126,21 +132,22 @@ class KernelLink(NamespaceLink):
         for direction in directions:
             qdisc_config(direction, 0)
         up, down = self._lanes
-        up.direction, down.direction = directions
+        up.change(directions[0])
+        down.change(directions[1])
         return up.shaping(self._is_down), down.shaping(self._is_down)
 
     def _plan(self) -> None:
         if self.profile.outages:
             self._plans.append(asyncio.create_task(run_outages(_OutageSwitch(self), self.profile.outages)))
-        self._follow_traces()
+        self._follow_profile()
 
-    def _follow_traces(self) -> None:
+    def _follow_profile(self) -> None:
         directions = self.profile.up, self.profile.down
-        self._traces = [
+        self._followers = [
             asyncio.create_task(self._follow(lane, direction, direction.trace))
             for lane, direction in zip(self._lanes, directions, strict=True)
             if isinstance(direction.trace, ConditionTrace)
-        ]
+        ] + [asyncio.create_task(self._follow_delay(lane)) for lane in self._lanes if lane.delay_s is not None]
 
     async def _follow(self, lane: KernelLane, direction: Direction, trace: ConditionTrace) -> None:
         """Apply each row of the trace at its time, forever."""
@@ -152,8 +159,16 @@ class KernelLink(NamespaceLink):
             # Computed ahead and cached: a new delay table takes some ms, which would delay the change and the loop.
             await asyncio.to_thread(qdisc_config, coming, 0)
             await asyncio.sleep(started_at + turn * trace.period_s + trace.times_s[row] - loop.time())
-            lane.direction = coming
+            lane.change(coming)
             self._apply(lane)
+
+    async def _follow_delay(self, lane: KernelLane) -> None:
+        """Change a coherent delay in small steps, forever."""
+        step_s = max(LEAST_STEP_S, lane.direction.coherence_ms * STEPS_SHARE / 1000)
+        while True:
+            await asyncio.sleep(step_s)
+            lane.draw()
+            self._started.change_netem(lane.side, lane.shaping(self._is_down).netem)
 
     def _switch(self, *, is_cut: bool, in_outage: bool) -> None:
         was_down = self._is_down
@@ -190,16 +205,29 @@ class KernelLane:
     def __init__(self, side: Side, seed: int) -> None:
         self.side = side
         self.direction = Direction()
+        self.delay_s: float | None = None  # that of now, where delays are coherent
         self._seed = f"{seed}/{'up' if side == 'A' else 'down'}"
+        self._draws = DelayDraws(self.direction, random.Random(f"{self._seed}/delay"))
         self._changes = count()
         self._dropped = self._lost = self._by_outage = 0
         self._by_buffer = self._by_buffers = 0  # of the current buffer, and of all
+
+    def change(self, direction: Direction) -> None:
+        """Take other settings."""
+        self.direction = direction
+        self._draws.set(direction)
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw the delay of now from the last one, where delays are coherent."""
+        is_coherent = self._draws.is_correlated and self.direction.coherence_ms
+        self.delay_s = self._draws.draw_s(time.monotonic()) if is_coherent else None
 
     def shaping(self, is_cut: bool) -> QdiscConfig:
         """Return the qdiscs for the current settings."""
         # netem reseeds with every change: the same seed again would repeat the same losses from the start.
         digest = hashlib.sha256(f"{self._seed}/{next(self._changes)}".encode()).digest()
-        return qdisc_config(self.direction, int.from_bytes(digest[:8], "big"), is_cut=is_cut)
+        return qdisc_config(self.direction, int.from_bytes(digest[:8], "big"), is_cut=is_cut, delay_s=self.delay_s)
 
     def update_stats(self, counted: QdiscCounters, was_down: bool) -> PathStats:
         """Return all counters; packets dropped since the last call count as the outage's if the link was down.

@@ -14,6 +14,10 @@ them from there. Order is then kept by an endless rate of netem's own, and the r
 packet pass at once after a pause: a lone packet saves its size / rate there, which it takes in other engines. A change
 from this to netem's limit, or back, drops the packets in bfifo.
 
+netem cannot correlate delays: its `correlation` is of 32-bit numbers of which tabledist() uses the lowest bits. So with
+`coherence_ms` the caller gives the one delay that holds now, and changes it in small steps. Bursty losses are then in a
+second netem behind the first, because every change sets their chain back to the good state.
+
 A delay is `latency + jitter * entry / 8192` for an entry that netem picks uniformly from a table of signed 16-bit
 numbers. Ours is the quantile function of base + max(0, X) at the middles of 4096 equal shares, with `jitter` just large
 enough for the outermost entry: tables scaled by the deviation, as tc's are, clip everything beyond 4 deviations.
@@ -29,6 +33,7 @@ from typing import Literal
 
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.profiles.delays import Distribution
+from outrider_netsim.profiles.distribution_table import DistributionTable
 from outrider_netsim.profiles.profile import MAX_QUEUE_PACKETS, Bursts, Direction
 
 TABLE_ENTRIES = 4096  # a power of two, so that the kernel's `random % entries` is fair; it takes up to 16384
@@ -97,16 +102,28 @@ class BufferQdisc:
 
 @dataclass(frozen=True, slots=True)
 class QdiscConfig:
-    """The qdiscs of one end: `tbf` at the root, `netem` in it, and maybe `buffer` in netem."""
+    """The qdiscs of one end: tbf at the root and each other one in the one before; the last two may be missing."""
 
     tbf: Tbf
     netem: Netem
+    losses: Netem | None = None
     buffer: BufferQdisc | None = None
 
 
-def qdisc_config(direction: Direction, seed: int, *, is_cut: bool = False) -> QdiscConfig:
-    """Return the qdiscs for `direction`, ignoring its trace. Raises EngineError where netem cannot."""
-    delay = delay_table(direction.distribution, direction.delay_ms, direction.jitter_ms, direction.base_ms)
+def qdisc_config(direction: Direction, seed: int, *, is_cut: bool = False, delay_s: float | None = None) -> QdiscConfig:
+    """Return the qdiscs for `direction`, ignoring its trace. Raises EngineError where netem cannot.
+
+    `delay_s` is the one delay that holds now, in place of the direction's distribution.
+    """
+    if direction.correlation and direction.jitter_ms:
+        raise EngineError(
+            f"correlation={direction.correlation:g}: netem draws its delays independently, whatever correlation it is "
+            "given; take coherence_ms, or use --engine tun"
+        )
+    if delay_s is None:
+        delay = delay_table(direction.distribution, direction.delay_ms, direction.jitter_ms, direction.base_ms)
+    else:
+        delay = DelayTable(round(delay_s * 1e9), 0, ())
     rate = direction.rate_bps or UNLIMITED_BPS
     # Constant delays never reorder, so netem's own rate, which is exact, serves them too.
     ordered = direction.in_order or not direction.jitter_ms
@@ -116,13 +133,15 @@ def qdisc_config(direction: Direction, seed: int, *, is_cut: bool = False) -> Qd
         limit=direction.queue_packets if buffer is None else MAX_QUEUE_PACKETS,
         delay=delay,
         loss=LOSS_ALL if is_cut else share_of_u32(direction.loss),
-        bursts=_burst_loss(direction.bursts) if direction.bursts and not is_cut else None,
+        bursts=_burst_loss(direction.bursts) if direction.bursts and not is_cut and delay_s is None else None,
         rate_bytes=_bytes_a_second(netem_bps) if ordered else 0,
         seed=seed,
     )
+    losses = _losses(direction.bursts, seed) if direction.bursts and delay_s is not None else None
     if buffer is not None:
-        return QdiscConfig(_bucket(rate, FRAME_BYTES, buffer.limit_bytes), netem, buffer)
-    return QdiscConfig(_bucket(UNLIMITED_BPS if ordered else rate, 0, direction.queue_packets * FRAME_BYTES), netem)
+        return QdiscConfig(_bucket(rate, FRAME_BYTES, buffer.limit_bytes), netem, losses, buffer)
+    tbf = _bucket(UNLIMITED_BPS if ordered else rate, 0, direction.queue_packets * FRAME_BYTES)
+    return QdiscConfig(tbf, netem, losses)
 
 
 def share_of_u32(share: float) -> int:
@@ -137,7 +156,8 @@ def delay_table(distribution: Distribution, delay_ms: float, jitter_ms: float, b
     latency = round(law.mean_delay_ms * NS_PER_MS)
     if not jitter_ms:
         return DelayTable(latency, 0, ())
-    shares = ((i + 0.5) / TABLE_ENTRIES for i in range(TABLE_ENTRIES))
+    entries = len(distribution.values) if isinstance(distribution, DistributionTable) else TABLE_ENTRIES
+    shares = ((i + 0.5) / entries for i in range(entries))
     # From the mean, ns, in rising order.
     away = [law.quantile_s(u) * 1e9 - latency for u in shares]
     reach = max(-away[0], away[-1])
@@ -149,6 +169,11 @@ def delay_table(distribution: Distribution, delay_ms: float, jitter_ms: float, b
             "most; take less jitter, or use --engine tun"
         )
     return DelayTable(latency, jitter, tuple(round(x * TABLE_SCALE / jitter) for x in away))
+
+
+def _losses(bursts: Bursts, seed: int) -> Netem:
+    """Return a netem that loses packets in bursts and does nothing else."""
+    return Netem(MAX_QUEUE_PACKETS, DelayTable(0, 0, ()), 0, _burst_loss(bursts), 0, seed)
 
 
 def _burst_loss(bursts: Bursts) -> BurstLoss:

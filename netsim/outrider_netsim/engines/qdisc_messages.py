@@ -15,7 +15,7 @@ from outrider_netsim.engines.netem import BufferKind, BufferQdisc, BurstLoss, Ne
 
 TC_H_ROOT = 0xFFFF_FFFF
 TBF_HANDLE, NETEM_PARENT, NETEM_HANDLE = 0x1_0000, 0x1_0001, 0x10_0000  # 1:, 1:1 and 10:
-BUFFER_PARENT = 0x10_0001  # 10:1
+LOSSES_PARENT, LOSSES_HANDLE = 0x10_0001, 0x30_0000  # 10:1 and 30:
 # One for each kind: the kernel refuses another kind under the handle of a running qdisc.
 BUFFER_HANDLES: dict[BufferKind, int] = {"bfifo": 0x20_0000}
 LINKLAYER_ETHERNET = 1
@@ -125,8 +125,8 @@ class QdiscMessage(nlmsg):  # type: ignore[misc]  # pyroute2 has no types
                 return tcmsg.get_options(message, *args, **kwargs)
 
 
-def netem_message(index: int, netem: Netem) -> QdiscMessage:
-    """Build netem as the child of our tbf on interface `index`."""
+def netem_message(index: int, netem: Netem, handle: int = NETEM_HANDLE, parent: int = NETEM_PARENT) -> QdiscMessage:
+    """Build netem on interface `index`, as the child of our tbf if nothing else is said."""
     # Every value is sent every time: a change keeps the old value of whatever it omits.
     delay = netem.delay
     fields = {
@@ -151,7 +151,7 @@ def netem_message(index: int, netem: Netem) -> QdiscMessage:
         attributes.append(("TCA_NETEM_DELAY_DIST", delay.entries))
     if netem.bursts:
         attributes.append(("TCA_NETEM_LOSS", {"attrs": [("NETEM_LOSS_GE", _gemodel(netem.bursts))]}))
-    return _message("netem", index, NETEM_HANDLE, NETEM_PARENT, fields | {"attrs": attributes})
+    return _message("netem", index, handle, parent, fields | {"attrs": attributes})
 
 
 def tbf_message(index: int, tbf: Tbf) -> QdiscMessage:
@@ -167,14 +167,20 @@ def tbf_message(index: int, tbf: Tbf) -> QdiscMessage:
     return _message("tbf", index, TBF_HANDLE, TC_H_ROOT, {"attrs": attributes})
 
 
-def buffer_message(index: int, buffer: BufferQdisc) -> QdiscMessage:
-    """Build the qdisc in netem on interface `index`."""
-    return _message(buffer.kind, index, BUFFER_HANDLES[buffer.kind], BUFFER_PARENT, {"limit": buffer.limit_bytes})
+def losses_message(index: int, losses: Netem) -> QdiscMessage:
+    """Build the second netem, in the first one, on interface `index`."""
+    return netem_message(index, losses, LOSSES_HANDLE, LOSSES_PARENT)
 
 
-def no_buffer_message(index: int) -> QdiscMessage:
-    """Build a message that deletes the qdisc in netem, with the packets in it."""
-    return _addressed(index, 0, BUFFER_PARENT)
+def buffer_message(index: int, buffer: BufferQdisc, *, behind_losses: bool) -> QdiscMessage:
+    """Build the qdisc in the last netem on interface `index`."""
+    parent = (LOSSES_HANDLE if behind_losses else NETEM_HANDLE) + 1
+    return _message(buffer.kind, index, BUFFER_HANDLES[buffer.kind], parent, {"limit": buffer.limit_bytes})
+
+
+def no_child_message(index: int) -> QdiscMessage:
+    """Build a message that deletes what is in the first netem, with its packets."""
+    return _addressed(index, 0, LOSSES_PARENT)
 
 
 def root_message(index: int) -> QdiscMessage:

@@ -18,13 +18,16 @@ from typing import Any
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines import veth
 from outrider_netsim.engines.kernel_support import OTHER_ENGINE, no_module
-from outrider_netsim.engines.netem import QdiscConfig
+from outrider_netsim.engines.netem import BufferKind, Netem, QdiscConfig
 from outrider_netsim.engines.qdisc_messages import (
     BUFFER_HANDLES,
+    NETEM_HANDLE,
+    TBF_HANDLE,
     QdiscMessage,
     buffer_message,
+    losses_message,
     netem_message,
-    no_buffer_message,
+    no_child_message,
     root_message,
     tbf_message,
 )
@@ -40,8 +43,8 @@ SIDES: tuple[Side, Side] = ("A", "B")
 class QdiscCounters:
     """Counters of one end's qdiscs.
 
-    `dropped` is netem's: its losses, packets that its full queue refused, and those that the buffer in it refused,
-    which `dropped_by_buffer` counts too, from 0 for each new buffer.
+    `dropped` is the first netem's: its losses, packets that its full queue refused, and those that the qdiscs in it
+    dropped. `dropped_by_buffer` counts the buffer's part of them, from 0 for each new buffer.
     """
 
     packets_out: int = 0
@@ -59,7 +62,7 @@ class ShapedPair:
     def __init__(self, clients: dict[Side, NetlinkClient], ends: dict[Side, veth.VethEnd]) -> None:
         self._clients = clients
         self._ends = ends
-        self._buffered: set[Side] = set()
+        self._in_netem: dict[Side, tuple[bool, BufferKind | None]] = dict.fromkeys(SIDES, (False, None))
 
     @classmethod
     async def make(cls, namespaces: Namespaces, up: QdiscConfig, down: QdiscConfig) -> ShapedPair:
@@ -94,27 +97,37 @@ class ShapedPair:
             client.request(tbf_message(index, shaping.tbf), RTM_NEWQDISC, flags)
         with _explained_refusals("netem"):
             client.request(netem_message(index, shaping.netem), RTM_NEWQDISC, flags)
+        in_netem = shaping.losses is not None, shaping.buffer.kind if shaping.buffer else None
+        if self._in_netem[side] not in (in_netem, (False, None)):
+            with _explained_refusals("to change the qdiscs in netem"):
+                client.request(no_child_message(index), RTM_DELQDISC)
+        self._in_netem[side] = in_netem
+        if shaping.losses is not None:
+            with _explained_refusals("a second netem"):
+                client.request(losses_message(index, shaping.losses), RTM_NEWQDISC, flags)
         if shaping.buffer is not None:
+            message = buffer_message(index, shaping.buffer, behind_losses=shaping.losses is not None)
             with _explained_refusals(shaping.buffer.kind):
-                client.request(buffer_message(index, shaping.buffer), RTM_NEWQDISC, flags)
-            self._buffered.add(side)
-        elif side in self._buffered:
-            with _explained_refusals("the change of its queue"):
-                client.request(no_buffer_message(index), RTM_DELQDISC)
-            self._buffered.discard(side)
+                client.request(message, RTM_NEWQDISC, flags)
+
+    def change_netem(self, side: Side, netem: Netem) -> None:
+        """Change the first netem of `side` alone. Raises EngineError."""
+        with _explained_refusals("netem"):
+            self._clients[side].request(
+                netem_message(self._ends[side].index, netem), RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE
+            )
 
     def count(self, side: Side) -> QdiscCounters:
         """Return the counters of the qdiscs of `side`."""
         index = self._ends[side].index
-        found: dict[str, Any] = {}  # Any: pyroute2's messages
+        found: dict[int, Any] = {}  # by handle; Any: pyroute2's messages
         for data in self._clients[side].dump(QdiscMessage(), RTM_GETQDISC):
             message = QdiscMessage(data)
             message.decode()
             if message["index"] == index:
-                found[message.get_attr("TCA_KIND")] = message
-        return _counted(
-            found["tbf"], found["netem"], next((found[kind] for kind in BUFFER_HANDLES if kind in found), None)
-        )
+                found[message["handle"]] = message
+        buffer = next((found[handle] for handle in BUFFER_HANDLES.values() if handle in found), None)
+        return _counted(found[TBF_HANDLE], found[NETEM_HANDLE], buffer)
 
     def remove(self) -> None:
         """Remove the qdiscs and the pair, as far as they exist."""

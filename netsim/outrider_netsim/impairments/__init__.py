@@ -1,7 +1,7 @@
 """Impairments of packets on a link, one per module, without clock or I/O. path.py combines them."""
 
 from outrider_netsim.impairments.buffer import Buffer
-from outrider_netsim.impairments.delay import Delay
+from outrider_netsim.impairments.delay import Delay, DelayDraws
 from outrider_netsim.impairments.impairment import DropReason, Impairment, PacketObserver
 from outrider_netsim.impairments.loss import Loss
 from outrider_netsim.impairments.outage import Holds, Outages
@@ -16,6 +16,7 @@ __all__ = [
     "Buffer",
     "ConditionChanges",
     "Delay",
+    "DelayDraws",
     "DeliveryOpportunities",
     "DropReason",
     "Holds",

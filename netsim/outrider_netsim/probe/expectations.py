@@ -7,7 +7,10 @@ import random
 from collections.abc import Sequence
 from statistics import fmean
 
+from outrider_netsim.impairments import DelayDraws
 from outrider_netsim.profiles.profile import Bursts, Direction
+
+REALIZATIONS = 10  # of correlated delays: a single one is not long enough to be typical
 
 
 def serialisation_ms(direction: Direction, link_bytes: int) -> float:
@@ -25,6 +28,21 @@ def design_effect(direction: Direction) -> float:
         return 1.0
     correlation = 1 - bursts.p - bursts.r
     return max(1.0, 1 + 2 * _state_variance(bursts) / (mean * (1 - mean)) * correlation / (1 - correlation))
+
+
+def delay_effect(direction: Direction, sent_s: Sequence[float]) -> float:
+    """Return how many delays of packets sent then count as one independent one, at most; 1 without correlation.
+
+    Packets k apart have normal variables with correlation c^k, and no function of two normal variables is correlated
+    more than they are (Lancaster 1957). So (1 + c) / (1 - c) is a bound for means and for deviations.
+    """
+    if not direction.jitter_ms or len(sent_s) < 2:
+        return 1.0
+    c = direction.correlation
+    if direction.coherence_ms:
+        spacing_ms = 1000 * (sent_s[-1] - sent_s[0]) / (len(sent_s) - 1)
+        c = math.exp(-spacing_ms / direction.coherence_ms)
+    return min(float(len(sent_s)), (1 + c) / (1 - c)) if c < 1 else float(len(sent_s))
 
 
 def mean_burst(direction: Direction) -> float:
@@ -55,17 +73,22 @@ def expected_overtaken(sent_s: Sequence[float], direction: Direction, seed: int)
     if direction.in_order:
         return 0.0
     rng = random.Random(f"{seed}/overtaken")
-    return fmean(overtaken([sent + direction.delay_s(rng) for sent in sent_s]))
+
+    def once() -> float:
+        draws = DelayDraws(direction, rng)
+        return fmean(overtaken([sent + draws.draw_s(sent) for sent in sent_s]))
+
+    return fmean(once() for _ in range(1 if delay_effect(direction, sent_s) == 1 else REALIZATIONS))
 
 
 def waiting_share(sent_s: Sequence[float], direction: Direction, seed: int) -> float:
     """Return which share of the mean delay is waiting for earlier packets, by draws from the profile."""
     if not direction.in_order or not direction.jitter_ms:
         return 0.0
-    rng = random.Random(f"{seed}/waiting")
+    draws = DelayDraws(direction, random.Random(f"{seed}/waiting"))
     latest, drawn, waited = -math.inf, 0.0, 0.0
     for sent in sent_s:
-        due = sent + direction.delay_s(rng)
+        due = sent + draws.draw_s(sent)
         drawn += due - sent
         waited += max(0.0, latest - due)
         latest = max(latest, due)

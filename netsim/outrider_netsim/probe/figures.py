@@ -7,6 +7,7 @@ its 99 % interval holds the profile's value, `unclear` when only its 99.99 % int
     delay        TOLERANCE, or TIMER_MS where that is more, the resolution of user-space engines' timers
     shape        mean distance between measured and expected quantiles (Wasserstein): uniform in place of normal
                  jitter has the right mean and deviation but is 0.14 deviations off; chance gives 1.1 / sqrt(n)
+                 (of all three: n correlated delays count as n / delay_effect independent ones)
     loss         Clopper-Pearson; with bursty losses n packets count as n / design_effect independent ones
     loss burst   losses in a row; each is followed by another with probability 1 - 1/burst, so again a share
     overtaken    share of packets that arrive after one sent later, against draws from the profile
@@ -23,6 +24,7 @@ from statistics import fmean, pstdev
 from typing import Literal
 
 from outrider_netsim.probe.expectations import (
+    delay_effect,
     design_effect,
     expected_overtaken,
     in_a_row,
@@ -67,7 +69,8 @@ def mean_figure(times: PacketTimes, direction: Direction, link_bytes: int, seed:
     if not delays_ms:
         return missing("mean_delay_ms", "nothing came through", "off")
     expected = direction.mean_delay_ms + serialisation_ms(direction, link_bytes)
-    intervals = mean_interval(delays_ms, SHOWN), mean_interval(delays_ms, CERTAIN)
+    effect = delay_effect(direction, times.sent_s)
+    intervals = mean_interval(delays_ms, SHOWN, effect), mean_interval(delays_ms, CERTAIN, effect)
     tolerance = max(TOLERANCE * expected, TIMER_MS)
     waiting = waiting_share(times.sent_s, direction, seed)
     note = f"{waiting:.2%} of it from waiting for earlier packets at this spacing" if waiting else ""
@@ -80,7 +83,8 @@ def deviation_figure(times: PacketTimes, direction: Direction) -> Figure:
     if not delays_ms:
         return missing("deviation_ms", "nothing came through", "off")
     expected = direction.delay_deviation_ms
-    intervals = deviation_interval(delays_ms, SHOWN), deviation_interval(delays_ms, CERTAIN)
+    effect = delay_effect(direction, times.sent_s)
+    intervals = deviation_interval(delays_ms, SHOWN, effect), deviation_interval(delays_ms, CERTAIN, effect)
     tolerance = max(TOLERANCE * expected, TIMER_MS)
     return _within("deviation_ms", pstdev(delays_ms), intervals, _untraced(direction, expected), tolerance)
 
@@ -95,7 +99,7 @@ def shape_figure(times: PacketTimes, direction: Direction, link_bytes: int) -> F
     extra, count = serialisation_ms(direction, link_bytes), len(ordered)
     expected = (direction.quantile_s((rank + 0.5) / count) * 1000 + extra for rank in range(count))
     gap = fmean(abs(mine - theirs) for mine, theirs in zip(ordered, expected, strict=True))
-    share = SHAPE_TOLERANCE + SHAPE_CHANCE / math.sqrt(count)
+    share = SHAPE_TOLERANCE + SHAPE_CHANCE * math.sqrt(delay_effect(direction, times.sent_s) / count)
     tolerance = max(TIMER_MS, share * direction.delay_deviation_ms)
     return Figure("shape_gap_ms", gap, None, 0.0, tolerance, "ok" if gap <= tolerance else "off")
 

@@ -39,22 +39,28 @@ def share_interval(successes: float, trials: float, confidence: float) -> Interv
     return Interval(low, high)
 
 
-def mean_interval(values: Sequence[float], confidence: float) -> Interval:
-    """Return the interval of the mean behind independent `values`; unbounded with fewer than two."""
+def mean_interval(values: Sequence[float], confidence: float, effect: float = 1.0) -> Interval:
+    """Return the interval of the mean behind `values`, of which `effect` count as one independent one.
+
+    Unbounded with fewer than two.
+    """
     if len(values) < 2:
         return Interval(-math.inf, math.inf)
     mean = fmean(values)
-    return _around(mean, math.sqrt(central_moment(values, 2) / (len(values) - 1)), confidence)
+    return _around(mean, math.sqrt(effect * central_moment(values, 2) / (len(values) - 1)), confidence)
 
 
-def deviation_interval(values: Sequence[float], confidence: float) -> Interval:
-    """Return the interval of the standard deviation behind independent `values`; unbounded with fewer than two."""
+def deviation_interval(values: Sequence[float], confidence: float, effect: float = 1.0) -> Interval:
+    """Return the interval of the standard deviation behind `values`, of which `effect` count as one independent one.
+
+    Unbounded with fewer than two.
+    """
     if len(values) < 2:
         return Interval(0.0, math.inf)
     variance = central_moment(values, 2)
     if not variance:
         return Interval(0.0, 0.0)
-    error = math.sqrt(max(0.0, central_moment(values, 4) - variance**2) / (4 * variance * len(values)))
+    error = math.sqrt(effect * max(0.0, central_moment(values, 4) - variance**2) / (4 * variance * len(values)))
     return _around(math.sqrt(variance), error, confidence)
 
 

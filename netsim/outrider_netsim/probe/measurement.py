@@ -2,7 +2,8 @@
 
     control     a short train over bare sockets: what measuring costs here; reported, never subtracted
     delay       lone packets, so far apart that none waits for another: SPACING_S, and for in-order links, where a late
-                packet holds up the next, the time between a late delay (quantile LATE) and a quick one (QUICK)
+                packet holds up the next, the time between a late delay (quantile LATE) and a quick one (QUICK);
+                half of the coherence where delays are correlated, so that few count as one
     loss        many packets, as fast as QUIET_SHARE of the rate and half the queue allow; also measures reordering
     throughput  OVERLOAD x the rate, one way after the other; last, because it fills the link's queue
 
@@ -116,7 +117,8 @@ async def measure(
 
 def _lone_spacing_s(direction: Direction, link_bytes: int) -> float:
     in_order_s = direction.quantile_s(LATE) - direction.quantile_s(QUICK) if direction.in_order else 0.0
-    return max(SPACING_S, in_order_s, serialisation_ms(direction, link_bytes) / 1000 / QUIET_SHARE)
+    apart_s = direction.coherence_ms / 2000 if direction.jitter_ms else 0.0
+    return max(SPACING_S, in_order_s, apart_s, serialisation_ms(direction, link_bytes) / 1000 / QUIET_SHARE)
 
 
 def _quiet_spacing_s(direction: Direction, link_bytes: int) -> float:

@@ -139,7 +139,7 @@ def _profile_as_json(profile: Profile) -> dict[str, object]:
 
 def _direction_as_json(direction: Direction) -> dict[str, object]:
     trace = direction.trace.name if direction.trace else None
-    return asdict(replace(direction, trace=None)) | {"trace": trace}
+    return asdict(replace(direction, trace=None)) | {"trace": trace, "distribution": str(direction.distribution)}
 
 
 def _control_as_json(times: PacketTimes) -> dict[str, object]:

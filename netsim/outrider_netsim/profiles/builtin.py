@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
 from outrider_netsim.profiles.profile_files import SUFFIX, load_profile
@@ -24,38 +26,40 @@ LAN = Profile.symmetric(
 
 WIFI = Profile.symmetric(
     "wifi",
-    Direction(1.5, 7.8, "pareto", 100e6, base_ms=0.5, loss=0.001, queue_ms=100, in_order=True),
+    Direction(1.5, 7.8, "pareto", 100e6, base_ms=0.5, coherence_ms=100, loss=0.001, queue_ms=100, in_order=True),
     "median and 90th percentile of the round trip (3 and 20 ms): Sui et al., Characterizing and Improving WiFi Latency "
     "in Large-Scale Operational Networks, MobiSys 2016, whose 99th (250 ms) this distribution does not reach (42 ms); "
-    "rate, queue and what loss retransmission leaves are our judgement; the receiver's block-ack window restores order",
+    "rate, queue, coherence of the jitter and what loss retransmission leaves are our judgement; the receiver's "
+    "block-ack window restores order",
 )
 
 
 def _lte_edge(rate_bps: float) -> Direction:
-    bursts = Bursts(0.001, 0.2)
-    return Direction(15, 15, "pareto", rate_bps, base_ms=20, bursts=bursts, queue_ms=600, in_order=True)
+    jittery = Direction(15, 15, "pareto", rate_bps, base_ms=20, coherence_ms=100, in_order=True)
+    return replace(jittery, bursts=Bursts(0.001, 0.2), queue_ms=600)
 
 
 LTE_EDGE = Profile(
     "lte-edge",
     up=_lte_edge(0.6e6),
     down=_lte_edge(1.2e6),
-    source="rates: cell-edge spectral efficiency of Report ITU-R M.2134 (urban: 0.06 bit/s/Hz down, 0.03 up) over 20 "
-    "MHz; round trip of 70 ms: WebPageTest's LTE; jitter (HARQ repeats in steps of 8 ms, RLC beyond that), loss "
-    "(0.5 % in bursts of 5 packets) and queue are our judgement",
+    source="rates: cell-edge spectral efficiency of Report ITU-R M.2134 (urban: 0.06 bit/s/Hz down, 0.03 up) over "
+    "20 MHz; round trip of 70 ms: WebPageTest's LTE; jitter (HARQ repeats in steps of 8 ms, RLC beyond that), its "
+    "coherence, loss (0.5 % in bursts of 5 packets) and queue are our judgement",
 )
 
 
 def _3g(rate_bps: float) -> Direction:
-    return Direction(40, 15, "normal", rate_bps, base_ms=110, loss=0.002, queue_ms=1000, in_order=True)
+    jittery = Direction(40, 15, "normal", rate_bps, base_ms=110, coherence_ms=100, in_order=True)
+    return replace(jittery, loss=0.002, queue_ms=1000)
 
 
 THREE_G = Profile(
     "3g",
     up=_3g(768e3),
     down=_3g(1.6e6),
-    source="WebPageTest's 3G (1.6 Mbit/s down, 768 kbit/s up, 300 ms round trip); jitter, loss and queue are our "
-    "judgement",
+    source="WebPageTest's 3G (1.6 Mbit/s down, 768 kbit/s up, 300 ms round trip); jitter, its "
+    "coherence, loss and queue are our judgement",
 )
 
 SATELLITE = Profile(
@@ -69,8 +73,8 @@ SATELLITE = Profile(
 
 
 def _train(rate_bps: float) -> Direction:
-    bursts = Bursts(0.001, 0.1)
-    return Direction(15, 20, "pareto", rate_bps, base_ms=20, bursts=bursts, queue_ms=600, in_order=True)
+    jittery = Direction(15, 20, "pareto", rate_bps, base_ms=20, coherence_ms=100, in_order=True)
+    return replace(jittery, bursts=Bursts(0.001, 0.1), queue_ms=600)
 
 
 TRAIN = Profile(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles import delays
 from outrider_netsim.profiles.delays import DISTRIBUTIONS, Distribution
+from outrider_netsim.profiles.distribution_table import DistributionTable
 from outrider_netsim.profiles.outages import Outage, in_order
 from outrider_netsim.profiles.traces import DeliveryTrace, Trace
 
@@ -50,8 +51,10 @@ class Direction:
     """One direction of a link. A packet takes base_ms + max(0, X), then waits for the rate.
 
     X has mean `delay_ms`, standard deviation `jitter_ms` and the shape of `distribution` (delays.py), drawn for every
-    packet; `constant` needs jitter_ms=0. A trace replaces what it has columns for: its delay `delay_ms`, its rate or
-    deliveries `rate_bps`, its loss `loss` and `bursts`.
+    packet; `constant` needs jitter_ms=0. Draws are independent, or correlated from one packet to the next: by
+    `correlation`, or by exp(-t / coherence_ms) for packets t apart. Neither changes how a single delay is distributed.
+    A trace replaces what it has columns for: its delay `delay_ms`, its rate or deliveries `rate_bps`, its loss `loss`
+    and `bursts`.
     """
 
     delay_ms: float = 0.0
@@ -59,6 +62,8 @@ class Direction:
     distribution: Distribution = "constant"
     rate_bps: float = 0.0  # 0: unlimited; counts whole IP packets and 14 bytes of Ethernet header each, as netem does
     base_ms: float = 0.0
+    correlation: float = 0.0  # of the normal variables behind one packet's delay and the next one's
+    coherence_ms: float = 0.0  # in its place: the time after which that correlation has fallen to 1/e
     loss: float = 0.0  # share of packets, independent of each other
     bursts: Bursts | None = None  # in place of `loss`
     queue_packets: int = USUAL_QUEUE_PACKETS  # waiting for rate and delay together (netem's limit); more is dropped
@@ -74,11 +79,22 @@ class Direction:
         _check("loss", self.loss, 1.0)
         if 0 < self.rate_bps < 1000:
             raise ProfileError(f"rate_bps={self.rate_bps:g}: need 0 (unlimited) or at least 1000 bit/s")
-        if self.distribution not in DISTRIBUTIONS:
-            raise ProfileError(f"distribution={self.distribution!r}: need one of {', '.join(DISTRIBUTIONS)}")
+        if not isinstance(self.distribution, DistributionTable) and self.distribution not in DISTRIBUTIONS:
+            raise ProfileError(
+                f"distribution={self.distribution!r}: need one of {', '.join(DISTRIBUTIONS)}, or FILE.dist"
+            )
         if self.distribution == "constant" and self.jitter_ms:
             raise ProfileError(
                 f"jitter_ms={self.jitter_ms:g} with distribution='constant': need another distribution or no jitter"
+            )
+        _check("correlation", self.correlation, 1.0)
+        _check("coherence_ms", self.coherence_ms, MAX_MS)
+        if self.correlation == 1:
+            raise ProfileError("correlation=1: the delay would never change; need less than 1")
+        if self.correlation and self.coherence_ms:
+            raise ProfileError(
+                f"correlation={self.correlation:g} beside coherence_ms={self.coherence_ms:g}: "
+                "the one is by packet, the other by time, so give one of them"
             )
         if self.loss and self.bursts:
             raise ProfileError(f"loss={self.loss:g} beside bursts: bursts replace it, so give one of them")
@@ -127,7 +143,7 @@ class Direction:
         return self.bursts.mean_loss if self.bursts else self.loss
 
     def delay_s(self, rng: random.Random) -> float:
-        """Draw a delay in seconds. Takes one number from `rng`, or none without jitter."""
+        """Draw an independent delay in seconds. Takes one number from `rng`, or none without jitter."""
         # Exactly one draw, used as it is: anything else would change every seeded run.
         return self.quantile_s(1 - rng.random()) if self.jitter_ms else (self.base_ms + self.delay_ms) / 1000
 

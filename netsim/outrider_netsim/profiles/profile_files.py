@@ -17,12 +17,14 @@ import json
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.checked_table import CheckedTable, WrongTypeError, flag, number, text, whole
+from outrider_netsim.profiles.distribution_table import SUFFIX as DIST_SUFFIX
+from outrider_netsim.profiles.distribution_table import DistributionTable, load_distribution
 from outrider_netsim.profiles.outages import Outage, outage_text, parse_outage
-from outrider_netsim.profiles.profile import Bursts, Direction, Profile
+from outrider_netsim.profiles.profile import Bursts, Direction, Distribution, Profile
 from outrider_netsim.profiles.trace_files import load_trace
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace, Trace
 
@@ -70,13 +72,21 @@ def _trace(value: Any, table: CheckedTable) -> Trace:
     return load_trace(table.file.parent / text(value, table))
 
 
+def _distribution(value: Any, table: CheckedTable) -> Distribution:
+    name = text(value, table)
+    # Any other name is checked by Direction.
+    return load_distribution(table.file.parent / name) if name.endswith(DIST_SUFFIX) else cast(Distribution, name)
+
+
 Kinds = dict[str, Callable[[Any, CheckedTable], Any]]  # Any: unchecked in, a field's type out
 _DIRECTION: Kinds = {
     "delay_ms": number,
     "jitter_ms": number,
-    "distribution": text,
+    "distribution": _distribution,
     "rate_bps": number,
     "base_ms": number,
+    "correlation": number,
+    "coherence_ms": number,
     "loss": number,
     "bursts": _bursts,
     "queue_packets": whole,
@@ -135,7 +145,7 @@ def _toml(value: object) -> str:
     match value:
         case Bursts():
             return "{" + ", ".join(f"{field.name} = {getattr(value, field.name)!r}" for field in fields(Bursts)) + "}"
-        case DeliveryTrace() | ConditionTrace():
+        case DeliveryTrace() | ConditionTrace() | DistributionTable():
             return _toml(str(Path(value.name).absolute()))
         case bool() | str():  # TOML strings are JSON strings, except that DEL must be escaped
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

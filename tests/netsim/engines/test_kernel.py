@@ -3,6 +3,7 @@
 import platform
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,20 @@ def test_every_change_has_a_seed_of_its_own():
     assert len(set(seeds)) == 3
     assert seeds == [again.shaping(False).netem.seed for _ in range(3)]
     assert down.shaping(False).netem.seed not in seeds
+
+
+def test_a_coherent_delay_moves_in_small_steps_and_others_stay_with_netem():
+    lane = KernelLane("A", 3)
+    lane.change(Direction(40, 10, "normal", in_order=True, coherence_ms=60_000))
+    drawn = []
+    for _ in range(50):
+        lane.draw()
+        drawn.append(lane.shaping(False).netem.delay.latency_ns / 1e6)
+    assert 10 < drawn[0] < 70
+    assert max(abs(b - a) for a, b in pairwise(drawn)) < 5  # no time passes between draws, at most seconds
+    lane.change(Direction(40, 10, "normal"))
+    assert lane.delay_s is None
+    assert lane.shaping(False).netem.delay.entries
 
 
 def test_packets_dropped_in_a_cut_are_the_outages():

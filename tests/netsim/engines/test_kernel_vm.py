@@ -4,19 +4,25 @@ The guest's clock counts instructions and its luck is seeded: a test that passed
 Python, qemu or our code change. The bounds below are for the fresh draw that such a change is.
 """
 
-from pathlib import Path
+import statistics
+from pathlib import Path as FilePath
 
 import pytest
 import vm
+
+from outrider_netsim.impairments import Packet
+from outrider_netsim.impairments.path import Path
+from outrider_netsim.profiles.profile import Direction
 
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.slow,
     pytest.mark.skipif(vm.missing() is not None, reason=vm.missing() or ""),
 ]
-TCP_LOSS = Path(__file__).parents[1] / "vm" / "guest_tcp_loss.py"
+TCP_LOSS = FilePath(__file__).parents[1] / "vm" / "guest_tcp_loss.py"
 
-QUEUES = Path(__file__).parents[1] / "vm" / "guest_queue.py"
+QUEUES = FilePath(__file__).parents[1] / "vm" / "guest_queue.py"
+JITTER = FilePath(__file__).parents[1] / "vm" / "guest_jitter.py"
 
 
 def test_a_guest_that_panics_is_reported(tmp_path):
@@ -78,3 +84,45 @@ def _check_queues(found):
             assert (kernel["lost"], kernel["dropped"]) == (800 - kernel["came"], 0)
         else:
             assert (kernel["lost"], kernel["dropped"]) == (0, 800 - kernel["came"])
+
+
+COHERENT = {"delay_ms": 40, "jitter_ms": 10, "distribution": "normal", "coherence_ms": 20, "in_order": True}
+JITTERS = {
+    "coherent": {**COHERENT, "rate_bps": 4e6, "queue_packets": 500},
+    "with bursts": {**COHERENT, "bursts": {"p": 0.02, "r": 0.2}, "rate_bps": 4e6, "queue_ms": 200},
+    "independent": {"delay_ms": 40, "jitter_ms": 10, "distribution": "paretonormal"},
+}
+
+
+@pytest.mark.timeout(900)
+def test_delays_are_coherent_in_time_and_bursts_last():
+    """Coherence of 20 ms seen every 4 ms: 3000 packets count as 300 independent ones."""
+    order = {"directions": JITTERS, "packets": 3000, "spacing_s": 0.004}
+    vm.check_in_guest(JITTER, order, 400.0, _check_jitter)
+
+
+def _check_jitter(found):
+    for name, seen in found.items():
+        is_coherent = name != "independent"
+        expected = _in_path({key: value for key, value in JITTERS[name].items() if key != "bursts"}, 3000 * 20)
+        error_ms = 10 / (3000 / (10 if is_coherent else 1)) ** 0.5
+        assert seen["mean_ms"][0] == pytest.approx(statistics.mean(expected), abs=4 * error_ms), name
+        assert seen["deviation_ms"][0] == pytest.approx(statistics.pstdev(expected), abs=4 * error_ms), name
+        assert seen["correlation"] == pytest.approx(statistics.correlation(expected[1:], expected[:-1]), abs=0.1), name
+        assert seen["counted"] == seen["missing"], name
+        assert bool(seen["overtaken"]) != is_coherent, name
+    share, expected_share = found["with bursts"]["lost"]
+    assert share == pytest.approx(expected_share, rel=0.5)  # 4 deviations: losses come together
+
+
+def _in_path(keys, packets):
+    """Delays in ms of packets of 106 bytes, one every 4 ms, through a Path."""
+    path = Path(Direction(**keys), 1)
+    sent = [number * 0.004 for number in range(packets)]
+    arrived = {}
+    for number, now in enumerate([*sent, float("inf")]):
+        while (when := path.next_event()) is not None and when <= now:
+            arrived |= {int(packet.data): when for packet in path.pop_ready(when)}
+        if number < packets:
+            path.push(Packet(b"%d" % number, 106), now)
+    return [1000 * (arrived[number] - when) for number, when in enumerate(sent)]

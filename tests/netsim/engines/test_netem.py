@@ -15,11 +15,13 @@ from outrider_netsim.engines.netem import (
     TABLE_ENTRIES,
     BufferQdisc,
     BurstLoss,
+    DelayTable,
     delay_table,
     qdisc_config,
     share_of_u32,
 )
 from outrider_netsim.profiles.builtin import PROFILES
+from outrider_netsim.profiles.distribution_table import DistributionTable
 from outrider_netsim.profiles.profile import MAX_QUEUE_PACKETS, Bursts, Direction
 
 JITTERY = Direction(21, 19, "normal", 20e6, base_ms=4.5, loss=0.001)
@@ -51,7 +53,7 @@ def test_the_kernel_draws_every_built_in_profile_with_its_mean_and_deviation(nam
 
 
 @given(
-    st.sampled_from(["normal", "pareto", "uniform"]),
+    st.sampled_from(["normal", "pareto", "paretonormal", "uniform"]),
     st.floats(0, 500),
     st.floats(0.01, 400),
     st.floats(0, 100),
@@ -112,6 +114,30 @@ def test_a_queue_in_time_waits_behind_netem_for_the_rate_of_tbf():
         assert shaping.netem.limit == MAX_QUEUE_PACKETS
         assert shaping.netem.rate_bytes == (125_000_000_000 if direction.in_order else 0)
         assert (shaping.tbf.rate_bytes, shaping.tbf.burst_bytes) == (2_500_000, FRAME_BYTES + 2500)
+
+
+def test_correlation_by_packet_is_refused():
+    with pytest.raises(EngineError, match=r"correlation=0\.5: .* take coherence_ms, or use --engine tun"):
+        qdisc_config(replace(JITTERY, correlation=0.5), 0)
+
+
+def test_a_coherent_delay_is_the_one_that_holds_now():
+    bursts = Bursts(0.01, 0.2)
+    direction = replace(JITTERY, loss=0, bursts=bursts, coherence_ms=100, in_order=True)
+    shaping = qdisc_config(direction, 7, delay_s=0.0321)
+    assert shaping.netem.delay == DelayTable(32_100_000, 0, ())
+    assert (shaping.netem.rate_bytes, shaping.netem.bursts) == (2_500_000, None)
+    assert shaping.losses is not None
+    assert shaping.losses.bursts == qdisc_config(replace(JITTERY, loss=0, bursts=bursts), 7).netem.bursts
+    assert shaping.losses.delay == DelayTable(0, 0, ())
+    assert qdisc_config(direction, 7, delay_s=0.0321, is_cut=True).netem.loss == LOSS_ALL
+
+
+def test_a_table_is_the_files_own():
+    table = DistributionTable("x.dist", tuple(n / 8192 for n in (-8192, -4096, 0, 12_288)))
+    found = table_of(Direction(50, 10, table))
+    assert len(found.entries) == 4
+    assert kernel_delays_ms(found) == pytest.approx([40, 45, 50, 65], abs=0.002)
 
 
 def test_nothing_waits_without_a_rate():

@@ -10,8 +10,9 @@ from outrider_netsim.engines.netem import BufferQdisc, BurstLoss, DelayTable, Ne
 from outrider_netsim.engines.qdisc_messages import (
     QdiscMessage,
     buffer_message,
+    losses_message,
     netem_message,
-    no_buffer_message,
+    no_child_message,
     root_message,
     tbf_message,
 )
@@ -134,12 +135,18 @@ def test_a_fast_tbf_has_its_rate_in_64_bits():
 
 
 def test_the_buffer_is_the_child_of_netem():
-    message = buffer_message(3, BufferQdisc("bfifo", 37_500))
+    message = buffer_message(3, BufferQdisc("bfifo", 37_500), behind_losses=False)
     head, limit = options(message)
     assert head == (0, 3, 0x20_0000, 0x10_0001, 0)
     assert limit == struct.pack("=I", 37_500)  # struct tc_fifo_qopt
     assert attributes(encoded(message)[36:])[KIND] == b"bfifo\0"
-    assert struct.unpack_from("=BxxxiIII", encoded(no_buffer_message(3)), 16) == (0, 3, 0, 0x10_0001, 0)
+    assert struct.unpack_from("=BxxxiIII", encoded(no_child_message(3)), 16) == (0, 3, 0, 0x10_0001, 0)
+
+
+def test_losses_may_have_a_netem_of_their_own_before_the_buffer():
+    losses = netem(bursts=BurstLoss(1, 2, 3, 4))
+    assert options(losses_message(3, losses))[0] == (0, 3, 0x30_0000, 0x10_0001, 0)
+    assert options(buffer_message(3, BufferQdisc("bfifo", 1), behind_losses=True))[0] == (0, 3, 0x20_0000, 0x30_0001, 0)
 
 
 def test_the_root_is_addressed_without_a_kind():

@@ -1,7 +1,10 @@
 """Delay: the distribution of the draws, and the order of packets."""
 
+import math
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from driving import numbered, pushed_at
 from scipy import stats
@@ -50,6 +53,59 @@ def test_jitter_reorders_and_in_order_does_not():
     assert [n for _, n in bearer] == list(range(200))
     own = {n: when for when, n in reordered}
     assert [when for when, _ in bearer] == [max(own[m] for m in range(n + 1)) for n in range(200)]
+
+
+def correlated_z(direction, times):
+    """The normal variables behind a link's delays."""
+    out = sorted((n, when) for when, n in pushed_at(delay(direction), times))
+    return np.array([(when - times[n] - 0.1) * 100 for n, when in out])
+
+
+STEADY = Direction(delay_ms=100, jitter_ms=10, distribution="normal")
+
+
+@pytest.mark.parametrize(
+    ("direction", "spacing_s", "expected"),
+    [
+        (replace(STEADY, correlation=0.6), 1.0, 0.6),
+        (replace(STEADY, coherence_ms=50), 0.02, math.exp(-0.4)),
+        (replace(STEADY, coherence_ms=50), 1.0, 0.0),
+    ],
+)
+def test_delays_are_correlated_by_packet_or_by_time(direction, spacing_s, expected):
+    z = correlated_z(direction, [n * spacing_s for n in range(20_000)])
+    found = np.corrcoef(z[:-1], z[1:])[0, 1]
+    assert abs(math.atanh(found) - math.atanh(expected)) < 4.9 * 1.5 / 20_000**0.5  # one false alarm in a million
+
+
+@pytest.mark.parametrize("distribution", ["normal", "pareto", "uniform", "paretonormal"])
+def test_correlation_leaves_the_distribution_as_it_is(distribution):
+    """Delays far apart in time are independent, so a test for independent draws judges them."""
+    direction = Direction(40, 20, distribution, base_ms=5, correlation=0.9)
+    out = sorted((n, when) for when, n in pushed_at(delay(direction), [float(n) for n in range(200_000)]))
+    drawn_ms = [1000 * (when - n) for n, when in out if n % 100 == 0]  # 0.9 to the power of 100 is 3e-5
+    shares = np.array([(rank + 0.5) / 2000 for rank in range(2000)])
+    expected = np.array([1000 * direction.quantile_s(u) for u in shares])
+    assert stats.ks_2samp(drawn_ms, np.repeat(expected, 20)).pvalue > FALSE_ALARM
+
+
+def test_without_correlation_draws_are_the_profiles_own():
+    times = [float(n) for n in range(50)]
+    rng = random.Random(1)
+    expected = [n + JITTERY.delay_s(rng) for n in times]
+    assert sorted(when for when, _ in pushed_at(delay(JITTERY), times)) == pytest.approx(sorted(expected))
+
+
+def test_coherent_delays_kept_in_order_pile_up_far_less():
+    """An independent delay for each of many packets, kept in order, is a running maximum."""
+    direction = Direction(15, 15, "pareto", base_ms=20, in_order=True)
+    times = [n / 5000 for n in range(50_000)]
+
+    def mean_ms(link):
+        return 1000 * sum(when - times[n] for when, n in pushed_at(delay(link), times)) / len(times)
+
+    assert mean_ms(direction) > 1.5 * direction.mean_delay_ms
+    assert mean_ms(replace(direction, coherence_ms=100)) < 1.15 * direction.mean_delay_ms
 
 
 def test_ties_keep_their_order():

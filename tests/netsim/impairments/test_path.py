@@ -22,7 +22,7 @@ TRACES = [
     ConditionTrace("rate", (0.0, 0.02), 0.04, rate_bps=(1e5, 1e6)),
 ]
 directions = st.builds(
-    lambda direction, jitter, queue: replace(direction, **jitter, **queue),
+    lambda direction, *others: replace(direction, **{k: v for other in others for k, v in other.items()}),
     st.builds(
         Direction,
         delay_ms=st.sampled_from([0.0, 10.0]),
@@ -32,7 +32,8 @@ directions = st.builds(
         in_order=st.booleans(),
         trace=st.sampled_from(TRACES),
     ),
-    st.sampled_from([{}, {"jitter_ms": 8.0, "distribution": "normal"}]),
+    st.sampled_from([{}, {"jitter_ms": 8.0, "distribution": "normal"}, {"jitter_ms": 8.0, "distribution": "pareto"}]),
+    st.sampled_from([{}, {"coherence_ms": 20.0}, {"correlation": 0.5}]),
     st.sampled_from([{}, {}, {"queue_bytes": 3500}, {"queue_ms": 90.0}])
     | st.builds(lambda packets: {"queue_packets": packets}, st.integers(1, 6)),
 )

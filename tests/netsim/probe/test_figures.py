@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider_netsim.impairments import DelayDraws
 from outrider_netsim.probe import expectations
 from outrider_netsim.probe.figures import (
     burst_figure,
@@ -32,7 +33,8 @@ def crossed(direction, packets=2_000, spacing_s=0.005, seed=1, extra_ms=0.0):
     rng = random.Random(seed)
     sent = [number * spacing_s for number in range(packets)]
     slow_s = (extra_ms + expectations.serialisation_ms(direction, SIZE)) / 1000
-    arrivals = [when + direction.delay_s(rng) + slow_s for when in sent]
+    draws = DelayDraws(direction, rng)
+    arrivals = [when + draws.draw_s(when) + slow_s for when in sent]
     kept = [None if lost else when for when, lost in zip(arrivals, losses(direction, packets, rng), strict=True)]
     return PacketTimes(tuple(sent), tuple(kept))
 
@@ -48,6 +50,41 @@ def losses(direction, packets, rng):
 def with_losses(pattern):
     """Return one packet per second; `x` is lost."""
     return PacketTimes(tuple(map(float, range(len(pattern)))), tuple(None if c == "x" else 0.5 for c in pattern))
+
+
+CORRELATED = [{"correlation": 0.7}, {"coherence_ms": 20}]
+
+
+@pytest.mark.parametrize("how", CORRELATED)
+def test_a_true_link_with_correlated_delays_passes_and_another_one_does_not(how):
+    direction = replace(FOUR_G, **how)
+    for seed in range(20):
+        times = crossed(direction, 4_000, seed=seed)
+        assert mean_figure(times, direction, SIZE, 0).verdict != "off"
+        assert deviation_figure(times, direction).verdict != "off"
+        assert shape_figure(times, direction, SIZE).verdict == "ok"
+        wrong = replace(direction, delay_ms=30)
+        assert mean_figure(times, wrong, SIZE, 0).verdict == "off"
+
+
+@pytest.mark.parametrize("how", CORRELATED)
+def test_intervals_of_correlated_delays_hold_the_truth_as_often_as_they_say(how):
+    """99 % of 200: fewer than 193 in one of 10,000 cases."""
+    direction = replace(FOUR_G, loss=0, **how)
+    held = 0
+    for seed in range(200):
+        figure = mean_figure(crossed(direction, 1_000, seed=seed), direction, SIZE, 0)
+        held += figure.interval.meets(figure.expected, figure.expected)
+    assert held >= 193
+
+
+def test_overtaking_of_coherent_delays_is_expected_as_it_is_measured():
+    direction = replace(FOUR_G, loss=0, coherence_ms=50)
+    times = crossed(direction, 40_000, 0.0005)
+    figure = overtaken_figure(times, direction, 0)
+    independent = expectations.expected_overtaken(times.sent_s, FOUR_G, 0)
+    assert figure.verdict == "ok"
+    assert figure.expected < independent - 0.1
 
 
 @pytest.mark.parametrize("distribution", ["normal", "pareto", "uniform"])

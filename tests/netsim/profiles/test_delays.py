@@ -2,6 +2,7 @@
 
 import math
 import random
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -9,9 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_netsim.profiles import delays
+from outrider_netsim.profiles.distribution_table import DistributionTable
 from outrider_netsim.profiles.profile import Direction
 
-JITTERY = ["normal", "uniform", "pareto"]
+# Twelve values, most of them early, as a file could hold; neither their mean nor their deviation is standardized.
+TABLE = DistributionTable("spiky.dist", tuple(n / 8192 for n in (*(-6000, -5500, -5000) * 3, 2000, 20_000, 30_000)))
+TABLE = DistributionTable(TABLE.name, tuple(sorted(TABLE.values)))
+STANDARD = ["normal", "uniform", "pareto", "paretonormal"]
+JITTERY = [*STANDARD, TABLE]
 DRAWS = 1_000_000
 SIGMAS = 4.9  # one false alarm in a million for each comparison, if the seed changes
 
@@ -44,13 +50,13 @@ def test_moments_agree_with_the_quantiles(distribution, mean, deviation):
     assert np.std(values) == pytest.approx(second, abs=5e-3 * deviation)
 
 
-@pytest.mark.parametrize("distribution", JITTERY)
+@pytest.mark.parametrize("distribution", STANDARD)
 def test_far_from_zero_mean_and_deviation_are_the_given_ones(distribution):
     assert delays.moments(distribution, 1000, 10) == pytest.approx((1000, 10))
 
 
 @given(
-    distribution=st.sampled_from(delays.DISTRIBUTIONS),
+    distribution=st.sampled_from([*delays.DISTRIBUTIONS, TABLE]),
     delay_ms=st.floats(0, 60_000),
     jitter_ms=st.floats(0, 60_000),
     u=st.floats(0, 1),
@@ -87,3 +93,20 @@ def test_pareto_is_netems_table_standardised():
     assert np.max(np.abs(slope * np.array(ours) + start - table)) < 2 / 8192
     assert slope == pytest.approx(0.82, abs=0.005)  # the deviation that netem really has for each one asked for
     assert start == pytest.approx(-0.033, abs=0.002)
+
+
+def test_paretonormal_is_netems_table_standardised():
+    """iproute2's generator: a quarter of the normal table's entry and three quarters of the Pareto table's."""
+    shares = (np.arange(4096) + 0.5) / 4096
+    normal = np.array([NormalDist().inv_cdf(u) for u in shares])
+    pareto = np.minimum(((1 - shares) ** (-1 / 3) - 1.5) * 4 / 3, 4)
+    table = 0.25 * normal + 0.75 * pareto
+    ours = np.array([delays.quantile("paretonormal", 100, 1, u) - 100 for u in shares])
+    assert ours == pytest.approx((table - table.mean()) / table.std(), abs=1e-9)
+
+
+def test_a_table_is_used_as_it_is():
+    """As netem does: mean + jitter * entry / 8192, with the table's own mean and deviation."""
+    delays_ms = 100 + 10 * np.array(TABLE.values)
+    assert delays.moments(TABLE, 100, 10) == pytest.approx((delays_ms.mean(), delays_ms.std()))
+    assert [delays.quantile(TABLE, 100, 10, (i + 0.5) / 12) for i in range(12)] == pytest.approx(list(delays_ms))

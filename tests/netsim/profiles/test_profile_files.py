@@ -133,6 +133,10 @@ def test_built_in_profiles_come_back_as_written(tmp_path, name):
 shares = st.floats(0, 1)
 times_ms = st.floats(0, 60_000)
 
+correlations = st.one_of(
+    st.fixed_dictionaries({"correlation": st.floats(0, 1, exclude_max=True)}),
+    st.fixed_dictionaries({"coherence_ms": times_ms}),
+)
 queues = st.one_of(
     st.fixed_dictionaries({"queue_packets": st.integers(1, 10_000_000)}),
     st.fixed_dictionaries({"queue_bytes": st.integers(0, 2**32 - 1)}),
@@ -150,8 +154,9 @@ def directions(draw):
         distribution,
         draw(st.just(0.0) | st.floats(1000, 1e12)),
         draw(times_ms),
-        0.0 if bursts else draw(shares),
-        bursts,
+        loss=0.0 if bursts else draw(shares),
+        bursts=bursts,
+        **draw(correlations),
         in_order=draw(st.booleans()),
         **draw(queues),
     )

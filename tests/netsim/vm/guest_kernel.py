@@ -40,7 +40,7 @@ async def _measure(arguments: dict[str, Any]) -> dict[str, Any]:
     server = await asyncio.start_server(_echo, "127.0.0.1", 0)
     upstream = Address("127.0.0.1", server.sockets[0].getsockname()[1])
     async with KernelLink(profile, upstream, seed=1) as link:
-        pair = await _udp_pair(link)
+        pair = await udp_pair(link)
         found: dict[str, Any] = {"seed_is_honoured": link.seed_is_honoured, "address": link.address}
         for way, (source, sink) in (("up", pair), ("down", pair[::-1])):
             direction = profile.up if way == "up" else profile.down
@@ -92,7 +92,7 @@ def _cut(link: KernelLink, pair: tuple[socket.socket, socket.socket]) -> dict[st
     for name, change in (("before", None), ("cut", link.cut), ("restored", link.restore)):
         if change:
             change()
-        arrived[name] = len(_send(*up, 10, 0.001, SMALL_BYTES)[1])
+        arrived[name] = len(send(*up, 10, 0.001, SMALL_BYTES)[1])
     link.cut()
     under_way = [_numbered(up[0], number) for number in range(10)]
     link.restore()
@@ -110,7 +110,7 @@ async def _trace(link: KernelLink, pair: tuple[socket.socket, socket.socket]) ->
     trace = ConditionTrace("steps", (0.0, 0.5), 1.0, delay_ms=(10.0, 40.0), rate_bps=(0.0, 8e6))
     link.set(Profile.symmetric("steps", Direction(trace=trace)))
     started = time.time_ns()
-    sent, received = await asyncio.to_thread(_send, *pair, 500, 0.004, SMALL_BYTES)
+    sent, received = await asyncio.to_thread(send, *pair, 500, 0.004, SMALL_BYTES)
     rows: list[list[float]] = [[] for _ in range(4)]
     for number, when in received.items():
         row, within = divmod((sent[number] - started) / 1e9, 0.5)
@@ -123,8 +123,8 @@ async def _outage() -> dict[str, Any]:
     """A planned outage from 0.5 s to 0.8 s: which of 100 packets, one every 10 ms, do not come."""
     profile = Profile.symmetric("gap", Direction(1), outages=(Outage(0.3, 0.5),))
     async with KernelLink(profile, Address("127.0.0.1", 9)) as link:
-        pair = await _udp_pair(link)
-        _, received = await asyncio.to_thread(_send, *pair, 100, 0.01, SMALL_BYTES)
+        pair = await udp_pair(link)
+        _, received = await asyncio.to_thread(send, *pair, 100, 0.01, SMALL_BYTES)
         missing = sorted(set(range(100)) - set(received))
         return {"missing": len(missing), "first": missing[0], "last": missing[-1], "wanted": [30, 50, 79]} | {
             "counted": link.stats.up.dropped_by_outage,
@@ -156,7 +156,7 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.close()
 
 
-async def _udp_pair(link: KernelLink) -> tuple[socket.socket, socket.socket]:
+async def udp_pair(link: KernelLink) -> tuple[socket.socket, socket.socket]:
     a, b = await link.namespaces.socket("A", "udp"), await link.namespaces.socket("B", "udp")
     for sock, host in ((a, "10.77.0.1"), (b, "10.77.0.2")):
         sock.bind((host, 0))
@@ -168,7 +168,7 @@ async def _udp_pair(link: KernelLink) -> tuple[socket.socket, socket.socket]:
 
 
 def _delay(source: socket.socket, sink: socket.socket, direction: Direction, packets: int) -> dict[str, float]:
-    sent, received = _send(source, sink, packets, 0.004, SMALL_BYTES)
+    sent, received = send(source, sink, packets, 0.004, SMALL_BYTES)
     delays = [(received[number] - sent[number]) / 1e6 for number in received]
     order = sorted(received, key=lambda number: received[number])
     return {
@@ -183,7 +183,7 @@ def _delay(source: socket.socket, sink: socket.socket, direction: Direction, pac
 
 
 def _loss(source: socket.socket, sink: socket.socket, direction: Direction, packets: int) -> dict[str, float]:
-    received = _send(source, sink, packets, 0.001, SMALL_BYTES)[1]
+    received = send(source, sink, packets, 0.001, SMALL_BYTES)[1]
     lost = [number not in received for number in range(packets)]
     follows = [later for earlier, later in itertools.pairwise(lost) if earlier]
     return {
@@ -195,14 +195,14 @@ def _loss(source: socket.socket, sink: socket.socket, direction: Direction, pack
 
 def _flood(source: socket.socket, sink: socket.socket, rate_bps: float, duration_s: float) -> dict[str, float]:
     packets = int(1.3 * rate_bps * duration_s / 8 / LINK_BYTES)
-    received = _send(source, sink, packets, duration_s / packets, FULL_BYTES)[1]
+    received = send(source, sink, packets, duration_s / packets, FULL_BYTES)[1]
     times = sorted(received.values())
     settled = [when for when in times if times[0] + 2e8 < when < times[0] + duration_s * 1e9]
     span_s = (settled[-1] - settled[0]) / 1e9
     return {"bps": (len(settled) - 1) * LINK_BYTES * 8 / span_s, "bps wanted": rate_bps}
 
 
-def _send(
+def send(
     source: socket.socket, sink: socket.socket, packets: int, spacing_s: float, payload_bytes: int
 ) -> tuple[list[int], dict[int, int]]:
     """Times of sending by packet, times of receiving by number, in ns of the wall clock."""

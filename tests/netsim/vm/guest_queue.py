@@ -32,11 +32,11 @@ async def _measure(arguments: dict[str, Any]) -> dict[str, Any]:
     profiles = [Profile.symmetric(name, direction) for name, direction in directions.items()]
     found: dict[str, Any] = {}
     async with KernelLink(profiles[0], Address("127.0.0.1", 9), seed=1) as link:
-        source, sink = await guest_kernel._udp_pair(link)
+        source, sink = await guest_kernel.udp_pair(link)
         for profile in profiles:
             link.set(profile)
             before = link.stats.up
-            sent, received = guest_kernel._send(
+            sent, received = guest_kernel.send(
                 source, sink, arguments["packets"], arguments["spacing_s"], guest_kernel.FULL_BYTES
             )
             after = link.stats.up
