@@ -177,7 +177,12 @@ def _measure(plan: NetworkPlan, files: RecordFiles, table3: bool, json: Path | N
     with progress_line() as step, files.open() as records:
         if len(records):
             show_line(f"{files.lines}: {len(records)} answers are there already")
-        scenarios = asyncio.run(measure(plan, records, step))
+        try:
+            scenarios = asyncio.run(measure(plan, records, step))
+        except BaseException:
+            if files.lines is not None:
+                show_line(f"{files.lines}: {len(records)} answers are kept: the same command with --resume goes on")
+            raise
     _show(scenarios, table3)
     write_report(json, network_report(scenarios))
     if plot is not None:
@@ -211,8 +216,8 @@ def _show(scenarios: Sequence[Scenario], table3: bool) -> None:
         mismatches = scenario.mismatches
         differing = f"{mismatches} answers differ from the stream's" if mismatches else "all answers the same"
         show_line(f"{differing}; {scenario.extent}")
-    if table3:
-        show(link_table(scenarios))
+    if len({scenario.setting.profile for scenario in scenarios}) > 1:
+        show(link_table(scenarios, "(the paper's Table 3)" if table3 else ""))
 
 
 def _measure_messages(plan: NetworkPlan, codecs: Sequence[Codec], json: Path | None) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions
 from rich.table import Table
 
 _UNBOUNDED = 10_000  # columns of a file or a pipe
+_LOPSIDED = 2  # times as far on one side as on the other
 OVER_PROMPTS = "±: 95 % interval over the choice of prompts"  # a caption
 _BORDERS = 3  # characters that a column adds to its text: two of padding, one of border
 
@@ -77,13 +78,18 @@ def table(
 
 
 def plus_minus(value: object, interval: tuple[float, float] | None, digits: int) -> str:
-    """Format a figure and the farther end of its interval, `57.9 ±1.2`; `-` for what is no number."""
+    """Format a figure and the farther end of its interval, `57.9 ±1.2`; `-` for what is no number.
+
+    An interval that reaches much farther on one side has both: `0.86 +1.92 -0.20`.
+    """
     if not isinstance(value, int | float):
         return "-"
-    low, high = interval or (value, value)
-    # Without a reach: what has no interval, and what cannot vary, such as the stream's ratio to itself.
-    reach = f" ±{max(high - value, value - low):.{digits}f}" if low < high else ""
-    return f"{value:.{digits}f}{reach}"
+    if interval is None or interval[0] == interval[1]:  # equal: what cannot vary, as the stream's ratio to itself
+        return f"{value:.{digits}f}"
+    above, below = interval[1] - value, value - interval[0]
+    if min(above, below) * _LOPSIDED < max(above, below) - 10**-digits:
+        return f"{value:.{digits}f} {above:+.{digits}f} {-below:+.{digits}f}"
+    return f"{value:.{digits}f} ±{max(above, below):.{digits}f}"
 
 
 def plus_minuses(

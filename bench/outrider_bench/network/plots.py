@@ -93,7 +93,7 @@ def _footnote(scenarios: Sequence[Scenario]) -> str:
     shape = ", ".join(f"{name} {value}" for name, value in setting.tree.items() if value)
     asked = f"whiskers: 95 % intervals; dotted: the ideal stream, 1000 / T_v; trees: {shape}"
     machine = f"{made['processor']}, {made['cores']} cores, load {made['load_average']}"
-    return f"{asked}, engine {scenarios[-1].setting.engine}, seed {setting.seed}\n{machine}"
+    return f"{asked}, engine {scenarios[-1].setting.engine}\n{machine}"
 
 
 def _in_legend(scenarios: Sequence[Scenario], name: str) -> str:
@@ -107,7 +107,7 @@ def _in_legend(scenarios: Sequence[Scenario], name: str) -> str:
 
 def _label(scenario: Scenario) -> str:
     link = "no link" if scenario.setting.profile == NO_LINK else scenario.setting.profile
-    return f"{scenario.setting.drafter}, {link}"
+    return f"{scenario.setting.drafter}, {link}, seed {scenario.setting.seed}"
 
 
 def _median(scenario: Scenario, name: str) -> float:

@@ -10,7 +10,7 @@ from outrider_bench.network.link_endpoint import NO_LINK
 from outrider_bench.network.messages import MessageSizes
 from outrider_bench.network.metrics import Metric
 from outrider_bench.network.report import Scenario
-from outrider_bench.network.variants import STREAM
+from outrider_bench.network.variants import STREAM, ModeVariant
 
 _SPEED = (
     ("tok/s", "tokens_per_second", 1),
@@ -112,25 +112,25 @@ def pauses_table(scenario: Scenario) -> ResultTable:
     return table("ms between tokens, and between arrivals", columns, rows)
 
 
-def link_table(scenarios: Sequence[Scenario]) -> ResultTable:
-    """Build the base paper's Table 3: a row per drafter and variant, a column per link."""
+def link_table(scenarios: Sequence[Scenario], note: str = "") -> ResultTable:
+    """Build a table of speeds by link: a row per drafter, seed and variant, a column per link."""
     links = list(dict.fromkeys(scenario.setting.profile for scenario in scenarios))
-    # Any link's acceptance will do: it is the same on all of them except for staleness.
-    last = {scenario.setting.drafter: scenario for scenario in scenarios}
+    seeds = {scenario.setting.seed for scenario in scenarios}
     rows = []
-    for drafter, of_last in last.items():
-        of_link = {scenario.setting.profile: scenario for scenario in scenarios if scenario.setting.drafter == drafter}
-        for variant in of_last.variants:
-            speeds = [_number(of_link[link].medians_of(variant.name)["tokens_per_second"], 1) for link in links]
-            metrics = of_last.medians_of(variant.name)
-            acceptance = _number(metrics["mean_acceptance_length"], 2)
-            rows.append(
-                [f"{drafter}, {of_last.label(variant)}", *speeds, acceptance, _number(metrics["target_calls"], 1)]
-            )
+    for drafter, seed in dict.fromkeys((one.setting.drafter, one.setting.seed) for one in scenarios):
+        of_link = {
+            one.setting.profile: one for one in scenarios if (one.setting.drafter, one.setting.seed) == (drafter, seed)
+        }
+        # Any link's acceptance will do: it is the same on all of them except for staleness.
+        last = of_link[links[-1]]
+        for variant in last.variants:
+            label = f"{drafter}, {last.label(variant)}" + (f", seed {seed}" if len(seeds) > 1 else "")
+            speeds = [_cell(of_link[link], variant, "tokens_per_second", 1) for link in links]
+            tau, calls = _cell(last, variant, "mean_acceptance_length", 2), _cell(last, variant, "target_calls", 1)
+            rows.append([label, *speeds, tau, calls])
     headings = ["single device" if link == NO_LINK else link for link in links]
-    return table(
-        "tokens a second by link (the paper's Table 3)", ("drafter, way", *headings, "acceptance length", "calls"), rows
-    )
+    heading = " ".join(["tokens a second by link", *([note] if note else [])])
+    return table(heading, ("drafter, way", *headings, "acceptance length", "calls"), rows)
 
 
 def title(scenario: Scenario) -> str:
@@ -139,8 +139,11 @@ def title(scenario: Scenario) -> str:
     pace = "not paced" if setting.pace is None else f"PACED as {setting.pace}"
     link = "no link" if setting.profile == NO_LINK else f"{setting.profile} ({setting.engine})"
     shape = ", ".join(f"{name} {value}" for name, value in setting.tree.items() if value)
-    round_trip = f"R {trip['mean_ms']:.1f} ms, standard error {trip['standard_error_ms']:.1f}, {trip['pings']} pings"
-    return f"{setting.drafter} over {link}, {round_trip}, profile's R {trip['profile_ms']:.1f}, {pace}, trees: {shape}"
+    round_trip = (
+        f"R {trip['mean_ms']:.1f} ms (standard error {trip['standard_error_ms']:.1f}, {trip['pings']} pings; "
+        f"the profile's: {trip['profile_ms']:.1f})"
+    )
+    return f"{setting.drafter} over {link}, seed {setting.seed}, {round_trip}, {pace}, trees: {shape}"
 
 
 def _metrics_table(heading: str, scenario: Scenario, columns: Sequence[tuple[str, str, int]]) -> ResultTable:
@@ -149,12 +152,15 @@ def _metrics_table(heading: str, scenario: Scenario, columns: Sequence[tuple[str
 
 def _metrics_rows(scenario: Scenario, columns: Sequence[tuple[str, str, int]]) -> list[list[str]]:
     """Return a row per variant, with the interval of every figure that has one."""
-    rows = []
-    for variant in scenario.variants:
-        metrics = scenario.medians_of(variant.name)
-        cells = (plus_minus(metrics[key], scenario.interval(variant.name, key), digits) for _, key, digits in columns)
-        rows.append([scenario.label(variant), *cells])
-    return rows
+    return [
+        [scenario.label(variant), *(_cell(scenario, variant, key, digits) for _, key, digits in columns)]
+        for variant in scenario.variants
+    ]
+
+
+def _cell(scenario: Scenario, variant: ModeVariant, key: str, digits: int) -> str:
+    metric = scenario.medians_of(variant.name)[key]
+    return plus_minus(metric, scenario.interval(variant.name, key), digits)
 
 
 def _parts(metric: Metric, names: Sequence[str]) -> list[str]:

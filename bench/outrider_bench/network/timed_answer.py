@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import Any
 
 from outrider_bench.network.link_endpoint import LinkTraffic
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.events import Committed, Cycle, Event, Finished, RolledBack, Unverified, Verified
 from outrider_client.core.statistics import Statistics
-from outrider_proto.errors import LinkError
 from outrider_proto.frames import Draft, Verdict
 
 
@@ -145,23 +145,17 @@ class AnswerRecorder:
             count -= min(count, last.tokens)
 
 
-async def ms_to_first_token(client: AsyncClient, prompt: Sequence[int], clock: Callable[[], float]) -> float:
-    """Ask `prompt` for one token and return its time in ms; `clock` counts seconds."""
-    asked_at = clock()
-    async with aclosing(client.generate(prompt, max_new_tokens=1)) as events:
-        async for event in events:
-            if isinstance(event, Committed):
-                return (clock() - asked_at) * 1e3
-    raise LinkError("no first token came: repeat the run over a link that holds")
-
-
 async def ask(
-    client: AsyncClient, prompt: Sequence[int], traffic: Callable[[], LinkTraffic | None], clock: Callable[[], float]
+    client: AsyncClient,
+    prompt: Sequence[int],
+    traffic: Callable[[], LinkTraffic | None],
+    clock: Callable[[], float],
+    **overrides: Any,  # Any: ClientConfig's fields
 ) -> TimedAnswer:
     """Ask `prompt` and record the answer; `clock` counts seconds."""
     held_tokens = _num_common(client.tokens, prompt)
     recorder, before, asked_at = AnswerRecorder(), traffic(), clock()
-    async with aclosing(client.generate(prompt)) as events:
+    async with aclosing(client.generate(prompt, **overrides)) as events:
         async for event in events:
             recorder.take(event, (clock() - asked_at) * 1e3)
     after = traffic()

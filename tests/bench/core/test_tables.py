@@ -79,3 +79,9 @@ def test_an_interval_is_shown_by_its_farther_end():
     assert plus_minus(57.94, (56.8, 58.5), 1) == "57.9 ±1.1"
     assert plus_minus(57.94, None, 1) == plus_minus(57.94, (57.94, 57.94), 1) == "57.9"
     assert plus_minus(None, None, 1) == "-"
+
+
+def test_a_lopsided_interval_is_shown_by_both_ends():
+    assert plus_minus(0.86, (0.66, 2.78), 2) == "0.86 +1.92 -0.20"
+    assert plus_minus(10.0, (9.5, 10.6), 1) == "10.0 ±0.6"
+    assert plus_minus(12.52, (12.51, 12.53), 1) == "12.5 ±0.0"
