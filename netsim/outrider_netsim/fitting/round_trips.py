@@ -9,8 +9,8 @@ half of the least and of the mean round trip, and the deviation over sqrt 2.
     loss        share q lost of a round trip is 1 - sqrt(1 - q) each way; a chain of two states (Gilbert-Elliott) where
                 losses come in a row more often than chance has it: r = bursts / losses, p = r q / (1 - q)
     outages     at least OUTAGE_PINGS lost in a row, for at least OUTAGE_S; or, with hold, as many that come back
-                together: each is faster than the one before by at least half of the time between them. Neither counts
-                as delay or loss
+                together: the first one unusually late, and each faster than the one before by at least half of the
+                time between them. Neither counts as delay or loss
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ Array = NDArray[np.float64]
 MIN_REPLIES = 100  # fewer say nothing of the 99th percentile
 OUTAGE_PINGS = 3
 OUTAGE_S = 1.0
+HOLD_DEVIATIONS = 5.0  # above the lower quartile, for the first ping of a hold
 CHANCE = 3.0  # deviations of pure chance that a correlation or a burst must exceed
 QUANTILES = np.array([0.5, 0.9, 0.99])
 _GRID = (np.arange(400) + 0.5) / 400
 _MIN_JITTER_MS = 1e-3
+_QUARTILES = 2 * NormalDist().inv_cdf(0.75)  # distance of a normal variable's quartiles, in deviations
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +132,17 @@ def holds_of(recording: RoundTrips) -> list[tuple[float, float]]:
     came = ~recording.is_lost
     sent_s, rtt_s = recording.sent_s[came], recording.rtt_ms[came] / 1000
     is_next = -np.diff(rtt_s) >= np.maximum(np.diff(sent_s), recording.interval_s) / 2
-    usual_s = float(np.median(rtt_s)) if len(rtt_s) else 0.0
+    if len(rtt_s) < OUTAGE_PINGS:
+        return []
+    lower, usual_s, upper = np.quantile(rtt_s, [0.25, 0.5, 0.75])
+    # Of normal variables. The first is too large where much of a recording is held, the second where neighbors differ.
+    deviation_s = min(upper - lower, np.median(np.abs(np.diff(rtt_s))) * np.sqrt(2)) / _QUARTILES
+    # Else jitter larger than the interval would look like short holds, again and again.
+    least_s = lower + max(2 * recording.interval_s, HOLD_DEVIATIONS * deviation_s)
     ends = np.maximum(sent_s, sent_s + rtt_s - usual_s)
     found: list[tuple[float, float]] = []
     for first, last in _runs(is_next):
-        if last - first + 2 >= OUTAGE_PINGS:
+        if last - first + 2 >= OUTAGE_PINGS and rtt_s[first] >= least_s:
             start, end = float(sent_s[first]), float(ends[last + 1])
             # A hold that another interrupts for a moment is one.
             found.append((found.pop()[0], end) if found and start <= found[-1][1] else (start, end))

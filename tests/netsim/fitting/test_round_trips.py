@@ -117,12 +117,17 @@ def test_outages_are_long_runs_of_lost_pings_and_neither_loss_nor_delay():
 
 
 def test_a_hold_is_where_pings_come_back_together():
-    recording = series([20, 20, 1000, 800, 610, 400, 200, 20, 21, 20])
+    recording = series([20, 20, 1000, 800, 610, 400, 200, *[20, 21] * 20])
     ((start, end),) = holds_of(recording)
     assert start == pytest.approx(0.4)
     assert end == pytest.approx(1.4)
     assert usual([recording]).max() == 21
     assert fit_outages([recording])[0].hold
+
+
+def test_jitter_beyond_the_interval_is_no_hold():
+    pings = pinged(Direction(21, 19, "normal", base_ms=4.5, in_order=True), interval_s=0.02)
+    assert fit_outages([pings]) == ()
 
 
 def test_profiles_with_outages_and_holds_are_found_again():
