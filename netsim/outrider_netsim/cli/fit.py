@@ -55,8 +55,8 @@ def fit(
 ) -> None:
     """Fit a profile to recordings of a link, and show how near it is.
 
-    A ping gives base, mean, deviation and distribution of the delay, the time for which it stays alike, loss and its
-    bursts, and outages; half of each round trip counts for each way. A trace gives the rate, and is referred to.
+    A ping gives base, mean, deviation, distribution and coherence of the delay, loss and its bursts, and outages; half
+    of each round trip counts for each way. A trace gives the rate, and is referred to.
     """
     from outrider_netsim.fitting.fit import fit_profile
     from outrider_netsim.profiles.profile_files import profile_text

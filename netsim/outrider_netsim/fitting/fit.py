@@ -122,6 +122,7 @@ def _delayed(direction: Direction, delay: DelayFit, coherence_ms: float) -> Dire
         delay_ms=delay.delay_ms,
         jitter_ms=delay.jitter_ms,
         distribution=delay.distribution,
+        coherence_ms=coherence_ms if delay.jitter_ms else 0.0,
     )
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.fitting.recordings import RoundTrips
 from outrider_netsim.profiles import delays
-from outrider_netsim.profiles.delays import DISTRIBUTIONS, Distribution
+from outrider_netsim.profiles.delays import DISTRIBUTIONS, NamedDistribution
 from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.profile import Bursts
 
@@ -50,7 +50,7 @@ class DelayFit:
     of Kolmogorov and Smirnov).
     """
 
-    distribution: Distribution
+    distribution: NamedDistribution
     base_ms: float
     delay_ms: float
     jitter_ms: float
@@ -77,7 +77,7 @@ class RoundTripFit:
     """One way of a link, fitted; `delays` has every distribution, the nearest first."""
 
     delays: tuple[DelayFit, ...]
-    coherence_ms: float  # 0: each packet draws anew
+    coherence_ms: float  # time in which the correlation of the delay falls to 1/e; 0: each packet draws anew
     loss: float
     bursts: Bursts | None
     outages: tuple[Outage, ...]
@@ -195,7 +195,7 @@ def fit_delays(samples_ms: Array, ways: int = 2) -> tuple[DelayFit, ...]:
     deviation = float(samples.std()) / np.sqrt(ways)
     if deviation < _MIN_JITTER_MS:
         return (DelayFit("constant", _short(mean), 0.0, 0.0, 0.0, 0.0),)
-    shapes: list[Distribution] = [name for name in DISTRIBUTIONS if name != "constant"]
+    shapes: list[NamedDistribution] = [name for name in DISTRIBUTIONS if name != "constant"]
     fits = [_Search(name, samples, base, ways).nearest(mean - base, deviation) for name in shapes]
     return tuple(sorted(fits, key=lambda fit: fit.distance_ms))
 
@@ -203,7 +203,7 @@ def fit_delays(samples_ms: Array, ways: int = 2) -> tuple[DelayFit, ...]:
 class _Search:
     """Finds mean and deviation of a distribution whose samples are nearest to the recorded ones."""
 
-    def __init__(self, distribution: Distribution, samples: Array, base_ms: float, ways: int) -> None:
+    def __init__(self, distribution: NamedDistribution, samples: Array, base_ms: float, ways: int) -> None:
         self._distribution = distribution
         self._samples = samples
         self._base_ms = base_ms

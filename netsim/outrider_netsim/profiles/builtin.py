@@ -43,8 +43,8 @@ LTE_EDGE = Profile(
     "lte-edge",
     up=_lte_edge(0.6e6),
     down=_lte_edge(1.2e6),
-    source="rates: cell-edge spectral efficiency of Report ITU-R M.2134 (urban: 0.06 bit/s/Hz down, 0.03 up) over "
-    "20 MHz; round trip of 70 ms: WebPageTest's LTE; jitter (HARQ repeats in steps of 8 ms, RLC beyond that), its "
+    source="rates: cell-edge spectral efficiency of Report ITU-R M.2134 (urban: 0.06 bit/s/Hz down, 0.03 up) over 20 "
+    "MHz; round trip of 70 ms: WebPageTest's LTE; jitter (HARQ repeats in steps of 8 ms, RLC beyond that), its "
     "coherence, loss (0.5 % in bursts of 5 packets) and queue are our judgement",
 )
 
@@ -58,8 +58,8 @@ THREE_G = Profile(
     "3g",
     up=_3g(768e3),
     down=_3g(1.6e6),
-    source="WebPageTest's 3G (1.6 Mbit/s down, 768 kbit/s up, 300 ms round trip); jitter, its "
-    "coherence, loss and queue are our judgement",
+    source="WebPageTest's 3G (1.6 Mbit/s down, 768 kbit/s up, 300 ms round trip); jitter, its coherence, loss and queue"
+    " are our judgement",
 )
 
 SATELLITE = Profile(
@@ -91,7 +91,8 @@ TRAIN = Profile(
 
 
 def _lte(rate_bps: float) -> Direction:
-    return Direction(18.8, 14.2, "pareto", rate_bps, base_ms=13, loss=0.0026, queue_ms=600, in_order=True)
+    jittery = Direction(18.8, 14.3, "pareto", rate_bps, base_ms=13, coherence_ms=430, in_order=True)
+    return replace(jittery, loss=0.0026, queue_ms=600)
 
 
 LTE = Profile(
@@ -100,14 +101,15 @@ LTE = Profile(
     down=_lte(27.33e6),
     source="in a moving car; rates: means of Ookla's Speedtest over mobile, USA, first half of 2018; the rest: "
     "outrider-netsim fit of 18,000 pings over Verizon, on 4G or 5G as the phone had it, Maine, May 2024 "
-    "(NUWiNS/starlink-measurement): half of a round trip each way; packets held for 1.6 s every 45 s, lost for "
+    "(NUWiNS/starlink-measurement): half of a round trip each way; packets held for 1.9 s every 59 s, lost for "
     "4.6 s every 16 minutes; queue is our judgement",
-    outages=(Outage(1.6, 5, every_s=45, hold=True), Outage(4.6, 470, every_s=960)),
+    outages=(Outage(1.9, 7, every_s=59, hold=True), Outage(4.6, 470, every_s=960)),
 )
 
 
 def _5g_midband(rate_bps: float) -> Direction:
-    return Direction(1.5, 1.4, "pareto", rate_bps, base_ms=22, loss=0.0001, queue_ms=200, in_order=True)
+    jittery = Direction(1.5, 1.4, "pareto", rate_bps, base_ms=22, coherence_ms=100, in_order=True)
+    return replace(jittery, loss=0.0001, queue_ms=200)
 
 
 MIDBAND_5G = Profile(
@@ -117,13 +119,13 @@ MIDBAND_5G = Profile(
     source="at rest; rates and round trip of 47 ms: medians of T-Mobile USA's 5G, mostly at 2.5 GHz, Ookla's Speedtest,"
     " first half of 2024; jitter: pings are 3 ms above their least in the mean and deviate by 2 ms, in the "
     "median of Raca et al., Beyond Throughput, The Next Generation: a 5G Dataset, MMSys 2020 (at rest); loss, "
-    "queue and the time for which the delay stays alike are our judgement",
+    "queue and coherence are our judgement",
 )
 
 
 def _leo(rate_bps: float) -> Direction:
-    bursts = Bursts(0.006, 0.785)
-    return Direction(11.9, 12, "pareto", rate_bps, base_ms=13, bursts=bursts, queue_ms=300, in_order=True)
+    jittery = Direction(11.9, 12, "pareto", rate_bps, base_ms=13, coherence_ms=370, in_order=True)
+    return replace(jittery, bursts=Bursts(0.006, 0.785), queue_ms=300)
 
 
 LEO = Profile(

@@ -28,7 +28,7 @@ def test_pings_give_both_ways_the_same_delay_and_loss():
     up = fit.profile.up
     assert up == fit.profile.down
     assert fit.profile.round_trip_ms == pytest.approx(50, rel=0.02)
-    assert (up.distribution, up.in_order) == ("normal", True)
+    assert (up.distribution, up.coherence_ms, up.in_order) == ("normal", 0, True)
     assert up.mean_loss == pytest.approx(0.02, rel=0.3)
     answered = (~PINGS.is_lost).sum()
     assert fit.profile.source == f"fitted to p (5000 pings in 1000 s, {answered} answered; half a round trip each way)"
