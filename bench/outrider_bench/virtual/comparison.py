@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from outrider_bench.core.bootstrap import Interval
-from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.core.tables import ResultTable, plus_minus, table
 from outrider_bench.network.report import Scenario
 from outrider_bench.virtual.overhead_fit import OverheadFit
-from outrider_bench.virtual.real_report import RealCase
+from outrider_bench.virtual.real_report import DecodedPrompts, RealCase
 from outrider_proto.errors import UsageError
 
-_SHOWN = ("tokens_per_second", "mean_acceptance_length")
-_FIGURES = (*_SHOWN, "rtt_ms", "ttft_ms", "target_calls", "hit_rate")
+_FIGURES = ("tokens_per_second", "mean_acceptance_length", "rtt_ms", "ttft_ms", "target_calls", "hit_rate")
 _SETTINGS = ("profile", "pace", "prompts", "max_new_tokens", "codec")
 _SAMPLES = ("out of sample", "in sample")  # by whether it is in sample
 
@@ -25,7 +26,8 @@ class RealComparison:
     """Metrics of one variant over one profile, virtual and real.
 
     `judge` names the real case, `fitted_on` those of the overhead; `in_sample`: they share a run. `real_ci95` is
-    the 95 % interval of the real speed; None where the report has none.
+    the 95 % interval of the real speed over runs and prompts, `deviation_ci95` that of the deviation, for which virtual
+    and real answers are paired prompt by prompt; None where the report has no answers.
     """
 
     profile: str
@@ -36,6 +38,7 @@ class RealComparison:
     fitted_on: Sequence[str]
     in_sample: bool
     real_ci95: Interval | None = None
+    deviation_ci95: Interval | None = None
 
     @property
     def deviation(self) -> float:
@@ -82,17 +85,19 @@ def comparison_table(found: Sequence[RealComparison]) -> ResultTable:
             one.way,
             _SAMPLES[one.in_sample],
             ", ".join(one.fitted_on) or "nothing",
-            *(_format(side, name) for name in _SHOWN for side in (one.virtual, one.real)),
-            _of_interval(one),
-            f"{one.deviation:+.1%}",
+            _format(one.virtual, "tokens_per_second"),
+            plus_minus(one.real["tokens_per_second"], one.real_ci95, 2),
+            *(_format(side, "mean_acceptance_length") for side in (one.virtual, one.real)),
+            _of_deviation(one),
             {None: "", True: "inside", False: "outside"}[one.is_inside],
         ]
         for one in sorted(found, key=lambda one: one.in_sample)
     ]
     columns = (
-        "profile", "way", "sample", "fitted on", "tok/s", "real", "tau", "real", "real 95 %", "tok/s off by", "95 %",
+        "profile", "way", "sample", "fitted on", "tok/s", "real", "tau", "real", "tok/s off by", "real 95 %",
     )  # fmt: skip
-    return table("virtual time beside the real stack", columns, rows, keys=2)
+    caption = "±: 95 % interval over runs and prompts; of the deviation, prompt by prompt"
+    return table("virtual time beside the real stack", columns, rows, keys=2, caption=caption)
 
 
 def summary_lines(found: Sequence[RealComparison]) -> list[str]:
@@ -113,20 +118,30 @@ def summary(found: Sequence[RealComparison]) -> dict[str, dict[str, Any] | None]
 
 
 def _compared(scenario: Scenario, fit: OverheadFit, judge: RealCase) -> list[RealComparison]:
-    return [
-        RealComparison(
-            scenario.setting.profile,
-            variant.name,
-            _some(scenario.medians_of(variant.name)),
-            _some(judge.metrics(variant.name)),
-            judge.label,
-            fit.labels,
-            fit.has_seen(judge),
-            judge.speed_ci95(variant.name),
+    found = []
+    for name in (variant.name for variant in scenario.variants if variant.name in judge.ways):
+        real, replayed = judge.decoding(name), _decoding(scenario, name)
+        found.append(
+            RealComparison(
+                scenario.setting.profile,
+                name,
+                _some(scenario.medians_of(name)),
+                _some(judge.metrics(name)),
+                judge.label,
+                fit.labels,
+                fit.has_seen(judge),
+                None if real is None else real.speed_ci95,
+                None if real is None else real.deviation_ci95(replayed),
+            )
         )
-        for variant in scenario.variants
-        if variant.name in judge.ways
-    ]
+    return found
+
+
+def _decoding(scenario: Scenario, way: str) -> DecodedPrompts:
+    answers = [run.answers[way] for run in scenario.runs]
+    tokens = [[one.decoded_tokens for one in run] for run in answers]
+    ms = [[one.decode_ms for one in run] for run in answers]
+    return DecodedPrompts(np.array(tokens, dtype=float), np.array(ms, dtype=float))
 
 
 def _summary(some: Sequence[RealComparison]) -> str:
@@ -167,5 +182,8 @@ def _format(metrics: Mapping[str, float], name: str) -> str:
     return f"{metrics[name]:.2f}" if name in metrics else "-"
 
 
-def _of_interval(one: RealComparison) -> str:
-    return "-" if one.real_ci95 is None else "{:.1f}-{:.1f}".format(*one.real_ci95)
+def _of_deviation(one: RealComparison) -> str:
+    if one.deviation_ci95 is None:
+        return f"{one.deviation:+.1%}"
+    low, high = one.deviation_ci95
+    return f"{one.deviation:+.1%} ±{max(high - one.deviation, one.deviation - low):.1%}"

@@ -14,11 +14,33 @@ from typing import Any
 
 import numpy as np
 
-from outrider_bench.core.bootstrap import Interval, ratio_interval
+from outrider_bench.core.bootstrap import Floats, Interval, Resamples, quotient, ratio_interval
 from outrider_bench.core.stats import median
 from outrider_proto.errors import UsageError
 
 _PARITIES = {"odd": 1, "even": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedPrompts:
+    """Tokens after the first arrival and the time that they took, both [runs, prompts]."""
+
+    tokens: Floats
+    ms: Floats
+
+    @property
+    def speed_ci95(self) -> Interval | None:
+        """95 % interval of tokens per second over runs and prompts."""
+        return ratio_interval(self.tokens * 1e3, self.ms)
+
+    def deviation_ci95(self, replayed: DecodedPrompts) -> Interval | None:
+        """Return the 95 % interval of a replay's deviation from these, as a share, prompt by prompt."""
+        draws = Resamples(*self.tokens.shape)
+        # The replay's runs are links of other seeds, which have nothing to do with the real runs: taken together.
+        mine = quotient(draws.sums(self.tokens), draws.sums(self.ms))
+        sums = (np.broadcast_to(one.sum(axis=0), self.tokens.shape) for one in (replayed.tokens, replayed.ms))
+        theirs = quotient(*map(draws.sums, sums))
+        return draws.interval(quotient(theirs, mine) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +77,17 @@ class RealCase:
         runs = [of_all["runs"][number] for number in self.runs]
         return {name: median(run[name] for run in runs) for name, value in runs[0].items() if _is_number(value)}
 
-    def speed_ci95(self, way: str) -> Interval | None:
-        """Return the 95 % interval of the way's tokens per second; None where the report has no answers to tell."""
-        rows = [row for row in self.content.get("answers", ()) if row["way"] == way and row["run"] in self.runs]
-        runs = [[row for row in rows if row["run"] == number] for number in self.runs]
-        if not rows or len({len(run) for run in runs}) > 1:
+    def decoding(self, way: str) -> DecodedPrompts | None:
+        """Return what the way's answers took; None where the report lacks some of them."""
+        rows = [row for row in self.content.get("answers", ()) if row["way"] == way]
+        runs = [sorted((r for r in rows if r["run"] == n), key=lambda r: int(r["place"])) for n in self.runs]
+        if not rows or any(len(run) != self.content["prompts"] for run in runs):
             return None
-        tokens, ms = ([[row[name] for row in run] for run in runs] for name in ("decoded_tokens", "decode_ms"))
-        return ratio_interval(np.array(tokens) * 1e3, ms)
+        tokens, ms = (
+            np.array([[row[name] for row in run] for run in runs], dtype=float)
+            for name in ("decoded_tokens", "decode_ms")
+        )
+        return DecodedPrompts(tokens, ms)
 
     @property
     def _has_all_runs(self) -> bool:

@@ -5,11 +5,12 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.virtual.real_report import real_cases
+from outrider_bench.virtual.real_report import DecodedPrompts, real_cases
 from outrider_proto.errors import UsageError
 
 DATA = Path(__file__).parent / "data"
@@ -75,7 +76,8 @@ def test_without_overhead_nothing_was_fitted(tmp_path):
 
 def answers(way, run, *ms):
     """Rows of a report: ten tokens in so many ms for each prompt."""
-    return [{"way": way, "run": run, "decoded_tokens": 10, "decode_ms": took} for took in ms]
+    rows = [{"way": way, "run": run, "decoded_tokens": 10, "decode_ms": took} for took in ms]
+    return [row | {"place": place} for place, row in enumerate(rows)]
 
 
 def test_a_deviation_inside_the_real_interval_is_said_to_be(tmp_path):
@@ -94,12 +96,28 @@ def test_a_deviation_inside_the_real_interval_is_said_to_be(tmp_path):
     assert report["samples"]["out_of_sample"]["with_interval"] == 2
 
 
+def test_a_deviation_is_taken_prompt_by_prompt():
+    """Prompts differ by half, and the replay is 10 % faster at each: the deviation has no reach, the speed has."""
+    real = DecodedPrompts(np.full((2, 3), 10.0), np.array([[100.0, 200.0, 300.0]] * 2))
+    replayed = DecodedPrompts(np.full((5, 3), 10.0), np.array([[100.0, 200.0, 300.0]] * 5) / 1.1)
+    assert real.deviation_ci95(replayed) == pytest.approx((0.1, 0.1))
+    low, high = real.speed_ci95
+    assert low < 50 < high
+
+
+def test_answers_of_a_report_that_lacks_some_give_no_interval(tmp_path):
+    content = json.loads(REPORT.read_text())
+    content["cases"][0]["answers"] = [*answers("stream", 0, 250, 450), *answers("stream", 1, 330)]
+    (tmp_path / "real.json").write_text(json.dumps(content))
+    assert real_cases([f"{tmp_path / 'real.json'},case=paper-5g"])[0].decoding("stream") is None
+
+
 def test_the_interval_is_that_of_the_runs_taken(tmp_path):
     content = json.loads(REPORT.read_text())
     content["cases"][0]["answers"] = [*answers("stream", 0, 250, 450), *answers("stream", 1, 330, 350)]
     real = tmp_path / "real.json"
     real.write_text(json.dumps(content))
-    first, second = (real_cases([f"{real},case=paper-5g,runs={n}"])[0].speed_ci95("stream") for n in (1, 2))
+    first, second = (real_cases([f"{real},case=paper-5g,runs={n}"])[0].decoding("stream").speed_ci95 for n in (1, 2))
     assert first == pytest.approx((1e4 / 450, 1e4 / 250))
     assert second == pytest.approx((1e4 / 350, 1e4 / 330))
 
