@@ -1,0 +1,43 @@
+"""TCP over real netem, measured in a Debian kernel under qemu by the code that measures everywhere else."""
+
+import pytest
+import vm
+from vm.transfers import joined, measured_in_guest
+
+from outrider_netsim.transfers.plan import TransferPlan
+
+PLAN = TransferPlan(seconds=3, transfers=2, exchanges=50, loss=0.2, replies=5, requests=2, cuts_s=(1.0,))
+GUEST_TIMEOUT_S = 300.0
+
+
+@pytest.mark.kernel
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(vm.missing() is not None, reason=vm.missing() or "")
+def test_netem_is_measured_in_the_guest():
+    """The guest's luck is fixed by its seed. The bounds hold for any: nothing is quicker than the link or a timeout."""
+    report = joined(PLAN, [measured_in_guest("paper-4g-inorder", "kernel", PLAN, 1, GUEST_TIMEOUT_S)])
+    (row,) = report.rows
+    assert row.engine == "kernel (VM)"
+    assert row.estimates["idle_rtt_ms"].median == pytest.approx(54, rel=0.5)
+    assert 1 < row.estimates["goodput_mbps"].median < 20
+    # In slow start from ten packets, 150 kB take four round trips of at least 9 ms, and 60 ms of the rate.
+    assert row.estimates["after_idle_ms"].median > 96
+    # 50 at 20 %: none, or every one of them, once in 70,000.
+    assert row.estimates["lone_loss_ms"].median > 200
+    assert row.estimates["lone_loss_ms"].count < 50
+    assert len(row.samples["recovery_1s_ms"][0]) == 2
+    assert row.estimates["recovery_1s_ms"].median > 0
+
+
+def test_repetitions_of_several_guests_are_rows_of_one_report():
+    def report(engine, sample):
+        row = {"profile": "wifi", "engine": engine, "rate_mbps": 100, "samples": {"reply_ms": [[sample]]}}
+        return {"rows": [row], "made_by": [{"seeds": [1]}]}
+
+    found = joined(PLAN, [report("kernel (VM)", 1.0), report("tun (VM)", 2.0), report("kernel (VM)", 3.0)])
+    assert [(row.engine, row.samples["reply_ms"]) for row in found.rows] == [
+        ("kernel (VM)", [[1.0], [3.0]]),
+        ("tun (VM)", [[2.0]]),
+    ]
+    assert len(found.made_by) == 3
