@@ -53,7 +53,8 @@ def transfers(
         int, typer.Option(min=1, help="Links that are measured at once, but for downloads, which run alone.")
     ] = 1,
     with_report: Annotated[
-        list[Path] | None, typer.Option("--with", metavar="FILE", help="Show the rows of this earlier report too.")
+        list[Path] | None,
+        typer.Option("--with", metavar="FILE", help="Add the rows and repetitions of this earlier report."),
     ] = None,
     reference: Annotated[
         str | None, typer.Option(help="Engine to compare the others with, instead of kernel, or tun without it.")

@@ -1,4 +1,4 @@
-"""How a report was made: command, time, machine and versions. Standard library only."""
+"""How a report was made: link, command, time, machine and versions. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import os
 import platform
 import shlex
 import sys
+from dataclasses import asdict, replace
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from outrider_netsim.profiles.profile import Direction, Profile
 
 PACKAGES = ("outrider", "pyroute2")
 
@@ -26,6 +29,16 @@ def circumstances(started: datetime, ended: datetime) -> dict[str, object]:
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
     }
+
+
+def profile_as_json(profile: Profile) -> dict[str, object]:
+    """Describe the link; of its traces, only the names."""
+    return {"name": profile.name, "up": _direction_as_json(profile.up), "down": _direction_as_json(profile.down)}
+
+
+def _direction_as_json(direction: Direction) -> dict[str, object]:
+    trace = direction.trace.name if direction.trace else None
+    return asdict(replace(direction, trace=None)) | {"trace": trace, "distribution": str(direction.distribution)}
 
 
 def _version(package: str) -> str | None:

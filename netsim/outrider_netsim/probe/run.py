@@ -26,7 +26,7 @@ from outrider_netsim.engines.shaping import timeout_s
 from outrider_netsim.link import Link
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side
 from outrider_netsim.namespaces.namespaces import Namespaces
-from outrider_netsim.probe.circumstances import circumstances
+from outrider_netsim.probe.circumstances import circumstances, profile_as_json
 from outrider_netsim.probe.measurement import ProbeMeasurements, ProbeTarget, check_counts, measure, plan_probe
 from outrider_netsim.probe.report import ProbeReport, report
 from outrider_netsim.probe.samples import PacketTimes
@@ -60,7 +60,7 @@ class ProbeRun:
     def as_json(self) -> dict[str, object]:
         """Return everything but the single packets."""
         return {
-            "profile": _profile_as_json(self.profile),
+            "profile": profile_as_json(self.profile),
             "engine": self.engine,
             "why": self.why,
             "transport": self.seen.samples.transport,
@@ -131,15 +131,6 @@ async def _end(namespaces: Namespaces, side: Side) -> socket.socket:
 
 def _slowest_s(direction: Direction) -> float:
     return (direction.mean_delay_ms + 6 * direction.delay_deviation_ms) / 1000
-
-
-def _profile_as_json(profile: Profile) -> dict[str, object]:
-    return {"name": profile.name, "up": _direction_as_json(profile.up), "down": _direction_as_json(profile.down)}
-
-
-def _direction_as_json(direction: Direction) -> dict[str, object]:
-    trace = direction.trace.name if direction.trace else None
-    return asdict(replace(direction, trace=None)) | {"trace": trace, "distribution": str(direction.distribution)}
 
 
 def _control_as_json(times: PacketTimes) -> dict[str, object]:

@@ -22,9 +22,8 @@ REFERENCES = ("kernel", "kernel (VM)", "tun", "tun (VM)")
 class TransferRow:
     """All samples of one engine and profile, by figure and repetition."""
 
-    profile: str
+    link: Json  # the profile, as JSON
     engine: str
-    rate_mbps: float  # of the profile, down; 0: unlimited
     samples: Mapping[str, Sequence[Sequence[float]]]
     estimates: Mapping[str, TransferEstimate] = field(init=False)
 
@@ -32,12 +31,36 @@ class TransferRow:
         found = {name: TransferEstimate.of(repetitions) for name, repetitions in self.samples.items()}
         object.__setattr__(self, "estimates", {name: estimate for name, estimate in found.items() if estimate})
 
+    @property
+    def profile(self) -> str:
+        return str(self.link["name"])
+
+    @property
+    def rate_mbps(self) -> float:
+        """The profile's rate, down; 0 is unlimited."""
+        return float(self.link["down"]["rate_bps"]) / 1e6
+
+    def followed_by(self, later: TransferRow) -> TransferRow:
+        """Return a row with the repetitions of both."""
+        names = dict.fromkeys([*self.samples, *later.samples])
+        samples = {name: [*self.samples.get(name, ()), *later.samples.get(name, ())] for name in names}
+        return TransferRow(self.link, self.engine, samples)
+
+    def differing_link_key(self, other: TransferRow) -> str | None:
+        """Return what differs between the links of two rows, such as "up.loss"; None if nothing does."""
+        for way in ("up", "down"):
+            ours, theirs = self.link[way], other.link[way]
+            # Keys of one only: a version that had no such setting.
+            for key in ours.keys() & theirs.keys():
+                if ours[key] != theirs[key]:
+                    return f"{way}.{key}"
+        return None
+
     def as_json(self) -> Json:
         """Return the figures and the samples behind them."""
         return {
-            "profile": self.profile,
+            "link": self.link,
             "engine": self.engine,
-            "rate_mbps": self.rate_mbps,
             "figures": {name: _estimate_as_json(estimate) for name, estimate in self.estimates.items()},
             "samples": {
                 name: [[round(sample, 3) for sample in samples] for samples in repetitions]
@@ -68,18 +91,29 @@ class TransferReport:
             return None
         return TransferRatio.of(row.estimates[figure], reference.estimates[figure])
 
-    def with_rows_of(self, other: TransferReport, file: str) -> TransferReport:
-        """Add the rows of a report made by the same plan. Raises ProfileError when it was made by another."""
+    def with_rows_of(self, other: TransferReport, name: str) -> TransferReport:
+        """Add the rows of another report; those of the same profile and engine become one, with all repetitions.
+
+        Raises ProfileError when it was made by another plan, or over another link of the same name.
+        """
         ours, theirs = asdict(self.plan), asdict(other.plan)
-        if differing := [name for name in ours if ours[name] != theirs[name]]:
-            name = differing[0]
-            raise ProfileError(f"{file}: measured with {name}={theirs[name]}, not {ours[name]}: measure it again")
-        ours_too = {(row.profile, row.engine) for row in self.rows}
-        more = tuple(row for row in other.rows if (row.profile, row.engine) not in ours_too)
-        return TransferReport(self.plan, _sorted(self.rows + more), self.made_by + other.made_by)
+        if differing := [key for key in ours if ours[key] != theirs[key]]:
+            key = differing[0]
+            raise ProfileError(f"{name}: measured with {key}={theirs[key]}, not {ours[key]}: measure it again")
+        rows = {(row.profile, row.engine): row for row in self.rows}
+        for row in other.rows:
+            self._check_link(row, name)
+            place = row.profile, row.engine
+            rows[place] = rows[place].followed_by(row) if place in rows else row
+        return TransferReport(self.plan, _sorted(rows.values()), self.made_by + other.made_by)
+
+    def _check_link(self, row: TransferRow, name: str) -> None:
+        for ours in self.rows:
+            if ours.profile == row.profile and (key := ours.differing_link_key(row)):
+                raise ProfileError(f"{name}: {row.profile} was another link ({key} differs): measure it again")
 
     def as_json(self) -> Json:
-        """Return everything; `transfers_report` reads it."""
+        """Return everything; `report_from_json` reads it."""
         return {
             "plan": asdict(self.plan),
             "rows": [row.as_json() for row in self.rows],
@@ -90,16 +124,17 @@ class TransferReport:
 def load_report(path: Path) -> TransferReport:
     """Read a report's JSON file. Raises ProfileError."""
     try:
-        described = json.loads(path.read_text())
-        rows = [TransferRow(*(row[name] for name in _ROW_KEYS)) for row in described["rows"]]
-        return TransferReport(TransferPlan.of(described["plan"]), tuple(rows), tuple(described["made_by"]))
+        return report_from_json(json.loads(path.read_text()))
     except OSError as error:
         raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProfileError(f"{path}: not a report of `outrider-netsim transfers`: {error!r}") from None
 
 
-_ROW_KEYS = ("profile", "engine", "rate_mbps", "samples")
+def report_from_json(described: Json) -> TransferReport:
+    """Read what `as_json` wrote. Raises ValueError, KeyError, TypeError or AttributeError for anything else."""
+    rows = [TransferRow(row["link"], row["engine"], row["samples"]) for row in described["rows"]]
+    return TransferReport(TransferPlan.of(described["plan"]), tuple(rows), tuple(described["made_by"]))
 
 
 def _sorted(rows: Iterable[TransferRow]) -> tuple[TransferRow, ...]:

@@ -6,12 +6,13 @@ report = asyncio.run(measure_transfers([profile_named("paper-4g")], ["tun", "vir
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from outrider_netsim.core.engine_names import TransferEngine
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.probe.circumstances import circumstances
+from outrider_netsim.probe.circumstances import circumstances, profile_as_json
 from outrider_netsim.profiles.profile import Profile
 from outrider_netsim.transfers.plan import Samples, TransferPlan, TransferTask, stall_ms
 from outrider_netsim.transfers.real_link import take_really
@@ -91,4 +92,6 @@ async def _task(task: TransferTask, profile: Profile, engine: TransferEngine, pl
 def _row(profile: Profile, engine: str, repetitions: Sequence[Samples]) -> TransferRow:
     names = dict.fromkeys(name for samples in repetitions for name in samples)
     samples = {name: [samples[name] for samples in repetitions] for name in names}
-    return TransferRow(profile.name, engine, profile.down.rate_bps / 1e6, samples)
+    # Through JSON, so that it equals the same link read from a file.
+    link = json.loads(json.dumps(profile_as_json(profile)))
+    return TransferRow(link, engine, samples)

@@ -1,6 +1,7 @@
 """Reports as data, as JSON and as a table."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,11 @@ from outrider_netsim.transfers.table import headings, table_rows
 PLAN = TransferPlan(cuts_s=(3.0,))
 
 
-def row(engine, reply_ms, profile="paper-4g"):
-    return TransferRow(profile, engine, 20.0, {"reply_ms": [[reply_ms] * 20], "lone_loss_ms": [[]]})
+def row(engine, reply_ms, profile="paper-4g", rate_bps=20e6):
+    way = {"rate_bps": rate_bps, "loss": 0.001}
+    return TransferRow(
+        {"name": profile, "up": way, "down": way}, engine, {"reply_ms": [[reply_ms] * 20], "lone_loss_ms": [[]]}
+    )
 
 
 def report(*rows, plan=PLAN):
@@ -51,12 +55,29 @@ def test_the_reference_is_the_most_realistic_engine_of_the_profile():
 
 
 def test_rows_of_another_report_join_with_the_references_first():
-    joined = report(row("tun", 80.0), row("virtual", 60.0)).with_rows_of(
-        report(row("kernel (VM)", 79.0), row("tun", 1.0)), "vm.json"
-    )
+    ours, theirs = report(row("tun", 80.0), row("virtual", 60.0)), report(row("kernel (VM)", 79.0), row("tun", 84.0))
+    joined = ours.with_rows_of(theirs, "vm.json")
     assert [each.engine for each in joined.rows] == ["kernel (VM)", "tun", "virtual"]
-    assert joined.rows[1].estimates["reply_ms"].median == 80.0
+    assert joined.rows[1].samples["reply_ms"] == [[80.0] * 20, [84.0] * 20]
+    assert joined.rows[1].estimates["reply_ms"].median == 82.0
     assert len(joined.made_by) == 2
+
+
+def test_a_figure_that_one_report_lacks_keeps_the_repetitions_of_the_other():
+    more = TransferRow(row("tun", 80.0).link, "tun", {"goodput_mbps": [[5.0]]})
+    joined = report(row("tun", 80.0)).with_rows_of(report(more), "more.json").rows[0]
+    assert (len(joined.samples["reply_ms"]), len(joined.samples["goodput_mbps"])) == (1, 1)
+
+
+def test_rows_over_another_link_of_the_name_do_not_join():
+    with pytest.raises(ProfileError, match=r"old\.json: paper-4g was another link \(up\.rate_bps differs\): measure"):
+        report(row("tun", 80.0)).with_rows_of(report(row("proxy", 80.0, rate_bps=10e6)), "old.json")
+
+
+def test_a_setting_that_an_older_version_lacked_is_no_other_link():
+    older = row("proxy", 80.0)
+    older = replace(older, link=older.link | {"up": {"rate_bps": 20e6}})
+    assert len(report(row("tun", 80.0)).with_rows_of(report(older), "old.json").rows) == 2
 
 
 def test_rows_of_another_plan_do_not_join():

@@ -2,7 +2,7 @@
 
 import pytest
 import vm
-from vm.transfers import joined, measured_in_guest
+from vm.transfers import measured_in_guest
 
 from outrider_netsim.transfers.plan import TransferPlan
 
@@ -16,7 +16,7 @@ GUEST_TIMEOUT_S = 300.0
 @pytest.mark.skipif(vm.missing() is not None, reason=vm.missing() or "")
 def test_netem_is_measured_in_the_guest():
     """The guest's luck is fixed by its seed. The bounds hold for any: nothing is quicker than the link or a timeout."""
-    report = joined(PLAN, [measured_in_guest("paper-4g-inorder", "kernel", PLAN, 1, GUEST_TIMEOUT_S)])
+    report = measured_in_guest("paper-4g-inorder", "kernel", PLAN, 1, GUEST_TIMEOUT_S)
     (row,) = report.rows
     assert row.engine == "kernel (VM)"
     assert row.estimates["idle_rtt_ms"].median == pytest.approx(54, rel=0.5)
@@ -28,16 +28,3 @@ def test_netem_is_measured_in_the_guest():
     assert row.estimates["lone_loss_ms"].count < 50
     assert len(row.samples["recovery_1s_ms"][0]) == 2
     assert row.estimates["recovery_1s_ms"].median > 0
-
-
-def test_repetitions_of_several_guests_are_rows_of_one_report():
-    def report(engine, sample):
-        row = {"profile": "wifi", "engine": engine, "rate_mbps": 100, "samples": {"reply_ms": [[sample]]}}
-        return {"rows": [row], "made_by": [{"seeds": [1]}]}
-
-    found = joined(PLAN, [report("kernel (VM)", 1.0), report("tun (VM)", 2.0), report("kernel (VM)", 3.0)])
-    assert [(row.engine, row.samples["reply_ms"]) for row in found.rows] == [
-        ("kernel (VM)", [[1.0], [3.0]]),
-        ("tun (VM)", [[2.0]]),
-    ]
-    assert len(found.made_by) == 3
