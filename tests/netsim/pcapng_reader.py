@@ -48,7 +48,7 @@ def read_pcapng(path):
     for kind, body in rest:
         match kind:
             case 1:
-                assert struct.unpack_from("=HHI", body) == (101, 0, 0)  # raw IP, no limit
+                assert struct.unpack_from("=HHI", body) == (228, 0, 0)  # raw IPv4, no limit
                 interfaces.append(options(body[8:]))
             case 6:
                 interface, high, low, size, original = struct.unpack_from("=IIIII", body)

@@ -3,7 +3,7 @@
     interface 0, "client side"  ====[ link ]====  interface 1, "server side"
 
 A packet that goes through has one block where it enters and one where it leaves, with the same epb_packetid (Wireshark:
-frame.packet_id), so delay and loss can be read from the file alone. Packets begin with their IP header (LINKTYPE_RAW).
+frame.packet_id), so delay and loss can be read from the file alone. Packets begin with their IP header (LINKTYPE_IPV4).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Final
 
 CLIENT_SIDE: Final = 0
 SERVER_SIDE: Final = 1
-LINKTYPE_RAW = 101
+# Not LINKTYPE_RAW: libpcap 1.10 refuses a second interface of a type that it numbers otherwise (pcapng.c).
+LINKTYPE_IPV4 = 228
 _NAMES = "client side", "server side"
 
 _SECTION, _INTERFACE, _PACKET = 0x0A0D0D0A, 1, 6  # block types
@@ -48,7 +49,7 @@ def packet_block(interface: int, flags: int, time_ns: int, packet_id: int, data:
 def _interface(name: str) -> bytes:
     # 9: times in units of 10^-9 s.
     options = _option(_INTERFACE_NAME, name.encode()) + _option(_RESOLUTION, bytes([9]))
-    return _block(_INTERFACE, struct.pack("=HHI", LINKTYPE_RAW, 0, 0) + _ended(options))
+    return _block(_INTERFACE, struct.pack("=HHI", LINKTYPE_IPV4, 0, 0) + _ended(options))
 
 
 def _block(kind: int, body: bytes) -> bytes:
