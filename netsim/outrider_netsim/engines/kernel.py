@@ -22,12 +22,14 @@ from outrider_netsim.engines.kernel_support import kernel_support
 from outrider_netsim.engines.namespace_link import NamespaceLink
 from outrider_netsim.engines.netem import QdiscConfig, qdisc_config
 from outrider_netsim.engines.shaped_pair import SIDES, QdiscCounters, ShapedPair
+from outrider_netsim.engines.veth import MIRROR_INTERFACE
 from outrider_netsim.impairments import DelayDraws
 from outrider_netsim.impairments.path import LinkStats, PathStats, direction_in_row
 from outrider_netsim.namespaces.interfaces import Side
 from outrider_netsim.profiles.outages import outage_text, run_outages
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
+from outrider_netsim.recording.packet_tap import TapProcess
 from outrider_netsim.recording.recorder import NO_RECORDING, RecordingFiles
 
 STEPS_SHARE = 1 / 20  # of the coherence, for which a delay holds
@@ -57,14 +59,15 @@ class KernelLink(NamespaceLink):
         congestion: str = DEFAULT_CONGESTION,
         recording: RecordingFiles = NO_RECORDING,
     ) -> None:
-        if recording:
-            raise EngineError("netem delays packets before a capture or a log can see them: use --engine tun")
         super().__init__(upstream, listen, congestion)
         self.profile = profile
         self.is_cut = False
         self._in_outage = False
+        self._seed = seed
         self._lanes = tuple(KernelLane(side, seed) for side in SIDES)
         self._pair: ShapedPair | None = None
+        self._recording = recording
+        self._tap: TapProcess | None = None
         self._plans: list[asyncio.Task[None]] = []
         self._followers: list[asyncio.Task[None]] = []
 
@@ -82,6 +85,9 @@ class KernelLink(NamespaceLink):
         await _end(self._plans)
         await _end(self._followers)
         await self._bridge.aclose()
+        if self._tap is not None:
+            await self._tap.aclose()
+            self._tap = None
         if self._pair is not None:
             self._pair.close()
             self._pair = None
@@ -125,6 +131,10 @@ class KernelLink(NamespaceLink):
     async def _make_link(self) -> None:
         shapings = await asyncio.to_thread(self._shapings, self.profile)
         self._pair = await ShapedPair.make(self.namespaces, *shapings)
+        if self._recording:
+            self._pair.mirror()
+            comment = f"{self.profile.name}, seed {self._seed}, engine kernel"
+            self._tap = await TapProcess.start(self.namespaces, MIRROR_INTERFACE, self._recording, comment)
 
     def _shapings(self, profile: Profile) -> tuple[QdiscConfig, QdiscConfig]:
         """Return the qdiscs of both directions. Raises EngineError before either is changed."""

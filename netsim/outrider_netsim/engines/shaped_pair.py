@@ -37,6 +37,11 @@ from outrider_netsim.namespaces.namespaces import Namespaces
 
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38  # linux/rtnetlink.h
 SIDES: tuple[Side, Side] = ("A", "B")
+MODULES = {
+    "netem": "sch_netem",
+    "tbf": "sch_tbf",
+    "a mirror of packets": "-a dummy sch_ingress cls_matchall act_mirred",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,12 @@ class ShapedPair:
                 netem_message(self._ends[side].index, netem), RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE
             )
 
+    def mirror(self) -> None:
+        """Copy packets to MIRROR_INTERFACE of the side that they enter at, before the qdiscs. Raises EngineError."""
+        with _explained_refusals("a mirror of packets"):
+            for side in SIDES:
+                veth.mirror(self._ends[side], self._clients[side])
+
     def count(self, side: Side) -> QdiscCounters:
         """Return the counters of the qdiscs of `side`."""
         index = self._ends[side].index
@@ -179,7 +190,7 @@ class _explained_refusals(contextlib.AbstractContextManager["_explained_refusals
 def _remedy(what: str, error: NetlinkError) -> str:
     match error.errno:
         case errno.ENOENT | errno.EOPNOTSUPP:
-            return no_module({"netem": "sch_netem", "tbf": "sch_tbf"}.get(what, "veth"))
+            return no_module(MODULES.get(what, "veth"))
         case errno.EPERM | errno.EACCES:
             return f"run as root, or {OTHER_ENGINE}"
         case _:
