@@ -5,6 +5,7 @@ The modules beside this one declare options and import what a command needs only
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated
 
 import typer
@@ -84,6 +85,8 @@ app.command("sweep")(sweep_command)
 
 def main() -> None:
     """Run the command; print every deliberate error as one line and exit with its code."""
+    # As for Ctrl-C: the default action would leave servers behind that a command has started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()
     except OutriderError as error:

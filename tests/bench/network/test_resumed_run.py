@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -37,22 +39,27 @@ def answers(file: Path) -> list[str]:
     return [line for line in text.split("\n")[:-1] if line.startswith('{"answer"')]
 
 
-def killed_after(count: int, report: Path, records: Path) -> list[str]:
-    """Start a run, kill it with its server once `count` answers are recorded, and return the recorded lines."""
+@contextmanager
+def running_until(count: int, report: Path, records: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a run in a process group of its own, with its server, and wait until `count` answers are recorded."""
     command = [*COMMAND, *SMALL, "--json", str(report)]
-    # A session of its own: the server is a child, and must not outlive the run that is killed.
-    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
-        give_up_at = time.monotonic() + START_S
-        while len(answers(records)) < count and process.poll() is None and time.monotonic() < give_up_at:
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    return answers(records)
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            give_up_at = time.monotonic() + START_S
+            while len(answers(records)) < count and process.poll() is None and time.monotonic() < give_up_at:
+                time.sleep(0.01)
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_run_that_was_killed_is_resumed_and_its_report_computed_from_all_records(tmp_path):
     report, records, table = (tmp_path / name for name in ("run.json", "run.records.jsonl", "run.csv"))
-    before = killed_after(5, report, records)
+    with running_until(5, report, records) as process:
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    before = answers(records)
     assert 5 <= len(before) < ANSWERS
     assert not report.exists()
     with pytest.raises(UsageError, match="answers of an unfinished run: continue with --resume"):
@@ -76,6 +83,17 @@ def test_a_run_that_was_killed_is_resumed_and_its_report_computed_from_all_recor
     network(*SMALL, "--json", report, "--resume")
     assert answers(records) == lines
     assert _figures(json.loads(report.read_text())) == _figures(resumed)
+
+
+def test_a_run_that_is_told_to_end_takes_its_server_along_and_says_how_to_go_on(tmp_path):
+    report, records = tmp_path / "run.json", tmp_path / "run.records.jsonl"
+    with running_until(2, report, records) as process:
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+        with pytest.raises(ProcessLookupError):  # nobody is left in its group
+            os.killpg(process.pid, 0)
+    assert process.returncode not in (0, -signal.SIGTERM)
+    assert f"{len(answers(records))} answers are kept: the same command with --resume goes on" in said
 
 
 def test_every_way_meets_every_prompt_of_every_run_cold(tmp_path):
