@@ -66,7 +66,12 @@ def network_command(
         ),
     ] = None,
     prompts: Annotated[
-        int | None, typer.Option(min=1, help="Held-out prompts, the families in turn; default: 24, 4 of each family.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Held-out prompts, the families in turn; default: 24, 4 of each. A run of three modes then takes "
+            "about a minute, two with --pace paper.",
+        ),
     ] = None,
     families: Annotated[
         str | None, typer.Option(help="Prompt families, separated by commas; default: all six.")
