@@ -27,7 +27,19 @@ SMALL_ON_PURPOSE: dict[str, str] = {
     "outrider_client.drafting.sampling": "the server's rule in torch alone, held equal to it by a test",
     **{
         f"outrider_netsim.impairments.{name}": "one impairment a file, composed by nesting"
-        for name in ("buffer", "delay", "loss", "outage", "queue", "rate", "sink", "downstream")
+        for name in (
+            "buffer",
+            "corrupt",
+            "delay",
+            "duplicate",
+            "slots",
+            "loss",
+            "outage",
+            "queue",
+            "rate",
+            "sink",
+            "downstream",
+        )
     },
     **{
         f"outrider_drafters.families.{name}": "every family has the same modules: family, network, drafter, tap"

@@ -25,5 +25,6 @@ def totals(stats: LinkStats) -> str:
 
 def _counted(path: PathStats) -> str:
     gone = {"lost": path.lost, "in outages": path.dropped_by_outage, "by the full queue": path.dropped_by_queue}
+    gone |= {"duplicated": path.duplicated, "corrupted": path.corrupted}
     losses = "".join(f", {number:,} {how}" for how, number in gone.items() if number)
     return f"{path.bytes_out:,} bytes in {path.packets_out:,} packets{losses}"

@@ -103,7 +103,9 @@ _NAMES = (
     *(f"{q:.1%} stay below" for q in QUANTILES),
     "rate",
     "loss",
+    "duplicated, corrupted",
     "queue",
+    "slots",
     "order",
     "trace",
 )
@@ -117,7 +119,9 @@ def _rows(direction: Direction) -> tuple[str, ...]:
         *(f"{1000 * direction.quantile_s(q):.2f} ms" for q in QUANTILES),
         f"{direction.rate_bps / 1e6:g} Mbit/s" if direction.rate_bps else "no limit",
         _loss(direction),
+        f"{direction.duplicate:.2%}, {direction.corrupt:.2%}",
         _queue(direction),
+        f"every {direction.slot_ms:g} ms" if direction.slot_ms else "none",
         "kept" if direction.in_order else "jitter reorders",
         direction.trace.name if direction.trace else "none",
     )

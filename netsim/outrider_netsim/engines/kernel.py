@@ -123,7 +123,8 @@ class KernelLink(NamespaceLink):
         """Counters of both directions, and connections.
 
         netem counts packets that its full queue (`queue_packets`) refuses with its losses: `lost` includes both. Bytes
-        of dropped packets are not in `bytes_in`.
+        of dropped packets are not in `bytes_in`. netem does not count what it duplicates, which is in `packets_in`, or
+        corrupts.
         """
         up, down = (lane.update_stats(self._started.count(lane.side), self._is_down) for lane in self._lanes)
         return LinkStats(up, down, self._bridge.connections)

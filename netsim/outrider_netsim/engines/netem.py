@@ -81,6 +81,9 @@ class Netem:
     bursts: BurstLoss | None
     rate_bytes: int
     seed: int
+    duplicate: int = 0  # share of 2^32 - 1, as is `corrupt`
+    corrupt: int = 0
+    slot_ns: int | None = 0  # 0: no slots; None: as they are, for a change sets their clock back
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,9 @@ def qdisc_config(direction: Direction, seed: int, *, is_cut: bool = False, delay
         bursts=_burst_loss(direction.bursts) if direction.bursts and not is_cut and delay_s is None else None,
         rate_bytes=_bytes_a_second(netem_bps) if ordered else 0,
         seed=seed,
+        duplicate=share_of_u32(direction.duplicate),
+        corrupt=share_of_u32(direction.corrupt),
+        slot_ns=round(direction.slot_ms * NS_PER_MS),
     )
     losses = _losses(direction.bursts, seed) if direction.bursts and delay_s is not None else None
     if buffer is not None:

@@ -49,13 +49,21 @@ class NetemOptions(nla):  # type: ignore[misc]  # pyroute2 ships no types
         ("TCA_NETEM_PAD", "hex"),
         ("TCA_NETEM_LATENCY64", "int64"),
         ("TCA_NETEM_JITTER64", "int64"),
-        ("TCA_NETEM_SLOT", "hex"),
+        ("TCA_NETEM_SLOT", "netem_slot"),
         ("TCA_NETEM_SLOT_DIST", "hex"),
         ("TCA_NETEM_PRNG_SEED", "uint64"),
     )
 
     class int16(nla):  # type: ignore[misc]  # pyroute2 finds the element of an array by this name
         fields: ClassVar[Fields] = (("value", "h"),)
+
+    class netem_slot(nla):  # type: ignore[misc]  # pyroute2 has no types
+        """struct tc_netem_slot."""
+
+        fields: ClassVar[Fields] = (
+            *(("min_delay", "q"), ("max_delay", "q"), ("max_packets", "i"), ("max_bytes", "i")),
+            *(("dist_delay", "q"), ("dist_jitter", "q")),
+        )
 
     class netem_loss(nla):  # type: ignore[misc]  # pyroute2 has no types
         """One of two loss models; without this attribute losses are independent."""
@@ -136,11 +144,12 @@ def netem_message(index: int, netem: Netem, handle: int = NETEM_HANDLE, parent: 
         "limit": netem.limit,
         "loss": netem.loss,
         "gap": 0,
-        "duplicate": 0,
+        "duplicate": netem.duplicate,
     }
     attributes: list[tuple[str, object]] = [
         ("TCA_NETEM_LATENCY64", delay.latency_ns),
         ("TCA_NETEM_JITTER64", delay.jitter_ns),
+        ("TCA_NETEM_CORRUPT", {"prob_corrupt": netem.corrupt, "corr_corrupt": 0}),
         ("TCA_NETEM_RATE", _netem_rate(netem.rate_bytes)),
         # Kernels before 6.6 skip it.
         ("TCA_NETEM_PRNG_SEED", netem.seed),
@@ -149,6 +158,10 @@ def netem_message(index: int, netem: Netem, handle: int = NETEM_HANDLE, parent: 
         attributes.append(("TCA_NETEM_RATE64", netem.rate_bytes))
     if delay.entries:
         attributes.append(("TCA_NETEM_DELAY_DIST", delay.entries))
+    if netem.slot_ns is not None:
+        # No number of packets or bytes ends a slot: 0 stands for the largest.
+        slot = dict.fromkeys(("max_packets", "max_bytes", "dist_delay", "dist_jitter"), 0)
+        attributes.append(("TCA_NETEM_SLOT", {"min_delay": netem.slot_ns, "max_delay": netem.slot_ns, **slot}))
     if netem.bursts:
         attributes.append(("TCA_NETEM_LOSS", {"attrs": [("NETEM_LOSS_GE", _gemodel(netem.bursts))]}))
     return _message("netem", index, handle, parent, fields | {"attrs": attributes})

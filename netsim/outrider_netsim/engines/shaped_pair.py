@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from socket import socket as Socket
 from typing import Any
 
@@ -116,7 +116,8 @@ class ShapedPair:
                 client.request(message, RTM_NEWQDISC, flags)
 
     def change_netem(self, side: Side, netem: Netem) -> None:
-        """Change the first netem of `side` alone. Raises EngineError."""
+        """Change the first netem of `side` alone, but for its slots. Raises EngineError."""
+        netem = replace(netem, slot_ns=None)
         with _explained_refusals("netem"):
             self._clients[side].request(
                 netem_message(self._ends[side].index, netem), RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE

@@ -117,7 +117,7 @@ class Shaper:
 
 
 def _unbuffered(direction: Direction) -> Direction:
-    return replace(direction, queue_bytes=0, queue_ms=0.0)
+    return replace(direction, queue_bytes=0, queue_ms=0.0, duplicate=0.0, corrupt=0.0)
 
 
 def _room(direction: Direction) -> int:

@@ -30,6 +30,10 @@ class Loss:
         self._bursts = bursts
         self._is_bad = False
 
+    def lead_to(self, behind: Impairment) -> None:
+        """Send packets to `behind` from now on, which leads to where they went before."""
+        self._behind = behind
+
     def set(self, loss: float, bursts: Bursts | None) -> None:
         """Change the loss of packets pushed from now on."""
         self._loss, self._bursts = loss, bursts

@@ -5,6 +5,9 @@
                                                                             nothing leaves these two during a hold
             \\___________ a trace of conditions sets loss, delay and rate when a row's time has come __________/
 
+Where a direction has them: duplication and corruption follow loss, so that each copy has its own luck from there on,
+and slots follow the opportunities. A limit in bytes is that of a buffer before the rate, or before the opportunities.
+
 The order is the kernel's. netem decides when a packet enters: loss first, then its `limit`, then the delay. A rate
 limiter behind it (tbf) gets packets when their delay is over, so the receiver never sees more than the rate, and
 packets that overtook each other are sent in their new order. With `in_order` this is netem's own `rate`: a packet
@@ -23,9 +26,11 @@ from functools import partial
 from outrider_netsim.impairments import (
     Buffer,
     ConditionChanges,
+    Corrupt,
     Delay,
     DeliveryOpportunities,
     DropReason,
+    Duplicate,
     Holds,
     Impairment,
     Loss,
@@ -35,6 +40,7 @@ from outrider_netsim.impairments import (
     Queue,
     Rate,
     Sink,
+    Slots,
 )
 from outrider_netsim.impairments.impairment import ignore_drop
 from outrider_netsim.profiles.outages import Outage
@@ -44,7 +50,10 @@ from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 
 @dataclass(frozen=True, slots=True)
 class PathStats:
-    """Counters of one direction; in = out + lost + dropped_by_queue + dropped_by_outage + under way."""
+    """Counters of one direction; in + duplicated = out + lost + dropped_by_queue + dropped_by_outage + under way.
+
+    Corrupted packets come out like others.
+    """
 
     packets_in: int = 0
     packets_out: int = 0
@@ -53,6 +62,8 @@ class PathStats:
     dropped_by_outage: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
+    duplicated: int = 0
+    corrupted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +99,16 @@ class Path:
         self._outages = Outages(self._loss, outages, started_at)
         self._changes: ConditionChanges | None = None  # from the first trace or `set` on
         self._first: Impairment = self._outages
+        self._seed = seed
+        self._duplicate: Duplicate | None = None  # these three from their first use on
+        self._corrupt: Corrupt | None = None
+        self._slots: Slots | None = None
         self._observer: PacketObserver | None = None
         if direction.trace is not None:
             self.set(direction, started_at)
         else:
             self._limit_queue(direction)
+            self._set_rarer(direction)
 
     def push(self, packet: Packet, now: float) -> None:
         """Let `packet` enter at `now`, which must never go backwards, in any method."""
@@ -141,6 +157,7 @@ class Path:
         self._queue.on_drop = _reporter(observer, "queue")
         for buffer in self._buffers:
             buffer.on_drop = self._queue.on_drop
+        self._tell_of_copies()
 
     @property
     def is_cut(self) -> bool:
@@ -162,11 +179,15 @@ class Path:
             dropped_by_outage=self._outages.dropped,
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
+            duplicated=self._duplicate.duplicated if self._duplicate else 0,
+            corrupted=self._corrupt.corrupted if self._corrupt else 0,
         )
 
     def _set_deliveries(self, trace: DeliveryTrace | None, now: float) -> None:
         if self._opportunities is None and trace is not None:
-            self._opportunities = DeliveryOpportunities(self._sink, None, self._started_at, self._holds())
+            self._opportunities = DeliveryOpportunities(
+                self._slots or self._sink, None, self._started_at, self._holds()
+            )
             self._opportunities.buffer.on_drop = self._queue.on_drop
             self._opportunities.buffer.limit_bytes = self._rate.buffer.limit_bytes
             self._rate.lead_to(self._opportunities)
@@ -176,6 +197,25 @@ class Path:
     def _holds(self) -> Holds | None:
         # One for each of its users, as none may ask about an earlier time than before.
         return Holds(self._held, self._started_at) if self._held else None
+
+    def _set_rarer(self, direction: Direction) -> None:
+        """Change what most links lack, and put it into the path where it is used for the first time."""
+        if (direction.duplicate or direction.corrupt) and (self._duplicate is None or self._corrupt is None):
+            self._corrupt = Corrupt(self._queue, 0.0, random.Random(f"{self._seed}/corrupt"))
+            self._duplicate = Duplicate(self._corrupt, 0.0, random.Random(f"{self._seed}/duplicate"))
+            self._loss.lead_to(self._duplicate)
+            self._tell_of_copies()
+        if self._duplicate is not None and self._corrupt is not None:
+            self._duplicate.share, self._corrupt.share = direction.duplicate, direction.corrupt
+        if direction.slot_ms and self._slots is None:
+            self._slots = Slots(self._sink, 0.0, self._started_at)
+            (self._opportunities or self._rate).lead_to(self._slots)
+        if self._slots is not None:
+            self._slots.slot_s = direction.slot_ms / 1000
+
+    def _tell_of_copies(self) -> None:
+        if self._duplicate is not None:
+            self._duplicate.on_copy = ignore_drop if self._observer is None else self._observer.entered
 
     @property
     def _buffers(self) -> list[Buffer]:
@@ -195,6 +235,7 @@ class Path:
     def _apply(self, direction: Direction, now: float) -> None:
         self._loss.set(direction.loss, direction.bursts)
         self._limit_queue(direction)
+        self._set_rarer(direction)
         self._delay.set(direction)
         self._rate.set(0.0 if isinstance(direction.trace, DeliveryTrace) else direction.rate_bps, now)
 

@@ -70,6 +70,10 @@ class DeliveryOpportunities:
             self._behind.push(packet, now)
             self._sending = None
 
+    def lead_to(self, behind: InOrder) -> None:
+        """Send packets to `behind` from now on; the end of the link must stay the same."""
+        self._behind = behind
+
     def push(self, packet: Packet, now: float) -> None:
         if self._timetable is None:
             self._behind.push(packet, now)

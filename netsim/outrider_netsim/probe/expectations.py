@@ -54,6 +54,31 @@ def mean_burst(direction: Direction) -> float:
     return in_a_row(both / mean)
 
 
+def missing_share(direction: Direction) -> float:
+    """Return the share of packets of which no copy arrives whole: lost, or found corrupt by their checksum."""
+    whole = 1 - direction.corrupt * (1 - direction.duplicate * (1 - direction.corrupt))
+    return 1 - (1 - direction.mean_loss) * whole
+
+
+def passing_bps(direction: Direction) -> float:
+    """Return the rate at which packets arrive whole, each once, while more is offered than passes."""
+    return direction.rate_bps * (1 - direction.corrupt) / (1 + direction.duplicate)
+
+
+def undecided_delay(direction: Direction) -> str:
+    """Return why the profile alone does not say how long packets take; nothing if it does."""
+    if direction.trace:
+        return "the trace decides"
+    if direction.slot_ms:
+        return "the slots decide"
+    return "the faster copy decides" if direction.duplicate and direction.jitter_ms else ""
+
+
+def undecided_loss(direction: Direction, *, in_a_row: bool = False) -> str:
+    """Return why the profile alone does not say how many packets are missing, or how many in a row."""
+    return "the trace decides" if direction.trace else "corruption decides" if in_a_row and direction.corrupt else ""
+
+
 def in_a_row(followed: float) -> float:
     """Return the mean length of runs whose every member is followed by another with that probability."""
     return 1 / (1 - followed) if followed < 1 else math.inf

@@ -29,8 +29,12 @@ from outrider_netsim.probe.expectations import (
     expected_overtaken,
     in_a_row,
     mean_burst,
+    missing_share,
     overtaken,
+    passing_bps,
     serialisation_ms,
+    undecided_delay,
+    undecided_loss,
     waiting_share,
 )
 from outrider_netsim.probe.intervals import Interval, deviation_interval, mean_interval, share_interval
@@ -74,7 +78,8 @@ def mean_figure(times: PacketTimes, direction: Direction, link_bytes: int, seed:
     tolerance = max(TOLERANCE * expected, TIMER_MS)
     waiting = waiting_share(times.sent_s, direction, seed)
     note = f"{waiting:.2%} of it from waiting for earlier packets at this spacing" if waiting else ""
-    return _within("mean_delay_ms", fmean(delays_ms), intervals, _untraced(direction, expected), tolerance, note)
+    note = undecided_delay(direction) or note
+    return _within("mean_delay_ms", fmean(delays_ms), intervals, _decided(direction, expected), tolerance, note)
 
 
 def deviation_figure(times: PacketTimes, direction: Direction) -> Figure:
@@ -86,7 +91,8 @@ def deviation_figure(times: PacketTimes, direction: Direction) -> Figure:
     effect = delay_effect(direction, times.sent_s)
     intervals = deviation_interval(delays_ms, SHOWN, effect), deviation_interval(delays_ms, CERTAIN, effect)
     tolerance = max(TOLERANCE * expected, TIMER_MS)
-    return _within("deviation_ms", pstdev(delays_ms), intervals, _untraced(direction, expected), tolerance)
+    note = undecided_delay(direction)
+    return _within("deviation_ms", pstdev(delays_ms), intervals, _decided(direction, expected), tolerance, note)
 
 
 def shape_figure(times: PacketTimes, direction: Direction, link_bytes: int) -> Figure:
@@ -94,8 +100,8 @@ def shape_figure(times: PacketTimes, direction: Direction, link_bytes: int) -> F
     ordered = sorted(times.delays_ms)
     if not ordered:
         return missing("shape_gap_ms", "nothing came through", "off")
-    if direction.trace:
-        return missing("shape_gap_ms", "the trace decides")
+    if reason := undecided_delay(direction):
+        return missing("shape_gap_ms", reason)
     extra, count = serialisation_ms(direction, link_bytes), len(ordered)
     expected = (direction.quantile_s((rank + 0.5) / count) * 1000 + extra for rank in range(count))
     gap = fmean(abs(mine - theirs) for mine, theirs in zip(ordered, expected, strict=True))
@@ -109,8 +115,9 @@ def loss_figure(times: PacketTimes, direction: Direction) -> Figure:
     sent, lost = len(times.sent_s), sum(times.lost)
     effect = design_effect(direction)
     shown, certain = (share_interval(lost / effect, sent / effect, level) for level in (SHOWN, CERTAIN))
-    expected = _untraced(direction, direction.mean_loss)
-    return _holding("loss", lost / sent, (shown, certain), expected, f"{lost} of {sent:,}")
+    reason = undecided_loss(direction)
+    expected = None if reason else missing_share(direction)
+    return _holding("loss", lost / sent, (shown, certain), expected, reason or f"{lost} of {sent:,}")
 
 
 def burst_figure(times: PacketTimes, direction: Direction) -> Figure:
@@ -121,8 +128,9 @@ def burst_figure(times: PacketTimes, direction: Direction) -> Figure:
         return missing("loss_burst", "no packet was lost")
     shares = (share_interval(followed, losses, level) for level in (SHOWN, CERTAIN))
     shown, certain = (Interval(in_a_row(share.low), in_a_row(share.high)) for share in shares)
-    bursts, expected = losses - followed, _untraced(direction, mean_burst(direction))
-    return _holding("loss_burst", losses / bursts, (shown, certain), expected, f"{bursts} bursts")
+    bursts, reason = losses - followed, undecided_loss(direction, in_a_row=True)
+    expected = None if reason else mean_burst(direction)
+    return _holding("loss_burst", losses / bursts, (shown, certain), expected, reason or f"{bursts} bursts")
 
 
 def overtaken_figure(times: PacketTimes, direction: Direction, seed: int) -> Figure:
@@ -133,9 +141,9 @@ def overtaken_figure(times: PacketTimes, direction: Direction, seed: int) -> Fig
     flags = overtaken([received for _, received in came])
     slices = [fmean(flags[start:end]) for start, end in _slices(len(flags))]
     intervals = mean_interval(slices, SHOWN), mean_interval(slices, CERTAIN)
-    expected = _untraced(direction, expected_overtaken([sent for sent, _ in came], direction, seed))
+    expected = _decided(direction, expected_overtaken([sent for sent, _ in came], direction, seed))
     tolerance = 0.0 if direction.in_order else OVERTAKEN_TOLERANCE
-    return _within("overtaken", fmean(flags), intervals, expected, tolerance)
+    return _within("overtaken", fmean(flags), intervals, expected, tolerance, undecided_delay(direction))
 
 
 def throughput_figure(load_times: LoadTimes, direction: Direction) -> Figure:
@@ -145,14 +153,13 @@ def throughput_figure(load_times: LoadTimes, direction: Direction) -> Figure:
         return missing("throughput_bps", f"{len(load_times.arrivals)} arrivals: too few", "off")
     if direction.trace:
         return Figure("throughput_bps", measured_bps, None, None, 0.0, "n/a", "the trace decides")
-    tolerance = TOLERANCE * direction.rate_bps
-    if abs(measured_bps - direction.rate_bps) <= tolerance:
-        return Figure("throughput_bps", measured_bps, None, direction.rate_bps, tolerance, "ok")
+    expected_bps = passing_bps(direction)
+    tolerance = TOLERANCE * expected_bps
+    if abs(measured_bps - expected_bps) <= tolerance:
+        return Figure("throughput_bps", measured_bps, None, expected_bps, tolerance, "ok")
     enough = load_times.held_back or load_times.offered_bps * (1 - direction.mean_loss) >= 1.02 * direction.rate_bps
     note = "" if enough else f"the probe itself offered no more than {load_times.offered_bps / 1e6:.0f} Mbit/s"
-    return Figure(
-        "throughput_bps", measured_bps, None, direction.rate_bps, tolerance, "off" if enough else "unclear", note
-    )
+    return Figure("throughput_bps", measured_bps, None, expected_bps, tolerance, "off" if enough else "unclear", note)
 
 
 def passed_bps(load_times: LoadTimes) -> float | None:
@@ -179,9 +186,9 @@ def missing(name: Name, note: str, verdict: Verdict = "n/a") -> Figure:
     return Figure(name, None, None, None, 0.0, verdict, note)
 
 
-def _untraced(direction: Direction, expected: float) -> float | None:
-    """Return `expected`, or None with a trace, whose values change over time."""
-    return None if direction.trace else expected
+def _decided(direction: Direction, expected: float) -> float | None:
+    """Return `expected`, or None where the profile alone does not say how long packets take."""
+    return None if undecided_delay(direction) else expected
 
 
 def _slices(count: int) -> Iterator[tuple[int, int]]:
@@ -198,7 +205,7 @@ def _within(
 ) -> Figure:
     shown, certain = intervals
     if expected is None:
-        return Figure(name, measured, shown, None, 0.0, "n/a", "the trace decides")
+        return Figure(name, measured, shown, None, 0.0, "n/a", note)
     verdict: Verdict = "unclear" if certain.meets(expected - tolerance, expected + tolerance) else "off"
     if abs(measured - expected) <= tolerance:
         verdict = "ok"
@@ -210,7 +217,7 @@ def _holding(
 ) -> Figure:
     shown, certain = intervals
     if expected is None:
-        return Figure(name, measured, shown, None, 0.0, "n/a", "the trace decides")
+        return Figure(name, measured, shown, None, 0.0, "n/a", note)
     verdict: Verdict = "unclear" if certain.meets(expected, expected) else "off"
     if shown.meets(expected, expected):
         verdict = "ok"

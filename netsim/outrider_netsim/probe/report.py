@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outrider_netsim.probe.expectations import serialisation_ms
+from outrider_netsim.probe.expectations import serialisation_ms, undecided_delay
 from outrider_netsim.probe.figures import (
     Figure,
     Verdict,
@@ -31,7 +31,7 @@ class Quantile:
 
     share: float
     measured_ms: float
-    expected_ms: float | None  # None where a trace decides
+    expected_ms: float | None  # None where the profile alone does not decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _quantiles(times: PacketTimes, direction: Direction, link_bytes: int) -> tup
         Quantile(
             share,
             ordered[int(share * len(ordered))],
-            None if direction.trace else direction.quantile_s(share) * 1000 + extra,
+            None if undecided_delay(direction) else direction.quantile_s(share) * 1000 + extra,
         )
         for share in QUANTILES
         if ordered

@@ -171,7 +171,8 @@ class VirtualTarget:
             self._link.send(way, size_bytes, partial(arrived, way, number))
 
         def arrived(way: Way, number: int) -> None:
-            received[way][number] = clock.now
+            if received[way][number] is None:
+                received[way][number] = clock.now
 
         for number, when in enumerate(sent):
             for way in ways:

@@ -66,17 +66,22 @@ class Direction:
     coherence_ms: float = 0.0  # in its place: the time after which that correlation has fallen to 1/e
     loss: float = 0.0  # share of packets, independent of each other
     bursts: Bursts | None = None  # in place of `loss`
+    duplicate: float = 0.0  # share of packets that arrive twice
+    corrupt: float = 0.0  # share of packets of which one bit is flipped
     queue_packets: int = USUAL_QUEUE_PACKETS  # waiting for rate and delay together (netem's limit); more is dropped
     queue_bytes: int = 0  # in its place: limits what waits for the rate, and not what is under way in the delay
     queue_ms: float = 0.0  # the same, as the time that the current rate takes for it
     in_order: bool = False  # packets never overtake each other, as on a radio bearer; else jitter reorders (netem)
+    slot_ms: float = 0.0  # packets leave only at multiples of it, all that are ready together
     trace: Trace | None = None
 
     def __post_init__(self) -> None:
         for name in ("delay_ms", "jitter_ms", "base_ms"):
             _check(name, getattr(self, name), MAX_MS)
         _check("rate_bps", self.rate_bps, 1e12)
-        _check("loss", self.loss, 1.0)
+        for name in ("loss", "duplicate", "corrupt"):
+            _check(name, getattr(self, name), 1.0)
+        _check("slot_ms", self.slot_ms, MAX_MS)
         if 0 < self.rate_bps < 1000:
             raise ProfileError(f"rate_bps={self.rate_bps:g}: need 0 (unlimited) or at least 1000 bit/s")
         if not isinstance(self.distribution, DistributionTable) and self.distribution not in DISTRIBUTIONS:

@@ -89,10 +89,13 @@ _DIRECTION: Kinds = {
     "coherence_ms": number,
     "loss": number,
     "bursts": _bursts,
+    "duplicate": number,
+    "corrupt": number,
     "queue_packets": whole,
     "queue_bytes": whole,
     "queue_ms": number,
     "in_order": flag,
+    "slot_ms": number,
     "trace": _trace,
 }
 _PROFILE: Kinds = {"source": text, "seed": whole, "outages": _outages}

@@ -31,7 +31,7 @@ LinkEventKind = Literal["sent", "arrived", "dropped", "cut", "restored", "set"]
 
 @dataclass(frozen=True, slots=True)
 class LinkEvent:
-    """One line of the link's log; a dropped packet was sent just before."""
+    """One line of the link's log; a dropped packet was sent just before, or was corrupted and has just arrived."""
 
     time_s: float
     what: LinkEventKind
@@ -42,7 +42,7 @@ class LinkEvent:
         return f"{self.time_s!r} {self.what} {self.way or '-'} {self.size_bytes}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _VirtualPacket(Packet):
     arrived: Callable[[], None]
 
@@ -208,6 +208,10 @@ class _Lane:
         self._poll_at = float("inf")
         for packet in self.path.pop_ready(self._clock.now):
             assert isinstance(packet, _VirtualPacket)
+            if packet.is_corrupt:
+                # The receiver's checksum finds it.
+                self._link.tell("dropped", self._way, packet.size_bytes)
+                continue
             self._link.tell("arrived", self._way, packet.size_bytes)
             packet.arrived()
         self._plan()

@@ -121,6 +121,26 @@ def _check_jitter(found):
     assert share == pytest.approx(expected_share, rel=0.5)  # 4 deviations: losses come together
 
 
+@pytest.mark.timeout(900)
+def test_netem_duplicates_corrupts_and_has_slots():
+    rare = {"duplicate": {"duplicate": 0.2}, "corrupt": {"corrupt": 0.2}, "slots": {"slot_ms": 20}}
+    directions = {name: {"delay_ms": 10, **keys} for name, keys in rare.items()}
+    order = {"directions": {**directions, "again": {"delay_ms": 10}}, "packets": 1000, "spacing_s": 0.004}
+    vm.check_in_guest(JITTER, order, 280.0, _check_rarer)
+
+
+def _check_rarer(found):
+    assert found["duplicate"]["out"] == pytest.approx(1200, abs=4 * 160**0.5)
+    assert found["duplicate"]["missing"] == 0
+    # A flipped bit in the source address of Ethernet harms nobody: 6 of 106 bytes.
+    assert found["corrupt"]["missing"] == pytest.approx(200 * 100 / 106, abs=4 * 160**0.5)
+    assert found["slots"]["instants"] == pytest.approx(4000 / 20, rel=0.2)
+    assert found["slots"]["missing"] == 0
+    again = found["again"]
+    assert (again["out"], again["missing"]) == (1000, 0)
+    assert again["instants"] == pytest.approx(1000, rel=0.02)
+
+
 def _in_path(keys, packets):
     """Delays in ms of packets of 106 bytes, one every 4 ms, through a Path."""
     path = Path(Direction(**keys), 1)

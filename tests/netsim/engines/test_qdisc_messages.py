@@ -18,7 +18,18 @@ from outrider_netsim.engines.qdisc_messages import (
 )
 from outrider_netsim.profiles.profile import Direction
 
-CORR, DIST, LOSS, RATE, RATE64, LATENCY64, JITTER64, SEED = 1, 2, 5, 6, 8, 10, 11, 14  # TCA_NETEM_*
+CORR, DIST, CORRUPT, LOSS, RATE, RATE64, LATENCY64, JITTER64, SLOT, SEED = (
+    1,
+    2,
+    4,
+    5,
+    6,
+    8,
+    10,
+    11,
+    12,
+    14,
+)  # TCA_NETEM_*
 PARMS, TBF_RATE64, BURST = 1, 4, 6  # TCA_TBF_*
 KIND, OPTIONS = 1, 2  # TCA_*
 NESTED = 0x8000
@@ -112,6 +123,15 @@ def test_rates_are_what_tc_sends(rate_bytes, rate, rate64):
     found = netem_options(netem(rate_bytes=rate_bytes))[1]
     assert found[RATE] == bytes.fromhex(rate + "00000000" * 3)
     assert found.get(RATE64) == (bytes.fromhex(rate64) if rate64 else None)
+
+
+def test_duplicates_corruption_and_slots_are_in_the_kernels_structures():
+    head, found = netem_options(netem(duplicate=7, corrupt=9, slot_ns=10_000_000))
+    assert head[4] == 7
+    assert found[CORRUPT] == struct.pack("=II", 9, 0)  # struct tc_netem_corrupt
+    assert found[SLOT] == struct.pack("=qqiiqq", 10_000_000, 10_000_000, 0, 0, 0, 0)  # struct tc_netem_slot
+    assert netem_options(netem())[1][SLOT] == bytes(40)  # said too: a change keeps what it is not told
+    assert SLOT not in netem_options(netem(slot_ns=None))[1]
 
 
 def test_the_seed_has_64_bits():

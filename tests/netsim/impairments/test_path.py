@@ -34,6 +34,7 @@ directions = st.builds(
     ),
     st.sampled_from([{}, {"jitter_ms": 8.0, "distribution": "normal"}, {"jitter_ms": 8.0, "distribution": "pareto"}]),
     st.sampled_from([{}, {"coherence_ms": 20.0}, {"correlation": 0.5}]),
+    st.sampled_from([{}, {}, {"duplicate": 0.3}, {"corrupt": 0.3, "slot_ms": 7.0}]),
     st.sampled_from([{}, {}, {"queue_bytes": 3500}, {"queue_ms": 90.0}])
     | st.builds(lambda packets: {"queue_packets": packets}, st.integers(1, 6)),
 )
@@ -114,8 +115,9 @@ def test_every_packet_is_accounted_for(direction, steps):
     stats = run.path.stats
     assert stats.packets_in == sum(step == "push" for _, step in steps)
     assert stats.packets_out == len(out)
-    assert stats.packets_in == stats.packets_out + stats.lost + stats.dropped_by_queue + stats.dropped_by_outage
-    assert stats.bytes_in >= stats.bytes_out >= 60 * len(out)
+    dropped = stats.lost + stats.dropped_by_queue + stats.dropped_by_outage
+    assert stats.packets_in + stats.duplicated == stats.packets_out + dropped
+    assert 2 * stats.bytes_in >= stats.bytes_out >= 60 * len(out)
 
 
 def times_out(path, times, size_bytes):
@@ -205,7 +207,8 @@ def test_an_observer_is_told_of_every_packet_once(direction, steps):
         queue=stats.dropped_by_queue,
         outage=stats.dropped_by_outage,
     )
-    assert len(observer.under_way) == stats.packets_in - stats.packets_out - run.path.dropped
+    entered = stats.packets_in + stats.duplicated
+    assert len(observer.under_way) == entered - stats.packets_out - run.path.dropped
 
 
 def test_a_handover_drops_nothing_and_delays_what_would_leave_during_it():

@@ -52,6 +52,20 @@ def with_losses(pattern):
     return PacketTimes(tuple(map(float, range(len(pattern)))), tuple(None if c == "x" else 0.5 for c in pattern))
 
 
+def test_what_the_profile_alone_does_not_decide_is_measured_and_not_judged():
+    times = crossed(FOUR_G)
+    for direction in (replace(FOUR_G, slot_ms=10), replace(FOUR_G, duplicate=0.1)):
+        figures = mean_figure(times, direction, SIZE, 0), deviation_figure(times, direction)
+        assert {figure.verdict for figure in figures} == {"n/a"}
+        assert all("decide" in figure.note for figure in figures)
+    assert loss_figure(times, FOUR_G).verdict == "ok"
+
+
+def test_corrupt_packets_count_as_lost_unless_a_copy_is_whole():
+    assert expectations.missing_share(replace(FOUR_G, loss=0.1, corrupt=0.2)) == pytest.approx(1 - 0.9 * 0.8)
+    assert expectations.missing_share(replace(FOUR_G, loss=0, corrupt=0.2, duplicate=1)) == pytest.approx(0.04)
+
+
 CORRELATED = [{"correlation": 0.7}, {"coherence_ms": 20}]
 
 

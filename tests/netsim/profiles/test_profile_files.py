@@ -157,6 +157,9 @@ def directions(draw):
         loss=0.0 if bursts else draw(shares),
         bursts=bursts,
         **draw(correlations),
+        duplicate=draw(shares),
+        corrupt=draw(shares),
+        slot_ms=draw(times_ms),
         in_order=draw(st.booleans()),
         **draw(queues),
     )

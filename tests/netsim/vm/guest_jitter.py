@@ -1,4 +1,4 @@
-"""Lone packets through the kernel engine's jitter: delays of packets that arrive, and how those of neighbors correlate.
+"""Lone packets through the kernel engine: delays of those that arrive, how neighbors' correlate, and what else comes.
 
 Arguments: {"directions": {name: keys of a Direction}, "packets": each, one every "spacing_s"}.
 """
@@ -43,11 +43,13 @@ async def _measure(arguments: dict[str, Any]) -> dict[str, Any]:
             found[name] = {
                 "mean_ms": [statistics.mean(delays_ms.values()), direction.mean_delay_ms],
                 "deviation_ms": [statistics.pstdev(delays_ms.values()), direction.delay_deviation_ms],
-                "correlation": statistics.correlation(*zip(*pairs, strict=True)),
+                "correlation": statistics.correlation(*zip(*pairs, strict=True)) if direction.jitter_ms else None,
                 "overtaken": sum(later < earlier for earlier, later in itertools.pairwise(order)),
                 "lost": [1 - len(received) / len(sent), direction.mean_loss],
                 "counted": after.lost - before.lost,
                 "missing": len(sent) - len(received),
+                "out": after.packets_out - before.packets_out,
+                "instants": 1 + sum(b - a > 1e6 for a, b in itertools.pairwise(sorted(received.values()))),
                 "cpu_share": (time.process_time() - cpu_s) / (arguments["packets"] * arguments["spacing_s"]),
             }
     return found
