@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 OFF_EXIT = 1
 MAX_WIDTH = 1000
+WORDS = ("profile", "engine", "figure")
 PLAN = TransferPlan()
 
 app = typer.Typer()
@@ -59,6 +61,9 @@ def transfers(
     reference: Annotated[
         str | None, typer.Option(help="Engine to compare the others with, instead of kernel, or tun without it.")
     ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also print means, 95th percentiles and numbers of samples.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all figures as JSON, and the table to stderr.")
     ] = False,
@@ -96,7 +101,7 @@ def transfers(
             sys.stdout.write(text)
         if output is not None:
             write_whole(text, output)
-    _show(report, reference, errors if as_json else console)
+    _show(report, reference, details, errors if as_json else console)
     if check and _is_off(report, reference):
         raise typer.Exit(OFF_EXIT)
 
@@ -145,22 +150,27 @@ def _print(text: str) -> None:
     errors.print(text, soft_wrap=True, markup=False, style="dim")
 
 
-def _show(report: TransferReport, reference: str | None, out: Console) -> None:
+def _show(report: TransferReport, reference: str | None, details: bool, out: Console) -> None:
+    from outrider_netsim.transfers.table import DETAIL_HEADINGS, NOTE, detail_rows, headings, table_rows
+
+    _print_table(headings(report), table_rows(report, reference), out)
+    if details:
+        _print_table(DETAIL_HEADINGS, detail_rows(report), out)
+    out.print(NOTE, markup=False, soft_wrap=True)
+
+
+def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], out: Console) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from outrider_netsim.transfers.table import NOTE, headings, table_rows
-
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in headings(report):
-        table.add_column(heading, no_wrap=True, justify="right" if heading not in ("profile", "engine") else "left")
-    for cells in table_rows(report, reference):
+    for heading in headings:
+        table.add_column(heading, no_wrap=True, justify="left" if heading in WORDS else "right")
+    for cells in rows:
         table.add_row(*cells)
     # As wide as it needs: in a file or a narrow terminal, columns that are cut off say nothing.
-    needed = out.measure(table, options=out.options.update(max_width=MAX_WIDTH)).maximum
-    out.width = max(out.width, needed)
+    out.width = max(out.width, out.measure(table, options=out.options.update(max_width=MAX_WIDTH)).maximum)
     out.print(table, crop=False)
-    out.print(NOTE, markup=False, soft_wrap=True)
 
 
 def _is_off(report: TransferReport, reference: str | None) -> bool:

@@ -22,6 +22,25 @@ def table_rows(report: TransferReport, reference: str | None = None) -> list[lis
     return [_cells(report, row, reference) for row in report.rows]
 
 
+DETAIL_HEADINGS = ("profile", "engine", "figure", "median", "95 % interval", "mean", "p95", "samples")
+
+
+def detail_rows(report: TransferReport) -> list[list[str]]:
+    """Return a row for each figure of each profile and engine, with what the comparison leaves out."""
+    return [
+        [row.profile, row.engine, heading, *_details(row.estimates.get(figure))]
+        for row in report.rows
+        for heading, figure in _columns(report)
+    ]
+
+
+def _details(estimate: TransferEstimate | None) -> list[str]:
+    if estimate is None:
+        return ["-", "", "", "", "0"]
+    middle, mean, p95 = map(_number, (estimate.median, estimate.mean, estimate.p95))
+    return [middle, _interval(estimate), mean, p95, str(estimate.count)]
+
+
 def _columns(report: TransferReport) -> list[tuple[str, str]]:
     """Headings and figures, those that were measured."""
     plan = report.plan
@@ -48,8 +67,11 @@ def _cells(report: TransferReport, row: TransferRow, reference: str | None) -> l
 def _cell(estimate: TransferEstimate | None, ratio: TransferRatio | None) -> str:
     if estimate is None:
         return "-"
-    interval = f"{_number(estimate.interval.low)} to {_number(estimate.interval.high)}"
-    return f"{_number(estimate.median)}{_ratio(ratio)}\n{interval}"
+    return f"{_number(estimate.median)}{_ratio(ratio)}\n{_interval(estimate)}"
+
+
+def _interval(estimate: TransferEstimate) -> str:
+    return f"{_number(estimate.interval.low)} to {_number(estimate.interval.high)}"
 
 
 def _ratio(ratio: TransferRatio | None) -> str:

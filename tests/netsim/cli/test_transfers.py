@@ -32,6 +32,13 @@ def test_the_table_has_every_figure_and_the_file_says_how_it_was_made(tmp_path):
     assert "paper-4g through virtual, repetition 1 of 1" in result.stderr
 
 
+def test_details_have_means_percentiles_and_counts(tmp_path):
+    result = measured(tmp_path / "report.json", "--details")
+    assert "95 % interval" in result.stdout
+    (line,) = [line.split() for line in result.stdout.splitlines() if "8-packet reply" in line and "virtual" in line]
+    assert line[-1] == "3"
+
+
 def test_json_on_standard_output_is_alone_there(tmp_path):
     result = measured(tmp_path / "report.json", "--json")
     assert json.loads(result.stdout)["rows"][0]["engine"] == "virtual"
