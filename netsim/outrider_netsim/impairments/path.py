@@ -215,7 +215,7 @@ class Path:
 
     def _tell_of_copies(self) -> None:
         if self._duplicate is not None:
-            self._duplicate.on_copy = ignore_drop if self._observer is None else self._observer.entered
+            self._duplicate.on_copy = ignore_drop if self._observer is None else self._observer.copied
 
     @property
     def _buffers(self) -> list[Buffer]:

@@ -25,7 +25,7 @@ from outrider_netsim.impairments import DropReason, Packet
 from outrider_netsim.recording.pcapng import CLIENT_SIDE, INBOUND, OUTBOUND, SERVER_SIDE, file_start, packet_block
 
 Way = Literal["up", "down"]
-Fate = Literal["arrived", "under way", "missing"] | DropReason
+Fate = Literal["arrived", "corrupted", "duplicate", "under way", "missing"] | DropReason
 
 LOG_HEADER = b"number,direction,bytes,entered_s,left_s,fate\n"
 WRITE_EVERY_S = 0.1
@@ -93,11 +93,17 @@ class _LaneRecorder:
         self._entered = 0
         # By identity: a packet is the same object when it leaves. Held here, so that no other gets its id.
         self._under_way: dict[int, tuple[Packet, int, float]] = {}
+        self._copies: set[int] = set()
 
     def entered(self, packet: Packet, now: float) -> None:
         self._under_way[id(packet)] = packet, self._entered, now
         if self._write_capture is not None:
             self._capture(self._enters_at, OUTBOUND, packet, self._entered, now)
+        self._entered += 1
+
+    def copied(self, copy: Packet, now: float) -> None:
+        self._under_way[id(copy)] = copy, self._entered, now
+        self._copies.add(id(copy))
         self._entered += 1
 
     def left(self, packet: Packet, now: float) -> None:
@@ -106,10 +112,15 @@ class _LaneRecorder:
             _, number, entered_at = found
             if self._write_capture is not None:
                 self._capture(self._leaves_at, INBOUND, packet, number, now)
-            self._log(number, packet, entered_at, now, "arrived")
+            arrived: Fate = "corrupted" if packet.is_corrupt else "arrived"
+            if self._copies and id(packet) in self._copies:
+                self._copies.discard(id(packet))
+                arrived = "duplicate"
+            self._log(number, packet, entered_at, now, arrived)
 
     def dropped(self, packet: Packet, now: float, reason: DropReason) -> None:
         if found := self._under_way.pop(id(packet), None):
+            self._copies.discard(id(packet))
             _, number, entered_at = found
             self._log(number, packet, entered_at, None, reason)
 

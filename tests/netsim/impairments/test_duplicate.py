@@ -33,6 +33,9 @@ def test_an_observer_sees_a_copy_as_a_packet_of_its_own_and_counters_add_up():
         def entered(self, packet, now):
             seen.append(("entered", packet.data, id(packet)))
 
+        def copied(self, packet, now):
+            seen.append(("copied", packet.data, id(packet)))
+
         def left(self, packet, now):
             seen.append(("left", packet.data, id(packet)))
 
@@ -45,7 +48,7 @@ def test_an_observer_sees_a_copy_as_a_packet_of_its_own_and_counters_add_up():
     path.push(packet, 0.0)
     events_until(path)
     assert [(what, data) for what, data, _ in seen] == [
-        *(("entered", b"7"), ("entered", b"7"), ("queue", b"7"), ("left", b"7"))
+        *(("entered", b"7"), ("copied", b"7"), ("queue", b"7"), ("left", b"7"))
     ]
     assert seen[0][2] == seen[3][2] == id(packet) != seen[1][2] == seen[2][2]
     stats_ = path.stats

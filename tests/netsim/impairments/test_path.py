@@ -186,6 +186,8 @@ class Counting:
     def entered(self, packet, now):
         self.under_way[id(packet)] = now
 
+    copied = entered
+
     def left(self, packet, now):
         assert self.under_way.pop(id(packet)) <= now
         self.fates["left"] += 1

@@ -62,6 +62,13 @@ def test_a_line_tells_what_became_of_a_packet(direction, outages, fates):
     assert {row["left_s"] for row in found} == {""}
 
 
+def test_copies_and_flipped_bits_are_told_apart():
+    assert [row["fate"] for row in recorded(Direction(delay_ms=5, corrupt=1.0), [0, 1])] == ["corrupted"] * 2
+    found = recorded(Direction(delay_ms=5, duplicate=1.0), [0, 1])
+    assert [row["fate"] for row in found] == ["arrived", "duplicate"] * 2
+    assert {row["left_s"][:5] for row in found} == {"0.005", "1.005"}
+
+
 def test_packets_that_entered_before_the_recording_are_left_out():
     path, log = Path(Direction(delay_ms=10), 1), io.BytesIO()
     path.push(Packet(b"", 100), 0.0)
