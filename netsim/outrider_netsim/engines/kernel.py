@@ -26,7 +26,7 @@ from outrider_netsim.engines.veth import MIRROR_INTERFACE
 from outrider_netsim.impairments import DelayDraws
 from outrider_netsim.impairments.path import LinkStats, PathStats, direction_in_row
 from outrider_netsim.namespaces.interfaces import Side
-from outrider_netsim.profiles.outages import outage_text, run_outages
+from outrider_netsim.profiles.outages import run_outages
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 from outrider_netsim.recording.packet_tap import TapProcess
@@ -64,7 +64,8 @@ class KernelLink(NamespaceLink):
         self.is_cut = False
         self._in_outage = False
         self._seed = seed
-        self._lanes = tuple(KernelLane(side, seed) for side in SIDES)
+        holds = any(outage.hold for outage in profile.outages)
+        self._lanes = tuple(KernelLane(side, seed, holds=holds) for side in SIDES)
         self._pair: ShapedPair | None = None
         self._recording = recording
         self._tap: TapProcess | None = None
@@ -76,7 +77,6 @@ class KernelLink(NamespaceLink):
         if reason := kernel_support():
             raise EngineError(reason)
         check_traces(self.profile)
-        _check_outages(self.profile)
         await super().start()
         self._plan()
 
@@ -148,8 +148,10 @@ class KernelLink(NamespaceLink):
         return up.shaping(self._is_down), down.shaping(self._is_down)
 
     def _plan(self) -> None:
-        if self.profile.outages:
-            self._plans.append(asyncio.create_task(run_outages(_OutageSwitch(self), self.profile.outages)))
+        for hold, switch in ((False, _OutageSwitch(self)), (True, _HoldSwitch(self))):
+            planned = [outage for outage in self.profile.outages if outage.hold == hold]
+            if planned:
+                self._plans.append(asyncio.create_task(run_outages(switch, planned)))
         self._follow_profile()
 
     def _follow_profile(self) -> None:
@@ -196,6 +198,10 @@ class KernelLink(NamespaceLink):
         else:
             self._bridge.restore()
 
+    def _hold(self, is_held: bool) -> None:
+        for lane in self._lanes:
+            self._started.hold(lane.side, is_held)
+
     def _apply(self, lane: KernelLane) -> None:
         self._started.shape(lane.side, lane.shaping(self._is_down))
 
@@ -213,8 +219,9 @@ class KernelLink(NamespaceLink):
 class KernelLane:
     """One direction: its current settings (a row of the trace, where there is one) and its counters."""
 
-    def __init__(self, side: Side, seed: int) -> None:
+    def __init__(self, side: Side, seed: int, *, holds: bool = False) -> None:
         self.side = side
+        self._holds = holds
         self.direction = Direction()
         self.delay_s: float | None = None  # that of now, where delays are coherent
         self._seed = f"{seed}/{'up' if side == 'A' else 'down'}"
@@ -238,7 +245,13 @@ class KernelLane:
         """Return the qdiscs for the current settings."""
         # netem reseeds with every change: the same seed again would repeat the same losses from the start.
         digest = hashlib.sha256(f"{self._seed}/{next(self._changes)}".encode()).digest()
-        return qdisc_config(self.direction, int.from_bytes(digest[:8], "big"), is_cut=is_cut, delay_s=self.delay_s)
+        return qdisc_config(
+            self.direction,
+            int.from_bytes(digest[:8], "big"),
+            is_cut=is_cut,
+            delay_s=self.delay_s,
+            holds=self._holds,
+        )
 
     def update_stats(self, counted: QdiscCounters, was_down: bool) -> PathStats:
         """Return all counters; packets dropped since the last call count as the outage's if the link was down.
@@ -278,6 +291,19 @@ class _OutageSwitch:
         self._link._switch(is_cut=self._link.is_cut, in_outage=False)
 
 
+class _HoldSwitch:
+    """The same for planned outages in which packets wait."""
+
+    def __init__(self, link: KernelLink) -> None:
+        self._link = link
+
+    def cut(self) -> None:
+        self._link._hold(True)
+
+    def restore(self) -> None:
+        self._link._hold(False)
+
+
 def check_traces(profile: Profile) -> None:
     """Raise EngineError for a trace that netem cannot follow."""
     for way, direction in (("up", profile.up), ("down", profile.down)):
@@ -285,14 +311,6 @@ def check_traces(profile: Profile) -> None:
             raise EngineError(
                 f"{way}.trace {direction.trace.name!r}: netem cannot send at the milliseconds of a Mahimahi trace, "
                 "use --engine tun"
-            )
-
-
-def _check_outages(profile: Profile) -> None:
-    for outage in profile.outages:
-        if outage.hold:
-            raise EngineError(
-                f"outage {outage_text(outage)}: netem cannot hold packets and forward them, use --engine tun"
             )
 
 

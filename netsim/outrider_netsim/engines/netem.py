@@ -18,6 +18,9 @@ netem cannot correlate delays: its `correlation` is of 32-bit numbers of which t
 `coherence_ms` the caller gives the one delay that holds now, and changes it in small steps. Bursty losses are then in a
 second netem behind the first, because every change sets their chain back to the good state.
 
+Outages that hold packets have plug in bfifo's place: it stops and starts at a message and has the same limit, so that
+in a hold nothing leaves but the one packet that tbf may have looked at before.
+
 A delay is `latency + jitter * entry / 8192` for an entry that netem picks uniformly from a table of signed 16-bit
 numbers. Ours is the quantile function of base + max(0, X) at the middles of 4096 equal shares, with `jitter` just large
 enough for the outermost entry: tables scaled by the deviation, as tc's are, clip everything beyond 4 deviations.
@@ -34,7 +37,7 @@ from typing import Literal
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.profiles.delays import Distribution
 from outrider_netsim.profiles.distribution_table import DistributionTable
-from outrider_netsim.profiles.profile import MAX_QUEUE_PACKETS, Bursts, Direction
+from outrider_netsim.profiles.profile import MAX_QUEUE_BYTES, MAX_QUEUE_PACKETS, Bursts, Direction
 
 TABLE_ENTRIES = 4096  # a power of two, so that the kernel's `random % entries` is fair; it takes up to 16384
 TABLE_SCALE = 8192  # NETEM_DIST_SCALE
@@ -46,7 +49,7 @@ FRAME_BYTES = 1514  # a full packet and its Ethernet header
 BURST_S = 0.001  # what tbf may send at once after a pause; longer than a high-resolution timer is late
 NS_PER_MS = 1e6
 
-BufferKind = Literal["bfifo"]
+BufferKind = Literal["bfifo", "plug"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class Tbf:
 
 @dataclass(frozen=True, slots=True)
 class BufferQdisc:
-    """The qdisc in netem that holds what waits for tbf."""
+    """The qdisc in netem that holds what waits for tbf; "plug" is a bfifo that can be stopped for a while."""
 
     kind: BufferKind
     limit_bytes: int
@@ -113,10 +116,13 @@ class QdiscConfig:
     buffer: BufferQdisc | None = None
 
 
-def qdisc_config(direction: Direction, seed: int, *, is_cut: bool = False, delay_s: float | None = None) -> QdiscConfig:
+def qdisc_config(
+    direction: Direction, seed: int, *, is_cut: bool = False, delay_s: float | None = None, holds: bool = False
+) -> QdiscConfig:
     """Return the qdiscs for `direction`, ignoring its trace. Raises EngineError where netem cannot.
 
-    `delay_s` is the one delay that holds now, in place of the direction's distribution.
+    `delay_s` is the one delay that holds now, in place of the direction's distribution. With `holds` packets can be
+    made to wait: their queue is always a buffer then, and `queue_packets` limits the full packets in it.
     """
     if direction.correlation and direction.jitter_ms:
         raise EngineError(
@@ -130,7 +136,7 @@ def qdisc_config(direction: Direction, seed: int, *, is_cut: bool = False, delay
     rate = direction.rate_bps or UNLIMITED_BPS
     # Constant delays never reorder, so netem's own rate, which is exact, serves them too.
     ordered = direction.in_order or not direction.jitter_ms
-    buffer = _buffer(direction)
+    buffer = _buffer(direction, holds=holds)
     netem_bps = rate if buffer is None else UNLIMITED_BPS
     netem = Netem(
         limit=direction.queue_packets if buffer is None else MAX_QUEUE_PACKETS,
@@ -189,11 +195,13 @@ def _burst_loss(bursts: Bursts) -> BurstLoss:
     return BurstLoss(p=share(bursts.p), r=share(bursts.r), h=share(1 - bursts.bad), k1=share(bursts.good))
 
 
-def _buffer(direction: Direction) -> BufferQdisc | None:
-    limit_bytes = direction.buffer_bytes
-    if limit_bytes is None or not direction.rate_bps:
+def _buffer(direction: Direction, *, holds: bool) -> BufferQdisc | None:
+    limit_bytes = direction.buffer_bytes if direction.rate_bps else None
+    if limit_bytes is None and holds:
+        limit_bytes = min(direction.queue_packets * FRAME_BYTES, MAX_QUEUE_BYTES)
+    if limit_bytes is None:
         return None
-    return BufferQdisc("bfifo", limit_bytes)
+    return BufferQdisc("plug" if holds else "bfifo", limit_bytes)
 
 
 def _bucket(rate_bps: float, lone_bytes: int, limit_bytes: int) -> Tbf:

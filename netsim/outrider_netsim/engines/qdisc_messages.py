@@ -17,7 +17,8 @@ TC_H_ROOT = 0xFFFF_FFFF
 TBF_HANDLE, NETEM_PARENT, NETEM_HANDLE = 0x1_0000, 0x1_0001, 0x10_0000  # 1:, 1:1 and 10:
 LOSSES_PARENT, LOSSES_HANDLE = 0x10_0001, 0x30_0000  # 10:1 and 30:
 # One for each kind: the kernel refuses another kind under the handle of a running qdisc.
-BUFFER_HANDLES: dict[BufferKind, int] = {"bfifo": 0x20_0000}
+BUFFER_HANDLES: dict[BufferKind, int] = {"bfifo": 0x20_0000, "plug": 0x21_0000}
+TCQ_PLUG_BUFFER, TCQ_PLUG_RELEASE_INDEFINITE, TCQ_PLUG_LIMIT = 0, 2, 3  # struct tc_plug_qopt's actions
 LINKLAYER_ETHERNET = 1
 U32_MAX = 2**32 - 1
 NS_PER_TICK = 64  # PSCHED_SHIFT 6
@@ -188,7 +189,16 @@ def losses_message(index: int, losses: Netem) -> QdiscMessage:
 def buffer_message(index: int, buffer: BufferQdisc, *, behind_losses: bool) -> QdiscMessage:
     """Build the qdisc in the last netem on interface `index`."""
     parent = (LOSSES_HANDLE if behind_losses else NETEM_HANDLE) + 1
-    return _message(buffer.kind, index, BUFFER_HANDLES[buffer.kind], parent, {"limit": buffer.limit_bytes})
+    options: dict[str, object] = {"limit": buffer.limit_bytes}
+    if buffer.kind == "plug":
+        options["action"] = TCQ_PLUG_LIMIT
+    return _message(buffer.kind, index, BUFFER_HANDLES[buffer.kind], parent, options)
+
+
+def plug_message(index: int, *, is_held: bool) -> QdiscMessage:
+    """Build a message that stops or starts the plug on interface `index`, which is stopped when new."""
+    action = TCQ_PLUG_BUFFER if is_held else TCQ_PLUG_RELEASE_INDEFINITE
+    return _message("plug", index, BUFFER_HANDLES["plug"], 0, {"action": action, "limit": 0})
 
 
 def no_child_message(index: int) -> QdiscMessage:

@@ -28,6 +28,7 @@ from outrider_netsim.engines.qdisc_messages import (
     losses_message,
     netem_message,
     no_child_message,
+    plug_message,
     root_message,
     tbf_message,
 )
@@ -40,6 +41,7 @@ SIDES: tuple[Side, Side] = ("A", "B")
 MODULES = {
     "netem": "sch_netem",
     "tbf": "sch_tbf",
+    "plug": "sch_plug",
     "a mirror of packets": "-a dummy sch_ingress cls_matchall act_mirred",
 }
 
@@ -67,6 +69,7 @@ class ShapedPair:
     def __init__(self, clients: dict[Side, NetlinkClient], ends: dict[Side, veth.VethEnd]) -> None:
         self._clients = clients
         self._ends = ends
+        self._held: set[Side] = set()
         self._in_netem: dict[Side, tuple[bool, BufferKind | None]] = dict.fromkeys(SIDES, (False, None))
 
     @classmethod
@@ -114,6 +117,14 @@ class ShapedPair:
             message = buffer_message(index, shaping.buffer, behind_losses=shaping.losses is not None)
             with _explained_refusals(shaping.buffer.kind):
                 client.request(message, RTM_NEWQDISC, flags)
+            if shaping.buffer.kind == "plug":
+                self.hold(side, side in self._held)
+
+    def hold(self, side: Side, is_held: bool) -> None:
+        """Let the packets of `side` wait, or go on; it needs a plug. Raises EngineError."""
+        (self._held.add if is_held else self._held.discard)(side)
+        with _explained_refusals("plug"):
+            self._clients[side].request(plug_message(self._ends[side].index, is_held=is_held), RTM_NEWQDISC)
 
     def change_netem(self, side: Side, netem: Netem) -> None:
         """Change the first netem of `side` alone, but for its slots. Raises EngineError."""

@@ -26,6 +26,7 @@ pytestmark = [
 ]
 TCP_LOSS = FilePath(__file__).parents[1] / "vm" / "guest_tcp_loss.py"
 
+HOLDS = FilePath(__file__).parents[1] / "vm" / "guest_hold.py"
 QUEUES = FilePath(__file__).parents[1] / "vm" / "guest_queue.py"
 JITTER = FilePath(__file__).parents[1] / "vm" / "guest_jitter.py"
 RECORDING = FilePath(__file__).parents[1] / "vm" / "guest_recording.py"
@@ -170,3 +171,27 @@ def test_a_recording_shows_when_packets_enter_netem_and_leave_it(tmp_path):
     sent = Counter(packet.interface for packet in packets if packet.flags == OUTBOUND)
     assert [sent[0], sent[1]] == found["entered"]
     assert sum(packet.flags == INBOUND for packet in packets) == sum(line["fate"] == "arrived" for line in lines)
+
+
+@pytest.mark.timeout(900)
+def test_the_kernel_holds_packets_like_a_path():
+    """Full packets at three quarters of the rate, and 200 ms in which nothing may leave."""
+    directions = {
+        "in order": {"delay_ms": 20, "rate_bps": 4e6, "queue_ms": 400, "in_order": True},
+        "by packets": {"delay_ms": 20, "rate_bps": 4e6, "queue_packets": 200},
+        "no rate": {"delay_ms": 20},
+    }
+    order = {"packets": 300, "spacing_s": 1514 * 8 / 3e6, "hold_s": 0.2, "start_s": 0.6}
+    vm.check_in_guest(HOLDS, {"directions": directions, **order}, 280.0, _check_holds)
+
+
+def _check_holds(found):
+    for name, direction in found.items():
+        kernel, path = direction["kernel"], direction["path"]
+        assert direction["dropped"] == 0, name
+        assert kernel["came"] == path["came"] == 300, name
+        assert direction["pause_s"] == pytest.approx(0.2, abs=0.01), name
+        # tbf lets a packet pass at once where it has tokens: up to the 3 ms of a packet at this rate are saved.
+        saved_ms = 0 if name == "no rate" else 1514 * 8 / 4e3
+        for figure in ("mean_ms", "most_ms"):
+            assert path[figure] - 1.1 * saved_ms - 1 < kernel[figure] < path[figure] + 1, (name, figure)

@@ -165,3 +165,13 @@ def test_bursts_are_in_the_kernels_units():
 def test_a_share_keeps_its_value(share):
     assert 0 <= share_of_u32(share) <= LOSS_ALL
     assert share_of_u32(share) / LOSS_ALL == pytest.approx(share, abs=1e-9)
+
+
+def test_outages_that_hold_packets_need_a_plug_whatever_the_queue():
+    limited = Direction(20, rate_bps=20e6, queue_ms=300, in_order=True)
+    assert qdisc_config(limited, 0, holds=True).buffer == BufferQdisc("plug", 750_000)
+    for direction in (Direction(20, rate_bps=20e6, queue_packets=50), Direction(20, queue_packets=50)):
+        shaping = qdisc_config(direction, 0, holds=True)
+        assert shaping.buffer == BufferQdisc("plug", 50 * 1514)
+        assert shaping.netem.limit > 50
+    assert qdisc_config(Direction(queue_packets=10_000_000), 0, holds=True).buffer == BufferQdisc("plug", 2**32 - 1)

@@ -13,6 +13,7 @@ from outrider_netsim.engines.qdisc_messages import (
     losses_message,
     netem_message,
     no_child_message,
+    plug_message,
     root_message,
     tbf_message,
 )
@@ -214,3 +215,14 @@ def test_messages_are_the_same_where_pyroute2s_own_were_used_before():
         for code in (OURS, PLAIN + OURS)
     )
     assert alone == after != ""
+
+
+def test_a_plug_has_a_limit_and_is_stopped_and_started_by_its_handle():
+    """struct tc_plug_qopt: action (0 buffer, 2 release for good, 3 limit) and limit."""
+    head, data = options(buffer_message(3, BufferQdisc("plug", 60_000), behind_losses=True))
+    assert head == (0, 3, 0x21_0000, 0x30_0001, 0)
+    assert data == struct.pack("=iI", 3, 60_000)
+    for is_held, action in ((True, 0), (False, 2)):
+        head, data = options(plug_message(3, is_held=is_held))
+        assert head == (0, 3, 0x21_0000, 0, 0)
+        assert data == struct.pack("=iI", action, 0)

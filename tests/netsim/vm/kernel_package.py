@@ -12,7 +12,18 @@ from pathlib import Path
 from vm.cache import cache_folder
 
 META_PACKAGE = "linux-image-cloud-amd64"
-MODULES = ("sch_netem", "sch_tbf", "sch_codel", "veth", "tun", "dummy", "sch_ingress", "cls_matchall", "act_mirred")
+MODULES = (
+    "sch_netem",
+    "sch_tbf",
+    "sch_codel",
+    "sch_plug",
+    "veth",
+    "tun",
+    "dummy",
+    "sch_ingress",
+    "cls_matchall",
+    "act_mirred",
+)
 WITH_MODULES = "+".join(("", *MODULES))  # ends a cached folder's name, so that one made with fewer is not taken
 DOWNLOAD_TIMEOUT_S = 200.0
 APT_OPTIONS = ("-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10")
