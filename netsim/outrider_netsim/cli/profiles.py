@@ -134,9 +134,10 @@ def _correlation(direction: Direction) -> str:
 
 
 def _queue(direction: Direction) -> str:
+    limit = f"{direction.queue_bytes} bytes" if direction.queue_bytes else f"{direction.queue_packets} packets"
     if direction.queue_ms:
-        return f"{direction.queue_ms:g} ms at the rate"
-    return f"{direction.queue_bytes} bytes" if direction.queue_bytes else f"{direction.queue_packets} packets"
+        limit = f"{direction.queue_ms:g} ms at the rate"
+    return limit if direction.aqm == "none" else f"{limit}, {direction.aqm}"
 
 
 def _loss(direction: Direction) -> str:

@@ -21,6 +21,10 @@ second netem behind the first, because every change sets their chain back to the
 Outages that hold packets have plug in bfifo's place: it stops and starts at a message and has the same limit, so that
 in a hold nothing leaves but the one packet that tbf may have looked at before.
 
+`aqm` puts codel or fq_codel in bfifo's place, whose limit is in packets. What they drop late upset the count of packets
+in a netem around them until Linux 6.13 and the stable releases of that winter ("account for backlog updates from
+child qdisc"); older ones lose everything after the first such drops.
+
 A delay is `latency + jitter * entry / 8192` for an entry that netem picks uniformly from a table of signed 16-bit
 numbers. Ours is the quantile function of base + max(0, X) at the middles of 4096 equal shares, with `jitter` just large
 enough for the outermost entry: tables scaled by the deviation, as tc's are, clip everything beyond 4 deviations.
@@ -43,13 +47,13 @@ TABLE_ENTRIES = 4096  # a power of two, so that the kernel's `random % entries` 
 TABLE_SCALE = 8192  # NETEM_DIST_SCALE
 ENTRY_MAX = 32767
 JITTER_MAX_NS = 2**31 - 1  # netem_change() caps it there, silently
-LOSS_ALL = 2**32 - 1
+LOSS_ALL = U32_MAX = 2**32 - 1
 UNLIMITED_BPS = 1e12  # a full frame in 12 ns
 FRAME_BYTES = 1514  # a full packet and its Ethernet header
 BURST_S = 0.001  # what tbf may send at once after a pause; longer than a high-resolution timer is late
 NS_PER_MS = 1e6
 
-BufferKind = Literal["bfifo", "plug"]
+BufferKind = Literal["bfifo", "plug", "codel", "fq_codel"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ class BufferQdisc:
     """The qdisc in netem that holds what waits for tbf; "plug" is a bfifo that can be stopped for a while."""
 
     kind: BufferKind
-    limit_bytes: int
+    limit: int  # of a bfifo or plug in bytes, else in packets
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,7 @@ def qdisc_config(
     buffer = _buffer(direction, holds=holds)
     netem_bps = rate if buffer is None else UNLIMITED_BPS
     netem = Netem(
-        limit=direction.queue_packets if buffer is None else MAX_QUEUE_PACKETS,
+        limit=direction.queue_packets if direction.buffer_bytes is None and not holds else MAX_QUEUE_PACKETS,
         delay=delay,
         loss=LOSS_ALL if is_cut else share_of_u32(direction.loss),
         bursts=_burst_loss(direction.bursts) if direction.bursts and not is_cut and delay_s is None else None,
@@ -151,7 +155,7 @@ def qdisc_config(
     )
     losses = _losses(direction.bursts, seed) if direction.bursts and delay_s is not None else None
     if buffer is not None:
-        return QdiscConfig(_bucket(rate, FRAME_BYTES, buffer.limit_bytes), netem, losses, buffer)
+        return QdiscConfig(_bucket(rate, FRAME_BYTES, U32_MAX), netem, losses, buffer)
     tbf = _bucket(UNLIMITED_BPS if ordered else rate, 0, direction.queue_packets * FRAME_BYTES)
     return QdiscConfig(tbf, netem, losses)
 
@@ -197,11 +201,14 @@ def _burst_loss(bursts: Bursts) -> BurstLoss:
 
 def _buffer(direction: Direction, *, holds: bool) -> BufferQdisc | None:
     limit_bytes = direction.buffer_bytes if direction.rate_bps else None
-    if limit_bytes is None and holds:
-        limit_bytes = min(direction.queue_packets * FRAME_BYTES, MAX_QUEUE_BYTES)
-    if limit_bytes is None:
-        return None
-    return BufferQdisc("plug" if holds else "bfifo", limit_bytes)
+    if holds:
+        if direction.aqm != "none":
+            raise EngineError(f"aqm={direction.aqm!r} beside an outage that holds packets: use --engine tun")
+        return BufferQdisc("plug", limit_bytes or min(direction.queue_packets * FRAME_BYTES, MAX_QUEUE_BYTES))
+    if direction.aqm != "none" and direction.rate_bps:
+        packets = direction.queue_packets if limit_bytes is None else limit_bytes // FRAME_BYTES
+        return BufferQdisc(direction.aqm, packets)
+    return None if limit_bytes is None else BufferQdisc("bfifo", limit_bytes)
 
 
 def _bucket(rate_bps: float, lone_bytes: int, limit_bytes: int) -> Tbf:
@@ -209,7 +216,7 @@ def _bucket(rate_bps: float, lone_bytes: int, limit_bytes: int) -> Tbf:
     rate = _bytes_a_second(rate_bps)
     # tbf drops every packet that is larger than its burst.
     burst = lone_bytes + round(rate * BURST_S) if lone_bytes else max(2 * FRAME_BYTES, round(rate * BURST_S))
-    return Tbf(rate, burst, min(limit_bytes, 2**32 - 1))
+    return Tbf(rate, burst, min(limit_bytes, U32_MAX))
 
 
 def _bytes_a_second(rate_bps: float) -> int:

@@ -12,13 +12,18 @@ from pyroute2.netlink import NLA_F_NESTED, nla, nlmsg
 from pyroute2.netlink.rtnl.tcmsg import sched_netem, sched_tbf, tcmsg
 
 from outrider_netsim.engines.netem import BufferKind, BufferQdisc, BurstLoss, Netem, Tbf
+from outrider_netsim.impairments.codel import INTERVAL_S, TARGET_S
 
 TC_H_ROOT = 0xFFFF_FFFF
 TBF_HANDLE, NETEM_PARENT, NETEM_HANDLE = 0x1_0000, 0x1_0001, 0x10_0000  # 1:, 1:1 and 10:
 LOSSES_PARENT, LOSSES_HANDLE = 0x10_0001, 0x30_0000  # 10:1 and 30:
 # One for each kind: the kernel refuses another kind under the handle of a running qdisc.
-BUFFER_HANDLES: dict[BufferKind, int] = {"bfifo": 0x20_0000, "plug": 0x21_0000}
+BUFFER_HANDLES: dict[BufferKind, int] = {
+    **{"bfifo": 0x20_0000, "plug": 0x21_0000},
+    **{"codel": 0x22_0000, "fq_codel": 0x23_0000},
+}
 TCQ_PLUG_BUFFER, TCQ_PLUG_RELEASE_INDEFINITE, TCQ_PLUG_LIMIT = 0, 2, 3  # struct tc_plug_qopt's actions
+CODEL_TARGET_US, CODEL_INTERVAL_US = round(TARGET_S * 1e6), round(INTERVAL_S * 1e6)
 LINKLAYER_ETHERNET = 1
 U32_MAX = 2**32 - 1
 NS_PER_TICK = 64  # PSCHED_SHIFT 6
@@ -189,9 +194,13 @@ def losses_message(index: int, losses: Netem) -> QdiscMessage:
 def buffer_message(index: int, buffer: BufferQdisc, *, behind_losses: bool) -> QdiscMessage:
     """Build the qdisc in the last netem on interface `index`."""
     parent = (LOSSES_HANDLE if behind_losses else NETEM_HANDLE) + 1
-    options: dict[str, object] = {"limit": buffer.limit_bytes}
-    if buffer.kind == "plug":
-        options["action"] = TCQ_PLUG_LIMIT
+    options: dict[str, object] = {"limit": buffer.limit}
+    match buffer.kind:
+        case "plug":
+            options["action"] = TCQ_PLUG_LIMIT
+        case "codel" | "fq_codel":
+            values = {"LIMIT": buffer.limit, "TARGET": CODEL_TARGET_US, "INTERVAL": CODEL_INTERVAL_US, "ECN": 0}
+            options = {"attrs": [(f"TCA_{buffer.kind.upper()}_{name}", value) for name, value in values.items()]}
     return _message(buffer.kind, index, BUFFER_HANDLES[buffer.kind], parent, options)
 
 

@@ -42,6 +42,8 @@ MODULES = {
     "netem": "sch_netem",
     "tbf": "sch_tbf",
     "plug": "sch_plug",
+    "codel": "sch_codel",
+    "fq_codel": "sch_fq_codel",
     "a mirror of packets": "-a dummy sch_ingress cls_matchall act_mirred",
 }
 

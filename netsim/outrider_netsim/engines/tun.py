@@ -21,7 +21,7 @@ from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.messages import Cut, PumpRequest, PumpStats, Report, Restore, Set, Start
 from outrider_netsim.engines.namespace_link import NamespaceLink
-from outrider_netsim.impairments.path import LinkStats
+from outrider_netsim.impairments.path import LinkStats, check_aqm
 from outrider_netsim.namespaces.namespaces import ended, readable, start_module
 from outrider_netsim.profiles.profile import Profile
 from outrider_netsim.recording.recorder import NO_RECORDING, RecordingFiles
@@ -77,6 +77,7 @@ class TunLink(NamespaceLink):
 
     def set(self, profile: Profile) -> None:
         """Change the link for packets that enter from now on."""
+        _check(profile)
         self._send(Set(profile.up, profile.down))
         self.profile = profile
 
@@ -91,6 +92,7 @@ class TunLink(NamespaceLink):
         return LinkStats(counted.up, counted.down, self._bridge.connections)
 
     async def _make_link(self) -> None:
+        _check(self.profile)
         with contextlib.ExitStack() as ours:
             devices = []
             for side in ("A", "B"):
@@ -124,6 +126,12 @@ class TunLink(NamespaceLink):
         with _pump_expected():
             self._channel.send(request)
         return self._channel
+
+
+def _check(profile: Profile) -> None:
+    # Here, because the pump could only end.
+    check_aqm(profile.up)
+    check_aqm(profile.down)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from outrider_netsim.core.errors import EngineError
 from outrider_netsim.impairments import (
     Buffer,
     ConditionChanges,
@@ -189,7 +190,7 @@ class Path:
                 self._slots or self._sink, None, self._started_at, self._holds()
             )
             self._opportunities.buffer.on_drop = self._queue.on_drop
-            self._opportunities.buffer.limit_bytes = self._rate.buffer.limit_bytes
+            self._opportunities.buffer.set(self._rate.buffer.limit_bytes, codel=self._rate.buffer.has_codel)
             self._rate.lead_to(self._opportunities)
         if self._opportunities is not None:
             self._opportunities.set(trace, now)
@@ -227,10 +228,11 @@ class Path:
         return self._queue.dropped + sum(buffer.dropped for buffer in self._buffers)
 
     def _limit_queue(self, direction: Direction) -> None:
+        check_aqm(direction)
         limit_bytes = direction.buffer_bytes
         self._queue.limit = direction.queue_packets if limit_bytes is None else None
         for buffer in self._buffers:
-            buffer.limit_bytes = limit_bytes
+            buffer.set(limit_bytes, codel=direction.aqm == "codel")
 
     def _apply(self, direction: Direction, now: float) -> None:
         self._loss.set(direction.loss, direction.bursts)
@@ -242,6 +244,12 @@ class Path:
 
 def _reporter(observer: PacketObserver | None, reason: DropReason) -> Callable[[Packet, float], None]:
     return partial(observer.dropped, reason=reason) if observer else ignore_drop
+
+
+def check_aqm(direction: Direction) -> None:
+    """Raise EngineError for a queue that tells flows apart, which a Path does not."""
+    if direction.aqm == "fq_codel":
+        raise EngineError("aqm='fq_codel': flows are told apart by the kernel alone; use --engine kernel, or codel")
 
 
 def direction_in_row(direction: Direction, row: int) -> Direction:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles import delays
@@ -13,6 +14,9 @@ from outrider_netsim.profiles.outages import Outage, in_order
 from outrider_netsim.profiles.traces import DeliveryTrace, Trace
 
 __all__ = ["Bursts", "Direction", "Distribution", "Outage", "Profile", "ProfileError"]
+
+Aqm = Literal["none", "codel", "fq_codel"]  # active queue management
+AQMS: tuple[Aqm, ...] = get_args(Aqm)
 
 MAX_MS = 60_000.0
 MAX_QUEUE_PACKETS = 10_000_000
@@ -71,6 +75,7 @@ class Direction:
     queue_packets: int = USUAL_QUEUE_PACKETS  # waiting for rate and delay together (netem's limit); more is dropped
     queue_bytes: int = 0  # in its place: limits what waits for the rate, and not what is under way in the delay
     queue_ms: float = 0.0  # the same, as the time that the current rate takes for it
+    aqm: Aqm = "none"  # what else is dropped from the buffer before the rate, before it is full
     in_order: bool = False  # packets never overtake each other, as on a radio bearer; else jitter reorders (netem)
     slot_ms: float = 0.0  # packets leave only at multiples of it, all that are ready together
     trace: Trace | None = None
@@ -110,6 +115,8 @@ class Direction:
             raise ProfileError(f"queue_packets={self.queue_packets}: need 1 to {MAX_QUEUE_PACKETS}")
         _check("queue_bytes", self.queue_bytes, MAX_QUEUE_BYTES)
         _check("queue_ms", self.queue_ms, MAX_MS)
+        if self.aqm not in AQMS:
+            raise ProfileError(f"aqm={self.aqm!r}: need one of {', '.join(AQMS)}")
         limits = {"queue_packets": USUAL_QUEUE_PACKETS, "queue_bytes": 0, "queue_ms": 0.0}
         given = [f"{name}={getattr(self, name):g}" for name, usual in limits.items() if getattr(self, name) != usual]
         if len(given) > 1:

@@ -24,7 +24,7 @@ from outrider_netsim.profiles.checked_table import CheckedTable, WrongTypeError,
 from outrider_netsim.profiles.distribution_table import SUFFIX as DIST_SUFFIX
 from outrider_netsim.profiles.distribution_table import DistributionTable, load_distribution
 from outrider_netsim.profiles.outages import Outage, outage_text, parse_outage
-from outrider_netsim.profiles.profile import Bursts, Direction, Distribution, Profile
+from outrider_netsim.profiles.profile import Aqm, Bursts, Direction, Distribution, Profile
 from outrider_netsim.profiles.trace_files import load_trace
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace, Trace
 
@@ -95,6 +95,7 @@ _DIRECTION: Kinds = {
     "queue_bytes": whole,
     "queue_ms": number,
     "in_order": flag,
+    "aqm": lambda value, table: cast(Aqm, text(value, table)),  # checked by Direction
     "slot_ms": number,
     "trace": _trace,
 }

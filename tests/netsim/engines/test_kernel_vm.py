@@ -74,6 +74,8 @@ def test_queues_in_time_and_bytes_are_those_of_a_path():
         "in order": {**jitter, "queue_ms": 150, "in_order": True},
         "reordering": {**jitter, "queue_bytes": 60_000},
         "slow": {"delay_ms": 20, "rate_bps": 0.6e6, "queue_ms": 300},
+        "codel": {"delay_ms": 20, "rate_bps": 4e6, "queue_ms": 2000, "aqm": "codel"},
+        "fq_codel": {"delay_ms": 20, "rate_bps": 4e6, "queue_ms": 2000, "aqm": "fq_codel", "in_order": True},
         "back to packets": {"delay_ms": 20, "rate_bps": 4e6, "queue_packets": 50},
     }
     order = {"directions": directions, "packets": 800, "spacing_s": 1514 * 8 / 6e6}

@@ -140,6 +140,16 @@ def test_a_table_is_the_files_own():
     assert kernel_delays_ms(found) == pytest.approx([40, 45, 50, 65], abs=0.002)
 
 
+@pytest.mark.parametrize("aqm", ["codel", "fq_codel"])
+def test_active_queue_management_waits_where_the_buffer_does(aqm):
+    shaping = qdisc_config(replace(JITTERY, queue_ms=300, aqm=aqm), 0)
+    assert shaping.buffer == BufferQdisc(aqm, 750_000 // FRAME_BYTES)
+    assert shaping.netem.limit == MAX_QUEUE_PACKETS
+    shaping = qdisc_config(replace(JITTERY, queue_packets=400, aqm=aqm), 0)
+    assert shaping.buffer == BufferQdisc(aqm, 400)
+    assert shaping.netem.limit == 400
+
+
 def test_nothing_waits_without_a_rate():
     assert qdisc_config(Direction(20, queue_ms=300), 0).buffer is None
 

@@ -164,6 +164,15 @@ def test_the_buffer_is_the_child_of_netem():
     assert struct.unpack_from("=BxxxiIII", encoded(no_child_message(3)), 16) == (0, 3, 0, 0x10_0001, 0)
 
 
+@pytest.mark.parametrize("kind", ["codel", "fq_codel"])
+def test_codel_has_rfc_8289s_constants_in_microseconds(kind):
+    data = encoded(buffer_message(3, BufferQdisc(kind, 25), behind_losses=False))
+    assert attributes(data[36:])[KIND] == kind.encode() + b"\0"
+    found = attributes(attributes(data[36:])[OPTIONS])
+    # TCA_CODEL_TARGET, _LIMIT, _INTERVAL, _ECN, and the same four of fq_codel
+    assert {k: int.from_bytes(v, "little") for k, v in found.items()} == {1: 5000, 2: 25, 3: 100_000, 4: 0}
+
+
 def test_losses_may_have_a_netem_of_their_own_before_the_buffer():
     losses = netem(bursts=BurstLoss(1, 2, 3, 4))
     assert options(losses_message(3, losses))[0] == (0, 3, 0x30_0000, 0x10_0001, 0)

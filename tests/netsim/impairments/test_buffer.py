@@ -13,7 +13,7 @@ from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 
 def rate(limit_bytes):
     link = Rate(Sink(), 8000)
-    link.buffer.limit_bytes = limit_bytes
+    link.buffer.set(limit_bytes, codel=False)
     return link
 
 

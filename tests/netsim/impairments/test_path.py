@@ -35,7 +35,7 @@ directions = st.builds(
     st.sampled_from([{}, {"jitter_ms": 8.0, "distribution": "normal"}, {"jitter_ms": 8.0, "distribution": "pareto"}]),
     st.sampled_from([{}, {"coherence_ms": 20.0}, {"correlation": 0.5}]),
     st.sampled_from([{}, {}, {"duplicate": 0.3}, {"corrupt": 0.3, "slot_ms": 7.0}]),
-    st.sampled_from([{}, {}, {"queue_bytes": 3500}, {"queue_ms": 90.0}])
+    st.sampled_from([{}, {}, {"queue_bytes": 3500}, {"queue_ms": 90.0}, {"queue_ms": 900.0, "aqm": "codel"}])
     | st.builds(lambda packets: {"queue_packets": packets}, st.integers(1, 6)),
 )
 pauses = st.sampled_from([0.0, 0.0, 0.001, 0.0037, 0.01, 0.05, 0.2])

@@ -28,6 +28,7 @@ from outrider_netsim.profiles.traces import DeliveryTrace
         ({"correlation": 1}, "correlation=1: the delay would never change"),
         ({"coherence_ms": math.inf}, "coherence_ms=inf: need 0 to 60000"),
         ({"correlation": 0.5, "coherence_ms": 50}, "correlation=0.5 beside coherence_ms=50: .*give one of them"),
+        ({"aqm": "red"}, "aqm='red': need one of none, codel, fq_codel"),
         ({"queue_packets": 0}, "queue_packets=0: need 1 to"),
         ({"queue_bytes": 2**32}, "queue_bytes=4.29497e[+]09: need 0 to"),
         ({"queue_ms": -1}, "queue_ms=-1: need 0 to 60000"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.builtin import PROFILES
 from outrider_netsim.profiles.delays import DISTRIBUTIONS
-from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
+from outrider_netsim.profiles.profile import AQMS, Bursts, Direction, Outage, Profile
 from outrider_netsim.profiles.profile_files import load_profile, load_profiles, profile_text
 from outrider_netsim.profiles.traces import DeliveryTrace
 
@@ -160,6 +160,7 @@ def directions(draw):
         duplicate=draw(shares),
         corrupt=draw(shares),
         slot_ms=draw(times_ms),
+        aqm=draw(st.sampled_from(AQMS)),
         in_order=draw(st.booleans()),
         **draw(queues),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import guest_kernel
@@ -19,8 +20,6 @@ from outrider_netsim.engines.kernel import KernelLink
 from outrider_netsim.impairments import Packet
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.profiles.profile import Direction, Profile
-
-DROPPED = "dropped"
 
 
 def main(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +51,8 @@ async def _measure(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _expected(direction: Direction, sent_ns: list[int]) -> dict[str, float]:
-    path = Path(direction, 1)
+    # Of a single flow fq_codel makes what codel does.
+    path = Path(replace(direction, aqm="none" if direction.aqm == "none" else "codel"), 1)
     received: dict[int, float] = {}
 
     def poll(now: float) -> None:
