@@ -28,7 +28,6 @@ SMALL_ON_PURPOSE: dict[str, str] = {
     **{
         f"outrider_netsim.impairments.{name}": "one impairment a file, composed by nesting"
         for name in (
-            "buffer",
             "corrupt",
             "delay",
             "duplicate",

@@ -12,7 +12,7 @@ from pyroute2.netlink import NLA_F_NESTED, nla, nlmsg
 from pyroute2.netlink.rtnl.tcmsg import sched_netem, sched_tbf, tcmsg
 
 from outrider_netsim.engines.netem import BufferKind, BufferQdisc, BurstLoss, Netem, Tbf
-from outrider_netsim.impairments.codel import INTERVAL_S, TARGET_S
+from outrider_netsim.impairments.buffer import INTERVAL_S, TARGET_S
 
 TC_H_ROOT = 0xFFFF_FFFF
 TBF_HANDLE, NETEM_PARENT, NETEM_HANDLE = 0x1_0000, 0x1_0001, 0x10_0000  # 1:, 1:1 and 10:

@@ -1,10 +1,12 @@
-"""The buffer before the rate: a limit in bytes on what waits there, and on nothing else."""
+"""The buffer before the rate: a limit in bytes on what waits there, and on nothing else, and CoDel."""
 
+import math
 import random
 
 import pytest
 from driving import events_until, number, numbered, pushed_at
 
+from outrider_netsim.core.errors import EngineError
 from outrider_netsim.impairments import Buffer, Delay, Packet, Rate, Sink
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.profiles.profile import Direction
@@ -102,3 +104,107 @@ def test_the_least_buffer_holds_two_full_packets():
     for n in range(4):
         path.push(Packet(str(n).encode(), 1514), 0.0)
     assert len(events_until(path)) == 3  # with the one being sent
+
+
+PACKET_S = 0.001  # a packet of 1000 bytes at 8 Mbit/s
+
+
+def flooded(limit_bytes, packets, spacing_s):
+    """Drops of a buffer into which packets come too fast: [(time, number)], and [(time, number)] of what comes out."""
+    link = Rate(Sink(), 8e6)
+    link.buffer.set(limit_bytes, codel=True)
+    drops = []
+    link.buffer.on_drop = lambda packet, now: drops.append((now, int(packet.data)))
+    return drops, pushed_at(link, [n * spacing_s for n in range(packets)])
+
+
+def test_bursts_that_drain_within_the_interval_pass_whole():
+    link = Rate(Sink(), 8e6)
+    link.buffer.set(None, codel=True)
+    out = []
+    for burst in range(20):
+        for n in range(90):  # waits up to 89 ms, and again under 5 ms within 100
+            link.push(numbered(n), burst * 0.1)
+        out += events_until(link, (burst + 1) * 0.1 - 1e-6)
+    assert (len(out), link.buffer.dropped) == (1800, 0)
+
+
+def test_a_standing_queue_is_dropped_from_at_a_rising_pace():
+    """The first drop comes 100 ms after the wait passed 5 ms, the n-th 100 / sqrt(n) ms after the one before."""
+    drops, out = flooded(None, 2000, PACKET_S / 1.5)
+    # Packet n waits for n / 3 ms, and begins to be sent in the n-th ms.
+    assert drops[0][0] == pytest.approx(0.015 + 0.1, abs=0.003)
+    expected = drops[0][0]
+    for n in range(1, 15):
+        expected += 0.1 / math.sqrt(n)
+        assert drops[n][0] == pytest.approx(expected, abs=0.0011)
+    assert [n for _, n in drops] == sorted(n for _, n in drops)
+    assert len(out) + len(drops) == 2000
+
+
+def test_a_sender_that_heeds_drops_gets_a_short_queue():
+    """A window that halves at each drop and grows by one packet a round trip of 20 ms: Reno, in essence."""
+    link = Rate(Sink(), 8e6)
+    link.buffer.set(None, codel=True)
+    halved_at, window, waits = -1.0, 10.0, []
+
+    def heed(packet, now):
+        nonlocal window, halved_at
+        if now - halved_at > 0.02:
+            halved_at, window = now, max(2.0, window / 2)
+
+    link.buffer.on_drop = heed
+    pushed, acked, now = {}, 0, 0.0
+    arrivals = []
+    for step in range(200_000):
+        now = step * 1e-4
+        for when, n in events_until(link, now):
+            waits.append(when - pushed[n])
+            arrivals.append(when)
+        while arrivals and arrivals[0] + 0.02 <= now:
+            arrivals.pop(0)
+            acked += 1
+            window += 1 / window
+        while len(pushed) - acked - link.buffer.dropped < window:
+            link.push(numbered(len(pushed)), now)
+            pushed[len(pushed)] = now
+    late = sorted(waits[len(waits) // 2 :])
+    assert late[len(late) // 2] < 0.015  # tail drop would let the window fill whatever buffer there is
+    assert len(waits) * PACKET_S > 0.85 * now  # and the link is used
+
+
+def test_the_limit_still_drops_at_the_tail():
+    drops, _ = flooded(10_000, 100, 0.0)
+    assert [n for now, n in drops if now == 0.0] == list(range(11, 100))
+
+
+def test_without_codel_nothing_is_dropped_early():
+    buffer = Buffer(None, codel=True)
+    for n in range(50):
+        buffer.push(numbered(n), 0.0)
+    assert buffer.pop(1.0) is not None
+    buffer.set(None, codel=False)
+    assert [int(buffer.pop(9.0).data) for _ in range(49)] == list(range(1, 50))
+    assert buffer.dropped == 0
+
+
+@pytest.mark.parametrize("where", [{"rate_bps": 12e6}, {"trace": DeliveryTrace("one a ms", (1,))}])
+def test_a_path_has_it_before_its_rate_and_before_its_opportunities(where):
+    def waited_s(**queue):
+        path = Path(Direction(delay_ms=30, **where, **queue), 1)
+        for n in range(9000):
+            path.push(numbered(n, 1500), n / 1500)  # 1.5 times what passes
+        return events_until(path)[-1][0] - 6.0, path.stats.dropped_by_queue
+
+    (tail, few), (codel, many) = waited_s(queue_ms=2000), waited_s(queue_ms=2000, aqm="codel")
+    assert tail > 1.9
+    assert codel < tail
+    assert many > few > 0
+
+
+def test_flows_are_the_kernels_alone():
+    with pytest.raises(EngineError, match=r"aqm='fq_codel': .*use --engine kernel, or codel"):
+        Path(Direction(rate_bps=1e6, aqm="fq_codel"), 1)
+    path = Path(Direction(rate_bps=1e6), 1)
+    with pytest.raises(EngineError, match="fq_codel"):
+        path.set(Direction(rate_bps=1e6, aqm="fq_codel"), 0.0)
