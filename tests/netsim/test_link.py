@@ -201,3 +201,60 @@ async def test_a_log_has_a_line_for_every_packet(engine, tmp_path):
 async def test_a_relay_has_no_packets_to_capture(tmp_path):
     with pytest.raises(EngineError, match="no packets to capture: use --engine tun, or --packet-log"):
         await Link(FAST, engine="proxy", pcap=tmp_path / "x.pcapng").start()
+
+
+CONSTANT = Profile.symmetric("constant", Direction(delay_ms=25, rate_bps=20e6))
+
+
+async def replies(reader, writer):
+    """A server that answers a number with so many bytes."""
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        while True:
+            writer.write(bytes(int.from_bytes(await reader.readexactly(4))))
+    writer.close()
+
+
+async def times_over(engine):
+    """A reply of 150 kB after a pause, and a small one asked for in a cut of 1.5 s: from its end. In seconds."""
+    loop = asyncio.get_running_loop()
+    server = await asyncio.start_server(replies, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with asyncio.timeout(60), Link(CONSTANT, f"127.0.0.1:{port}", engine) as link:
+        host, _, port = link.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+
+        async def ask(size):
+            writer.write(size.to_bytes(4))
+            await reader.readexactly(size)
+            return loop.time()
+
+        for _ in range(10):
+            await ask(100)
+        large = []
+        for _ in range(3):
+            await asyncio.sleep(1)
+            asked_at = loop.time()
+            large.append(await ask(150_000) - asked_at)
+        link.cut()
+        answer = asyncio.create_task(ask(100))
+        await asyncio.sleep(1.5)
+        restored_at = loop.time()
+        link.restore()
+        recovered = await answer - restored_at
+        writer.close()
+        await writer.wait_closed()
+        await asyncio.sleep(0.3)  # the server's end closes too
+    server.close()
+    return sorted(large)[1], recovered
+
+
+@pytest.mark.root
+@pytest.mark.slow
+async def test_the_modeled_tcp_takes_the_time_of_the_real_one():
+    """Two round trips more or less, as a busy machine may take; without its congestion window it was half."""
+    try:
+        real = await times_over("tun")
+    except EngineError as error:
+        pytest.skip(str(error))
+    modeled = await times_over("proxy")
+    assert modeled == pytest.approx(real, rel=0.3, abs=0.1)

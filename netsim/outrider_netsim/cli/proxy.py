@@ -119,17 +119,10 @@ async def _run(link: Link, upstream: str, outages: Sequence[Outage]) -> None:
         loop.add_signal_handler(number, stopped.set)
     async with link:
         controls = LinkControls(link, console)
-        console.print(f"{link.address} -> {upstream} through {introduction(link)}{_note(link)}", soft_wrap=True)
+        console.print(f"{link.address} -> {upstream} through {introduction(link)}", soft_wrap=True)
         if sys.stdin.isatty():
             console.print("Enter cuts the link and restores it; Ctrl-C ends.")
             loop.add_reader(sys.stdin.fileno(), controls.toggle)
         async with announced_outages(controls, outages):
             await stopped.wait()
         console.print(totals(link.stats))
-
-
-def _note(link: Link) -> str:
-    lossy = max(link.profile.up.mean_loss, link.profile.down.mean_loss)
-    if link.engine != "proxy" or not lossy:
-        return ""
-    return f"; its {lossy:.1%} loss stalls a connection for a while, as this is a TCP relay"

@@ -1,45 +1,62 @@
-"""The link's own time: the seconds for which it was up. It stands still while the link is cut."""
+"""A clock of events that keeps up with the event loop's time, so that what is modeled happens in real time."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-# asyncio's timers fire 0 to 1 ms late (epoll counts milliseconds). Aiming this much earlier centers the error on 0.
+from outrider_netsim.virtual.clock import VirtualClock
+
+# asyncio's timers fire 0 to 1 ms late (epoll counts milliseconds). Running this much ahead centers the error on 0.
 HALF_TICK_S = 0.0005
 
 
-class LinkClock:
-    """A pausable clock on the running event loop's time; 0 on creation."""
+class LinkClock(VirtualClock):
+    """0 on `start`. Events run at their own times, however late the loop wakes, so delays do not add up."""
 
     def __init__(self) -> None:
-        self._time = asyncio.get_running_loop().time
-        self._paused_s = self._time()
-        self._stopped_at: float | None = None
-        self._running = asyncio.Event()
-        self._running.set()
+        super().__init__()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started_at = 0.0
+        self._wake_at = float("inf")
+        self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def running(self) -> bool:
-        return self._stopped_at is None
-
-    def now(self) -> float:
-        real = self._time() if self._stopped_at is None else self._stopped_at
-        return real - self._paused_s
+    def start(self) -> None:
+        """Begin with the running event loop's time."""
+        self._loop = asyncio.get_running_loop()
+        self._started_at = self._loop.time()
 
     def stop(self) -> None:
-        if self._stopped_at is None:
-            self._stopped_at = self._time()
-            self._running.clear()
+        """Run no event any more."""
+        self._loop = None
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def resume(self) -> None:
-        if self._stopped_at is not None:
-            self._paused_s += self._time() - self._stopped_at
-            self._stopped_at = None
-            self._running.set()
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """Do something now: after everything that was due, before what follows from it."""
+        self._catch_up()
+        try:
+            yield
+        finally:
+            self._plan()
 
-    async def sleep_until(self, when: float) -> None:
-        """Return once the clock runs and shows `when`, within half a tick."""
-        # A loop, because the clock may be stopped and resumed during the sleep.
-        while not self.running or self.now() < when - HALF_TICK_S:
-            await self._running.wait()
-            await asyncio.sleep(max(0.0, when - HALF_TICK_S - self.now()))
+    def _catch_up(self) -> None:
+        if self._loop is not None:
+            self.run_until(self._loop.time() - self._started_at + HALF_TICK_S)
+
+    def _plan(self) -> None:
+        due = self.next_event()
+        if due is None or self._loop is None or due >= self._wake_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wake_at = due
+        self._timer = self._loop.call_at(self._started_at + due - HALF_TICK_S, self._on_time)
+
+    def _on_time(self) -> None:
+        self._wake_at = float("inf")
+        self._timer = None
+        with self.present():
+            pass

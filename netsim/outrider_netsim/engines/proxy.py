@@ -1,7 +1,7 @@
-"""The proxy engine: a TCP relay with the profile's delays, rate and outages. No privileges, any OS.
+"""The proxy engine: a TCP relay over a modeled link. No privileges, any OS.
 
-Its packets are 1448-byte pieces of a stream, not real ones (shaping.py): a loss is a stall and never slows a transfer
-down for good, reordering only delays, and the queue never overflows.
+It is the virtual engine in real time: each connection through it is a modeled one (tcp/), whose packets take the same
+paths as in the other engines and get lost, overtaken and dropped there.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Final, Literal
 
 from outrider_netsim.core.addresses import ADDRESS_VARIABLE, FREE_PORT, Address, check_port
 from outrider_netsim.core.async_resource import AsyncResource
-from outrider_netsim.core.engine_names import DEFAULT_CONGESTION, MODELED_CONGESTION
+from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
 from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.engines.link_clock import LinkClock
-from outrider_netsim.engines.relay import PayloadStats, RelayLane, relay
-from outrider_netsim.engines.shaping import Shaper, timeout_s
+from outrider_netsim.engines.relay import PayloadStats, relay
 from outrider_netsim.impairments.path import LinkStats
 from outrider_netsim.namespaces.blackhole import accept_connections, ignore_connections
 from outrider_netsim.namespaces.command import run_copies
 from outrider_netsim.profiles.outages import run_outages
 from outrider_netsim.profiles.profile import Profile
 from outrider_netsim.recording.recorder import NO_RECORDING, FileRecorder, RecordingFiles
+from outrider_netsim.virtual.link import VirtualLink
 
 BACKLOG = 128
 
@@ -37,11 +37,12 @@ class ProxyLink(AsyncResource):
 
         async with ProxyLink(profile_named("paper-5g"), Address("127.0.0.1", 7401), seed=1) as link:
             ...                     # connect to link.address
-            link.cut()              # nothing passes; connections stall and new ones hang
-            link.restore()          # waiting bytes continue
+            link.cut()              # packets are lost; connections stall and new ones hang
+            link.restore()          # TCP, as modeled, delivers with its next retransmission
 
     The seed fixes delay and loss of the n-th packet of each direction. Which bytes it carries depends on the timing of
-    the programs at both ends. The profile's outages count from the start.
+    the programs at both ends. The profile's outages count from the start. Raises EngineError for a congestion control
+    that is not modeled.
     """
 
     engine: Final = "proxy"
@@ -58,17 +59,14 @@ class ProxyLink(AsyncResource):
     ) -> None:
         if recording.pcap:
             raise EngineError("a relay has no packets to capture: use --engine tun, or --packet-log for their times")
+        self.profile = profile
         check_port("upstream port", upstream.port)
         check_port("port", listen.port, least=0)
-        if congestion not in MODELED_CONGESTION:
-            raise EngineError(f"congestion {congestion!r}: the relay models {' and '.join(MODELED_CONGESTION)}")
-        self.profile = profile
-        self._num_connections = 0
         self._upstream = upstream
         self._listen = listen
-        self._up = RelayLane(Shaper(profile.up, f"{seed}/up", timeout_s(profile)), PayloadStats())
-        self._down = RelayLane(Shaper(profile.down, f"{seed}/down", timeout_s(profile)), PayloadStats())
-        self._clock: LinkClock | None = None
+        self._clock = LinkClock()
+        self._link = VirtualLink(profile, seed, self._clock, congestion=congestion)
+        self._payload = PayloadStats(), PayloadStats()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._cut_reasons: set[CutReason] = set()
@@ -78,14 +76,13 @@ class ProxyLink(AsyncResource):
 
     async def start(self) -> None:
         """Listen for clients. Raises OSError when it cannot."""
-        self._clock = LinkClock()
         if self._recording:
-            self._recorder = FileRecorder(self._recording, self._clock.now(), self._comment)
-            self._up.shaper.path.observe(self._recorder.up)
-            self._down.shaper.path.observe(self._recorder.down)
+            self._recorder = FileRecorder(self._recording, self._clock.now, self._comment)
+            self._link.record_with(self._recorder)
         self._server = await asyncio.start_server(self._accept, *self._listen, backlog=BACKLOG)
-        if self.profile.outages:
-            self._own(asyncio.get_running_loop().create_task(run_outages(_OutageSwitch(self), self.profile.outages)))
+        self._clock.start()
+        if outages := [outage for outage in self.profile.outages if not outage.hold]:
+            self._own(asyncio.get_running_loop().create_task(run_outages(_ListenerSwitch(self), outages)))
 
     async def aclose(self) -> None:
         """Stop listening and drop everything under way; safe to call twice."""
@@ -97,6 +94,7 @@ class ProxyLink(AsyncResource):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await server.wait_closed()
+        self._clock.stop()
         for message in self._recorder.close() if self._recorder else ():
             print(f"outrider-netsim: {message}", file=sys.stderr)
 
@@ -107,36 +105,39 @@ class ProxyLink(AsyncResource):
 
     @property
     def stats(self) -> LinkStats:
-        """Counters of the packets that the relay cut the bytes into, with the headers they would have had."""
-        return LinkStats(self._up.shaper.path.stats, self._down.shaper.path.stats, self._num_connections)
+        """Counters of the modeled packets, with the headers they would have had."""
+        return self._link.stats
 
     @property
     def payload(self) -> tuple[PayloadStats, PayloadStats]:
         """Payload that came out of the link, up and down."""
-        return self._up.stats, self._down.stats
+        return self._payload
 
     @property
     def is_cut(self) -> bool:
         """True between `cut` and `restore`; planned outages do not count."""
-        return "hand" in self._cut_reasons
+        return self._link.is_cut
 
     def cut(self) -> None:
-        """Cut the link: nothing passes either way, and connections stall.
+        """Cut the link: packets are lost both ways, and connections stall.
 
         New connections hang unanswered on Linux; elsewhere the kernel accepts them and they stall.
         """
-        self._hold("hand")
+        self._ignore("hand")
+        with self._clock.present():
+            self._link.cut()
 
     def restore(self) -> None:
-        """Undo `cut`; planned outages stay. Waiting bytes continue with the rest of their delay."""
-        self._release("hand")
+        """Undo `cut`; planned outages stay. Waiting bytes continue with the next retransmission."""
+        self._heed("hand")
+        with self._clock.present():
+            self._link.restore()
 
     def set(self, profile: Profile) -> None:
-        """Change the link for bytes that enter from now on. Planned outages stay those of the start."""
-        now, timeout = self._running_clock.now(), timeout_s(profile)
+        """Change the link for packets that enter from now on. Planned outages stay those of the start."""
         self.profile = profile
-        self._up.shaper.set(profile.up, timeout, now)
-        self._down.shaper.set(profile.down, timeout, now)
+        with self._clock.present():
+            self._link.set(profile)
 
     async def run(
         self, argv: Sequence[str], upstreams: Sequence[Address], environments: Sequence[Mapping[str, str]]
@@ -149,21 +150,18 @@ class ProxyLink(AsyncResource):
             raise ProfileError(f"{len(upstreams)} upstreams: a relay has one server behind it; use --engine tun")
         return await run_copies(argv, [{ADDRESS_VARIABLE: self.address, **env} for env in environments])
 
-    def _hold(self, reason: CutReason) -> None:
-        self._running_clock.stop()
+    def _ignore(self, reason: CutReason) -> None:
         ignore_connections(self._listener)
         self._cut_reasons.add(reason)
 
-    def _release(self, reason: CutReason) -> None:
+    def _heed(self, reason: CutReason) -> None:
         self._cut_reasons.discard(reason)
         if not self._cut_reasons:
             accept_connections(self._listener)
-            self._running_clock.resume()
 
     def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
-        self._num_connections += 1
         task = asyncio.get_running_loop().create_task(
-            relay((reader, writer), self._upstream, self._up, self._down, self._running_clock)
+            relay((reader, writer), self._upstream, self._link, self._clock, self._payload)
         )
         self._own(task)
         # Not in relay() alone: a task cancelled before its first step never runs its `finally`.
@@ -180,21 +178,15 @@ class ProxyLink(AsyncResource):
             raise RuntimeError("the link is not started: use `async with`")
         return self._server.sockets[0]
 
-    @property
-    def _running_clock(self) -> LinkClock:
-        if self._clock is None:
-            raise RuntimeError("the link is not started: use `async with`")
-        return self._clock
 
-
-class _OutageSwitch:
-    """The link as planned outages see it."""
+class _ListenerSwitch:
+    """Has new connections hang during planned outages, in which the link itself loses packets."""
 
     def __init__(self, link: ProxyLink) -> None:
         self._link = link
 
     def cut(self) -> None:
-        self._link._hold("plan")
+        self._link._ignore("plan")
 
     def restore(self) -> None:
-        self._link._release("plan")
+        self._link._heed("plan")

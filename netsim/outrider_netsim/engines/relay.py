@@ -1,4 +1,9 @@
-"""Relay one TCP connection through the link: bytes, end of stream and resets all take the link's time."""
+"""Relay one TCP connection through the link: its bytes, end and resets go the way of a modeled connection.
+
+    client == RelayEnd == TcpEndpoint --- the link --- TcpEndpoint == RelayEnd == server
+
+Each end reads no more than its endpoint would buffer, so a slow link holds the program back.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,15 @@ import contextlib
 import socket
 import struct
 from asyncio import StreamReader, StreamWriter
+from collections import deque
 from dataclasses import dataclass
 
-from outrider_netsim.engines.link_clock import HALF_TICK_S, LinkClock
-from outrider_netsim.engines.shaping import HANDSHAKE_TIMEOUT_S, ShapedStream, Shaper
+from outrider_netsim.core.addresses import Address
+from outrider_netsim.engines.link_clock import LinkClock
+from outrider_netsim.tcp.endpoint import TcpEndpoint, TcpUser
+from outrider_netsim.virtual.link import VirtualLink
 
 READ_BYTES = 1 << 16
-BUFFER_BYTES = 1 << 20  # under way in one direction; three times rate x round trip of the built-in profiles
 CONNECT_TIMEOUT_S = 10.0
 
 
@@ -25,119 +32,188 @@ class PayloadStats:
     chunks: int = 0
 
 
-@dataclass(slots=True)
-class RelayLane:
-    """One direction of the link, shared by its connections."""
+class RelayEnd(TcpUser):
+    """One end of the modeled connection and the real one that it speaks to, which may come later."""
 
-    shaper: Shaper
-    stats: PayloadStats
+    def __init__(self, stats: PayloadStats) -> None:
+        self.done = asyncio.Event()  # the last byte was handed over, or there will be none
+        self.open = asyncio.Event()
+        self.error: OSError | None = None
+        self._stats = stats
+        self._writer: StreamWriter | None = None
+        self._content: deque[bytes] = deque()  # written by the other end, in part not yet received
+        self._waiting: list[bytes] = []  # received before there was a real connection
+        self._has_ended = False
+        self._room = asyncio.Event()
+        self._endpoint: TcpEndpoint | None = None
+        self._far: RelayEnd | None = None
 
+    def attach(self, endpoint: TcpEndpoint, far: RelayEnd) -> None:
+        """Speak through `endpoint` to the other end."""
+        self._endpoint, self._far = endpoint, far
 
-class OneWayRelay:
-    """One direction of one connection: reads from `source` and writes to `sink`, later."""
+    # What the modeled connection tells
 
-    def __init__(self, lane: RelayLane, clock: LinkClock, source: StreamReader, sink: StreamWriter) -> None:
-        self._lane = lane
-        self._clock = clock
-        self._source = source
-        self._sink = sink
-        self._stream = ShapedStream(lane.shaper)
-        self._pushed = asyncio.Event()
-        self._popped = asyncio.Event()
-        self._reset = False
+    def opened(self) -> None:
+        self.open.set()
 
-    async def run(self) -> None:
-        """Relay bytes until the source's end or reset has arrived at the sink."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._feed())
-            group.create_task(self._deliver())
+    def received(self, size_bytes: int) -> None:
+        while size_bytes:
+            data = self._content.popleft()
+            if len(data) > size_bytes:
+                self._content.appendleft(data[size_bytes:])
+                data = data[:size_bytes]
+            size_bytes -= len(data)
+            self._hand_over(data)
 
-    async def _feed(self) -> None:
-        # Anything but empty: an empty chunk is the end of the stream, which is pushed like all others.
-        data = b"-"
-        while data:
-            data = await self._read()
-            self._stream.push(data, self._clock.now())
-            self._pushed.set()
-            while self._stream.pending_bytes > BUFFER_BYTES:
-                self._popped.clear()
-                await self._popped.wait()
+    def acknowledged(self) -> None:
+        self._room.set()
 
-    async def _read(self) -> bytes:
-        try:
-            return await self._source.read(READ_BYTES)
-        except OSError:
-            self._reset = True
-            return b""
+    def ended(self) -> None:
+        self._has_ended = True
+        if self._writer is not None:
+            self._end()
 
-    async def _deliver(self) -> None:
-        while True:
-            await self._clock.sleep_until(await self._next_arrival())
-            for data in self._stream.pop_ready(self._clock.now() + HALF_TICK_S):
-                if not data:
-                    self._end()
-                    return
-                self._write(data)
-            self._popped.set()
-            # A dead sink is reported by the relay of the other direction; this one keeps draining its source.
+    def failed(self, error: OSError) -> None:
+        self.error = error
+        if self._writer is not None:
+            reset(self._writer)
+        self._settle()
+        assert self._far is not None
+        if isinstance(error, TimeoutError):
+            # Nobody will tell the other end: the link has been dead for minutes.
+            self._far._settle()
+
+    # The real connection
+
+    async def serve(self, reader: StreamReader, writer: StreamWriter, clock: LinkClock) -> None:
+        """Carry a real connection's bytes until it ends."""
+        self._writer = writer
+        for data in self._waiting:
+            self._hand_over(data)
+        self._waiting.clear()
+        if self._has_ended:
+            self._end()
+        assert self._endpoint is not None
+        while self.error is None:
+            try:
+                data = await reader.read(READ_BYTES)
+            except OSError:
+                with clock.present():
+                    self._abandon()
+                return
+            with clock.present():
+                self._send(data)
+            if not data:
+                return
+            await self._wait_for_room()
+
+    def drop(self, clock: LinkClock) -> None:
+        """Reset the modeled connection: there is no real one."""
+        with clock.present():
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Reset the modeled connection, as a kernel does when the program is gone."""
+        assert self._endpoint is not None
+        self._endpoint.reset()
+        self.error = ConnectionResetError("the program has gone")
+        self._settle()
+
+    def _send(self, data: bytes) -> None:
+        assert self._endpoint is not None
+        assert self._far is not None
+        if data:
+            self._far._content.append(data)
+            self._endpoint.write(len(data))
+        else:
+            self._endpoint.finish()
+
+    async def _wait_for_room(self) -> None:
+        assert self._endpoint is not None
+        while self.error is None and self._endpoint.room_bytes <= 0:
+            self._room.clear()
+            await self._room.wait()
+        # The model has no receive window: a program that does not read holds the sender back here.
+        far = self._far._writer if self._far is not None else None
+        if far is not None:
             with contextlib.suppress(OSError):
-                await self._sink.drain()
+                await far.drain()
 
-    async def _next_arrival(self) -> float:
-        while (when := self._stream.next_event()) is None:
-            self._pushed.clear()
-            await self._pushed.wait()
-        return when
-
-    def _write(self, data: bytes) -> None:
-        if not self._sink.is_closing():
-            self._sink.write(data)
-            self._lane.stats.bytes += len(data)
-            self._lane.stats.chunks += 1
+    def _hand_over(self, data: bytes) -> None:
+        if self._writer is None:
+            self._waiting.append(data)
+        elif self._writer.is_closing():
+            self._abandon()
+        else:
+            self._writer.write(data)
+            self._stats.bytes += len(data)
+            self._stats.chunks += 1
 
     def _end(self) -> None:
-        if self._reset:
-            reset(self._sink)
-        elif not self._sink.is_closing():
+        assert self._writer is not None
+        if not self._writer.is_closing():
             with contextlib.suppress(OSError):
-                self._sink.write_eof()
+                self._writer.write_eof()
+        self.done.set()
+
+    def _settle(self) -> None:
+        """Wake everything that waits for this end."""
+        self.done.set()
+        self.open.set()
+        self._room.set()
 
 
 async def relay(
     client: tuple[StreamReader, StreamWriter],
-    upstream: tuple[str, int],
-    up: RelayLane,
-    down: RelayLane,
+    upstream: Address,
+    link: VirtualLink,
     clock: LinkClock,
+    payload: tuple[PayloadStats, PayloadStats],
 ) -> None:
     """Relay one accepted connection to `upstream` and back, until both sides are done."""
-    # The kernel has already completed the client's handshake, in no time. The time that it would have taken on the link
-    # is spent here, before the first byte.
+    up, down = payload
+    here, there = RelayEnd(down), RelayEnd(up)
+    with clock.present():
+        endpoint, far_endpoint = link.endpoints(here, there)
+        here.attach(endpoint, there)
+        there.attach(far_endpoint, here)
+        endpoint.open()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_serve_client(here, client, clock))
+        group.create_task(_serve_upstream(there, upstream, clock))
+
+
+async def _serve_client(end: RelayEnd, client: tuple[StreamReader, StreamWriter], clock: LinkClock) -> None:
     reader, writer = client
-    await _cross(up.shaper, clock)
     try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            server_reader, server_writer = await asyncio.open_connection(*upstream)
-    except (OSError, TimeoutError):
-        await _cross(down.shaper, clock)
-        reset(writer)
-        return
-    try:
-        await _cross(down.shaper, clock)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(OneWayRelay(up, clock, reader, server_writer).run())
-            group.create_task(OneWayRelay(down, clock, server_reader, writer).run())
+        await end.open.wait()
+        if end.error is None:
+            await end.serve(reader, writer, clock)
+            await end.done.wait()
+        if end.error is not None:
+            reset(writer)
     finally:
-        await _close(server_writer)
         await _close(writer)
 
 
-async def _cross(shaper: Shaper, clock: LinkClock) -> None:
-    """Wait for as long as a packet of the handshake takes."""
-    stream = ShapedStream(shaper, HANDSHAKE_TIMEOUT_S)
-    stream.push(b"", clock.now())
-    while (when := stream.next_event()) is not None and not stream.pop_ready(clock.now() + HALF_TICK_S):
-        await clock.sleep_until(when)
+async def _serve_upstream(end: RelayEnd, upstream: Address, clock: LinkClock) -> None:
+    await end.open.wait()
+    if end.error is not None:
+        return
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(*upstream)
+    except (OSError, TimeoutError):
+        end.drop(clock)
+        return
+    try:
+        await end.serve(reader, writer, clock)
+        await end.done.wait()
+        if end.error is not None:
+            reset(writer)
+    finally:
+        await _close(writer)
 
 
 def reset(writer: StreamWriter) -> None:

@@ -157,6 +157,8 @@ def throughput_figure(load_times: LoadTimes, direction: Direction) -> Figure:
     tolerance = TOLERANCE * expected_bps
     if abs(measured_bps - expected_bps) <= tolerance:
         return Figure("throughput_bps", measured_bps, None, expected_bps, tolerance, "ok")
+    if load_times.held_back and measured_bps < expected_bps:
+        return Figure("throughput_bps", measured_bps, None, None, 0.0, "n/a", "congestion control decides")
     enough = load_times.held_back or load_times.offered_bps * (1 - direction.mean_loss) >= 1.02 * direction.rate_bps
     note = "" if enough else f"the probe itself offered no more than {load_times.offered_bps / 1e6:.0f} Mbit/s"
     return Figure("throughput_bps", measured_bps, None, expected_bps, tolerance, "off" if enough else "unclear", note)

@@ -9,6 +9,7 @@ Needs the standard library and the engine's own packages only, so that it also r
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +23,6 @@ from outrider_netsim.core.engine_names import (
     DEFAULT_PROBE_PACKETS,
     ProbeEngine,
 )
-from outrider_netsim.engines.shaping import timeout_s
 from outrider_netsim.link import Link
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side
 from outrider_netsim.namespaces.namespaces import Namespaces
@@ -32,6 +32,9 @@ from outrider_netsim.probe.report import ProbeReport, report
 from outrider_netsim.probe.samples import PacketTimes
 from outrider_netsim.probe.targets import DatagramTarget, StreamTarget, VirtualTarget, listening_socket
 from outrider_netsim.profiles.profile import Direction, Profile
+from outrider_netsim.tcp.rtt import MIN_RTO_S
+
+TIMER_SLACK_S = 0.04  # Linux's timers fire up to 36 ms late, in the model as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +115,8 @@ async def _opened(profile: Profile, engine: ProbeEngine, seed: int, congestion: 
         upstream = f"127.0.0.1:{listener.getsockname()[1]}"
         async with Link(profile, upstream, engine, seed, congestion=congestion) as link:
             if link.namespaces is None:
-                quick_s = max(_slowest_s(profile.up), _slowest_s(profile.down))
-                stall_s = timeout_s(profile)
                 target: ProbeTarget = StreamTarget(
-                    parse_address("link", link.address), listener, stall_s, stall_s + quick_s
+                    parse_address("link", link.address), listener, _stall_s(profile), _quiet_s(profile)
                 )
             else:
                 ends = [sockets.enter_context(await _end(link.namespaces, side)) for side in ("A", "B")]
@@ -127,6 +128,18 @@ async def _end(namespaces: Namespaces, side: Side) -> socket.socket:
     end = await namespaces.socket(side, "udp")
     end.bind((LINK_ADDRESSES[side], 0))
     return end
+
+
+def _stall_s(profile: Profile) -> float:
+    """Return what no message takes but one that TCP has sent again: its timeout is SRTT + 200 ms at least."""
+    return MIN_RTO_S + profile.round_trip_ms / 2000
+
+
+def _quiet_s(profile: Profile) -> float:
+    """Return how long after a message the next one is sure to find a connection idle, a retransmission included."""
+    deviation_s = math.hypot(profile.up.delay_deviation_ms, profile.down.delay_deviation_ms) / 1000
+    timeout_s = profile.round_trip_ms / 1000 + max(MIN_RTO_S, 4 * deviation_s) + TIMER_SLACK_S
+    return timeout_s + max(_slowest_s(profile.up), _slowest_s(profile.down))
 
 
 def _slowest_s(direction: Direction) -> float:

@@ -21,6 +21,7 @@ Json = dict[str, Any]  # what json.loads gives
 
 PAYLOAD_BYTES = 64
 CLOCK_STEP_S = 0.002
+LOAD_CONNECTIONS = 32  # one alone would slow down after each loss
 MAX_CONNECTIONS = 200
 BACKLOG = 256
 
@@ -112,13 +113,13 @@ class StreamTarget:
         return {way: _stalls_as_lost(_times(seen[way]), self._stall_s) for way in ("up", "down")}
 
     async def send_load(self, load: SaturatingLoad) -> LoadTimes:
-        """Measure the goodput of one connection; bytes count with the headers of full segments."""
+        """Measure the goodput of many connections together; bytes count with the headers of full segments."""
         inflation = (self.segment_bytes + self.overhead_bytes) / self.segment_bytes
         task = {
             "kind": "pour",
             "ways": [load.way],
-            "connections": 1,
-            "offered_bps": 4 * load.offered_bps,  # TCP's window limits the stream anyway
+            "connections": LOAD_CONNECTIONS,
+            "offered_bps": 4 * load.offered_bps,  # TCP's windows limit the streams anyway
             "duration_s": load.duration_s,
         }
         seen = (await self._run_worker(task))[load.way]

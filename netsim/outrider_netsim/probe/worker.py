@@ -54,20 +54,23 @@ def send_trains(
         _receive_until(channels, min(time.monotonic() + 0.02, ended + settle_s))
 
 
-def pour(source: socket.socket, sink: socket.socket, offered_bps: float, duration_s: float) -> tuple[int, list[Any]]:
-    """Write to a stream for `duration_s` as fast as it accepts, at most `offered_bps` of payload.
+def pour(
+    sources: Sequence[socket.socket], sinks: Sequence[socket.socket], offered_bps: float, duration_s: float
+) -> tuple[int, list[Any]]:
+    """Write to streams for `duration_s` as fast as they accept, at most `offered_bps` of payload.
 
     Returns how many bytes were written and what arrived until then, as [wall ns, bytes].
     """
-    source.setblocking(False)
+    for source in sources:
+        source.setblocking(False)
     written, arrivals, chunk = 0, [], bytes(CHUNK_BYTES)
     started = time.monotonic()
     while (elapsed := time.monotonic() - started) < duration_s:
         may_write = written * 8 <= offered_bps * elapsed
-        readable, writable, _ = select.select([sink], [source] if may_write else [], [], 0.001)
-        if writable:
+        readable, writable, _ = select.select(sinks, sources if may_write else [], [], 0.001)
+        for source in writable:
             written += source.send(chunk)
-        if readable:
+        for sink in readable:
             size = len(sink.recv(CHUNK_BYTES))
             arrivals.append([time.time_ns(), size])
     return written, arrivals
@@ -133,12 +136,12 @@ def _fire(channels: Mapping[str, PacketChannel], ends: Sequence[socket.socket], 
 def _pour(task: Json) -> Json:
     near, far = _open(task)
     (way,) = task["ways"]
-    source, sink = (near[0], far[0]) if way == "up" else (far[0], near[0])
+    sources, sinks = (near, far) if way == "up" else (far, near)
     started_ns = time.time_ns()
-    written, arrivals = pour(source, sink, task["offered_bps"], task["duration_s"])
+    written, arrivals = pour(sources, sinks, task["offered_bps"], task["duration_s"])
     ended_ns = time.time_ns()
     # Drop bytes still under way.
-    for connection in (source, sink):
+    for connection in (*sources, *sinks):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
     return {way: {"started_ns": started_ns, "ended_ns": ended_ns, "written": written, "arrivals": arrivals}}

@@ -6,18 +6,14 @@ The receiver gets the very object that was sent; only its declared size is put o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
-from outrider_netsim.virtual.flow import Flow
+from outrider_netsim.tcp.endpoint import TcpEndpoint, TcpUser
+from outrider_netsim.virtual.flow import ExpectedMessages
 
-
-class NewFlow(Protocol):
-    """Creates the flows of a connection, one each way."""
-
-    def __call__(self, way: Literal["up", "down"], broken: Callable[[], None]) -> Flow: ...
+NewEndpoints = Callable[[TcpUser, TcpUser], tuple[TcpEndpoint, TcpEndpoint]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,31 +21,41 @@ class _Message:
     payload: Any  # opaque
 
 
-class MessageConnection:
+class MessageConnection(ExpectedMessages):
     """One end of a connection. Messages arrive whole, in order and at the link's times."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_open: Callable[[], None], on_failure: Callable[[OSError], None]) -> None:
+        super().__init__()
         self._inbox: asyncio.Queue[_Message | Exception] = asyncio.Queue()
-        self._flow: Flow | None = None
+        self._on_open = on_open
+        self._on_failure = on_failure
+        self._end: TcpEndpoint | None = None
         self._peer: MessageConnection | None = None
+        self._error: OSError | None = None
         self._closed = False
 
-    def attach(self, flow: Flow, peer: MessageConnection) -> None:
-        """Send messages to `peer` over `flow`."""
-        self._flow, self._peer = flow, peer
+    def attach(self, end: TcpEndpoint, peer: MessageConnection) -> None:
+        """Send messages to `peer` through `end`."""
+        self._end, self._peer = end, peer
 
     def send(self, payload: Any, size_bytes: int) -> None:  # any object
         """Send a message of that size now. Raises BrokenPipeError after `close`, TimeoutError on a dead link."""
         if self._closed:
             raise BrokenPipeError("this end was closed: connect again")
-        self._carry(_Message(payload), size_bytes)
+        if self._error is not None:
+            raise self._error
+        assert self._end is not None
+        assert self._peer is not None
+        peer, message = self._peer, _Message(payload)
+        peer.expect(max(1, size_bytes), lambda: peer._inbox.put_nowait(message))
+        self._end.write(max(1, size_bytes))
 
     async def receive(self) -> Any:  # what the other end sent
         """Return the next message. Raises EOFError after the last one, TimeoutError on a dead link."""
         item = await self._inbox.get()
         if isinstance(item, Exception):
             # For the next call too.
-            self.put(item)
+            self._inbox.put_nowait(item)
             raise item
         return item.payload
 
@@ -57,44 +63,46 @@ class MessageConnection:
         """Send nothing more; the other end reads EOF after the last message. Receiving goes on. Safe to call twice."""
         if not self._closed:
             self._closed = True
-            # On a dead link the other end knows already.
-            with contextlib.suppress(TimeoutError):
-                self._carry(EOFError("the other end closed the connection"), 0)
+            assert self._end is not None
+            self._end.finish()
 
-    def put(self, item: _Message | Exception) -> None:
-        """Deliver an arrived message."""
-        self._inbox.put_nowait(item)
+    def opened(self) -> None:
+        self._on_open()
 
-    def _carry(self, item: _Message | Exception, size_bytes: int) -> None:
-        assert self._flow is not None
-        assert self._peer is not None
-        peer = self._peer
-        self._flow.send(size_bytes, lambda: peer.put(item))
+    def ended(self) -> None:
+        self._inbox.put_nowait(EOFError("the other end closed the connection"))
+
+    def failed(self, error: OSError) -> None:
+        """Tell both programs: the other one may be waiting for what will never come."""
+        for end in (self, self._peer):
+            if end is not None and end._error is None:
+                end._error = error
+                end._inbox.put_nowait(error)
+                end._on_failure(error)
 
 
-async def open_connection(new_flow: NewFlow, accept: Callable[[MessageConnection], None]) -> MessageConnection:
-    """Open a connection in one round trip and return the client's end; `accept` gets the server's end halfway."""
-    client, server = MessageConnection(), MessageConnection()
+async def open_connection(
+    new_endpoints: NewEndpoints, accept: Callable[[MessageConnection], None]
+) -> MessageConnection:
+    """Open a connection in one round trip and return the client's end; `accept` gets the server's end after it.
+
+    Raises TimeoutError when the link does not answer.
+    """
     opened = asyncio.get_running_loop().create_future()
-
-    def broken() -> None:
-        error = TimeoutError("no answer over the link for too long: restore it and connect again")
-        client.put(error)
-        server.put(error)
-        if not opened.done():
-            opened.set_exception(error)
-
-    def at_server() -> None:
-        accept(server)
-        down.send(0, at_client)
 
     def at_client() -> None:
         if not opened.done():
             opened.set_result(None)
 
-    up, down = new_flow("up", broken), new_flow("down", broken)
-    client.attach(up, server)
-    server.attach(down, client)
-    up.send(0, at_server)
+    def failed(error: OSError) -> None:
+        if not opened.done():
+            opened.set_exception(error)
+
+    client = MessageConnection(at_client, failed)
+    server = MessageConnection(lambda: accept(server), lambda error: None)
+    here, there = new_endpoints(client, server)
+    client.attach(here, server)
+    server.attach(there, client)
+    here.open()
     await opened
     return client

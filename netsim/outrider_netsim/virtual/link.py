@@ -1,7 +1,7 @@
 """The virtual engine: a link in virtual time, for sweeps and for testing programs. Nothing sleeps.
 
     link.send("up", 1514, arrived)              datagrams: may be lost or reordered
-    flow = link.flow("up"); flow.send(...)      messages, whole and in order (rules in flow.py)
+    flow = link.flow("up"); flow.send(...)      messages, whole and in order, one way
     conn = await link.connect()                 asyncio programs that exchange messages (connection.py)
 
 The same profile, seed and program give the same events, byte for byte in their log. There is no address to connect to:
@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
+from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
 from outrider_netsim.impairments import Packet
 from outrider_netsim.impairments.path import LinkStats, Path
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.recording.recorder import PacketRecorder
+from outrider_netsim.tcp.congestion import congestion_control
+from outrider_netsim.tcp.endpoint import TcpEndpoint, TcpUser
 from outrider_netsim.virtual.clock import VirtualClock, VirtualLoop
 from outrider_netsim.virtual.connection import MessageConnection, open_connection
 from outrider_netsim.virtual.flow import Flow
@@ -51,7 +54,8 @@ class VirtualLink:
     """A link of `profile` on `clock`; planned outages and traces count from the clock's current time.
 
     `on_event` is called for every packet and every change. The seed (default: the profile's) fixes the fate of the n-th
-    packet of each direction.
+    packet of each direction. `congestion` ("cubic", "reno") is that of flows and connections. Raises EngineError for
+    another one.
     """
 
     engine = "virtual"
@@ -63,7 +67,9 @@ class VirtualLink:
         clock: VirtualClock | None = None,
         *,
         on_event: Callable[[LinkEvent], None] | None = None,
+        congestion: str = DEFAULT_CONGESTION,
     ) -> None:
+        congestion_control(congestion)  # refuses others now, not with the first flow
         self.profile = profile
         self.clock = clock or VirtualClock()
         seed = profile.seed if seed is None else seed
@@ -71,6 +77,7 @@ class VirtualLink:
         self._created_at = self.clock.now
         self._up = _Lane("up", self._path(profile.up, f"{seed}/up"), self)
         self._down = _Lane("down", self._path(profile.down, f"{seed}/down"), self)
+        self._congestion = congestion
         self._connections = 0
         self._accepted: asyncio.Queue[MessageConnection] = asyncio.Queue()
 
@@ -108,7 +115,15 @@ class VirtualLink:
     def flow(self, way: Way, broken: Callable[[], None] = lambda: None) -> Flow:
         """Create a flow of messages in that direction; its acknowledgments take the other one."""
         data, acks = (self._up, self._down) if way == "up" else (self._down, self._up)
-        return Flow(self.clock, data.send, acks.send, broken)
+        return Flow(self.clock, data.send, acks.send, broken, self._congestion)
+
+    def endpoints(self, client: TcpUser, server: TcpUser) -> tuple[TcpEndpoint, TcpEndpoint]:
+        """Create both ends of a connection; the client's must be opened."""
+        self._connections += 1
+        here = TcpEndpoint(self.clock, self._up.send, client, self._congestion, is_open=False)
+        there = TcpEndpoint(self.clock, self._down.send, server, self._congestion, is_open=False)
+        here.connect_to(there)
+        return here, there
 
     async def connect(self) -> MessageConnection:
         """Open a connection as a client, which takes a round trip; `accept` returns its other end.
@@ -116,8 +131,7 @@ class VirtualLink:
         Raises TimeoutError when the link stays dead for too long.
         """
         self._check_loop()
-        self._connections += 1
-        return await open_connection(self.flow, self._accepted.put_nowait)
+        return await open_connection(self.endpoints, self._accepted.put_nowait)
 
     async def accept(self) -> MessageConnection:
         """Return the server's end of the next connection that arrives."""
@@ -138,14 +152,17 @@ class VirtualLink:
         """Write a line of CSV for every packet that enters meanwhile (recorder.py). Raises OSError."""
         with open(file, "wb") as log:
             recorder = PacketRecorder(None, log.write, self._created_at, "")
-            self._up.path.observe(recorder.up)
-            self._down.path.observe(recorder.down)
+            self.record_with(recorder)
             try:
                 yield
             finally:
                 recorder.finish()
-                self._up.path.observe(None)
-                self._down.path.observe(None)
+                self.record_with(None)
+
+    def record_with(self, recorder: PacketRecorder | None) -> None:
+        """Tell `recorder` of every packet from now on."""
+        self._up.path.observe(None if recorder is None else recorder.up)
+        self._down.path.observe(None if recorder is None else recorder.down)
 
     def _path(self, direction: Direction, seed: str) -> Path:
         return Path(direction, seed, self.profile.outages, started_at=self.clock.now)

@@ -237,7 +237,8 @@ def test_throughput_is_held_against_the_rate():
     assert throughput_figure(load_times(20e6), FOUR_G).verdict == "ok"
     assert throughput_figure(load_times(18e6), FOUR_G).verdict == "off"
     assert throughput_figure(load_times(18e6, offered_bps=18e6), FOUR_G).verdict == "unclear"
-    assert throughput_figure(load_times(18e6, offered_bps=18e6, held_back=True), FOUR_G).verdict == "off"
+    assert throughput_figure(load_times(18e6, offered_bps=18e6, held_back=True), FOUR_G).verdict == "n/a"
+    assert throughput_figure(load_times(22e6, offered_bps=30e6, held_back=True), FOUR_G).verdict == "off"
     assert throughput_figure(load_times(20e6, seconds=0.5), FOUR_G).verdict == "off"
 
 

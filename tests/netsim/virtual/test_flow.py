@@ -1,4 +1,4 @@
-"""Messages over a lossy path: whole, in order, and retransmitted at the times of the stated rules."""
+"""Messages over a lossy path: whole, in order, and at the times of TCP."""
 
 import random
 
@@ -7,33 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_netsim.profiles.profile import Bursts, Direction, Profile
-from outrider_netsim.virtual.clock import VirtualClock
-from outrider_netsim.virtual.flow import FIRST_RTO_S, MOST_RETRIES, Flow, TcpRttEstimator
 from outrider_netsim.virtual.link import VirtualLink
 
 STEADY = Direction(delay_ms=50)
 
 
-def flow(direction, seed=1, back=STEADY):
-    return VirtualLink(Profile("test", direction, back), seed).flow("up")
-
-
-class Lossy:
-    """A path of 50 ms each way that loses the data packets with these numbers, and keeps the times of all."""
-
-    def __init__(self, lost):
-        self.clock = VirtualClock()
-        self.lost = lost
-        self.sent_at = []
-        self.flow = Flow(self.clock, self.data, self.ack)
-
-    def data(self, size_bytes, arrived):
-        self.sent_at.append(self.clock.now)
-        if len(self.sent_at) - 1 not in self.lost:
-            self.clock.call_at(self.clock.now + 0.05, arrived)
-
-    def ack(self, size_bytes, arrived):
-        self.clock.call_at(self.clock.now + 0.05, arrived)
+def flow(direction, seed=1, back=STEADY, congestion="cubic"):
+    return VirtualLink(Profile("test", direction, back), seed, congestion=congestion).flow("up")
 
 
 def test_a_message_takes_the_paths_time():
@@ -41,40 +21,15 @@ def test_a_message_takes_the_paths_time():
     assert flow(Direction(delay_ms=50, rate_bps=1e6)).arrival(2000, 3.0) == pytest.approx(3.05 + (2000 + 132) * 8 / 1e6)
 
 
-def test_an_empty_message_is_one_packet():
+def test_an_empty_message_is_one_packet_of_one_byte():
     link = VirtualLink(Profile("test", STEADY, STEADY))
     assert link.flow("up").arrival(0, 0.0) == pytest.approx(0.05)
-    assert link.stats.up.bytes_in == 66
+    assert link.stats.up.bytes_in == 67
 
 
-def test_the_first_packet_when_lost_is_sent_again_after_a_second_and_doubling():
-    path = Lossy({0, 1})
-    assert path.flow.arrival(100, 0.0) == pytest.approx(FIRST_RTO_S + 2 * FIRST_RTO_S + 0.05)
-    assert path.sent_at == pytest.approx([0, 1, 3])
-
-
-def test_a_lone_packet_when_lost_is_sent_again_after_srtt_and_200_ms():
-    path = Lossy({1})
-    path.flow.arrival(100, 0.0)
-    # the first round trip, of 100 ms, gives RTTVAR 50 ms, and 4 RTTVAR is 200 ms too
-    assert path.flow.arrival(100, 1.0) == pytest.approx(1.0 + 0.1 + 0.2 + 0.05)
-
-
-def test_a_packet_that_others_overtook_is_sent_again_after_a_round_trip_and_some():
-    path = Lossy({22})
-    for n in range(20):  # a steady round trip of 100 ms, whose variation dies away
-        path.flow.arrival(100, float(n))
-    assert path.flow.arrival(5 * 1448, 100.0) == pytest.approx(100.0 + 0.125 + 0.05, abs=0.002)
-    assert path.flow.packets_sent_again == 1
-
-
-def test_after_a_timeout_one_packet_asks_and_its_ack_brings_the_others():
-    path = Lossy({1, 2, 3, 4})  # the first of them, then all three of the second message but sent again
-    path.flow.arrival(100, 0.0)
-    arrived = path.flow.arrival(4 * 1448, 10.0)
-    rto = 0.1 + 0.2
-    assert path.sent_at[5:] == pytest.approx([10 + rto] + [10 + rto + 0.1] * 3)
-    assert arrived == pytest.approx(10 + rto + 0.1 + 0.05)
+def test_a_large_message_starts_slowly():
+    # ten packets, twenty, forty and the last seventeen: three round trips and half of one
+    assert flow(STEADY).arrival(87 * 1448, 0.0) == pytest.approx(3.5 * 0.1)
 
 
 def test_a_flow_on_a_dead_link_breaks_in_the_end():
@@ -82,25 +37,12 @@ def test_a_flow_on_a_dead_link_breaks_in_the_end():
     link.cut()
     broken = []
     dead = link.flow("up", lambda: broken.append(link.clock.now))
-    with pytest.raises(TimeoutError, match="sent 16 times without an answer"):
+    with pytest.raises(TimeoutError, match="restore it and connect again"):
         dead.arrival(100, 0.0)
-    assert broken == [sum(min(120, 2**n) for n in range(MOST_RETRIES + 1))]
+    assert len(broken) == 1
+    assert 900 < broken[0] < 1100  # Linux's 15 minutes, at the next timeout
     with pytest.raises(TimeoutError):
         dead.send(100, lambda: None)
-    assert link.stats.up.dropped_by_outage == MOST_RETRIES + 1
-
-
-def test_the_smoothing_is_that_of_rfc_6298():
-    trips = TcpRttEstimator()
-    assert trips.rto_s == 1
-    trips.measured(0.1)
-    assert (trips.srtt_s, trips.rttvar_s) == (0.1, 0.05)
-    trips.measured(0.2)
-    assert trips.rttvar_s == pytest.approx(0.75 * 0.05 + 0.25 * 0.1)
-    assert trips.srtt_s == pytest.approx(0.875 * 0.1 + 0.125 * 0.2)
-    assert trips.rto_s == pytest.approx(trips.srtt_s + 4 * trips.rttvar_s if 4 * trips.rttvar_s > 0.2 else 0.3125)
-    trips.double()
-    assert trips.rto_s == pytest.approx(2 * (trips.srtt_s + max(0.2, 4 * trips.rttvar_s)))
 
 
 bad_paths = st.builds(
@@ -118,9 +60,15 @@ bad_paths = st.builds(
 )
 
 
-@given(up=bad_paths, down=bad_paths, sizes=st.lists(st.integers(0, 20_000), max_size=8), seed=st.integers(0, 99))
-def test_all_messages_arrive_once_and_in_order(up, down, sizes, seed):
-    link = VirtualLink(Profile("bad", up, down), seed)
+@given(
+    up=bad_paths,
+    down=bad_paths,
+    sizes=st.lists(st.integers(0, 60_000), max_size=8),
+    seed=st.integers(0, 99),
+    congestion=st.sampled_from(["cubic", "reno"]),
+)
+def test_all_messages_arrive_once_and_in_order(up, down, sizes, seed, congestion):
+    link = VirtualLink(Profile("bad", up, down), seed, congestion=congestion)
     sender, arrived, rng = link.flow("up"), [], random.Random(seed)
     for n, size in enumerate(sizes):
         link.clock.run_until(link.clock.now + rng.choice([0, 0.01, 1]))
@@ -130,7 +78,14 @@ def test_all_messages_arrive_once_and_in_order(up, down, sizes, seed):
     assert arrived == list(range(len(sizes)))
 
 
+def test_the_same_seed_gives_the_same_times():
+    noisy = Direction(21, 19, "normal", 20e6, base_ms=4.5, loss=0.01)
+    first, second = flow(noisy, 7, noisy), flow(noisy, 7, noisy)
+    assert [first.arrival(100_000, float(n)) for n in range(5)] == [second.arrival(100_000, float(n)) for n in range(5)]
+
+
 def test_a_large_message_takes_the_time_of_its_rate():
     arrived = flow(Direction(delay_ms=20, rate_bps=20e6)).arrival(10_000_000, 0.0)
     packets = -(-10_000_000 // 1448)
-    assert arrived == pytest.approx((10_000_000 + 66 * packets) * 8 / 20e6 + 0.02, rel=0.01)
+    # slow start fills the path within a second
+    assert 0 < arrived - (10_000_000 + 66 * packets) * 8 / 20e6 < 1

@@ -135,7 +135,7 @@ def test_connecting_over_a_cut_link_waits_for_it_and_in_the_end_gives_up():
     link.cut()
     link.clock.call_at(2.0, link.restore)
     link.clock.run(link.connect())
-    assert link.clock.now == pytest.approx(3.1)  # tried at 0, 1 and 3
+    assert 2.1 < link.clock.now < 2.5  # tried every second at first, by Linux's coarse timers
     link.cut()
     with pytest.raises(TimeoutError, match="restore it and connect again"):
         link.clock.run(link.connect())

@@ -1,0 +1,78 @@
+"""Both ends of a connection: handshake, end of stream, reset."""
+
+import pytest
+from wires import Wires
+
+
+def test_a_handshake_takes_a_round_trip_and_data_follows():
+    wires = Wires(is_open=False)
+    wires.a.write(100)
+    wires.a.open()
+    wires.run(1)
+    assert wires.here.opened_at == pytest.approx(0.1)
+    assert wires.there.opened_at == pytest.approx(0.15)
+    assert wires.there.time_of(100) == pytest.approx(0.15)
+    assert wires.sender.rtt.srtt_s == pytest.approx(0.1)
+
+
+def test_a_lost_syn_is_sent_again_after_a_second():
+    wires = Wires(is_open=False)
+    wires.is_cut = True
+    wires.a.open()
+    wires.run(0.5)
+    wires.is_cut = False
+    wires.run(2)
+    assert 1.1 <= wires.here.opened_at <= 1.3
+
+
+def test_a_connection_that_nobody_answers_gives_up_after_two_minutes():
+    wires = Wires(is_open=False)
+    wires.is_cut = True
+    wires.a.open()
+    wires.run(125)
+    assert wires.here.error is None
+    wires.run(30)
+    assert isinstance(wires.here.error, TimeoutError)
+
+
+def test_the_end_of_the_stream_comes_last_and_takes_no_byte():
+    wires = Wires(fate=lambda n: None if n == 1 else 0.0)
+    wires.a.write(3 * 1448)
+    wires.a.finish()
+    wires.run(3)
+    assert wires.there.bytes == 3 * 1448
+    assert wires.there.ended_at == wires.there.time_of(3 * 1448)
+    assert wires.a.sender.is_finished
+    wires.b.write(100)  # the other direction goes on
+    wires.run(1)
+    assert wires.here.bytes == 100
+
+
+def test_a_reset_reaches_the_other_end_and_drops_what_waits():
+    wires = Wires()
+    wires.a.write(100 * 1448)
+    wires.run(0.02)
+    wires.a.reset()
+    wires.run(5)
+    assert isinstance(wires.there.error, ConnectionResetError)
+    assert wires.there.bytes < 100 * 1448
+    assert wires.here.error is None
+
+
+def test_a_lost_reset_is_repeated_when_the_other_end_sends():
+    wires = Wires()
+    wires.is_cut = True
+    wires.a.reset()
+    wires.is_cut = False
+    wires.b.write(100)
+    wires.run(1)
+    assert isinstance(wires.there.error, ConnectionResetError)
+
+
+def test_there_is_room_for_two_windows():
+    wires = Wires()
+    assert wires.a.room_bytes == 20 * 1448
+    wires.a.write(25 * 1448)
+    assert wires.a.room_bytes < 0
+    wires.run(1)
+    assert wires.a.room_bytes == 2 * wires.window.cwnd * 1448

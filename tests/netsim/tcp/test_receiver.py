@@ -1,0 +1,56 @@
+"""When the receiver acknowledges."""
+
+import pytest
+from wires import Wires
+
+
+def talk(wires, segments):
+    wires.a.write(segments * 1448)
+    wires.run(3)
+
+
+def test_at_first_every_segment_is_acknowledged_and_then_every_second():
+    wires = Wires()
+    talk(wires, 16)
+    assert len(wires.acks) == 16
+    before = len(wires.acks)
+    talk(wires, 10)
+    # After three seconds of silence it is quick again; within the same stream it is not.
+    assert len(wires.acks) - before == 10
+    wires = Wires()
+    wires.a.write(100 * 1448)
+    wires.run(3)
+    assert 16 + 84 / 2 <= len(wires.acks) <= 16 + 84 / 2 + 4
+
+
+def test_a_lone_segment_of_a_conversation_waits_40_ms_for_an_answer():
+    wires = Wires()
+    for _ in range(3):
+        wires.a.write(100)
+        wires.run(0.051)
+        wires.b.write(100)  # the answer carries the acknowledgment
+        wires.run(0.2)
+    assert len(wires.acks) == 3 + 1  # the first is acknowledged at once
+    wires.a.write(100)
+    started_at = wires.clock.now
+    wires.run(0.2)
+    assert wires.acks[-1] == pytest.approx(started_at + 0.05 + 0.042, abs=0.003)
+
+
+def test_what_arrives_twice_is_reported():
+    wires = Wires(fate=lambda n: 0.4 if n == 0 else 0.0)  # so late that it is sent again
+    wires.a.write(100)
+    wires.run(1.5)
+    assert wires.there.bytes == 100
+    assert wires.sender.board._duplicates == 0 or wires.sender.board.total_sent_again == 1
+
+
+def test_beyond_a_gap_bytes_wait():
+    wires = Wires(fate=lambda n: None if n == 1 else 0.0)
+    wires.a.write(3 * 1448)
+    wires.run(0.06)
+    assert wires.there.bytes == 1448
+    assert wires.b.stream.sacks == ((2 * 1448, 3 * 1448),)
+    wires.run(3)
+    assert wires.there.bytes == 3 * 1448
+    assert wires.b.stream.sacks == ()

@@ -1,0 +1,117 @@
+"""The sender: slow start, idle restart, probes, timeouts, back-off."""
+
+from itertools import pairwise
+
+import pytest
+from wires import Wires
+
+from outrider_netsim.tcp.recovery import State
+
+
+def test_a_transfer_starts_with_ten_packets_and_doubles():
+    wires = Wires()
+    wires.a.write(70 * 1448)
+    wires.run(1)
+    times = [when for when, _ in wires.sent]
+    assert [times.count(when) for when in (0.0,)] == [10]
+    assert sum(when < 0.15 for when in times) == 10 + 20
+    assert sum(when < 0.25 for when in times) == 10 + 20 + 40
+
+
+def test_a_window_that_is_not_used_does_not_grow():
+    wires = Wires()
+    wires.ask(200, gap_s=0.11)
+    assert wires.window.cwnd <= 20  # twice of what was ever under way, no more
+
+
+def test_after_a_pause_a_transfer_starts_with_ten_packets_again():
+    wires = Wires()
+    wires.a.write(100 * 1448)
+    wires.run(2)
+    grown = wires.window.cwnd
+    assert grown >= 60
+    wires.run(10)
+    sent = len(wires.sent)
+    wires.a.write(30 * 1448)
+    assert len(wires.sent) - sent == 10
+    assert wires.window.ssthresh >= grown * 3 / 4 - 1
+
+
+def test_after_a_short_pause_the_window_is_halved_for_each_timeout():
+    wires = Wires()
+    wires.a.write(100 * 1448)
+    wires.run(1)
+    grown, idle_s = wires.window.cwnd, wires.clock.now - wires.sent[-1][0]
+    assert grown >= 60
+    wires.a.write(1)
+    assert wires.window.cwnd == max(10, grown >> int(idle_s / wires.sender.rtt.rto_s))
+
+
+def test_a_lone_lost_packet_is_sent_again_after_its_timeout():
+    wires = Wires(fate=lambda n: None if n == 20 else 0.0)
+    wires.ask(20)
+    wires.a.write(100)
+    lost_at = wires.clock.now
+    wires.run(1)
+    # SRTT + 200 ms, which Linux's timers round up by 32 ms at most
+    assert lost_at + 0.3 <= wires.sent[21][0] <= lost_at + 0.34
+    assert wires.there.bytes == 2100
+
+
+def test_the_lost_end_of_a_burst_is_probed_after_two_round_trips():
+    wires = Wires(fate=lambda n: None if n in (23, 24) else 0.0)
+    wires.ask(20)
+    wires.a.write(5 * 1448)
+    lost_at = wires.clock.now
+    wires.run(1)
+    # after the last acknowledgment, which took a round trip
+    assert lost_at + 0.3 <= wires.sent[25][0] <= lost_at + 0.32
+    assert wires.there.bytes == 2000 + 5 * 1448
+    assert wires.window.num_timeouts == 0
+
+
+def test_timeouts_double_through_an_outage_and_the_last_one_decides_when_it_ends():
+    wires = Wires()
+    wires.ask(10)
+    wires.is_cut = True
+    wires.a.write(100)
+    cut_at = wires.clock.now
+    wires.run(5)
+    wires.is_cut = False
+    tries = [when - cut_at for when, _ in wires.sent[10:]]
+    assert [later - earlier for earlier, later in pairwise(tries[1:])] == pytest.approx(
+        [0.3 * 2**n for n in range(len(tries) - 2)], rel=0.25
+    )
+    wires.run(10)
+    assert wires.there.bytes == 1100
+    arrived = wires.there.time_of(1100) - cut_at
+    assert 5 < arrived < 10
+    assert wires.sender.rtt.rto_s < 0.6  # and the timeout is as before
+
+
+def test_after_a_timeout_only_one_packet_asks_and_then_it_starts_slowly():
+    wires = Wires()
+    wires.a.write(20 * 1448)
+    wires.run(2)
+    wires.is_cut = True
+    wires.a.write(40 * 1448)
+    wires.run(0.25)
+    wires.is_cut = False
+    before = len(wires.sent)
+    wires.run(0.3)
+    assert wires.window.state == State.LOSS or wires.there.bytes > 20 * 1448
+    first = wires.sent[before][0]
+    assert sum(when == first for when, _ in wires.sent) <= 2
+    wires.run(5)
+    assert wires.there.bytes == 60 * 1448
+
+
+def test_a_connection_without_an_answer_gives_up_after_15_minutes():
+    wires = Wires()
+    wires.ask(1)
+    wires.is_cut = True
+    wires.a.write(100)
+    wires.run(880)
+    assert wires.here.error is None
+    wires.run(200)
+    assert isinstance(wires.here.error, TimeoutError)
