@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from outrider_bench.core.bootstrap import Interval
 from outrider_bench.core.tables import ResultTable, plus_minus, table
 from outrider_bench.network.report import Scenario
+from outrider_bench.virtual.decoded_prompts import DecodedPrompts
 from outrider_bench.virtual.overhead_fit import OverheadFit
-from outrider_bench.virtual.real_report import DecodedPrompts, RealCase
+from outrider_bench.virtual.real_report import RealCase
 from outrider_proto.errors import UsageError
 
 _FIGURES = ("tokens_per_second", "mean_acceptance_length", "rtt_ms", "ttft_ms", "target_calls", "hit_rate")
@@ -120,7 +119,10 @@ def summary(found: Sequence[RealComparison]) -> dict[str, dict[str, Any] | None]
 def _compared(scenario: Scenario, fit: OverheadFit, judge: RealCase) -> list[RealComparison]:
     found = []
     for name in (variant.name for variant in scenario.variants if variant.name in judge.ways):
-        real, replayed = judge.decoding(name), _decoding(scenario, name)
+        real = judge.decoding(name)
+        ratio = (
+            None if real is None else DecodedPrompts.of([run.answers[name] for run in scenario.runs]).ratio_ci95(real)
+        )
         found.append(
             RealComparison(
                 scenario.setting.profile,
@@ -131,17 +133,10 @@ def _compared(scenario: Scenario, fit: OverheadFit, judge: RealCase) -> list[Rea
                 fit.labels,
                 fit.has_seen(judge),
                 None if real is None else real.speed_ci95,
-                None if real is None else real.deviation_ci95(replayed),
+                None if ratio is None else (ratio[0] - 1, ratio[1] - 1),
             )
         )
     return found
-
-
-def _decoding(scenario: Scenario, way: str) -> DecodedPrompts:
-    answers = [run.answers[way] for run in scenario.runs]
-    tokens = [[one.decoded_tokens for one in run] for run in answers]
-    ms = [[one.decode_ms for one in run] for run in answers]
-    return DecodedPrompts(np.array(tokens, dtype=float), np.array(ms, dtype=float))
 
 
 def _summary(some: Sequence[RealComparison]) -> str:

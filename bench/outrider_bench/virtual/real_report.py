@@ -14,33 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from outrider_bench.core.bootstrap import Floats, Interval, Resamples, quotient, ratio_interval
 from outrider_bench.core.stats import median
+from outrider_bench.virtual.decoded_prompts import DecodedPrompts
 from outrider_proto.errors import UsageError
 
 _PARITIES = {"odd": 1, "even": 0}
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedPrompts:
-    """Tokens after the first arrival and the time that they took, both [runs, prompts]."""
-
-    tokens: Floats
-    ms: Floats
-
-    @property
-    def speed_ci95(self) -> Interval | None:
-        """95 % interval of tokens per second over runs and prompts."""
-        return ratio_interval(self.tokens * 1e3, self.ms)
-
-    def deviation_ci95(self, replayed: DecodedPrompts) -> Interval | None:
-        """Return the 95 % interval of a replay's deviation from these, as a share, prompt by prompt."""
-        draws = Resamples(*self.tokens.shape)
-        # The replay's runs are links of other seeds, which have nothing to do with the real runs: taken together.
-        mine = quotient(draws.sums(self.tokens), draws.sums(self.ms))
-        sums = (np.broadcast_to(one.sum(axis=0), self.tokens.shape) for one in (replayed.tokens, replayed.ms))
-        theirs = quotient(*map(draws.sums, sums))
-        return draws.interval(quotient(theirs, mine) - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from outrider_bench.core.bootstrap import Floats, Interval, Resamples, quotient
+from outrider_bench.core.bootstrap import Interval
 from outrider_bench.core.plots import saved_figure
 from outrider_bench.network.records import Row
 from outrider_bench.network.scenario_run import ScenarioRun
-from outrider_bench.network.timed_answer import TimedAnswer
 from outrider_bench.network.variants import CONTROLS, STREAM, ModeVariant
+from outrider_bench.virtual.decoded_prompts import DecodedPrompts
 from outrider_bench.virtual.replay import ReplaySetup, replay, rows_of
 from outrider_bench.virtual.tape import Tape
 from outrider_bench.virtual.texts import TapedTexts
@@ -154,10 +154,9 @@ def sweep(
 
 def _point(rtt_ms: float, verify_ms: float, share: float, run: ScenarioRun) -> SweepPoint:
     metrics = run.metrics.items()
-    draws = Resamples(1, len(next(iter(run.answers.values()))))
-    drawn = {name: _drawn_speed(given, draws) for name, given in run.answers.items()}
-    by_speed = sorted(drawn, key=lambda name: run.metrics[name].tokens_per_second or 0.0, reverse=True)
-    lead = draws.interval(quotient(drawn[by_speed[0]], drawn[by_speed[1]])) if len(by_speed) > 1 else None
+    decoded = {name: DecodedPrompts.of([given]) for name, given in run.answers.items()}
+    by_speed = sorted(decoded, key=lambda name: run.metrics[name].tokens_per_second or 0.0, reverse=True)
+    lead = decoded[by_speed[0]].ratio_ci95(decoded[by_speed[1]]) if len(by_speed) > 1 else None
     return SweepPoint(
         rtt_ms,
         verify_ms,
@@ -166,14 +165,9 @@ def _point(rtt_ms: float, verify_ms: float, share: float, run: ScenarioRun) -> S
         {name: one.tokens_per_second or 0.0 for name, one in metrics},
         {name: one.mean_acceptance_length or 0.0 for name, one in metrics},
         sum(run.mismatches.values()),
-        {name: draws.interval(speeds) for name, speeds in drawn.items()},
+        {name: one.speed_ci95 for name, one in decoded.items()},
         lead,
     )
-
-
-def _drawn_speed(given: Sequence[TimedAnswer], draws: Resamples) -> Floats:
-    tokens, ms = [[one.decoded_tokens for one in given]], [[one.decode_ms for one in given]]
-    return quotient(draws.sums(tokens) * 1e3, draws.sums(ms))
 
 
 def plot_sweep(grid: SweepGrid, points: Sequence[SweepPoint], names: Sequence[str], title: str, path: Path) -> None:

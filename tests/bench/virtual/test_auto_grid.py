@@ -1,6 +1,7 @@
 """`auto` beside the modes that it chooses from: the ratios and their bounds, and the command on a small grid."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -10,7 +11,7 @@ from outrider_bench.cli.app import app
 from outrider_bench.network.metrics import Decoding
 from outrider_bench.network.variants import ModeVariant
 from outrider_bench.virtual import auto_grid
-from outrider_bench.virtual.auto_grid import AutoResult
+from outrider_bench.virtual.auto_grid import AutoResult, auto_table
 from outrider_bench.virtual.replay import ReplaySetup, answers
 from outrider_bench.virtual.sweep import SweepGrid
 from outrider_drafters.emulation.pace import Pace
@@ -62,6 +63,15 @@ def test_the_grid_has_auto_with_server_draft_on_offer_and_without(tmp_path, monk
     assert "server-draft" not in points[3]["fixed"]
     assert points[2]["auto"] > 1.5 * points[3]["auto"]
     assert result.exit_code == (0 if all(point["holds"] for point in points) else 1)
+    assert all(set(point["ratios_ci95"]) == set(point["ratios"]) for point in points)
+
+
+@pytest.mark.parametrize(("high", "surely"), [(0.94, True), (0.96, False)])
+def test_auto_is_surely_off_where_its_interval_stays_below_the_bound(high, surely):
+    one = replace(result(90.0, stream=30.0, proactive=100.0), ratios_ci95={"best": (0.8, high), "stream": None})
+    assert not one.holds
+    assert one.is_surely_off is surely
+    assert [row[-1] for row in auto_table([one]).rows] == ["off" if surely else "off?"]
 
 
 def test_auto_learns_from_a_target_that_writes_alone_that_drafting_would_pay():

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.virtual.real_report import DecodedPrompts, real_cases
+from outrider_bench.virtual.decoded_prompts import DecodedPrompts
+from outrider_bench.virtual.real_report import real_cases
 from outrider_proto.errors import UsageError
 
 DATA = Path(__file__).parent / "data"
@@ -100,7 +101,7 @@ def test_a_deviation_is_taken_prompt_by_prompt():
     """Prompts differ by half, and the replay is 10 % faster at each: the deviation has no reach, the speed has."""
     real = DecodedPrompts(np.full((2, 3), 10.0), np.array([[100.0, 200.0, 300.0]] * 2))
     replayed = DecodedPrompts(np.full((5, 3), 10.0), np.array([[100.0, 200.0, 300.0]] * 5) / 1.1)
-    assert real.deviation_ci95(replayed) == pytest.approx((0.1, 0.1))
+    assert replayed.ratio_ci95(real) == pytest.approx((1.1, 1.1))
     low, high = real.speed_ci95
     assert low < 50 < high
 
