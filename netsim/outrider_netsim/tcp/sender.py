@@ -203,7 +203,7 @@ class Sender:
     def acknowledged(self, packet: TcpPacket) -> None:
         """Take the acknowledgment that `packet` carries (tcp_ack)."""
         recovery, board, now = self.recovery, self.board, self._clock.now
-        if packet.ack > recovery.nxt:
+        if packet.ack > recovery.nxt or (packet.ack <= recovery.una and not packet.sacks and not board.segments):
             return
         news = AckNews(packet.echo_ms, recovery.una, packet.end > packet.seq)
         losses = board.losses

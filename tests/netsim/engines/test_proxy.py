@@ -225,3 +225,54 @@ async def test_a_lost_packet_stalls_its_connection():
         link.set(Profile.symmetric("alive", Direction(delay_ms=1)))
         assert await reader.readexactly(1) == b"y"
         assert link.stats.up.lost >= 1
+
+
+async def test_a_client_that_goes_away_resets_the_server():
+    gone = asyncio.Event()
+
+    async def endless(reader, writer):
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(bytes(10_000))
+                await writer.drain()
+        gone.set()
+        writer.close()
+
+    async with linked(handler=endless) as link:
+        async with connected(link.address) as (reader, writer):
+            await reader.readexactly(100_000)
+            writer.transport.abort()
+        await gone.wait()
+
+
+async def test_a_slow_reader_holds_the_sender_back():
+    sent = 0
+
+    async def eager(reader, writer):
+        nonlocal sent
+        with contextlib.suppress(ConnectionError):
+            while sent < 200_000_000:
+                writer.write(bytes(100_000))
+                await writer.drain()
+                sent += 100_000
+        writer.close()
+
+    async with linked(handler=eager) as link, connected(link.address) as (reader, writer):
+        await reader.readexactly(1)
+        before = -1
+        while before != sent:
+            before = sent
+            await asyncio.sleep(0.3)
+        assert sent < 50_000_000  # buffers of kernels and loops
+        writer.transport.abort()
+
+
+async def test_a_full_queue_drops_and_everything_arrives():
+    narrow = Profile.symmetric("narrow", Direction(delay_ms=5, rate_bps=20e6, queue_packets=10))
+    sent = random.Random(2).randbytes(500_000)
+    async with linked(narrow) as link, connected(link.address) as (reader, writer):
+        writer.write(sent)
+        writer.write_eof()
+        assert await reader.read(-1) == sent
+        assert link.stats.up.dropped_by_queue > 0
+        assert link.stats.up.packets_in > 500_000 / 1448 + 5
