@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import Attention, BlockShape, GatedMLP, LlamaBlock, RMSNorm, Rope
+from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.blocks.row_buffer import KVCache
 
 
@@ -33,26 +34,28 @@ class BlockWeights:
 class FusedProjections:
     """The q, k and v projections of an attention as one product; heads are numbered in this order."""
 
-    def __init__(self, attention: Attention, shape: BlockShape) -> None:
+    def __init__(self, attention: Attention, shape: BlockShape, *, packed: bool = False) -> None:
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         self.weight = torch.cat([projection.weight for projection in projections]).detach()
         self.bias = torch.cat([p.bias for p in projections]).detach() if shape.qkv_bias else None
         self.norms = _head_norms(attention, shape)
         self._shape = shape
-        self._slices: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
+        self._packed = packed
+        self._slices: dict[tuple[int, int], PackedLinear] = {}
 
     def heads(self, x: Tensor, first: int, end: int) -> Tensor:
         """Project rows [..., n, inputs] to the heads `first` to `end`, q and k normed: [..., heads, n, head_dim]."""
-        heads = F.linear(x, *self._rows(first, end))
+        heads = self._product(first, end)(x)
         heads = heads.view(*x.shape[:-1], end - first, self._shape.head_dim).transpose(-3, -2)
         return heads if self.norms is None else self._normed(heads, self.norms[first:end])
 
-    def _rows(self, first: int, end: int) -> tuple[Tensor, Tensor | None]:
-        """Return the weight and bias of those heads."""
+    def _product(self, first: int, end: int) -> PackedLinear:
+        """Return the product with the rows of those heads."""
         # Cached: cutting quantized rows repacks them for the kernel.
         if (first, end) not in self._slices:
             rows = slice(first * self._shape.head_dim, end * self._shape.head_dim)
-            self._slices[first, end] = self.weight[rows], None if self.bias is None else self.bias[rows]
+            bias = None if self.bias is None else self.bias[rows]
+            self._slices[first, end] = PackedLinear(self.weight[rows], bias, packed=self._packed)
         return self._slices[first, end]
 
     def _normed(self, heads: Tensor, weights: Tensor) -> Tensor:
@@ -65,27 +68,28 @@ class FusedProjections:
 class FusedMLP:
     """A gated MLP with its norm and residual."""
 
-    def __init__(self, norm: RMSNorm, mlp: GatedMLP) -> None:
+    def __init__(self, norm: RMSNorm, mlp: GatedMLP, *, packed: bool = False) -> None:
         self.norm, self._eps = norm.weight.detach(), norm.eps
-        self.gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach()
-        self.down = mlp.down_proj.weight.detach()
+        gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach()
+        self.gate_up = PackedLinear(gate_up, packed=packed)
+        self.down = PackedLinear(mlp.down_proj.weight.detach(), packed=packed)
 
     def run(self, x: Tensor) -> Tensor:
-        gate, up = F.linear(F.rms_norm(x, self.norm.shape, self.norm, self._eps), self.gate_up).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate) * up, self.down)
+        gate, up = self.gate_up(F.rms_norm(x, self.norm.shape, self.norm, self._eps)).chunk(2, dim=-1)
+        return self.down.plus(F.silu(gate) * up, x)
 
 
 class FusedBlock:
     """A Llama block over rows x [n, width] of one text; the caller owns the cache and the mask.
 
-    `self_attend` takes a batch [b, n, width] instead, each sequence on its own.
+    `self_attend` takes a batch [b, n, width] instead, each sequence on its own. `packed` pays for many rows at once.
     """
 
-    def __init__(self, block: LlamaBlock) -> None:
+    def __init__(self, block: LlamaBlock, *, packed: bool = False) -> None:
         self.shape = block.shape
-        self._projections = FusedProjections(block.self_attn, block.shape)
-        self._out = block.self_attn.o_proj.weight.detach()
-        self._mlp = FusedMLP(block.post_attention_layernorm, block.mlp)
+        self._projections = FusedProjections(block.self_attn, block.shape, packed=packed)
+        self._out = PackedLinear(block.self_attn.o_proj.weight.detach(), packed=packed)
+        self._mlp = FusedMLP(block.post_attention_layernorm, block.mlp, packed=packed)
         norm = block.input_layernorm
         self._input_norm = norm.weight.detach() if isinstance(norm, RMSNorm) else None
 
@@ -97,15 +101,15 @@ class FusedBlock:
             projections.weight,
             projections.bias,
             projections.norms,
-            self._out,
-            mlp.gate_up,
-            mlp.down,
+            self._out.weight,
+            mlp.gate_up.weight,
+            mlp.down.weight,
             self._input_norm,
             mlp.norm,
         )
 
     def new_cache(self) -> KVCache:
-        return KVCache(self.shape.kv_heads, self.shape.head_dim, self._out.dtype, self._out.device)
+        return KVCache(self.shape.kv_heads, self.shape.head_dim, self._out.weight.dtype, self._out.weight.device)
 
     def run(self, x: Tensor, rope: Rope, cache: KVCache, mask: Tensor | None = None) -> Tensor:
         """Append the rows' keys and values to the cache and attend to it; mask [n, length] bool, None: see all."""
@@ -139,8 +143,8 @@ class FusedBlock:
     def _attend(self, x: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         queries = queries if queries.ndim == 4 else queries.unsqueeze(0)
         mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
-        mixed = mixed.transpose(1, 2).flatten(2).view(*x.shape[:-1], self._out.shape[1])
-        return self._mlp.run(x + F.linear(mixed, self._out))
+        mixed = mixed.transpose(1, 2).flatten(2).view(*x.shape[:-1], self._out.weight.shape[1])
+        return self._mlp.run(self._out.plus(mixed, x))
 
 
 def _head_norms(attention: Attention, shape: BlockShape) -> Tensor | None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class CallbackQueue:
@@ -17,10 +18,27 @@ class CallbackQueue:
         self._loop = loop
         self._callbacks: deque[Callable[[], None]] = deque()
         self._is_scheduled = False
+        self._is_held = False
 
     def put(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
-        if not self._is_scheduled:
+        self._schedule()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Wake the event loop only at the end, for all that is put in meanwhile. For one thread at a time."""
+        # A wake-up writes to a socket, which hands over the interpreter lock: the loop would take the first callback
+        # alone, while the thread that brings the others waits.
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+            if self._callbacks:
+                self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled and not self._is_held:
             self._is_scheduled = True
             self._loop.call_soon_threadsafe(self._run_all)
 

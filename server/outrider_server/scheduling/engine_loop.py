@@ -15,6 +15,7 @@ import time
 from collections import abc, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Literal, TypeAlias
@@ -64,7 +65,7 @@ class EngineLoop:
     """Runs requests on an engine, in a thread of its own.
 
     submit() from any thread; stop() ends it and waits. `on_step` is called in this thread after every pass. Without
-    `overlap` a pass begins when everything of the last one is done.
+    `overlap` a pass begins when everything of the last one is done. Replies of one pass are posted inside `held()`.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class EngineLoop:
         on_step: Callable[[StepStats], None] | None = None,
         *,
         overlap: bool = True,
+        held: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._engine = engine
+        self._held = held
         self._overlap = overlap
         self._scheduler = new_scheduler(limits.scheduler, limits.batch_tokens, limits.chunk_tokens)
         self._tree_budget = TreeBudget(limits.batch_tokens) if limits.adaptive_trees else None
@@ -153,12 +156,17 @@ class EngineLoop:
 
     def _post_verdicts(self) -> None:
         """Post the verdicts of the last pass."""
-        _post_all(self._take_verdicts())
+        self._post_all(self._take_verdicts())
+
+    def _post_all(self, verdicts: abc.Sequence[tuple[Post, Verdict]]) -> None:
+        with self._held():
+            for post, verdict in verdicts:
+                post(verdict)
 
     def _post_alongside(self) -> None:
         """Have another thread post them, while this one runs a pass."""
         if verdicts := self._take_verdicts():
-            self._posting = self._poster.submit(_post_all, verdicts)
+            self._posting = self._poster.submit(self._post_all, verdicts)
 
     def _take_verdicts(self) -> list[tuple[Post, Verdict]]:
         requests, self._unposted = self._unposted, []
@@ -243,8 +251,9 @@ class EngineLoop:
             _fail(committed[0][0], error)
             return time.monotonic() - started
         tap_s = time.monotonic() - started
-        for request, _ in committed:
-            _finish_step(request, tap_s)
+        with self._held():
+            for request, _ in committed:
+                _finish_step(request, tap_s)
         return tap_s
 
     def _defers_features(self, request: Request) -> bool:
@@ -305,11 +314,6 @@ class EngineLoop:
             self._engine.tap([request.sequence])  # what was deferred: the drafter reads all features
             request.draft(self._tree_nodes)
             request.add_draft_time(time.monotonic() - started)
-
-
-def _post_all(verdicts: abc.Sequence[tuple[Post, Verdict]]) -> None:
-    for post, verdict in verdicts:
-        post(verdict)
 
 
 def _answer(query: PrefixQuery) -> None:

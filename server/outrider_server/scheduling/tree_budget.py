@@ -5,8 +5,11 @@ the nodes of all. The server asks for the size with the best goodput (Liu et al.
 
                     tokens a draft       1 + gain * log2(1 + nodes)      gain: from the trees that were judged
     goodput(nodes)  --------------   =   --------------------------
-                      their time         shared rows + 1 + nodes         shared: what a pass takes without its nodes,
+                      their time         shared rows + 1 + nodes         shared: what a step takes without its nodes,
                                                                          divided among its drafts, in rows
+
+A step lasts until the next one can begin: the pass, its features, and the frames that go in and out meanwhile, which
+for a small target take as long as the pass.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ Floats = NDArray[np.float64]
 _RUNGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _REVIEW_EVERY = 8  # passes
 _REMEMBERED = 128
-_BUSY, _AT_EASE = 0.8, 0.6  # shares of the time in which the model runs
+_BUSY, _AT_EASE = 0.8, 0.6  # shares of the time in which there is work
 _SHARED = 2.0  # drafts ready for each pass: with fewer, no client waits for another's nodes
 _FULL = 0.75  # share of the row budget: above it, drafts soon wait for a second pass
 _PATIENCE = 2  # reviews
@@ -42,7 +45,7 @@ _VARIED = 0.1
 class LoadEstimate:
     """Averages of recent passes.
 
-    `drafts`: drafts ready for each pass; `busy`: share of the time in which the model ran; `shared_rows`: time of a
+    `drafts`: drafts ready for each pass; `busy`: share of the time in which there was work; `shared_rows`: time of a
     draft without its nodes, in rows (None: not known); `gain`: tokens gained by doubling a tree.
     """
 
@@ -63,17 +66,25 @@ def best_nodes(load: LoadEstimate, batch_tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class PassTime:
-    """Seconds of a pass: fixed, for each draft, for each row."""
+class TimedStep:
+    """A step's statistics, and the seconds that it took without idle time."""
+
+    stats: StepStats
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step: fixed, for each draft, for each row."""
 
     fixed: float
     of_draft: float
     of_row: float
 
     @classmethod
-    def fitted(cls, passes: Sequence[StepStats]) -> PassTime:
+    def fitted(cls, steps: Sequence[TimedStep]) -> StepTime:
         """Fit by least squares."""
-        drafts, rows, seconds = _columns(passes)
+        drafts, rows, seconds = _columns(steps)
         terms = np.stack([np.ones_like(rows), drafts, rows], 1)
         return cls(*(float(term) for term in np.linalg.lstsq(terms, seconds, rcond=None)[0]))
 
@@ -90,10 +101,10 @@ class TreeBudget:
     def __init__(self, batch_tokens: int) -> None:
         self._most = _ANY
         self._batch_tokens = batch_tokens
-        self._passes: deque[StepStats] = deque(maxlen=_REMEMBERED)
+        self._steps: deque[TimedStep] = deque(maxlen=_REMEMBERED)
         self._num_unseen = 0  # passes since the last review
-        self._reviewed_at: float | None = None
-        self._time: PassTime | None = None
+        self._reviewed_at = self._ended_at = 0.0
+        self._time: StepTime | None = None
         self._doublings = self._accepted = 0.0
         self._goals: deque[int] = deque([_ANY], maxlen=_PATIENCE)  # of the last reviews
 
@@ -103,9 +114,11 @@ class TreeBudget:
 
     def take(self, report: StepStats, now: float) -> None:
         """Take the statistics of a pass that ended at `now` seconds."""
-        if self._reviewed_at is None:
-            self._reviewed_at = now - report.forward_s
-        self._passes.append(report)
+        if not self._steps:
+            self._reviewed_at = self._ended_at = now - report.forward_s - report.idle_s
+        # The whole time, not only the model's: every draft also costs features and frames, and larger trees save those.
+        self._steps.append(TimedStep(report, now - self._ended_at - report.idle_s))
+        self._ended_at = now
         self._learn_gain(report)
         self._num_unseen += 1
         if self._num_unseen >= _REVIEW_EVERY:
@@ -130,20 +143,19 @@ class TreeBudget:
         if load.busy < _BUSY:
             return self._larger if load.busy < _AT_EASE else self._most
         best = best_nodes(load, self._batch_tokens)
-        now = min(self._most, max((size for seen in self._passes for size, _ in seen.trees), default=1))
+        now = min(self._most, max((size for step in self._steps for size, _ in step.stats.trees), default=1))
         if best >= now:
             return min(best, self._larger) if self._most != _ANY else _ANY
         # At most by halves: only passes with smaller trees tell the cost of nodes from that of drafts.
         return max(best, now // 2)
 
     def _load(self, now: float) -> LoadEstimate:
-        recent = list(self._passes)[-self._num_unseen :]
-        assert self._reviewed_at is not None
+        recent = [step.stats for step in list(self._steps)[-self._num_unseen :]]
         took_s = max(now - self._reviewed_at, 1e-9)
         drafts = sum(seen.drafts + seen.waiting for seen in recent) / max(len(recent), 1)
-        judging = [seen for seen in self._passes if seen.drafts]
+        judging = [step for step in self._steps if step.stats.drafts]
         if len(judging) >= _REVIEW_EVERY and (self._time is None or _tells_apart(judging)):
-            self._time = PassTime.fitted(judging)
+            self._time = StepTime.fitted(judging)
         return LoadEstimate(
             drafts=drafts,
             busy=1 - sum(seen.idle_s for seen in recent) / took_s,
@@ -157,12 +169,13 @@ class TreeBudget:
         return next((rung for rung in _RUNGS if rung > self._most), _ANY)
 
 
-def _tells_apart(passes: Sequence[StepStats]) -> bool:
-    drafts, rows, _ = _columns(passes)
+def _tells_apart(steps: Sequence[TimedStep]) -> bool:
+    drafts, rows, _ = _columns(steps)
     sizes = rows / drafts
     return bool(sizes.std() > _VARIED * sizes.mean())
 
 
-def _columns(passes: Sequence[StepStats]) -> tuple[Floats, Floats, Floats]:
-    drafts, rows, seconds = np.array([(seen.drafts, seen.rows, seen.forward_s) for seen in passes], np.float64).T
+def _columns(steps: Sequence[TimedStep]) -> tuple[Floats, Floats, Floats]:
+    table = [(step.stats.drafts, step.stats.rows, step.seconds) for step in steps]
+    drafts, rows, seconds = np.array(table, np.float64).T
     return drafts, rows, seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from importlib.metadata import version
 
 from outrider_drafters.contracts.drafter import Drafter
@@ -64,7 +64,7 @@ class Verifier:
         self._description = _description(target, self._taps.values(), self._limits.max_nodes)
         self._sessions = SessionTable(self._limits.session_ttl_s, self._limits.max_sessions, self._release)
         self.memory = KVMemory(target.kv, budget_bytes(self._limits.kv_memory, target.kv), self._limits.shared_prefixes)
-        self._engine_loop = EngineLoop(Engine(target, pace), self._limits, self.observer.stepped)
+        self._engine_loop = EngineLoop(Engine(target, pace), self._limits, self.observer.stepped, held=self._held)
         self._streams: set[StreamWriter] = set()
         self._quotas = Quotas(longest_wait_s, clock)
         self._idle = asyncio.Event()  # no stream is open
@@ -211,6 +211,9 @@ class Verifier:
             clock=self._clock,
             padded_width=self.pace.feature_width if self.pace else 0,
         )
+
+    def _held(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._context is None else self._context.callbacks.held()
 
     def _release(self, session: Session) -> None:
         """Give back what a session holds, once its earlier requests have ended."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_server.scheduling.step_stats import StepStats
-from outrider_server.scheduling.tree_budget import NO_LIMIT, LoadEstimate, PassTime, TreeBudget, best_nodes
+from outrider_server.scheduling.tree_budget import NO_LIMIT, LoadEstimate, StepTime, TimedStep, TreeBudget, best_nodes
 
 FIXED_S, DRAFT_S, ROW_S = 0.003, 0.0007, 0.0002  # of a pass, a draft, a row
 
@@ -15,10 +15,11 @@ FIXED_S, DRAFT_S, ROW_S = 0.003, 0.0007, 0.0002  # of a pass, a draft, a row
 class Room:
     """A server with so many clients who obey; `idle_s` goes by between passes."""
 
-    def __init__(self, batch_tokens: int = 1024, row_s: float = ROW_S) -> None:
+    def __init__(self, batch_tokens: int = 1024, row_s: float = ROW_S, beside_s: float = 0.0) -> None:
         self.budget = TreeBudget(batch_tokens)
         self.batch_tokens = batch_tokens
         self.row_s = row_s
+        self.beside_s = beside_s  # for each draft, outside the pass
         self.now = 0.0
         self.count = 0
 
@@ -31,7 +32,7 @@ class Room:
             drafts = min(here, max(self.batch_tokens // (1 + size), 1))
             rows = drafts * (1 + size)
             took_s = FIXED_S + DRAFT_S * drafts + self.row_s * rows
-            self.now += took_s + idle_s
+            self.now += took_s + self.beside_s * drafts + idle_s
             trees = tuple([(size, min(size, 2))] * drafts)
             report = StepStats(rows, drafts, 0, drafts, here - drafts, took_s, trees, idle_s=idle_s)
             self.budget.take(report, self.now)
@@ -48,6 +49,12 @@ def test_the_more_there_are_the_smaller_the_trees():
     assert NO_LIMIT not in asked
     assert asked == sorted(asked, reverse=True)
     assert asked[0] > asked[-1]
+
+
+def test_drafts_that_cost_much_beside_their_pass_make_larger_trees():
+    lean, dear = Room().run(16, 200)[-1], Room(beside_s=0.005).run(16, 200)[-1]
+    assert lean != NO_LIMIT
+    assert dear > lean or dear == NO_LIMIT
 
 
 def test_where_rows_cost_nothing_only_the_batch_is_the_limit():
@@ -94,9 +101,9 @@ def test_dearer_rows_make_smaller_trees():
 
 def test_what_a_pass_takes_beside_its_rows_is_found():
     seen = [
-        StepStats(rows, drafts, 0, drafts, 0, FIXED_S + DRAFT_S * drafts + ROW_S * rows)
+        TimedStep(StepStats(rows, drafts, 0, drafts, 0, 0.001), FIXED_S + DRAFT_S * drafts + ROW_S * rows)
         for drafts in (2, 5, 9, 16)
         for rows in (drafts * 3, drafts * 7 + 1)
     ]
-    assert PassTime.fitted(seen).shared_rows(8) == pytest.approx((FIXED_S / 8 + DRAFT_S) / ROW_S)
-    assert PassTime(0.001, 0.001, 0.0).shared_rows(8) is None
+    assert StepTime.fitted(seen).shared_rows(8) == pytest.approx((FIXED_S / 8 + DRAFT_S) / ROW_S)
+    assert StepTime(0.001, 0.001, 0.0).shared_rows(8) is None

@@ -35,10 +35,10 @@ def tap_info(moa: MoA, target: TargetSizes) -> TapInfo:
 class MoATap(StatelessTap):
     needs_kv = True
 
-    def __init__(self, moa: MoA, info: TapInfo) -> None:
+    def __init__(self, moa: MoA, info: TapInfo, *, packed: bool = True) -> None:
         self.info = info
         self.hidden_layers: tuple[int, ...] = () if moa.sizes.has_lsa else (LAST,)
-        self._lsa = FusedBlock(moa.layer_self_attention) if moa.sizes.has_lsa else None
+        self._lsa = FusedBlock(moa.layer_self_attention, packed=packed) if moa.sizes.has_lsa else None
         self._like = moa.self_attention.self_attn.o_proj.weight
         self._tli = moa.sizes.tli
 
