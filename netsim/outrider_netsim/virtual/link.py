@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
-from outrider_netsim.impairments import Packet
+from outrider_netsim.impairments import DropReason, Packet, PacketObserver
 from outrider_netsim.impairments.path import LinkStats, Path
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.recording.recorder import PacketRecorder
@@ -34,7 +34,10 @@ LinkEventKind = Literal["sent", "arrived", "dropped", "cut", "restored", "set"]
 
 @dataclass(frozen=True, slots=True)
 class LinkEvent:
-    """One line of the link's log; a dropped packet was sent just before, or was corrupted and has just arrived."""
+    """One line of the link's log.
+
+    A packet is dropped as it is sent, or later: by the buffer before the rate, or because it arrives corrupted.
+    """
 
     time_s: float
     what: LinkEventKind
@@ -161,8 +164,8 @@ class VirtualLink:
 
     def record_with(self, recorder: PacketRecorder | None) -> None:
         """Tell `recorder` of every packet from now on."""
-        self._up.path.observe(None if recorder is None else recorder.up)
-        self._down.path.observe(None if recorder is None else recorder.down)
+        self._up.record_with(None if recorder is None else recorder.up)
+        self._down.record_with(None if recorder is None else recorder.down)
 
     def _path(self, direction: Direction, seed: str) -> Path:
         return Path(direction, seed, self.profile.outages, started_at=self.clock.now)
@@ -191,21 +194,16 @@ class _Lane:
         self._link = link
         self._clock = link.clock
         self._poll_at = float("inf")  # when the next poll is scheduled
+        self.record_with(None)
 
     def send(self, size_bytes: int, arrived: Callable[[], None]) -> None:
-        packet = _VirtualPacket(b"", size_bytes, arrived)
-        if self._link.is_watched:
-            self._push_and_tell(packet)
-        else:
-            self.path.push(packet, self._clock.now)
+        self._link.tell("sent", self._way, size_bytes)
+        self.path.push(_VirtualPacket(b"", size_bytes, arrived), self._clock.now)
         self._plan()
 
-    def _push_and_tell(self, packet: _VirtualPacket) -> None:
-        dropped = self.path.dropped
-        self._link.tell("sent", self._way, packet.size_bytes)
-        self.path.push(packet, self._clock.now)
-        if self.path.dropped > dropped:
-            self._link.tell("dropped", self._way, packet.size_bytes)
+    def record_with(self, recorder: PacketObserver | None) -> None:
+        """Tell `recorder` of every packet from now on."""
+        self.path.observe(_DropTeller(self._link, self._way, recorder) if self._link.is_watched else recorder)
 
     def set(self, profile: Profile) -> None:
         self.path.set(profile.up if self._way == "up" else profile.down, self._clock.now)
@@ -232,3 +230,29 @@ class _Lane:
             self._link.tell("arrived", self._way, packet.size_bytes)
             packet.arrived()
         self._plan()
+
+
+class _DropTeller:
+    """Tells a link's log of drops whenever they happen, and passes everything on to a recorder."""
+
+    def __init__(self, link: VirtualLink, way: Way, recorder: PacketObserver | None) -> None:
+        self._link = link
+        self._way = way
+        self._recorder = recorder
+
+    def entered(self, packet: Packet, now: float) -> None:
+        if self._recorder is not None:
+            self._recorder.entered(packet, now)
+
+    def copied(self, copy: Packet, now: float) -> None:
+        if self._recorder is not None:
+            self._recorder.copied(copy, now)
+
+    def left(self, packet: Packet, now: float) -> None:
+        if self._recorder is not None:
+            self._recorder.left(packet, now)
+
+    def dropped(self, packet: Packet, now: float, reason: DropReason) -> None:
+        self._link.tell("dropped", self._way, packet.size_bytes)
+        if self._recorder is not None:
+            self._recorder.dropped(packet, now, reason)
