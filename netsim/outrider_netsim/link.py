@@ -232,6 +232,11 @@ class Link(AsyncResource):
         return self._engine
 
 
+def seed_text(seed: int, is_honoured: bool) -> str:
+    """Say which seed a link has, and whether that means anything."""
+    return f"seed {seed}" if is_honoured else f"seed {seed} (this kernel's netem takes none: runs differ)"
+
+
 def candidates(engine: EngineChoice | Sequence[EngineName]) -> tuple[EngineName, ...]:
     """Return the engines to try, in order. Raises ProfileError for an unknown name."""
     if engine == "auto":

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 def introduction(link: Link) -> str:
     """Describe a started link in one line."""
-    seed = f"seed {link.seed}" + ("" if link.seed_is_honoured else " (this kernel's netem takes none: runs differ)")
+    from outrider_netsim.link import seed_text
+
+    seed = seed_text(link.seed, link.seed_is_honoured)
     return (
         f"{link.profile.name}, mean round trip {link.profile.round_trip_ms:.1f} ms; {seed}, {link.congestion}; "
         f"engine {link.engine}: {link.why}"

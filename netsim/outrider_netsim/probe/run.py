@@ -23,7 +23,7 @@ from outrider_netsim.core.engine_names import (
     DEFAULT_PROBE_PACKETS,
     ProbeEngine,
 )
-from outrider_netsim.link import Link
+from outrider_netsim.link import Link, seed_text
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side
 from outrider_netsim.namespaces.namespaces import Namespaces
 from outrider_netsim.probe.circumstances import circumstances, profile_as_json
@@ -44,6 +44,7 @@ class OpenedTarget:
     target: ProbeTarget
     engine: str
     why: str
+    seed_is_honoured: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class ProbeRun:
     engine: str
     why: str
     seed: int
+    seed_is_honoured: bool
     congestion: str
     started: datetime
     ended: datetime
@@ -75,7 +77,12 @@ class ProbeRun:
                 "loss": asdict(self.seen.plan.loss),
                 "loads": [asdict(load) for load in self.seen.plan.loads],
             },
-            "made_by": circumstances(self.started, self.ended) | {"seed": self.seed, "congestion": self.congestion},
+            "made_by": {
+                **circumstances(self.started, self.ended),
+                "seed": self.seed,
+                "seed_is_honoured": self.seed_is_honoured,
+                "congestion": self.congestion,
+            },
         }
 
 
@@ -98,11 +105,23 @@ async def probe_profile(
     probed = replace(profile, outages=())
     started = datetime.now(UTC)
     async with _opened(probed, engine, seed, congestion) as opened:
-        say(f"{profile.name} through {opened.engine} ({opened.why}); seed {seed}, {congestion}")
+        seeded = seed_text(seed, opened.seed_is_honoured)
+        say(f"{profile.name} through {opened.engine} ({opened.why}); {seeded}, {congestion}")
         planned = plan_probe(opened.target, probed, packets, loss_packets)
         seen = await measure(opened.target, planned, say)
     judged = report(seen.samples, probed, seed)
-    return ProbeRun(profile, opened.engine, opened.why, seed, congestion, started, datetime.now(UTC), seen, judged)
+    return ProbeRun(
+        profile,
+        opened.engine,
+        opened.why,
+        seed,
+        opened.seed_is_honoured,
+        congestion,
+        started,
+        datetime.now(UTC),
+        seen,
+        judged,
+    )
 
 
 @contextlib.asynccontextmanager
@@ -121,7 +140,7 @@ async def _opened(profile: Profile, engine: ProbeEngine, seed: int, congestion: 
             else:
                 ends = [sockets.enter_context(await _end(link.namespaces, side)) for side in ("A", "B")]
                 target = DatagramTarget(ends[0], ends[1])
-            yield OpenedTarget(target, link.engine, link.why)
+            yield OpenedTarget(target, link.engine, link.why, link.seed_is_honoured)
 
 
 async def _end(namespaces: Namespaces, side: Side) -> socket.socket:
