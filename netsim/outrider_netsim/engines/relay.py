@@ -13,6 +13,7 @@ import socket
 import struct
 from asyncio import StreamReader, StreamWriter
 from collections import deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from outrider_netsim.core.addresses import Address
@@ -186,15 +187,13 @@ async def relay(
 
 async def _serve_client(end: RelayEnd, client: tuple[StreamReader, StreamWriter], clock: LinkClock) -> None:
     reader, writer = client
-    try:
+    async with _closing(writer):
         await end.open.wait()
         if end.error is None:
             await end.serve(reader, writer, clock)
             await end.done.wait()
         if end.error is not None:
             reset(writer)
-    finally:
-        await _close(writer)
 
 
 async def _serve_upstream(end: RelayEnd, upstream: Address, clock: LinkClock) -> None:
@@ -207,13 +206,11 @@ async def _serve_upstream(end: RelayEnd, upstream: Address, clock: LinkClock) ->
     except (OSError, TimeoutError):
         end.drop(clock)
         return
-    try:
+    async with _closing(writer):
         await end.serve(reader, writer, clock)
         await end.done.wait()
         if end.error is not None:
             reset(writer)
-    finally:
-        await _close(writer)
 
 
 def reset(writer: StreamWriter) -> None:
@@ -224,7 +221,15 @@ def reset(writer: StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def _close(writer: StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        writer.close()
-        await writer.wait_closed()
+@contextlib.asynccontextmanager
+async def _closing(writer: StreamWriter) -> AsyncIterator[None]:
+    try:
+        yield
+    except asyncio.CancelledError:
+        # The link is closed: a program that does not read must not keep it from that.
+        writer.transport.abort()
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            writer.close()
+            await writer.wait_closed()

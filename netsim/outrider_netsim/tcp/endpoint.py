@@ -52,12 +52,11 @@ class TcpUser:
 class Phase(enum.Enum):
     """A connection's states, as far as they differ here."""
 
-    CLOSED = 0
+    LISTENING = 0
     OPENING = 1  # SYN sent
     ANSWERING = 2  # SYN received and answered
     OPEN = 3
     DEAD = 4  # reset: answers with RST
-    LISTENING = 5
 
 
 class TcpEndpoint:

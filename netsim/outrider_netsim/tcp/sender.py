@@ -69,11 +69,6 @@ class Sender:
         """Written and not yet acknowledged."""
         return self._written - self.recovery.una
 
-    @property
-    def is_finished(self) -> bool:
-        """True when the end of the stream was sent and acknowledged."""
-        return self._fin is not None and self.recovery.una > self._fin
-
     def write(self, size_bytes: int) -> None:
         """Send that many more bytes; `push` does it."""
         self._restart_after_idle()
@@ -121,12 +116,11 @@ class Sender:
         carries_fin = self._fin is not None and end >= self._fin
         if carries_fin:
             # The FIN takes a sequence number but no room.
-            end = self._written if self._written - recovery.nxt <= SEGMENT_BYTES + 1 else end
-            carries_fin = end == self._written
+            end = self._written
         segment = SentSegment(recovery.nxt, end, carries_fin, now)
-        if not self.board.segments:
-            recovery.congestion.resumed(now - self._last_sent_at, now)
         had_none = not self.board.segments
+        if had_none:
+            recovery.congestion.resumed(now - self._last_sent_at, now)
         recovery.nxt = end
         self._last_sent_at = now
         self.board.add(segment)

@@ -42,7 +42,7 @@ def test_the_end_of_the_stream_comes_last_and_takes_no_byte():
     wires.run(3)
     assert wires.there.bytes == 3 * 1448
     assert wires.there.ended_at == wires.there.time_of(3 * 1448)
-    assert wires.a.sender.is_finished
+    assert wires.sender.pending_bytes == 0
     wires.b.write(100)  # the other direction goes on
     wires.run(1)
     assert wires.here.bytes == 100

@@ -38,11 +38,13 @@ def test_a_lone_segment_of_a_conversation_waits_40_ms_for_an_answer():
 
 
 def test_what_arrives_twice_is_reported():
-    wires = Wires(fate=lambda n: 0.4 if n == 0 else 0.0)  # so late that it is sent again
+    wires = Wires(fate=lambda n: 0.5 if n == 10 else 0.0)  # so late that it is sent again
+    wires.ask(10)
     wires.a.write(100)
-    wires.run(1.5)
-    assert wires.there.bytes == 100
-    assert wires.sender.board._duplicates == 0 or wires.sender.board.total_sent_again == 1
+    wires.run(2)
+    assert wires.there.bytes == 1100
+    assert wires.sender.board.total_sent_again == 1
+    assert wires.sender.board._duplicates == 1
 
 
 def test_beyond_a_gap_bytes_wait():

@@ -6,17 +6,6 @@ from wires import Wires
 from outrider_netsim.tcp.recovery import State
 
 
-def grown(fate_after=None, congestion="cubic"):
-    """A connection of 100 ms that has sent 200 packets; `fate_after(n)` decides about those after."""
-    wires = Wires(congestion=congestion)
-    wires.a.write(200 * 1448)
-    wires.run(3)
-    sent = len(wires.sent)
-    wires.fate = lambda n: fate_after(n - sent) if fate_after else 0.0
-    # Within a timeout of the last packet, so that the window stays.
-    return wires
-
-
 def test_a_loss_in_the_middle_is_repaired_within_two_round_trips_and_shrinks_the_window():
     wires = Wires(fate=lambda n: None if n == 40 else 0.0)
     wires.a.write(400 * 1448)
