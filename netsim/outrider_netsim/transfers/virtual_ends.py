@@ -73,6 +73,6 @@ class VirtualEnds:
 
 
 def take_virtually(task: TransferTask, profile: Profile, plan: TransferPlan, seed: int) -> Samples:
-    """Run one task over a virtual link of `profile`, which is used as it is."""
-    link = VirtualLink(profile, seed)
+    """Run one task over a virtual link of `profile`, which is used as it is. Raises EngineError."""
+    link = VirtualLink(profile, seed, congestion=plan.congestion)
     return link.clock.run(take(task, VirtualEnds(link), plan))

@@ -61,6 +61,12 @@ def test_earlier_reports_are_shown_together(tmp_path):
     assert "x2.00!" in transfers(*files, "--reference", "virtual").stdout
 
 
+def test_a_congestion_control_that_is_not_modeled_ends_with_1(tmp_path):
+    result = measured(tmp_path / "report.json", "--congestion", "bbr")
+    assert result.exit_code == 1
+    assert "'bbr'" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
