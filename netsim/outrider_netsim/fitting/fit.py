@@ -110,7 +110,8 @@ def _modelled(fit: Fit, way: str, trace: ConditionTrace, direction: Direction) -
     if trace.delay_ms is not None:
         samples = np.repeat(np.array(trace.delay_ms), times)
         fits = fit.delays[f"delay {way}"] = fit_delays(samples, ways=1)
-        direction = _delayed(direction, fits[0], coherence_of(samples[:-1], samples[1:], float(np.median(spans))))
+        coherence_ms = coherence_of(lambda lag: (samples[:-lag], samples[lag:]), float(np.median(spans)))
+        direction = _delayed(direction, fits[0], coherence_ms)
         fit.tables[f"delay {way}"] = delay_rows(samples, direction)
     return direction
 

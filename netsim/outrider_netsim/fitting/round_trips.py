@@ -5,7 +5,7 @@ half of the least and of the mean round trip, and the deviation over sqrt 2.
 
     delay       base = half of the least; X (delays.py) has the mean and deviation that remain, for each distribution;
                 the one whose round trips are nearest to the recorded ones, by the mean distance of quantiles, is taken
-    coherence   neighbors correlate with rho = exp(-interval / coherence), both as ranks turned into normal variables
+    coherence   in which the correlation falls to 1/e, of ranks turned into normal variables
     loss        share q lost of a round trip is 1 - sqrt(1 - q) each way; a chain of two states (Gilbert-Elliott) where
                 losses come in a row more often than chance has it: r = bursts / losses, p = r q / (1 - q)
     outages     at least OUTAGE_PINGS lost in a row, for at least OUTAGE_S; or, with hold, as many that come back
@@ -15,7 +15,7 @@ half of the least and of the mean round trip, and the deviation over sqrt 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -34,10 +34,13 @@ Array = NDArray[np.float64]
 MIN_REPLIES = 100  # fewer say nothing of the 99th percentile
 OUTAGE_PINGS = 3
 OUTAGE_S = 1.0
-HOLD_DEVIATIONS = 5.0  # above the lower quartile, for the first ping of a hold
+HOLD_S = 0.2  # what is shorter belongs to the delay
+HOLD_DEVIATIONS = 5.0  # above the median, for the first ping of a hold; by the quartiles, as of a normal variable
+MEASURED_CORRELATION = 0.7
 CHANCE = 3.0  # deviations of pure chance that a correlation or a burst must exceed
 QUANTILES = np.array([0.5, 0.9, 0.99])
-_GRID = (np.arange(400) + 0.5) / 400
+_LAGS = sorted({round(1.25**n) for n in range(40)})  # to some 6,000
+_GRID = (np.arange(200) + 0.5) / 200
 _MIN_JITTER_MS = 1e-3
 _QUARTILES = 2 * NormalDist().inv_cdf(0.75)  # distance of a normal variable's quartiles, in deviations
 
@@ -89,13 +92,13 @@ def fit_round_trips(recordings: Sequence[RoundTrips]) -> RoundTripFit:
     if len(rtts) < MIN_REPLIES:
         raise ProfileError(f"{recordings[0].name}: {len(rtts)} round trips: need at least {MIN_REPLIES}")
     loss, bursts = fit_loss(recordings)
-    coherence_ms = coherence_of(*_neighbors(recordings), recordings[0].interval_s)
+    coherence_ms = coherence_of(lambda lag: _neighbors(recordings, lag), recordings[0].interval_s)
     return RoundTripFit(fit_delays(rtts), coherence_ms, loss, bursts, fit_outages(recordings))
 
 
 def usual(recordings: Sequence[RoundTrips]) -> Array:
     """Return all round trips that came back, apart from those of a hold, in ms."""
-    return np.concatenate([recording.rtt_ms[_is_usual(recording)] for recording in recordings])
+    return np.concatenate([one.rtt_ms[there] for one, there in zip(recordings, _are_usual(recordings), strict=True)])
 
 
 def figures(recordings: Sequence[RoundTrips]) -> RoundTripFigures:
@@ -103,7 +106,8 @@ def figures(recordings: Sequence[RoundTrips]) -> RoundTripFigures:
     lost, bursts, counted = _count_losses(recordings)
     duration_s = sum(recording.duration_s for recording in recordings)
     out_s, held_s = (
-        sum(end - start for one in recordings for start, end in find(one)) for find in (outages_of, holds_of)
+        sum(end - start for of_one in found for start, end in of_one)
+        for found in (map(outages_of, recordings), holds_of(recordings))
     )
     return RoundTripFigures(
         float(rtts.mean()),
@@ -127,22 +131,25 @@ def outages_of(recording: RoundTrips) -> list[tuple[float, float]]:
     ]
 
 
-def holds_of(recording: RoundTrips) -> list[tuple[float, float]]:
-    """Return start and end of each time in which pings waited and then came back together."""
+def holds_of(recordings: Sequence[RoundTrips]) -> list[list[tuple[float, float]]]:
+    """Return, for each recording, start and end of each time in which pings waited and then came back together."""
+    rtts_s = np.concatenate([recording.rtt_ms[~recording.is_lost] for recording in recordings]) / 1000
+    if not len(rtts_s):
+        return [[] for _ in recordings]
+    lower, median, upper = np.quantile(rtts_s, [0.25, 0.5, 0.75])
+    # Else jitter larger than the interval, and what waits behind a late packet, would look like short holds.
+    least_s = median + max(HOLD_S, HOLD_DEVIATIONS * (upper - lower) / _QUARTILES)
+    return [_holds(recording, float(median), float(least_s)) for recording in recordings]
+
+
+def _holds(recording: RoundTrips, usual_s: float, least_s: float) -> list[tuple[float, float]]:
     came = ~recording.is_lost
     sent_s, rtt_s = recording.sent_s[came], recording.rtt_ms[came] / 1000
     is_next = -np.diff(rtt_s) >= np.maximum(np.diff(sent_s), recording.interval_s) / 2
-    if len(rtt_s) < OUTAGE_PINGS:
-        return []
-    lower, usual_s, upper = np.quantile(rtt_s, [0.25, 0.5, 0.75])
-    # Of normal variables. The first is too large where much of a recording is held, the second where neighbors differ.
-    deviation_s = min(upper - lower, np.median(np.abs(np.diff(rtt_s))) * np.sqrt(2)) / _QUARTILES
-    # Else jitter larger than the interval would look like short holds, again and again.
-    least_s = lower + max(2 * recording.interval_s, HOLD_DEVIATIONS * deviation_s)
     ends = np.maximum(sent_s, sent_s + rtt_s - usual_s)
     found: list[tuple[float, float]] = []
     for first, last in _runs(is_next):
-        if last - first + 2 >= OUTAGE_PINGS and rtt_s[first] >= least_s:
+        if last - first + 2 >= OUTAGE_PINGS and rtt_s[first] >= max(least_s, usual_s + 2 * recording.interval_s):
             start, end = float(sent_s[first]), float(ends[last + 1])
             # A hold that another interrupts for a moment is one.
             found.append((found.pop()[0], end) if found and start <= found[-1][1] else (start, end))
@@ -153,8 +160,8 @@ def fit_outages(recordings: Sequence[RoundTrips]) -> tuple[Outage, ...]:
     """Return an outage that recurs as often as those of the recordings, with their mean length; one more for holds."""
     duration_s = sum(recording.duration_s for recording in recordings)
     found = []
-    for hold, find in ((False, outages_of), (True, holds_of)):
-        lengths = [end - start for recording in recordings for start, end in find(recording)]
+    for hold, times in ((False, [outages_of(recording) for recording in recordings]), (True, holds_of(recordings))):
+        lengths = [end - start for of_one in times for start, end in of_one]
         if lengths:
             every_s, length_s = duration_s / len(lengths), float(np.mean(lengths))
             # Apart from each other at first: one kind in the middle of its time, the other early.
@@ -175,17 +182,27 @@ def fit_loss(recordings: Sequence[RoundTrips]) -> tuple[float, Bursts | None]:
     return 0.0, Bursts(_short(r * one_way / (1 - one_way)), _short(r))
 
 
-def coherence_of(first: Array, second: Array, interval_s: float) -> float:
+def coherence_of(pairs: Callable[[int], tuple[Array, Array]], interval_s: float) -> float:
     """Return in how many ms the correlation of a value with a later one falls to 1/e; 0 where neighbors show none.
 
-    `second` are the values `interval_s` after those in `first`. Both count as normal variables of the same rank, so
-    that neither outliers nor the distribution matter.
+    `pairs` returns, for a lag n, values and those n intervals after them. They count as normal variables of the same
+    rank, so that neither outliers nor the distribution matter. The exponential goes through the first lag with a
+    correlation of at most MEASURED_CORRELATION: at shorter ones white noise tells more than the link, at longer ones
+    what differs from one hour to another.
     """
-    both = normal_scores(np.concatenate([first, second]))
-    correlation = _correlation(both[: len(first)], both[len(first) :])
-    if not CHANCE / np.sqrt(max(len(first), 1)) < correlation < 1:
-        return 0.0
-    return _short(-1000 * interval_s / float(np.log(correlation)))
+    coherence_ms = 0.0
+    for lag in _LAGS:
+        first, second = pairs(lag)
+        if len(first) < MIN_REPLIES / 2:
+            break
+        both = normal_scores(np.concatenate([first, second]))
+        correlation = _correlation(both[: len(first)], both[len(first) :])
+        if not CHANCE / np.sqrt(len(first)) < correlation < 1:
+            break
+        coherence_ms = _short(-1000 * interval_s * lag / float(np.log(correlation)))
+        if correlation <= MEASURED_CORRELATION:
+            break
+    return coherence_ms
 
 
 def fit_delays(samples_ms: Array, ways: int = 2) -> tuple[DelayFit, ...]:
@@ -253,8 +270,10 @@ def _count_losses(recordings: Sequence[RoundTrips]) -> tuple[int, int, int]:
     return lost, runs, counted
 
 
-def _is_usual(recording: RoundTrips) -> NDArray[np.bool_]:
-    return ~recording.is_lost & ~_is_within(recording, holds_of(recording))
+def _are_usual(recordings: Sequence[RoundTrips]) -> list[NDArray[np.bool_]]:
+    """Return, for each recording, which pings came back and did not wait."""
+    held = zip(recordings, holds_of(recordings), strict=True)
+    return [~recording.is_lost & ~_is_within(recording, times) for recording, times in held]
 
 
 def _is_within(recording: RoundTrips, times: Sequence[tuple[float, float]]) -> NDArray[np.bool_]:
@@ -271,14 +290,14 @@ def _runs(is_lost: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     yield from zip(np.flatnonzero(edges == 1).tolist(), (np.flatnonzero(edges == -1) - 1).tolist(), strict=True)
 
 
-def _neighbors(recordings: Sequence[RoundTrips]) -> tuple[Array, Array]:
-    """Return the round trips that have a next one at the usual interval, and those next ones."""
+def _neighbors(recordings: Sequence[RoundTrips], lag: int = 1) -> tuple[Array, Array]:
+    """Return the round trips that have one `lag` pings later, at about the usual interval, and those later ones."""
     firsts, seconds = [], []
-    for recording in recordings:
-        there = _is_usual(recording)
-        both = there[:-1] & there[1:] & (np.diff(recording.sent_s) < 1.5 * recording.interval_s)
-        firsts.append(recording.rtt_ms[:-1][both])
-        seconds.append(recording.rtt_ms[1:][both])
+    for recording, there in zip(recordings, _are_usual(recordings), strict=True):
+        apart_s = recording.sent_s[lag:] - recording.sent_s[:-lag]
+        both = there[:-lag] & there[lag:] & (apart_s < (lag + 0.5) * recording.interval_s)
+        firsts.append(recording.rtt_ms[:-lag][both])
+        seconds.append(recording.rtt_ms[lag:][both])
     return np.concatenate(firsts), np.concatenate(seconds)
 
 

@@ -1,6 +1,7 @@
 """Fits to round trips that were made from known profiles: each figure comes back within the error stated."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +29,10 @@ PINGS = 20_000
 
 def pinged(direction, outages=(), interval_s=0.2, seed=1):
     return simulate(Profile.symmetric("made", direction, outages=outages), interval_s, PINGS, seed)
+
+
+def lagged(values):
+    return lambda lag: (values[:-lag], values[lag:])
 
 
 def series(rtt_ms, interval_s=0.2):
@@ -99,7 +104,7 @@ def test_coherence_is_the_time_of_the_correlation():
     for n in range(1, PINGS):
         scores[n] = rho * scores[n - 1] + math.sqrt(1 - rho * rho) * scores[n]
     values = np.exp(scores)
-    assert coherence_of(values[:-1], values[1:], 0.2) == pytest.approx(900, rel=0.1)
+    assert coherence_of(lagged(values), 0.2) == pytest.approx(900, rel=0.1)
 
 
 def test_the_coherence_of_a_profile_is_found_by_pings_through_it():
@@ -110,7 +115,7 @@ def test_the_coherence_of_a_profile_is_found_by_pings_through_it():
 
 def test_independent_delays_have_no_coherence():
     values = np.random.default_rng(1).normal(20, 5, PINGS)
-    assert coherence_of(values[:-1], values[1:], 0.2) == 0
+    assert coherence_of(lagged(values), 0.2) == 0
 
 
 def test_outages_are_long_runs_of_lost_pings_and_neither_loss_nor_delay():
@@ -124,16 +129,27 @@ def test_outages_are_long_runs_of_lost_pings_and_neither_loss_nor_delay():
 
 def test_a_hold_is_where_pings_come_back_together():
     recording = series([20, 20, 1000, 800, 610, 400, 200, *[20, 21] * 20])
-    ((start, end),) = holds_of(recording)
+    (((start, end),),) = holds_of([recording])
     assert start == pytest.approx(0.4)
     assert end == pytest.approx(1.4)
     assert usual([recording]).max() == 21
     assert fit_outages([recording])[0].hold
 
 
-def test_jitter_beyond_the_interval_is_no_hold():
-    pings = pinged(Direction(21, 19, "normal", base_ms=4.5, in_order=True), interval_s=0.02)
+@pytest.mark.parametrize(
+    "jittery", [Direction(21, 19, "normal", base_ms=4.5), Direction(12, 12, "pareto", base_ms=13, coherence_ms=370)]
+)
+def test_jitter_beyond_the_interval_is_no_hold(jittery):
+    pings = pinged(replace(jittery, in_order=True), interval_s=0.02)
     assert fit_outages([pings]) == ()
+
+
+def test_a_recording_that_is_mostly_held_is_told_by_the_others():
+    held = series([20, 21, *range(3000, 0, -200), 20])
+    usual_ones = series([20, 21] * 100)
+    assert holds_of([usual_ones, held])[0] == []
+    (((start, end),)) = holds_of([usual_ones, held])[1]
+    assert (start, end) == (pytest.approx(0.4), pytest.approx(3.4, abs=0.1))
 
 
 def test_profiles_with_outages_and_holds_are_found_again():
