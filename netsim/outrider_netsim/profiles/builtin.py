@@ -91,7 +91,7 @@ TRAIN = Profile(
 
 
 def _lte(rate_bps: float) -> Direction:
-    jittery = Direction(18.8, 14.3, "pareto", rate_bps, base_ms=13, coherence_ms=430, in_order=True)
+    jittery = Direction(18.9, 14.7, "pareto", rate_bps, base_ms=13, coherence_ms=420, in_order=True)
     return replace(jittery, loss=0.0026, queue_ms=600)
 
 
@@ -101,9 +101,9 @@ LTE = Profile(
     down=_lte(27.33e6),
     source="in a moving car; rates: means of Ookla's Speedtest over mobile, USA, first half of 2018; the rest: "
     "outrider-netsim fit of 18,000 pings over Verizon, on 4G or 5G as the phone had it, Maine, May 2024 "
-    "(NUWiNS/starlink-measurement): half of a round trip each way; packets held for 1.9 s every 59 s, lost for "
-    "4.6 s every 16 minutes; queue is our judgement",
-    outages=(Outage(1.9, 7, every_s=59, hold=True), Outage(4.6, 470, every_s=960)),
+    "(NUWiNS/starlink-measurement): half of a round trip each way; packets held for 2 s every 53 s, lost for 4.6"
+    " s every 16 minutes; queue is our judgement",
+    outages=(Outage(2, 6, every_s=53, hold=True), Outage(4.6, 470, every_s=960)),
 )
 
 
