@@ -64,6 +64,9 @@ def transfers(
     details: Annotated[
         bool, typer.Option("--details", help="Also print means, 95th percentiles and numbers of samples.")
     ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table as Markdown, for a page of documentation.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all figures as JSON, and the table to stderr.")
     ] = False,
@@ -80,6 +83,8 @@ def transfers(
     than 15 % is marked: ! if its interval is off too, ? if chance may explain it. A count or duration of 0 leaves a
     measure out. One repetition of one profile takes a minute and a half with a real engine, seconds with virtual.
     """
+    from outrider_netsim.transfers.table import markdown
+
     with exit_on_error():
         plan = TransferPlan(
             seconds=seconds,
@@ -101,7 +106,11 @@ def transfers(
             sys.stdout.write(text)
         if output is not None:
             write_whole(text, output)
-    _show(report, reference, details, errors if as_json else console)
+    out = errors if as_json else console
+    if as_markdown:
+        out.print(markdown(report, reference), end="", markup=False, soft_wrap=True)
+    else:
+        _show(report, reference, details, out)
     if check and _is_off(report, reference):
         raise typer.Exit(OFF_EXIT)
 

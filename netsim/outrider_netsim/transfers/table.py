@@ -22,6 +22,14 @@ def table_rows(report: TransferReport, reference: str | None = None) -> list[lis
     return [_cells(report, row, reference) for row in report.rows]
 
 
+def markdown(report: TransferReport, reference: str | None = None) -> str:
+    """Return the comparison as a Markdown table."""
+    columns = headings(report)
+    rows = [columns, ["---"] * len(columns), *table_rows(report, reference)]
+    cells = [[" ".join(cell.split()) for cell in row] for row in rows]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
 DETAIL_HEADINGS = ("profile", "engine", "figure", "median", "95 % interval", "mean", "p95", "samples")
 
 

@@ -39,6 +39,12 @@ def test_details_have_means_percentiles_and_counts(tmp_path):
     assert line[-1] == "3"
 
 
+def test_the_table_as_markdown_has_a_line_for_each_row(tmp_path):
+    header, rule, row = measured(tmp_path / "report.json", "--markdown").stdout.splitlines()
+    assert header.startswith("| profile | engine | Mbit/s |")
+    assert rule.count("---") == header.count("|") - 1 == row.count("|") - 1
+
+
 def test_json_on_standard_output_is_alone_there(tmp_path):
     result = measured(tmp_path / "report.json", "--json")
     assert json.loads(result.stdout)["rows"][0]["engine"] == "virtual"
