@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import random
 import time
+from dataclasses import replace
 from itertools import count
 from typing import Final
 
@@ -149,7 +150,7 @@ class KernelLink(NamespaceLink):
 
     def _plan(self) -> None:
         for hold, switch in ((False, _OutageSwitch(self)), (True, _HoldSwitch(self))):
-            planned = [outage for outage in self.profile.outages if outage.hold == hold]
+            planned = [replace(outage, hold=False) for outage in self.profile.outages if outage.hold == hold]
             if planned:
                 self._plans.append(asyncio.create_task(run_outages(switch, planned)))
         self._follow_profile()

@@ -124,8 +124,11 @@ def occurrences(outages: Sequence[Outage]) -> Iterator[tuple[float, float]]:
 async def run_outages(link: Cuttable, outages: Sequence[Outage]) -> None:
     """Cut and restore `link` as planned, counting from now. Never returns if an outage recurs.
 
-    What then becomes of packets is the link's affair, also in outages with `hold`.
+    Raises ProfileError for one that holds packets, which only a link's own profile can: a cut drops them.
     """
+    for outage in outages:
+        if outage.hold:
+            raise ProfileError(f"outage {outage_text(outage)}: a cut drops packets; give it in the link's profile")
     loop = asyncio.get_running_loop()
     # Each sleep ends at a time counted from the start: errors of single sleeps do not add up.
     started_at = loop.time()

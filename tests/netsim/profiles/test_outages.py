@@ -99,3 +99,8 @@ def test_recurring_outages_that_leave_no_link_are_refused():
     covering = [Outage(6.0, 0.0, 10.0), Outage(4.0, 6.0, 10.0)]
     with pytest.raises(ProfileError, match="leave no time with a link"):
         in_order(covering)
+
+
+async def test_cutting_a_link_cannot_hold_packets():
+    with pytest.raises(ProfileError, match=r"outage 1s@2s\+hold: a cut drops packets; give it in the link's profile"):
+        await run_outages(None, [Outage(1, 2, hold=True)])
