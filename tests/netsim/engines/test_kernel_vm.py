@@ -95,7 +95,7 @@ def _check_queues(found):
             assert (kernel["lost"], kernel["dropped"]) == (0, 800 - kernel["came"])
 
 
-COHERENT = {"delay_ms": 40, "jitter_ms": 10, "distribution": "normal", "coherence_ms": 20, "in_order": True}
+COHERENT = {"delay_ms": 40, "jitter_ms": 10, "distribution": "normal", "coherence_ms": 50, "in_order": True}
 JITTERS = {
     "coherent": {**COHERENT, "rate_bps": 4e6, "queue_packets": 500},
     "with bursts": {**COHERENT, "bursts": {"p": 0.02, "r": 0.2}, "rate_bps": 4e6, "queue_ms": 200},
@@ -105,16 +105,16 @@ JITTERS = {
 
 @pytest.mark.timeout(900)
 def test_delays_are_coherent_in_time_and_bursts_last():
-    """Coherence of 20 ms seen every 4 ms: 3000 packets count as 300 independent ones."""
-    order = {"directions": JITTERS, "packets": 3000, "spacing_s": 0.004}
+    """Coherence of 50 ms seen every 10 ms: 1500 packets count as 150 independent ones."""
+    order = {"directions": JITTERS, "packets": 1500, "spacing_s": 0.01}
     vm.check_in_guest(JITTER, order, 400.0, _check_jitter)
 
 
 def _check_jitter(found):
     for name, seen in found.items():
         is_coherent = name != "independent"
-        expected = _in_path({key: value for key, value in JITTERS[name].items() if key != "bursts"}, 3000 * 20)
-        error_ms = 10 / (3000 / (10 if is_coherent else 1)) ** 0.5
+        expected = _in_path({key: value for key, value in JITTERS[name].items() if key != "bursts"}, 1500 * 40)
+        error_ms = 10 / (1500 / (10 if is_coherent else 1)) ** 0.5
         assert seen["mean_ms"][0] == pytest.approx(statistics.mean(expected), abs=4 * error_ms), name
         assert seen["deviation_ms"][0] == pytest.approx(statistics.pstdev(expected), abs=4 * error_ms), name
         assert seen["correlation"] == pytest.approx(statistics.correlation(expected[1:], expected[:-1]), abs=0.1), name
@@ -145,9 +145,9 @@ def _check_rarer(found):
 
 
 def _in_path(keys, packets):
-    """Delays in ms of packets of 106 bytes, one every 4 ms, through a Path."""
+    """Delays in ms of packets of 106 bytes, one every 10 ms, through a Path."""
     path = Path(Direction(**keys), 1)
-    sent = [number * 0.004 for number in range(packets)]
+    sent = [number * 0.01 for number in range(packets)]
     arrived = {}
     for number, now in enumerate([*sent, float("inf")]):
         while (when := path.next_event()) is not None and when <= now:

@@ -30,7 +30,7 @@ async def _measure(arguments: dict[str, Any]) -> dict[str, Any]:
             if "bursts" in keys:
                 keys["bursts"] = Bursts(**keys["bursts"])
             direction = Direction(**keys)
-            link.set(Profile.symmetric(name, direction))
+            link.set(Profile(name, direction, Direction()))
             before, cpu_s = link.stats.up, time.process_time()
             # In a thread: the loop follows a coherent delay meanwhile.
             sent, received = await asyncio.to_thread(
