@@ -48,7 +48,11 @@ def open_tap(name: str, *, everything: bool) -> PassedDescriptor:
     # SOCK_DGRAM: packets begin with the IP header.
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(protocol)) as tap:
         tap.bind((name, protocol))
-        tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
+        # The forced one ignores net.core.rmem_max, but needs root outside the namespaces, too.
+        try:
+            tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
+        except PermissionError:
+            tap.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         tap.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         tap.setblocking(False)
         return PassedDescriptor(tap.detach())
@@ -145,7 +149,9 @@ class PacketTap:
         messages = self._recorder.close("missing")
         overflows = sum(map(_overflows, self._sources))
         if overflows:
-            messages.append(f"{overflows} packets came too fast to be recorded")
+            messages.append(
+                f"{overflows} packets came too fast to be recorded: enlarge net.core.rmem_max, or run as root"
+            )
         return messages
 
     def _read(self) -> None:

@@ -204,6 +204,8 @@ async def main():
     async with Namespaces() as namespaces:
         (await namespaces.socket("A")).close()
         assert await namespaces.run(["sh", "-c", "test $(id -u) = 65534"]) == 0
+        open_tap = "outrider_netsim.recording.packet_tap:open_tap"
+        os.close(await namespaces.call("A", open_tap, name="lo", everything=True))
         if os.access("/dev/net/tun", os.W_OK):
             os.close(await namespaces.tun("A"))
 try:
