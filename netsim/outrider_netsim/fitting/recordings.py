@@ -25,9 +25,10 @@ MAX_LOST_IN_A_ROW = 1_000_000  # more says that two recordings are in one file
 
 # Linux, BSD and macOS print the same reply. -D puts the time of its arrival before it in seconds, others as a date.
 _REPLY = re.compile(
-    r"(?:\[(?P<at>\d[^]]*)\] )?\d+ bytes from .*icmp_seq[= ](?P<number>\d+) .*time[=<](?P<rtt>[\d.]+) ?ms", re.ASCII
+    r"(?:\[(?P<at>\d[^]]{0,40})\] )?\d+ bytes from .*icmp_seq[= ](?P<number>\d{1,9}) .*time[=<](?P<rtt>[\d.]+) ?ms",
+    re.ASCII,
 )
-_SUMMARY = re.compile(r"(?P<sent>\d+) packets transmitted, .*time (?P<ms>\d+)ms", re.ASCII)
+_SUMMARY = re.compile(r"(?P<sent>\d{1,9}) packets transmitted, .*time (?P<ms>\d{1,12})ms", re.ASCII)
 _RTT_COLUMNS = {"rtt_ms": 1.0, "rtt_s": 1000.0}
 _TIME_COLUMNS = {"time_s": 1.0, "time_ms": 1e-3}
 

@@ -32,6 +32,7 @@ from outrider_netsim.profiles.profile import Bursts
 Array = NDArray[np.float64]
 
 MIN_REPLIES = 100  # fewer say nothing of the 99th percentile
+SAME_INTERVAL = 1.5  # largest ratio of two recordings' intervals between pings
 OUTAGE_PINGS = 3
 OUTAGE_S = 1.0
 HOLD_S = 0.2  # what is shorter belongs to the delay
@@ -88,12 +89,25 @@ class RoundTripFit:
 
 def fit_round_trips(recordings: Sequence[RoundTrips]) -> RoundTripFit:
     """Fit one way of a link to several recordings of the same one. Raises ProfileError for too few replies."""
+    _check_intervals(recordings)
     rtts = usual(recordings)
     if len(rtts) < MIN_REPLIES:
         raise ProfileError(f"{recordings[0].name}: {len(rtts)} round trips: need at least {MIN_REPLIES}")
     loss, bursts = fit_loss(recordings)
     coherence_ms = coherence_of(lambda lag: _neighbors(recordings, lag), recordings[0].interval_s)
     return RoundTripFit(fit_delays(rtts), coherence_ms, loss, bursts, fit_outages(recordings))
+
+
+def _check_intervals(recordings: Sequence[RoundTrips]) -> None:
+    for recording in recordings:
+        if len(recording.sent_s) < 2 or recording.interval_s <= 0:
+            raise ProfileError(f"{recording.name}: need pings at different times")
+        here, first = recording.interval_s, recordings[0].interval_s
+        if not 1 / SAME_INTERVAL < here / first < SAME_INTERVAL:
+            raise ProfileError(
+                f"{recording.name}: a ping every {here:.3g} s, and every {first:.3g} s in {recordings[0].name}: "
+                "fit recordings of one interval together"
+            )
 
 
 def usual(recordings: Sequence[RoundTrips]) -> Array:

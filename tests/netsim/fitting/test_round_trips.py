@@ -172,3 +172,17 @@ def test_several_recordings_are_pooled_but_not_across_their_ends():
 def test_too_few_answers_are_refused():
     with pytest.raises(ProfileError, match="r: 99 round trips: need at least 100"):
         fit_round_trips([series([20.0] * 99 + [NONE] * 900)])
+
+
+def test_recordings_of_other_intervals_are_not_pooled():
+    often, rarely = series([20.0] * 200, 0.2), series([20.0] * 200, 1.0)
+    with pytest.raises(
+        ProfileError, match=r"r: a ping every 1 s, and every 0\.2 s in r: fit recordings of one interval"
+    ):
+        fit_round_trips([often, rarely])
+
+
+@pytest.mark.parametrize("recording", [series([20.0]), series([20.0] * 200, 0.0)])
+def test_pings_at_one_time_are_refused(recording):
+    with pytest.raises(ProfileError, match="r: need pings at different times"):
+        fit_round_trips([recording])
