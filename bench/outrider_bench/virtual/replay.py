@@ -36,10 +36,13 @@ from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec, Ping
 
 VIRTUAL_NOTE = (
-    "virtual time: taped drafts and answers through the client's own loops; packets as the profile has them, without "
-    "congestion control; processor time only as declared"
+    "virtual time: taped drafts and answers through the client's own loops; packets as the profile has them, under a "
+    "model of Linux's TCP with congestion control; processor time only as declared"
 )
 _PAUSE_S = 0.01  # before a ping, as in network/pings.py
+# Before an answer. In the network bench the other ways answer meanwhile: the features of the last prompt have arrived
+# by then, and the congestion window has shrunk for lack of use.
+_BETWEEN_ANSWERS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def replay(
 def answers(
     setup: ReplaySetup, variant: ModeVariant, seed: int, step: Callable[[], None] = lambda: None
 ) -> list[TimedAnswer]:
-    """Answer all taped prompts, one after the other over one connection."""
+    """Answer all taped prompts, one after the other over one connection, with pauses between them."""
     link = VirtualLink(setup.overhead.on_link(setup.profile), seed)
     return link.clock.run(_answers(setup, variant, link, step))
 
@@ -131,6 +134,7 @@ async def _answers(
         # Warm up with the last prompt: the first one must not find its own prefix.
         await client.complete(asked[-1].prompt, max_new_tokens=min(WARM_UP_TOKENS, setup.max_new_tokens))
         for recording in asked:
+            await asyncio.sleep(_BETWEEN_ANSWERS_S)
             answered.append(await ask(client, recording.prompt, lambda: _traffic(link), lambda: link.clock.now))
             step()
     return answered

@@ -185,6 +185,21 @@ def test_features_have_the_size_of_padded_rows():
     assert waits.tokens_per_second < goes_on.tokens_per_second
 
 
+@pytest.mark.parametrize(("repeated", "round_trips"), [(10, 1), (30, 2)])
+def test_the_features_of_a_prompt_wait_for_the_congestion_window(repeated, round_trips):
+    """22 and 72 kB after a pause: 10 packets at once, 20 a round trip later, 40 after the next."""
+    wide = replace(PACE, feature_width=2048)
+    way = variant("stop-and-wait,wait_for_features=true,opening=false")
+    before = recording_of(NEW, name="hand-1", prompt=(9, 8), salt=5)
+    at_ms = []
+    for times in (1, repeated):
+        asked = recording_of(NEW, prompt=(4, 5, 6, 7) * times)
+        on = ReplaySetup(texts_of(asked, before), STEADY, wide, "lean", NEW)
+        first, drafted, *_ = answers(on, way, 1)[0].arrivals
+        at_ms.append(drafted.at_ms - first.at_ms)
+    assert at_ms[1] - at_ms[0] == pytest.approx(round_trips * R * 1e3, abs=5.0)
+
+
 @pytest.mark.parametrize(
     ("rate_bps", "codec", "asked"),
     [(5e6, "lean", {None}), (500e3, "lean", {"leaner"}), (500e3, "int4-grouped", {None})],
