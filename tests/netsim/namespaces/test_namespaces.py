@@ -196,7 +196,7 @@ async def test_closing_twice_and_before_the_start_is_safe():
 
 
 AS_NOBODY = """
-import asyncio, os, sys
+import asyncio, os, socket, sys
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.namespaces.namespaces import Namespaces
 
@@ -204,6 +204,12 @@ async def main():
     async with Namespaces() as namespaces:
         (await namespaces.socket("A")).close()
         assert await namespaces.run(["sh", "-c", "test $(id -u) = 65534"]) == 0
+        set_up_tcp = "outrider_netsim.namespaces.sysctl:set_up_tcp"
+        await namespaces.call("A", set_up_tcp, congestion="cubic")
+        assert await namespaces.run(["grep", "-q", "1", "/proc/sys/net/ipv4/tcp_no_metrics_save"]) == 0
+        connection = await namespaces.socket("A", congestion="cubic")
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"cubic")
+        connection.close()
         open_tap = "outrider_netsim.recording.packet_tap:open_tap"
         os.close(await namespaces.call("A", open_tap, name="lo", everything=True))
         if os.access("/dev/net/tun", os.W_OK):
