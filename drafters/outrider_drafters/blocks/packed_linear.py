@@ -46,7 +46,8 @@ class PackedLinear:
 
 def padded_rows(num_rows: int) -> int:
     """Return the next number of rows that packed products take: 16, 24, ... 128, 144, ..., an eighth more at most."""
-    # oneDNN compiles a kernel for every number of rows, which takes longer than the product, and keeps 1024 of them.
+    # oneDNN compiles a kernel for every number of rows, which takes longer than the product and half a MiB, and keeps
+    # 1024 of them.
     granule = max(8, 1 << max(num_rows.bit_length() - 4, 0))
     return -(-num_rows // granule) * granule
 
