@@ -7,7 +7,7 @@ from outrider_netsim.transfers.plan import recovery_name
 from outrider_netsim.transfers.report import TransferReport, TransferRow
 
 NOTE = (
-    "Medians in Mbit/s and ms with their 95 % intervals; then the ratio to the reference, the first row of a profile.\n"
+    "Medians in Mbit/s and ms with their 95 % intervals; then the ratio to the reference, the row without one.\n"
     "! off by more than 15 %   ? off by more than 15 %, but chance may explain it"
 )
 
