@@ -105,23 +105,23 @@ JITTERS = {
 
 @pytest.mark.timeout(900)
 def test_delays_are_coherent_in_time_and_bursts_last():
-    """Coherence of 50 ms seen every 10 ms: 1500 packets count as 150 independent ones."""
-    order = {"directions": JITTERS, "packets": 1500, "spacing_s": 0.01}
+    """Coherence of 50 ms seen every 10 ms: 800 packets count as 80 independent ones."""
+    order = {"directions": JITTERS, "packets": 800, "spacing_s": 0.01}
     vm.check_in_guest(JITTER, order, 400.0, _check_jitter)
 
 
 def _check_jitter(found):
     for name, seen in found.items():
         is_coherent = name != "independent"
-        expected = _in_path({key: value for key, value in JITTERS[name].items() if key != "bursts"}, 1500 * 40)
-        error_ms = 10 / (1500 / (10 if is_coherent else 1)) ** 0.5
+        expected = _in_path({key: value for key, value in JITTERS[name].items() if key != "bursts"}, 800 * 80)
+        error_ms = 10 / (800 / (10 if is_coherent else 1)) ** 0.5
         assert seen["mean_ms"][0] == pytest.approx(statistics.mean(expected), abs=4 * error_ms), name
         assert seen["deviation_ms"][0] == pytest.approx(statistics.pstdev(expected), abs=4 * error_ms), name
         assert seen["correlation"] == pytest.approx(statistics.correlation(expected[1:], expected[:-1]), abs=0.1), name
         assert seen["counted"] == seen["missing"], name
         assert bool(seen["overtaken"]) != is_coherent, name
     share, expected_share = found["with bursts"]["lost"]
-    assert share == pytest.approx(expected_share, rel=0.5)  # 4 deviations: losses come together
+    assert share == pytest.approx(expected_share, rel=0.7)  # 4 deviations: losses come together
 
 
 @pytest.mark.timeout(900)
