@@ -76,7 +76,8 @@ DistributionOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Shape of the jitter: normal, pareto, uniform. By default the profile's, or normal.",
+        help="Shape of the jitter: normal, pareto, paretonormal, uniform or FILE.dist. By default the profile's, or "
+        "normal.",
         rich_help_panel=LINK_PANEL,
     ),
 ]
