@@ -50,6 +50,7 @@ def transfers(
     ] = PLAN.loss,
     exchanges: Annotated[int, typer.Option(help="Small exchanges with that loss.")] = PLAN.exchanges,
     replies: Annotated[int, typer.Option(help="Replies of eight packets.")] = PLAN.replies,
+    pings: Annotated[int, typer.Option(help="Exchanges without jitter, for the engine's own delay.")] = PLAN.pings,
     congestion: CongestionOption = DEFAULT_CONGESTION,
     links: Annotated[
         int, typer.Option(min=1, help="Links that are measured at once, but for downloads, which run alone.")
@@ -96,6 +97,7 @@ def transfers(
             loss=loss,
             exchanges=exchanges,
             replies=replies,
+            pings=pings,
             congestion=congestion,
         )
         report = _measured(plan, profile or [], engine or [], repetitions, seed, links, with_report or [])

@@ -182,22 +182,28 @@ class KernelLink(NamespaceLink):
         while True:
             await asyncio.sleep(step_s)
             lane.draw()
-            self._started.change_netem(lane.side, lane.shaping(self._is_down).netem)
+            self._started.change_delay(lane.side, lane.shaping(self._is_down).netem)
 
     def _switch(self, *, is_cut: bool, in_outage: bool) -> None:
         was_down = self._is_down
-        # Counted before the change, so that drops so far are booked as losses or as the outage's, whichever it was.
-        for lane in self._lanes:
-            lane.update_stats(self._started.count(lane.side), was_down)
+        self._count_drops(was_down)
         self.is_cut, self._in_outage = is_cut, in_outage
         if self._is_down == was_down:
             return
         for lane in self._lanes:
             self._apply(lane)
+        if was_down:
+            # Changing the qdiscs takes milliseconds, in which the outage still dropped every packet.
+            self._count_drops(was_down)
         if self._is_down:
             self._bridge.cut()
         else:
             self._bridge.restore()
+
+    def _count_drops(self, was_down: bool) -> None:
+        """Book the drops so far as losses or as the outage's, whichever it was."""
+        for lane in self._lanes:
+            lane.update_stats(self._started.count(lane.side), was_down)
 
     def _hold(self, is_held: bool) -> None:
         for lane in self._lanes:

@@ -90,7 +90,7 @@ class Netem:
     seed: int
     duplicate: int = 0  # share of 2^32 - 1, as is `corrupt`
     corrupt: int = 0
-    slot_ns: int | None = 0  # 0: no slots; None: as they are, for a change sets their clock back
+    slot_ns: int = 0  # 0: no slots
 
 
 @dataclass(frozen=True, slots=True)

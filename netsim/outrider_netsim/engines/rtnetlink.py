@@ -71,7 +71,10 @@ class NetlinkClient:
         return int(struct.unpack_from("=i", answer, 16)[0])
 
     def request(self, message: Any, kind: int, flags: int = 0) -> None:  # Any: pyroute2 ships no types
-        """Send a request and wait for its acknowledgment. Raises NetlinkError with the kernel's reason."""
+        """Send a request, pyroute2's or the bytes behind the header, and wait for its acknowledgment.
+
+        Raises NetlinkError with the kernel's reason.
+        """
         self._send(message, kind, flags | NLM_F_ACK)
         for _ in self._answers():
             pass
@@ -83,15 +86,14 @@ class NetlinkClient:
 
     def _send(self, message: Any, kind: int, flags: int) -> None:
         self._sequence += 1
-        message["header"] = {
-            "type": kind,
-            "flags": flags | NLM_F_REQUEST,
-            "sequence_number": self._sequence,
-            "pid": 0,
-        }
-        message.reset()
-        message.encode()
-        self._socket.send(message.data)
+        if isinstance(message, bytes):
+            body = message
+        else:
+            message.reset()
+            message.encode()
+            body = message.data[HEADER.size :]
+        header = HEADER.pack(HEADER.size + len(body), kind, flags | NLM_F_REQUEST, self._sequence, 0)
+        self._socket.send(header + body)
 
     def _answers(self) -> Iterator[bytes]:
         """Yield messages until the acknowledgment or the end of the dump."""

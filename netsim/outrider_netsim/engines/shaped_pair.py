@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from socket import socket as Socket
 from typing import Any
 
@@ -26,6 +26,7 @@ from outrider_netsim.engines.qdisc_messages import (
     QdiscMessage,
     buffer_message,
     losses_message,
+    netem_delay_message,
     netem_message,
     no_child_message,
     plug_message,
@@ -128,13 +129,10 @@ class ShapedPair:
         with _explained_refusals("plug"):
             self._clients[side].request(plug_message(self._ends[side].index, is_held=is_held), RTM_NEWQDISC)
 
-    def change_netem(self, side: Side, netem: Netem) -> None:
-        """Change the first netem of `side` alone, but for its slots. Raises EngineError."""
-        netem = replace(netem, slot_ns=None)
+    def change_delay(self, side: Side, netem: Netem) -> None:
+        """Change the delay of the first netem of `side`, which is constant. Raises EngineError."""
         with _explained_refusals("netem"):
-            self._clients[side].request(
-                netem_message(self._ends[side].index, netem), RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE
-            )
+            self._clients[side].request(netem_delay_message(self._ends[side].index, netem), RTM_NEWQDISC)
 
     def mirror(self) -> None:
         """Copy packets to MIRROR_INTERFACE of the side that they enter at, before the qdiscs. Raises EngineError."""

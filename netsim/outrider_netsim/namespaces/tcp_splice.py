@@ -35,7 +35,9 @@ class SpliceLeg(asyncio.Protocol):
         # asyncio sets this only on sockets that it creates itself, not on those of other namespaces.
         self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport.set_write_buffer_limits(BUFFER_BYTES)
-        self._transport.pause_reading()  # until joined
+        # Until joined. In the next iteration: asyncio of Python 3.11.2 (Debian 12) starts to read after this method
+        # whatever it does, and what arrives without a peer is lost.
+        asyncio.get_running_loop().call_soon(self._transport.pause_reading)
 
     def join(self, peer: SpliceLeg) -> None:
         """Start passing bytes both ways."""

@@ -5,6 +5,7 @@ after_idle   large replies on a connection that has been used, each after a paus
 reply        small requests, replies of eight segments
 lone_loss    small exchanges, one in flight: a lost request stalls its exchange by a timeout
 recovery     small requests during a cut; the time from the restore to their answers
+overhead     small exchanges with pauses, on a link whose round trip is known
 """
 
 from __future__ import annotations
@@ -68,6 +69,9 @@ async def _take(task: TransferTask, ends: TransferEnds, plan: TransferPlan) -> S
         case "lone_loss":
             connection = await _connected(ends)
             return {"exchange_ms": [await _timed(connection, SMALL_BYTES) for _ in range(plan.exchanges)]}
+        case "overhead":
+            pinger = await _connected(ends)
+            return {"exchange_ms": [await _ping(pinger) for _ in range(plan.pings)]}
         case "recovery":
             return {recovery_name(task.cut_s): await _recoveries(ends, plan.requests, task.cut_s)}
         case _:

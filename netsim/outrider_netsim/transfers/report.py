@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.transfers.estimates import TransferEstimate, TransferRatio
-from outrider_netsim.transfers.plan import TransferPlan
+from outrider_netsim.transfers.plan import OVERHEAD, TransferPlan
 
 Json = dict[str, Any]  # what json.loads gives
 
@@ -85,9 +85,9 @@ class TransferReport:
         return None if found is row else found
 
     def ratio(self, row: TransferRow, figure: str, engine: str | None = None) -> TransferRatio | None:
-        """Return a figure over the reference's; None where either is missing."""
+        """Return a figure over the reference's; None where either is missing, and for what is of the engine alone."""
         reference = self.reference(row, engine)
-        if reference is None or figure not in row.estimates or figure not in reference.estimates:
+        if figure == OVERHEAD or reference is None or figure not in row.estimates or figure not in reference.estimates:
             return None
         return TransferRatio.of(row.estimates[figure], reference.estimates[figure])
 

@@ -14,7 +14,7 @@ from outrider_netsim.core.engine_names import TransferEngine
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.probe.circumstances import circumstances, profile_as_json
 from outrider_netsim.profiles.profile import Profile
-from outrider_netsim.transfers.plan import Samples, TransferPlan, TransferTask, stall_ms
+from outrider_netsim.transfers.plan import OVERHEAD, Samples, TransferPlan, TransferTask, stall_ms
 from outrider_netsim.transfers.real_link import take_really
 from outrider_netsim.transfers.report import TransferReport, TransferRow
 from outrider_netsim.transfers.virtual_ends import take_virtually
@@ -86,6 +86,8 @@ async def _task(task: TransferTask, profile: Profile, engine: TransferEngine, pl
         samples = await take_really(task, shaped, plan, seed, engine)
     if task.measure == "lone_loss":
         samples = {"lone_loss_ms": [taken for taken in samples["exchange_ms"] if taken >= stall_ms(shaped)]}
+    if task.measure == "overhead":
+        samples = {OVERHEAD: [taken - shaped.round_trip_ms for taken in samples["exchange_ms"]]}
     return samples
 
 

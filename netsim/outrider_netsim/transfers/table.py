@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from outrider_netsim.transfers.estimates import TransferEstimate, TransferRatio
-from outrider_netsim.transfers.plan import recovery_name
+from outrider_netsim.transfers.plan import OVERHEAD, recovery_name
 from outrider_netsim.transfers.report import TransferReport, TransferRow
 
 NOTE = (
     "Medians in Mbit/s and ms with their 95 % intervals; then the ratio to the reference, the row without one.\n"
+    "own delay: what the engine and this machine add to a round trip, and the time of the packets at the rate\n"
     "! off by more than 15 %   ? off by more than 15 %, but chance may explain it"
 )
 
@@ -61,6 +62,7 @@ def _columns(report: TransferReport) -> list[tuple[str, str]]:
         ("lone loss", "lone_loss_ms"),
         *((f"cut of {cut_s:g} s", recovery_name(cut_s)) for cut_s in plan.cuts_s),
         ("8-packet reply", "reply_ms"),
+        ("own delay", OVERHEAD),
     ]
     measured = {figure for row in report.rows for figure in row.samples}
     return [column for column in columns if column[1] in measured]

@@ -46,17 +46,23 @@ def test_a_guest_that_hangs_is_ended(tmp_path):
         vm.run_in_guest(script, {}, timeout_s=2)
 
 
+LOSSY = {"engines": ["kernel", "tun"], "loss": 0.01, "delay_ms": 20, "rate_bps": 20e6}
+
+
 @pytest.mark.timeout(900)
-def test_tcp_with_loss_is_as_fast_through_tun_as_through_the_kernel():
-    """Within 15 % at 1 % loss, and measured longer, with other luck, where a first 80 s are not.
+@pytest.mark.guest(TCP_LOSS, {**LOSSY, "seconds": 40})
+def test_tcp_with_loss_is_as_fast_through_tun_as_through_the_kernel(request):
+    """Within 15 % at 1 % loss, and measured longer, with other luck, where a first 40 s are not.
 
     The standard deviation of a goodput over T seconds is 40 % / sqrt(T) of it (measured, 40 times 10 s), so that of the
     ratio over all 240 s is 3.7 %: equal ones are 15 % apart in 4 of 100,000 draws.
     """
-    link = {"loss": 0.01, "delay_ms": 20, "rate_bps": 20e6}
     samples = []
-    for seed, seconds in ((1, 80), (2, 160)):
-        found = vm.run_in_guest(TCP_LOSS, {"engines": ["kernel", "tun"], "seconds": seconds, **link}, 400, seed)
+    for seconds in (40, 200):
+        if not samples:
+            found = vm.result_in_guest(request.node)
+        else:
+            found = vm.run_in_guest(TCP_LOSS, {**LOSSY, "seconds": seconds}, 400, seed=2)
         assert found["congestion_control"] == "cubic"
         samples.append((seconds, found["goodput_bps"]))
         kernel, tun = (sum(s * goodput[engine] for s, goodput in samples) for engine in ("kernel", "tun"))
@@ -65,21 +71,23 @@ def test_tcp_with_loss_is_as_fast_through_tun_as_through_the_kernel():
     pytest.fail(f"tun carries {tun / kernel:.2f} of what the kernel does: {samples}")
 
 
+IN_JITTER = {"delay_ms": 40, "jitter_ms": 10, "distribution": "normal", "rate_bps": 4e6}
+QUEUED = {
+    "constant": {"delay_ms": 20, "rate_bps": 4e6, "queue_ms": 150},
+    "in order": {**IN_JITTER, "queue_ms": 150, "in_order": True},
+    "reordering": {**IN_JITTER, "queue_bytes": 60_000},
+    "slow": {"delay_ms": 20, "rate_bps": 0.6e6, "queue_ms": 300},
+    "codel": {"delay_ms": 20, "rate_bps": 4e6, "queue_ms": 2000, "aqm": "codel"},
+    "fq_codel": {"delay_ms": 20, "rate_bps": 4e6, "queue_ms": 2000, "aqm": "fq_codel", "in_order": True},
+    "back to packets": {"delay_ms": 20, "rate_bps": 4e6, "queue_packets": 50},
+}
+
+
 @pytest.mark.timeout(900)
-def test_queues_in_time_and_bytes_are_those_of_a_path():
+@pytest.mark.guest(QUEUES, {"directions": QUEUED, "packets": 800, "spacing_s": 1514 * 8 / 6e6})
+def test_queues_in_time_and_bytes_are_those_of_a_path(request):
     """Packets at 1.5 times the rate, through real qdiscs and through a Path."""
-    jitter = {"delay_ms": 40, "jitter_ms": 10, "distribution": "normal", "rate_bps": 4e6}
-    directions = {
-        "constant": {"delay_ms": 20, "rate_bps": 4e6, "queue_ms": 150},
-        "in order": {**jitter, "queue_ms": 150, "in_order": True},
-        "reordering": {**jitter, "queue_bytes": 60_000},
-        "slow": {"delay_ms": 20, "rate_bps": 0.6e6, "queue_ms": 300},
-        "codel": {"delay_ms": 20, "rate_bps": 4e6, "queue_ms": 2000, "aqm": "codel"},
-        "fq_codel": {"delay_ms": 20, "rate_bps": 4e6, "queue_ms": 2000, "aqm": "fq_codel", "in_order": True},
-        "back to packets": {"delay_ms": 20, "rate_bps": 4e6, "queue_packets": 50},
-    }
-    order = {"directions": directions, "packets": 800, "spacing_s": 1514 * 8 / 6e6}
-    vm.check_in_guest(QUEUES, order, 280.0, _check_queues)
+    vm.check_in_guest(request.node, _check_queues)
 
 
 def _check_queues(found):
@@ -104,10 +112,10 @@ JITTERS = {
 
 
 @pytest.mark.timeout(900)
-def test_delays_are_coherent_in_time_and_bursts_last():
+@pytest.mark.guest(JITTER, {"directions": JITTERS, "packets": 800, "spacing_s": 0.01})
+def test_delays_are_coherent_in_time_and_bursts_last(request):
     """Coherence of 50 ms seen every 10 ms: 800 packets count as 80 independent ones."""
-    order = {"directions": JITTERS, "packets": 800, "spacing_s": 0.01}
-    vm.check_in_guest(JITTER, order, 400.0, _check_jitter)
+    vm.check_in_guest(request.node, _check_jitter)
 
 
 def _check_jitter(found):
@@ -124,12 +132,14 @@ def _check_jitter(found):
     assert share == pytest.approx(expected_share, rel=0.7)  # 4 deviations: losses come together
 
 
+RARER = {"duplicate": {"duplicate": 0.2}, "corrupt": {"corrupt": 0.2}, "slots": {"slot_ms": 20}, "again": {}}
+RARER = {name: {"delay_ms": 10, **keys} for name, keys in RARER.items()}
+
+
 @pytest.mark.timeout(900)
-def test_netem_duplicates_corrupts_and_has_slots():
-    rare = {"duplicate": {"duplicate": 0.2}, "corrupt": {"corrupt": 0.2}, "slots": {"slot_ms": 20}}
-    directions = {name: {"delay_ms": 10, **keys} for name, keys in rare.items()}
-    order = {"directions": {**directions, "again": {"delay_ms": 10}}, "packets": 1000, "spacing_s": 0.004}
-    vm.check_in_guest(JITTER, order, 280.0, _check_rarer)
+@pytest.mark.guest(JITTER, {"directions": RARER, "packets": 1000, "spacing_s": 0.004})
+def test_netem_duplicates_corrupts_and_has_slots(request):
+    vm.check_in_guest(request.node, _check_rarer)
 
 
 def _check_rarer(found):
@@ -157,9 +167,10 @@ def _in_path(keys, packets):
     return [1000 * (arrived[number] - when) for number, when in enumerate(sent)]
 
 
-@pytest.mark.timeout(600)
-def test_a_recording_shows_when_packets_enter_netem_and_leave_it(tmp_path):
-    found = vm.run_in_guest(RECORDING, {"packets": 300}, 280)
+@pytest.mark.timeout(900)
+@pytest.mark.guest(RECORDING, {"packets": 300})
+def test_a_recording_shows_when_packets_enter_netem_and_leave_it(request, tmp_path):
+    found = vm.result_in_guest(request.node)
     lines = list(csv.DictReader(found["log"].splitlines()))
     for way, arrived, delay_ms in zip(("up", "down"), found["arrived"], (40.8, 20), strict=True):
         ours = [line for line in lines if line["direction"] == way and line["bytes"] == "1042"]
@@ -175,16 +186,19 @@ def test_a_recording_shows_when_packets_enter_netem_and_leave_it(tmp_path):
     assert sum(packet.flags == INBOUND for packet in packets) == sum(line["fate"] == "arrived" for line in lines)
 
 
+HELD = {
+    "in order": {"delay_ms": 20, "rate_bps": 4e6, "queue_ms": 400, "in_order": True},
+    "by packets": {"delay_ms": 20, "rate_bps": 4e6, "queue_packets": 200},
+    "no rate": {"delay_ms": 20},
+}
+HOLD = {"packets": 300, "spacing_s": 1514 * 8 / 3e6, "hold_s": 0.2, "start_s": 0.6}
+
+
 @pytest.mark.timeout(900)
-def test_the_kernel_holds_packets_like_a_path():
+@pytest.mark.guest(HOLDS, {"directions": HELD, **HOLD})
+def test_the_kernel_holds_packets_like_a_path(request):
     """Full packets at three quarters of the rate, and 200 ms in which nothing may leave."""
-    directions = {
-        "in order": {"delay_ms": 20, "rate_bps": 4e6, "queue_ms": 400, "in_order": True},
-        "by packets": {"delay_ms": 20, "rate_bps": 4e6, "queue_packets": 200},
-        "no rate": {"delay_ms": 20},
-    }
-    order = {"packets": 300, "spacing_s": 1514 * 8 / 3e6, "hold_s": 0.2, "start_s": 0.6}
-    vm.check_in_guest(HOLDS, {"directions": directions, **order}, 280.0, _check_holds)
+    vm.check_in_guest(request.node, _check_holds)
 
 
 def _check_holds(found):

@@ -11,6 +11,7 @@ from outrider_netsim.engines.qdisc_messages import (
     QdiscMessage,
     buffer_message,
     losses_message,
+    netem_delay_message,
     netem_message,
     no_child_message,
     plug_message,
@@ -126,13 +127,24 @@ def test_rates_are_what_tc_sends(rate_bytes, rate, rate64):
     assert found.get(RATE64) == (bytes.fromhex(rate64) if rate64 else None)
 
 
+def test_a_change_of_the_delay_is_the_part_of_the_whole_message_that_changes():
+    value = netem(limit=700, loss=4294967, duplicate=7, delay=DelayTable(5_000_000_000, 0, ()), seed=2**63 + 5)
+    change, whole = netem_delay_message(3, value), encoded(netem_message(3, value))
+    assert change[:20] == whole[16:36]  # struct tcmsg
+    of_change, of_whole = attributes(change[20:]), attributes(whole[36:])
+    assert of_change.keys() == of_whole.keys()
+    assert of_change[KIND] == of_whole[KIND]
+    assert of_change[OPTIONS][:24] == of_whole[OPTIONS][:24]
+    told, all_told = attributes(of_change[OPTIONS][24:]), attributes(of_whole[OPTIONS][24:])
+    assert told == {kind: all_told[kind] for kind in (LATENCY64, SEED)}
+
+
 def test_duplicates_corruption_and_slots_are_in_the_kernels_structures():
     head, found = netem_options(netem(duplicate=7, corrupt=9, slot_ns=10_000_000))
     assert head[4] == 7
     assert found[CORRUPT] == struct.pack("=II", 9, 0)  # struct tc_netem_corrupt
     assert found[SLOT] == struct.pack("=qqiiqq", 10_000_000, 10_000_000, 0, 0, 0, 0)  # struct tc_netem_slot
     assert netem_options(netem())[1][SLOT] == bytes(40)  # said too: a change keeps what it is not told
-    assert SLOT not in netem_options(netem(slot_ns=None))[1]
 
 
 def test_the_seed_has_64_bits():

@@ -95,3 +95,11 @@ def test_a_dead_link_is_an_error():
     dead = replace(LINK, down=replace(LINK.down, loss=1.0))
     with pytest.raises(EngineError, match="reply: no connection within 180 s"):
         taken("reply", dead)
+
+
+def test_a_plan_falls_into_plans_of_one_task_each():
+    plan = replace(PLAN, cuts_s=(3.0, 8.0))
+    assert len(plan.tasks) == 7
+    for task in plan.tasks:
+        assert plan.only(task).tasks == (task,)
+    assert plan.only(TransferTask("lone_loss")).link(TransferTask("lone_loss"), LINK).up.loss == plan.loss

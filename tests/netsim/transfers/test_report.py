@@ -7,7 +7,7 @@ import pytest
 
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.transfers.plan import TransferPlan
-from outrider_netsim.transfers.report import TransferReport, TransferRow, load_report
+from outrider_netsim.transfers.report import TransferReport, TransferRow, load_report, report_from_json
 from outrider_netsim.transfers.table import headings, table_rows
 
 PLAN = TransferPlan(cuts_s=(3.0,))
@@ -110,5 +110,17 @@ def test_absurd_plans_are_refused(wrong):
 
 
 def test_a_plan_leaves_out_what_is_zero():
-    plan = TransferPlan(seconds=0, transfers=0, exchanges=0, cuts_s=(1.0, 2.0))
+    plan = TransferPlan(seconds=0, transfers=0, exchanges=0, pings=0, cuts_s=(1.0, 2.0))
     assert [(task.measure, task.cut_s) for task in plan.tasks] == [("reply", 0), ("recovery", 1.0), ("recovery", 2.0)]
+
+
+def test_the_own_delay_has_no_ratio_and_reports_without_it_are_read():
+    tun, virtual = row("tun", 80.0), row("virtual", 60.0)
+    tun, virtual = (replace(each, samples={**each.samples, "overhead_ms": [[0.5]]}) for each in (tun, virtual))
+    both = report(tun, virtual)
+    assert both.ratio(virtual, "reply_ms") is not None
+    assert both.ratio(virtual, "overhead_ms") is None
+    assert headings(both)[-1] == "own delay"
+    described = both.as_json()
+    del described["plan"]["pings"]
+    assert report_from_json(described) == both

@@ -1,6 +1,7 @@
 """Whole measurements: in virtual time, and briefly through real engines."""
 
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from outrider_netsim.transfers.run import measure_transfers
 
 FOUR_G = profile_named("paper-4g")
 SHORT = TransferPlan(seconds=1, transfers=1, idle_s=0.5, exchanges=60, replies=3, requests=2, cuts_s=(0.5,))
+NOTHING = TransferPlan(seconds=0, transfers=0, exchanges=0, replies=0, requests=0, pings=0)
 FIGURES = {
     "goodput_mbps",
     "idle_rtt_ms",
@@ -21,6 +23,7 @@ FIGURES = {
     "reply_ms",
     "lone_loss_ms",
     "recovery_0.5s_ms",
+    "overhead_ms",
 }
 
 
@@ -51,9 +54,8 @@ async def test_absurd_repetitions_are_refused(repetitions):
 
 
 async def test_nothing_to_measure_is_refused():
-    plan = TransferPlan(seconds=0, transfers=0, exchanges=0, replies=0, requests=0)
     with pytest.raises(ProfileError, match="nothing is left to measure"):
-        await measure_transfers([FOUR_G], ["virtual"], plan)
+        await measure_transfers([FOUR_G], ["virtual"], NOTHING)
 
 
 @pytest.mark.slow
@@ -97,3 +99,14 @@ async def test_the_sockets_have_the_congestion_control_that_is_asked_for():
     for end in (ends.listener, *ends.clients):
         with end:
             assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
+
+
+async def test_the_own_delay_is_free_of_the_links_jitter_and_in_virtual_time_only_the_rates():
+    wifi, plan = profile_named("wifi"), replace(NOTHING, pings=5)
+    (row,) = (await measure_transfers([wifi], ["virtual"], plan, repetitions=2)).rows
+    byte_ms = 8 / wifi.up.rate_bps * 1000
+    samples = [sample for samples in row.samples["overhead_ms"] for sample in samples]
+    assert len(samples) == 10
+    # 100 bytes and headers, both ways, and perhaps an acknowledgment of 66 before the reply.
+    assert min(samples) >= 2 * 166 * byte_ms - 1e-9
+    assert max(samples) <= (2 * 166 + 66) * byte_ms + 1e-9

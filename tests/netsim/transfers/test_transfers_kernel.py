@@ -2,21 +2,22 @@
 
 import pytest
 import vm
-from vm.transfers import measured_in_guest
+from vm.transfers import GUEST_SCRIPT, order_for
 
 from outrider_netsim.transfers.plan import TransferPlan
+from outrider_netsim.transfers.report import report_from_json
 
 PLAN = TransferPlan(seconds=3, transfers=2, exchanges=50, loss=0.2, replies=5, requests=2, cuts_s=(1.0,))
-GUEST_TIMEOUT_S = 300.0
 
 
 @pytest.mark.kernel
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(vm.missing() is not None, reason=vm.missing() or "")
-def test_netem_is_measured_in_the_guest():
+@pytest.mark.guest(GUEST_SCRIPT, order_for("paper-4g-inorder", "kernel", PLAN, 1))
+def test_netem_is_measured_in_the_guest(request):
     """The guest's luck is fixed by its seed. The bounds hold for any: nothing is quicker than the link or a timeout."""
-    report = measured_in_guest("paper-4g-inorder", "kernel", PLAN, 1, GUEST_TIMEOUT_S)
+    report = report_from_json(vm.result_in_guest(request.node))
     (row,) = report.rows
     assert row.engine == "kernel (VM)"
     assert row.estimates["idle_rtt_ms"].median == pytest.approx(54, rel=0.5)

@@ -7,10 +7,12 @@
 
 A script is a file with `def main(arguments: dict) -> dict`, both JSON, best a `guest_*.py` of this folder. It runs as
 root, can import `outrider_netsim`, pyroute2, typer, rich and its neighbors here; what it prints is the console's tail
-of an error. The guest's clock counts instructions (see machine.py): its measurements do not see the host's load.
+of an error. Tests marked `guest` share one boot (see batch.py). The guest's clock counts instructions (see machine.py):
+its measurements do not see the host's load.
 """
 
-from vm.guest import GuestError, check_in_guest, run_in_guest
+from vm.batch import check_in_guest, result_in_guest
+from vm.guest import GuestError, run_in_guest
 from vm.prerequisites import missing
 
-__all__ = ["GuestError", "check_in_guest", "missing", "run_in_guest"]
+__all__ = ["GuestError", "check_in_guest", "missing", "result_in_guest", "run_in_guest"]

@@ -1,20 +1,23 @@
-"""One boot of the guest for one script: starts qemu, waits, reads the result, and always ends it."""
+"""One boot of the guest: starts qemu, waits, reads the results, and always ends it."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vm.image import image
+from vm.image import GuestOrder, image
 from vm.kernel_package import Kernel, KernelUnavailableError, debian_kernel
 from vm.machine import command
 
@@ -26,35 +29,50 @@ class GuestError(RuntimeError):
     """The script failed, or the guest panicked, hung or said nothing; the message ends with the console's end."""
 
 
+@dataclass(frozen=True, slots=True)
+class BootOutcome:
+    """How a boot ended: the answers that came before, and the end of the console."""
+
+    ended: str
+    answers: list[dict[str, Any]]
+    tail: str
+
+
 # Any: the result is the script's JSON, and its reader knows what is in it.
 def run_in_guest(script: Path, arguments: dict[str, Any], timeout_s: float, seed: int = 1) -> dict[str, Any]:
     """What `main(arguments)` of `script` returned in a guest booted for it; `seed` decides all of the guest's chance.
 
     `timeout_s` is in seconds of this machine. Raises GuestError. Skips the test where apt cannot give the kernel.
     """
+    return result_of(script, boot_for([GuestOrder(script, arguments)], timeout_s, seed), 0)
+
+
+def boot_for(orders: Sequence[GuestOrder], timeout_s: float, seed: int = 1) -> BootOutcome:
+    """Boot a guest that runs `orders`, each in a process of its own, with the same `seed`."""
     with tempfile.TemporaryDirectory(prefix="outrider-vm-") as temporary:
         folder = Path(temporary)
         kernel = kernel_or_skip()
         initramfs = folder / "initramfs"
-        initramfs.write_bytes(image(kernel, script, arguments, seed))
+        initramfs.write_bytes(image(kernel, orders, seed))
         console, result = folder / "console", folder / "result"
-        outcome = _boot(command(kernel.image, initramfs, console, result), folder, timeout_s)
-        return _result(script, outcome, _text(result), _tail(_text(console)))
+        ended = _boot(command(kernel.image, initramfs, console, result), folder, timeout_s)
+        return BootOutcome(ended, answers_in(_text(result)), _tail(_text(console)))
 
 
-def check_in_guest(
-    script: Path, arguments: dict[str, Any], timeout_s: float, check: Callable[[dict[str, Any]], None]
-) -> None:
-    """Run and `check` the result; where an assertion fails, once more with other luck.
+def result_of(script: Path, outcome: BootOutcome, number: int) -> dict[str, Any]:
+    """The result of a boot's order, a call of `script`. Raises GuestError where it failed, or there is none."""
+    if number >= len(outcome.answers):
+        raise GuestError(f"{script.name}: no result; the guest {outcome.ended}; its console ends:\n{outcome.tail}")
+    answer = outcome.answers[number]
+    if "error" in answer:
+        raise GuestError(f"{script.name}: failed in the guest:\n{answer['error']}\nits console ends:\n{outcome.tail}")
+    result: dict[str, Any] = answer["result"]
+    return result
 
-    With one seed a guest measures the same until the kernel, Python, qemu or our code change; each such change is a
-    fresh draw, which may miss a statistical bound by chance. What is wrong misses it again.
-    """
-    try:
-        check(run_in_guest(script, arguments, timeout_s))
-    except AssertionError as error:
-        print(f"with seed 1: {error}")
-        check(run_in_guest(script, arguments, timeout_s, seed=2))
+
+def answers_in(sent: str) -> list[dict[str, Any]]:
+    """The answers in what the guest sent (see runner.py), but for a last one that is not whole."""
+    return [json.loads(zlib.decompress(base64.b64decode(line))) for line in sent.split("\n")[:-1]]
 
 
 def kernel_or_skip() -> Kernel:
@@ -82,17 +100,6 @@ def _boot(qemu: list[str], folder: Path, timeout_s: float) -> str:
             process.wait()
         errors.seek(0)
         return f"ended with {code} {errors.read().strip()}".strip()
-
-
-def _result(script: Path, outcome: str, answer: str, tail: str) -> dict[str, Any]:
-    try:
-        found = json.loads(answer)
-    except ValueError:
-        raise GuestError(f"{script.name}: no result; the guest {outcome}; its console ends:\n{tail}") from None
-    if "error" in found:
-        raise GuestError(f"{script.name}: failed in the guest:\n{found['error']}\nits console ends:\n{tail}")
-    result: dict[str, Any] = found["result"]
-    return result
 
 
 def _text(path: Path) -> str:

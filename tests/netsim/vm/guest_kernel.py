@@ -1,6 +1,7 @@
 """The kernel engine over real netem: delay, loss, rate and order against the profile, cut, restore, change and TCP.
 
-Arguments: {"profile": name, "packets": for the delay, "loss_packets": for the loss, "flood_s": seconds of load}.
+Arguments: {"profile": name, "packets": for the delay, "loss": instead of the profile's, where it is measured,
+"loss_packets": for it, "flood_s": seconds of load}.
 Every measured figure comes beside the one that the profile says; delays in ms, up and down.
 """
 
@@ -46,9 +47,11 @@ async def _measure(arguments: dict[str, Any]) -> dict[str, Any]:
             direction = profile.up if way == "up" else profile.down
             found[way] = {
                 "delay": _delay(source, sink, direction, arguments.get("packets", 2000)),
-                "flood": _flood(source, sink, direction.rate_bps or 1e8, arguments.get("flood_s", 2.0)),
+                "flood": _flood(source, sink, direction.rate_bps or 1e8, arguments.get("flood_s", 1.0)),
             }
-        found["loss"] = _loss(*pair, profile.up, arguments.get("loss_packets", 20_000))
+        lossy = replace(profile.up, loss=arguments.get("loss", profile.up.loss))
+        link.set(replace(profile, name="lossy", up=lossy))
+        found["loss"] = _loss(*pair, lossy, arguments.get("loss_packets", 20_000))
         found["variants"] = _variants(link, pair)
         link.set(profile)
         found["cut"] = _cut(link, pair)

@@ -8,8 +8,12 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib.util import cache_from_source
 from pathlib import Path
+from typing import Any
 
 from vm.cache import REPOSITORY, cache_folder
 from vm.cpio import Entry, archive
@@ -21,21 +25,37 @@ NETSIM = REPOSITORY / "netsim" / "outrider_netsim"
 GUEST_FOLDER = "/guest"
 
 
-def image(kernel: Kernel, script: Path, arguments: dict[str, object], seed: int) -> bytes:
-    """The initramfs in which `/init` runs `script` with `arguments`; `seed` decides the guest's chance."""
-    return _base(kernel) + archive(_overlay(script, arguments, seed))
+@dataclass(frozen=True, slots=True)
+class GuestOrder:
+    """A script whose `main` the guest calls with `arguments`."""
+
+    script: Path
+    arguments: dict[str, Any]  # Any: JSON, and the script knows what is in it
 
 
-def _overlay(script: Path, arguments: dict[str, object], seed: int) -> list[Entry]:
+def image(kernel: Kernel, orders: Sequence[GuestOrder], seed: int) -> bytes:
+    """The initramfs in which `/init` runs `orders`; `seed` decides the guest's chance."""
+    return _base(kernel) + archive(_overlay(orders, seed))
+
+
+def _overlay(orders: Sequence[GuestOrder], seed: int) -> list[Entry]:
     """What changes from run to run: the room under test, the scripts, the arguments, the seed."""
-    order = {"script": f"{GUEST_FOLDER}/{script.name}", "arguments": arguments, "seed": seed}
-    scripts = {path.name: path for path in (*HERE.glob("guest_*.py"), HERE / "runner.py", script)}
+    calls = [{"script": f"{GUEST_FOLDER}/{order.script.name}", "arguments": order.arguments} for order in orders]
+    ordered = (order.script for order in orders)
+    scripts = {path.name: path for path in (*HERE.glob("guest_*.py"), HERE / "runner.py", *ordered)}
     entries = [Entry(f"{GUEST_FOLDER}/{name}", path.read_bytes()) for name, path in scripts.items()]
+    text = json.dumps({"seed": seed, "calls": calls})
+    return [*entries, *_netsim(), Entry(f"{GUEST_FOLDER}/orders.json", text.encode()), _init()]
+
+
+@cache
+def _netsim() -> list[Entry]:
+    """The room under test."""
+    face = NETSIM / "__init__.pyi"  # read by lazy_loader at run time
+    entries = [Entry(f"{SITE}/{face.relative_to(NETSIM.parent)}", face.read_bytes())]
     for path in NETSIM.rglob("*.py"):
         entries += _module(f"{SITE}/{path.relative_to(NETSIM.parent)}", path)
-    face = NETSIM / "__init__.pyi"  # read by lazy_loader at run time
-    entries.append(Entry(f"{SITE}/{face.relative_to(NETSIM.parent)}", face.read_bytes()))
-    return [*entries, Entry(f"{GUEST_FOLDER}/order.json", json.dumps(order).encode()), _init()]
+    return entries
 
 
 def _module(place: str, path: Path) -> list[Entry]:
@@ -64,6 +84,7 @@ def _base(kernel: Kernel) -> bytes:
     return made
 
 
+@cache
 def _fingerprint(kernel: Kernel) -> str:
     """Changes with the kernel, with any file of the interpreter or its packages, and with the code that packs them."""
     packers = [HERE / name for name in ("image.py", "interpreter.py", "cpio.py")]

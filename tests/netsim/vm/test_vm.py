@@ -1,14 +1,16 @@
 """The pieces of the guest that need no boot."""
 
+import base64
 import json
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
 
 from vm.cpio import Entry, archive
-from vm.guest import GuestError, _result
+from vm.guest import BootOutcome, GuestError, answers_in, result_of
 from vm.kernel_package import MODULES, _load_order
 from vm.machine import command
 
@@ -35,19 +37,28 @@ def test_modules_are_loaded_after_those_they_need(tmp_path):
     assert names == [MODULES[0], "deeper", "helper", *MODULES[1:]]
 
 
+def sent(*answers):
+    return "".join(base64.b64encode(zlib.compress(json.dumps(answer).encode())).decode() + "\n" for answer in answers)
+
+
+def outcome(text):
+    return BootOutcome("hung", answers_in(text), "last words")
+
+
 def test_a_result_is_what_the_script_returned():
-    assert _result(Path("s.py"), "ended", json.dumps({"result": {"a": 1}}), "") == {"a": 1}
+    both = outcome(sent({"result": {"a": 1}}, {"result": {"b": 2}}))
+    assert [result_of(Path("s.py"), both, number) for number in (0, 1)] == [{"a": 1}, {"b": 2}]
 
 
-@pytest.mark.parametrize("answer", ["", '{"result": {"a"'])
-def test_no_result_is_an_error_with_the_console(answer):
+@pytest.mark.parametrize("text", ["", sent({"result": {"a": 1}})[:-2]])
+def test_no_result_is_an_error_with_the_console(text):
     with pytest.raises(GuestError, match=r"s\.py: no result; the guest hung(.|\n)*last words"):
-        _result(Path("s.py"), "hung", answer, "last words")
+        result_of(Path("s.py"), outcome(text), 0)
 
 
 def test_a_script_that_fails_is_an_error_with_its_traceback():
     with pytest.raises(GuestError, match=r"ZeroDivisionError(.|\n)*last words"):
-        _result(Path("s.py"), "ended", json.dumps({"error": "ZeroDivisionError"}), "last words")
+        result_of(Path("s.py"), outcome(sent({"error": "ZeroDivisionError"})), 0)
 
 
 def test_the_machine_never_uses_kvm():
