@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import random
 import socket
 
 
@@ -34,7 +36,10 @@ def is_loopback_host(host: str) -> bool:
 
 def free_port() -> int:
     """Return a TCP port of 127.0.0.1 that nothing listens on now."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port: int = unused.getsockname()[1]
-        return port
+    while True:
+        # Below the range from which systems give ports to connections (Linux: from 32768 on), or one may have it before
+        # whoever asked listens on it; and above Ray's own (10002 to 19999).
+        port = random.randrange(20_000, 32_768)
+        with socket.socket() as unused, contextlib.suppress(OSError):
+            unused.bind(("127.0.0.1", port))
+            return port

@@ -39,6 +39,7 @@ ACCEPTANCES: tuple[Acceptance, ...] = ("exact", "typical")
 # and authorizes nobody.
 SESSION_HEADER = "x-session-id"
 MAX_TOP_LOGPROBS = 20
+MAX_EXPANDED = 256  # nodes that a server's drafter runs for a tree, the root counted
 MIN_LOGPROB = -9999.0  # stands for everything less likely
 
 
@@ -87,6 +88,9 @@ class Sampling:
             raise _bad(f"epsilon={self.epsilon}: need 0 to 1")
         if not 0.0 <= self.alpha <= 100.0:
             raise _bad(f"alpha={self.alpha}: need 0 to 100")
+        # On the wire 0 is also what was left out, and any token at all would be likely enough.
+        if self.acceptance == "typical" and 0.0 in (self.epsilon, self.alpha):
+            raise _bad(f"epsilon={self.epsilon}, alpha={self.alpha}: typical acceptance needs more than 0 of both")
 
     @property
     def greedy(self) -> bool:
@@ -188,11 +192,25 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class ServerTree:
-    """The shape of trees that a server grows itself, with TreeShape's names."""
+    """The shape of trees that a server grows itself, with TreeShape's names.
+
+    Neither breadth nor levels exceed the budget, and at most MAX_EXPANDED nodes are expanded for a tree.
+    """
 
     breadth: int
     levels: int
     budget: int
+
+    @property
+    def most_expanded(self) -> int:
+        """Largest number of nodes that the drafter runs for a tree, the root counted."""
+        return 1 + self.breadth * (self.levels - 1)
+
+    @classmethod
+    def within(cls, breadth: int, levels: int, budget: int) -> ServerTree:
+        """Return the shape, or the largest part of it that a server takes."""
+        breadth = min(breadth, budget)
+        return cls(breadth, min(levels, budget, 1 + (MAX_EXPANDED - 1) // breadth), budget)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,24 @@ def prefix_hash(tokens: Sequence[int]) -> bytes:
     return hashlib.blake2b(pack_tokens(tokens), digest_size=HASH_BYTES).digest()
 
 
+class PrefixHasher:
+    """The prefix_hash of a text that grows at its end: each token is hashed once."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=HASH_BYTES)
+        self.length = 0  # tokens hashed so far
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._digest.update(pack_tokens(tokens))
+        self.length += len(tokens)
+
+    def hash_with(self, *tokens: int) -> bytes:
+        """Return prefix_hash of the text followed by `tokens`, which do not stay."""
+        whole = self._digest.copy()
+        whole.update(pack_tokens(tokens))
+        return whole.digest()
+
+
 def common_prefix_len(one: Sequence[int], other: Sequence[int]) -> int:
     shorter = min(len(one), len(other))
     # Nearly always equal, and comparing tuples is far faster than looking at the tokens one by one.

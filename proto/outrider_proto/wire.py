@@ -27,6 +27,7 @@ from outrider_proto.packing import (
 from outrider_proto.tree import MAX_NODES, DraftTree
 
 MAX_FRAME_BYTES = 1024 * 1024
+_MAX_US = 2**32 - 1  # 71 minutes: the passes of a long text may take longer
 _CODEC_TO_PB: dict[f.Codec, pb.FeatureCodec] = {
     "int8": pb.FEATURE_CODEC_INT8,
     "int8-grouped": pb.FEATURE_CODEC_INT8_GROUPED,
@@ -289,11 +290,11 @@ def _verdict_to_proto(frame: f.Verdict) -> pb.Verdict:
         path=bytes(frame.path),
         bonus=frame.bonus,
         finish=_FINISH_TO_PB[frame.finish],
-        queue_us=frame.queue_us,
-        verify_us=frame.verify_us,
+        queue_us=min(frame.queue_us, _MAX_US),
+        verify_us=min(frame.verify_us, _MAX_US),
         stale=frame.stale,
         tokens=pack_tokens(frame.tokens),
-        draft_us=frame.draft_us,
+        draft_us=min(frame.draft_us, _MAX_US),
         tree_budget=frame.tree_budget,
         logprobs=pb.Logprobs(**pack_logprobs(frame.logprobs)._asdict()) if frame.logprobs else None,
     )
@@ -340,7 +341,7 @@ def _features_to_proto(frame: f.Features, codec: f.Codec) -> Iterator[pb.Feature
             codec=_CODEC_TO_PB[codec],
             payload=payload,
             last=(last := frame.last and start + step >= total),
-            tap_us=frame.tap_us if last else 0,
+            tap_us=min(frame.tap_us, _MAX_US) if last else 0,
             padding=padding(len(payload), codec, len(rows), wider, of_rows) if wider else b"",
         )
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from outrider_proto.errors import Violation
 from outrider_proto.packing import (
     MAX_TOKEN,
+    PrefixHasher,
     common_prefix_len,
     pack_parents,
     pack_tokens,
@@ -44,6 +45,16 @@ def test_parents_round_trip_at_one_byte_each(parents):
 @given(tokens, tokens)
 def test_hash_tells_prefixes_apart(a, b):
     assert (prefix_hash(a) == prefix_hash(b)) == (a == b)
+
+
+@given(st.lists(tokens, max_size=5), tokens)
+def test_a_running_hash_is_that_of_the_whole(parts, more):
+    hasher, whole = PrefixHasher(), []
+    for part in parts:
+        hasher.extend(part)
+        whole += part
+        assert hasher.length == len(whole)
+        assert hasher.hash_with(*more) == prefix_hash([*whole, *more])
 
 
 @given(tokens, tokens, tokens)

@@ -22,8 +22,8 @@ samplings = st.one_of(
         f.Sampling,
         st.floats(0.01, 100),
         acceptance=st.just("typical"),
-        epsilon=st.floats(0, 1),
-        alpha=st.floats(0, 100),
+        epsilon=st.floats(0, 1, exclude_min=True),
+        alpha=st.floats(0, 100, exclude_min=True),
     ),
 )
 codecs = st.none() | st.sampled_from(f.CODECS)
@@ -99,6 +99,16 @@ def test_server_frames_round_trip(frame):
     assert wire.server_frame_from_proto(pb.ServerFrame.FromString(message.SerializeToString())) == frame
 
 
+def test_times_beyond_what_a_field_holds_are_the_longest_it_can():
+    us = 72 * 60 * 1_000_000
+    (message,) = wire.server_frame_to_proto(f.Verdict(1, (), 5, queue_us=us, verify_us=us, draft_us=us), "int8")
+    verdict = wire.server_frame_from_proto(message)
+    assert (verdict.queue_us, verdict.verify_us, verdict.draft_us) == (2**32 - 1,) * 3
+    rows = np.zeros((1, 8), np.float32)
+    (message,) = wire.server_frame_to_proto(f.Features(1, 0, rows, last=True, tap_us=us), "int8")
+    assert wire.server_frame_from_proto(message).tap_us == 2**32 - 1
+
+
 def test_long_features_travel_in_frames_below_the_limit():
     rows = np.random.default_rng(0).standard_normal((700, 2048)).astype(np.float32)
     messages = list(wire.server_frame_to_proto(f.Features(7, 11, rows, last=True, tap_us=5), "float32"))
@@ -172,6 +182,8 @@ def test_malformed_client_frames(message, reason):
     ("wrong", "message"),
     [
         ({"acceptance": pb.ACCEPTANCE_TYPICAL, "temperature": 0.0}, "temperature=0.0: typical acceptance needs more"),
+        ({"acceptance": pb.ACCEPTANCE_TYPICAL}, "epsilon=0.0, alpha=0.0: typical acceptance needs more than 0"),
+        ({"acceptance": pb.ACCEPTANCE_TYPICAL, "epsilon": 0.1}, "epsilon=0.1, alpha=0.0"),
         ({"acceptance": pb.ACCEPTANCE_TYPICAL, "epsilon": 1.1}, "epsilon=1.1: need 0 to 1"),
         ({"acceptance": pb.ACCEPTANCE_TYPICAL, "epsilon": float("nan")}, "epsilon=nan"),
         ({"acceptance": pb.ACCEPTANCE_TYPICAL, "alpha": -0.1}, "alpha=-0.1: need 0 to 100"),
