@@ -1,3 +1,4 @@
+from .checkpoints.draft_vocabulary import write_draft_vocab
 from .checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
 from .checkpoints.source import DrafterOptions, DrafterSource
 from .checkpoints.target_weights import TargetSizes, TargetWeights, resolve_dir
@@ -58,4 +59,5 @@ __all__ = [
     "resolve_dir",
     "target_fingerprint",
     "tokenizer_fingerprint",
+    "write_draft_vocab",
 ]

@@ -16,7 +16,7 @@ from outrider_drafters.contracts.tap import Tap
 from outrider_drafters.families.dflash import family as dflash
 from outrider_drafters.families.eagle2 import family as eagle2
 from outrider_drafters.families.eagle3 import family as eagle3
-from outrider_drafters.families.family import Family, like
+from outrider_drafters.families.family import DRAFT_VOCAB_OPTION, Family, like
 from outrider_drafters.families.hydra import family as hydra
 from outrider_drafters.families.independent import family as independent
 from outrider_drafters.families.lookup import family as lookup
@@ -46,7 +46,13 @@ def load_drafter(source: str | Path | DrafterSource, target: TargetWeights) -> D
     if target.directory is not None:
         check_target(files, target.directory)
     with files.naming_errors():
-        return family.drafter(files, target)
+        tokens = draft_vocabulary(family, files, target.sizes.vocab)
+        return family.drafter(files, target if tokens is None else target.drafting(tokens))
+
+
+def draft_vocabulary(family: Family, files: DrafterFiles, vocab: int) -> tuple[int, ...] | None:
+    """Return the tokens that a drafter may draft, the most frequent first; None for all. Raises UsageError."""
+    return files.draft_vocabulary(vocab) if DRAFT_VOCAB_OPTION in family.options else None
 
 
 def load_tap(
@@ -85,7 +91,7 @@ def check_target(files: DrafterFiles, target: str | Path) -> None:
     made_for = files.config.get(TARGET_FINGERPRINT_KEY)
     if made_for is not None and made_for != (ours := target_fingerprint(target)):
         raise files.fault(
-            f"made for another target: its {TARGET_FINGERPRINT_KEY} is {made_for}, the fingerprint of {target} {ours}"
+            f"made for another target (fingerprint {made_for}, that of {target} is {ours}): need one of its own"
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider_drafters.blocks.layers import Attention, BlockShape, GatedMLP, LlamaBlock, RMSNorm, Rope
 from outrider_drafters.blocks.packed_linear import PackedLinear
-from outrider_drafters.blocks.row_buffer import KVCache
+from outrider_drafters.blocks.row_buffer import AnyCache, JointCache, KVCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class BlockWeights:
 class FusedProjections:
     """The q, k and v projections of an attention as one product; heads are numbered in this order."""
 
-    def __init__(self, attention: Attention, shape: BlockShape, *, packed: bool = False) -> None:
+    def __init__(self, attention: Attention, shape: BlockShape, *, packed: bool | None = None) -> None:
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         self.weight = torch.cat([projection.weight for projection in projections]).detach()
         self.bias = torch.cat([p.bias for p in projections]).detach() if shape.qkv_bias else None
@@ -68,7 +68,7 @@ class FusedProjections:
 class FusedMLP:
     """A gated MLP with its norm and residual."""
 
-    def __init__(self, norm: RMSNorm, mlp: GatedMLP, *, packed: bool = False) -> None:
+    def __init__(self, norm: RMSNorm, mlp: GatedMLP, *, packed: bool | None = None) -> None:
         self.norm, self._eps = norm.weight.detach(), norm.eps
         gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).detach()
         self.gate_up = PackedLinear(gate_up, packed=packed)
@@ -82,10 +82,10 @@ class FusedMLP:
 class FusedBlock:
     """A Llama block over rows x [n, width] of one text; the caller owns the cache and the mask.
 
-    `self_attend` takes a batch [b, n, width] instead, each sequence on its own. `packed` pays for many rows at once.
+    `self_attend` takes a batch [b, n, width] instead, each sequence on its own. `packed` as in PackedLinear.
     """
 
-    def __init__(self, block: LlamaBlock, *, packed: bool = False) -> None:
+    def __init__(self, block: LlamaBlock, *, packed: bool | None = None) -> None:
         self.shape = block.shape
         self._projections = FusedProjections(block.self_attn, block.shape, packed=packed)
         self._out = PackedLinear(block.self_attn.o_proj.weight.detach(), packed=packed)
@@ -111,38 +111,43 @@ class FusedBlock:
     def new_cache(self) -> KVCache:
         return KVCache(self.shape.kv_heads, self.shape.head_dim, self._out.weight.dtype, self._out.weight.device)
 
-    def run(self, x: Tensor, rope: Rope, cache: KVCache, mask: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, rope: Rope, cache: AnyCache, mask: Tensor | None = None) -> Tensor:
         """Append the rows' keys and values to the cache and attend to it; mask [n, length] bool, None: see all."""
         split = self.shape.heads + self.shape.kv_heads
         heads = self._heads(x, 0, split + self.shape.kv_heads)
         rotated = rope.rotate(heads[:split])
-        cache.append(rotated[self.shape.heads :], heads[split:])
-        return self._attend(x, rotated[: self.shape.heads], cache.keys, cache.values, mask)
+        mixed = cache.attend(rotated[: self.shape.heads], rotated[self.shape.heads :], heads[split:], mask)
+        return self._output(x, mixed)
 
     def self_attend(self, x: Tensor, rope: Rope) -> Tensor:
         """Let each of b sequences [b, n, width] attend to all of its own keys and values."""
         split = self.shape.heads + self.shape.kv_heads
         heads = self._heads(x, 0, split + self.shape.kv_heads)
         rotated = rope.rotate(heads[:, :split])
-        return self._attend(x, rotated[:, : self.shape.heads], rotated[:, self.shape.heads :], heads[:, split:], None)
+        queries, keys = rotated[:, : self.shape.heads], rotated[:, self.shape.heads :]
+        return self._output(x, F.scaled_dot_product_attention(queries, keys, heads[:, split:], enable_gqa=True))
 
     def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
         """Append the rows' keys and values to the cache without computing outputs."""
         heads = self._heads(x, self.shape.heads, self.shape.heads + 2 * self.shape.kv_heads)
         cache.append(rope.rotate(heads[: self.shape.kv_heads]), heads[self.shape.kv_heads :])
 
-    def cross_attend(self, x: Tensor, rope: Rope, keys: Tensor, values: Tensor) -> Tensor:
-        """Let the rows attend to all of the keys and values [1, kv_heads, m, head_dim]."""
-        return self._attend(x, rope.rotate(self._heads(x, 0, self.shape.heads)), keys, values, None)
+    def cross_attend(self, x: Tensor, rope: Rope, seen: Sequence[tuple[Tensor, Tensor]], sizes: list[int]) -> Tensor:
+        """Let the sizes[i] rows of text i attend to all of its keys and values seen[i] [1, kv_heads, m, head_dim]."""
+        queries = torch.split(rope.rotate(self._heads(x, 0, self.shape.heads)).unsqueeze(0), sizes, dim=2)
+        mixed = [
+            F.scaled_dot_product_attention(own, keys, values, enable_gqa=True)
+            for own, (keys, values) in zip(queries, seen, strict=True)
+        ]
+        return self._output(x, torch.cat(mixed, dim=2))
 
     def _heads(self, x: Tensor, first: int, end: int) -> Tensor:
         if self._input_norm is not None:
             x = F.rms_norm(x, self._input_norm.shape, self._input_norm, self.shape.eps)
         return self._projections.heads(x, first, end)
 
-    def _attend(self, x: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        queries = queries if queries.ndim == 4 else queries.unsqueeze(0)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
+    def _output(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Compute the block's output from what attention mixed [..., heads, n, head_dim]."""
         mixed = mixed.transpose(1, 2).flatten(2).view(*x.shape[:-1], self._out.weight.shape[1])
         return self._mlp.run(self._out.plus(mixed, x))
 
@@ -181,7 +186,7 @@ class FusedLayers:
         first, *above = self._blocks
         return LayersCache(first, [block.new_cache() for block in above])
 
-    def run(self, x: Tensor, rope: Rope, cache: KVCache, mask: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, rope: Rope, cache: AnyCache, mask: Tensor | None = None) -> Tensor:
         """Append the rows to every block's cache and attend to it; mask [n, length] bool, None: see all."""
         for block, own in zip(self._blocks, _caches(cache), strict=True):
             x = block.run(x, rope, own, mask)
@@ -193,12 +198,20 @@ class FusedLayers:
             return
         earlier = cache.length
         mask = torch.ones(len(x), earlier + len(x), dtype=torch.bool, device=x.device).tril(earlier)
-        *caches, last = _caches(cache)
+        *caches, last = _own_caches(cache)
         for block, own in zip(self._blocks, caches, strict=False):
             x = block.run(x, rope, own, mask)
         self._blocks[-1].append_kv(x, rope, last)
 
 
-def _caches(cache: KVCache) -> list[KVCache]:
+def _caches(cache: AnyCache) -> Sequence[AnyCache]:
+    """Return the cache of each block."""
+    if isinstance(cache, JointCache):
+        layers = zip(*map(_own_caches, cache.caches), strict=True)
+        return [JointCache(layer, cache.masks, cache.sizes) for layer in layers]
+    return _own_caches(cache)
+
+
+def _own_caches(cache: KVCache) -> list[KVCache]:
     assert isinstance(cache, LayersCache)
     return [cache, *cache.above]

@@ -7,6 +7,7 @@ cross-attention and attention over a target's layers. Submodules carry the names
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,9 @@ WEIGHTS = (
 QKV_BIASES = ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")  # Qwen2 targets
 QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # Qwen3 targets: over each head, before RoPE
 
+HEADS = "num_attention_heads"
 INIT_STD = 0.02
+FEW_KEYS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,41 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        # Only where a Linear follows, which autocast would round the output for anyway.
+        if torch.is_grad_enabled() and torch.is_autocast_enabled("cpu") and x.device.type == "cpu":
+            narrowed: Tensor = _NarrowNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]  # torch
+            return narrowed
         # Autocast may hand over a narrow x: the cast makes the norm run in the weight's precision.
         return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+
+
+class _NarrowNorm(torch.autograd.Function):
+    """RMSNorm under autocast on a CPU, with its gradients: torch has no fused one there, and passes cost as products.
+
+    Only the sum of squares is in float32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # Any: torch's context
+        narrow = torch.get_autocast_dtype("cpu")
+        with torch.autocast("cpu", enabled=False):
+            x = x.to(narrow)
+            squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square()
+            inverse = squares.div_(x.shape[-1]).add_(eps).rsqrt_().to(narrow)
+            unit, scale = x * inverse, weight.to(narrow)
+            ctx.save_for_backward(unit, inverse, scale)
+            normed: Tensor = unit * scale
+            return normed
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor, None]:  # Any: as above
+        unit, inverse, scale = ctx.saved_tensors
+        along = upstream * unit
+        d_weight = along.flatten(0, -2).sum(0, dtype=torch.float32)
+        if not ctx.needs_input_grad[0]:
+            return None, d_weight, None
+        mean = torch.linalg.vecdot(along, scale).unsqueeze(-1).div_(unit.shape[-1])
+        return (upstream * scale).addcmul_(unit, mean, value=-1).mul_(inverse), d_weight, None
 
 
 class Attention(nn.Module):
@@ -118,12 +154,25 @@ class Attention(nn.Module):
         return rope.rotate(self.k_norm(self._heads(self.k_proj(x)))), self._heads(self.v_proj(x))
 
     def forward(self, x: Tensor, rope: Rope, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        mixed = F.scaled_dot_product_attention(self.queries(x, rope), keys, values, attn_mask=mask, enable_gqa=True)
+        queries = self.queries(x, rope)
+        if mask is None and torch.is_grad_enabled() and keys.shape[-2] <= FEW_KEYS:
+            mixed = _attend_in_full(queries, keys, values)
+        else:
+            mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
 
     def _heads(self, x: Tensor) -> Tensor:
         batch, rows, width = x.shape
         return x.view(batch, rows, width // self.head_dim, self.head_dim).transpose(1, 2)
+
+
+def _attend_in_full(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attend with all scores at once: of many short texts, as LSA's, faster on a CPU than torch's blocks of keys."""
+    batch, heads, rows, width = queries.shape
+    groups = batch * keys.shape[1]
+    scores = queries.reshape(groups, -1, width) @ (keys.flatten(0, 1).mT * width**-0.5)
+    mixed: Tensor = scores.softmax(-1).to(values.dtype) @ values.flatten(0, 1)
+    return mixed.view(batch, heads, rows, width)
 
 
 class GatedMLP(nn.Module):
@@ -169,12 +218,13 @@ class LlamaBlock(nn.Module):
         return self(x, rope, *self.keys_values(x, rope), mask)  # type: ignore[no-any-return]  # as above
 
 
-def stored_shape(checkpoint: Checkpoint, prefix: str, config: Config) -> BlockShape:
+def stored_shape(checkpoint: Checkpoint, prefix: str, config: Config, heads_key: str = HEADS) -> BlockShape:
     """Read the sizes of the block whose tensors' names start with `prefix`; heads, RoPE's base and eps from the config.
 
-    RoPE is unscaled: which blocks scale it depends on the family. Raises UsageError if rows do not divide into heads.
+    `heads_key` names the number of heads where the config has it; otherwise it is that of all blocks. RoPE is unscaled:
+    which blocks scale it depends on the family. Raises UsageError if rows do not divide into heads.
     """
-    heads = config_int(config, "num_attention_heads")
+    heads = config_int(config, heads_key if heads_key in config else HEADS)
     q_rows, width = checkpoint.matrix(f"{prefix}self_attn.q_proj.weight")
     k_rows, _ = checkpoint.matrix(f"{prefix}self_attn.k_proj.weight")
     head_dim = q_rows // heads

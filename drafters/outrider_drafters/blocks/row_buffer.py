@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 INITIAL_ROWS = 128
@@ -57,6 +60,16 @@ class KVCache:
         """Return the keys and values of the first `length` rows."""
         return self.keys[:, :, :length], self.values[:, :, :length]
 
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Append keys and values [kv_heads, n, head_dim] and let the queries [heads, n, head_dim] attend to all rows.
+
+        mask [n, length] bool, None: they see all. Returns [1, heads, n, head_dim].
+        """
+        self.append(keys, values)
+        return F.scaled_dot_product_attention(
+            queries.unsqueeze(0), self.keys, self.values, attn_mask=mask, enable_gqa=True
+        )
+
     def append(self, keys: Tensor, values: Tensor) -> None:
         self._keys.append(keys)
         self._values.append(values)
@@ -64,3 +77,27 @@ class KVCache:
     def truncate(self, length: int) -> None:
         self._keys.truncate(length)
         self._values.truncate(length)
+
+
+class JointCache:
+    """The caches of several texts whose rows run side by side; each row sees rows of its own text alone.
+
+    sizes[i]: rows of text i in this pass; masks[i] [sizes[i], length of its cache] bool, None: they see all.
+    """
+
+    def __init__(self, caches: Sequence[KVCache], masks: Sequence[Tensor | None], sizes: list[int]) -> None:
+        self.caches = caches
+        self.masks = masks
+        self.sizes = sizes
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attend as KVCache does, the rows of text i being those behind text i - 1's."""
+        assert mask is None
+        parts = (torch.split(each, self.sizes, dim=1) for each in (queries, keys, values))
+        return torch.cat(
+            [cache.attend(q, k, v, own) for cache, own, q, k, v in zip(self.caches, self.masks, *parts, strict=True)],
+            dim=2,
+        )
+
+
+AnyCache = KVCache | JointCache

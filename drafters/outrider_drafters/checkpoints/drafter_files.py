@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider_drafters.checkpoints import eagle3_gguf
+from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, read_draft_vocab
 from outrider_drafters.checkpoints.source import DrafterOptions, DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetSizes, resolve_dir
 from outrider_drafters.readers.checkpoint import Checkpoint
@@ -84,6 +85,42 @@ class DrafterFiles:
 
     def need_vocabulary(self, target: TargetSizes) -> None:
         self.need_equal("vocab_size", config_int(self.config, "vocab_size", target.vocab), target.vocab)
+
+    def draft_vocabulary(self, vocab: int) -> tuple[int, ...] | None:
+        """Return the tokens that may be drafted, the most frequent first; None if nothing restricts them."""
+        chosen, own = self.options.draft_vocab, self._own_draft_vocab
+        if isinstance(chosen, str):
+            file = self.options.draft_vocab_file
+            return None if file is None else read_draft_vocab(file, vocab)
+        if not own.is_file():
+            if chosen is None:
+                return None
+            raise self.fault(
+                f"draft_vocab={chosen}: it has no {DRAFT_VOCAB} to take tokens from; name a file that `outrider-models "
+                "draft-vocab` made"
+            )
+        tokens = read_draft_vocab(own, vocab)
+        if chosen is not None and chosen > len(tokens):
+            raise self.fault(f"draft_vocab={chosen}: its {DRAFT_VOCAB} has {len(tokens)} tokens")
+        return tokens[:chosen]
+
+    def row_tokens(self, name: str, vocab: int) -> Tensor | None:
+        """Return the tokens [rows] int64 that the rows of a head stand for; None if every token has one.
+
+        Fewer rows than tokens are those of DRAFT_VOCAB in the directory, in the order of ids.
+        """
+        rows = self.checkpoint.shape(name)[0]
+        if rows == vocab or not self._own_draft_vocab.is_file():
+            self.need_equal(f"rows of {name}", rows, vocab)
+            return None
+        tokens = sorted(read_draft_vocab(self._own_draft_vocab, vocab))
+        if rows != len(tokens):
+            raise self.fault(f"{name} has {rows} rows: need {len(tokens)}, as {DRAFT_VOCAB} has tokens, or {vocab}")
+        return torch.tensor(tokens)
+
+    @property
+    def _own_draft_vocab(self) -> Path:
+        return (self.directory.parent if self.directory.is_file() else self.directory) / DRAFT_VOCAB
 
     def fill(self, network: Network, like: Tensor | None = None, also_known: frozenset[str] = frozenset()) -> Network:
         """Read every tensor of a network made on the meta device, and freeze it for inference.

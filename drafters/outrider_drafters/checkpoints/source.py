@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from outrider_proto.errors import UsageError
 
 Embedding = Literal["own", "target"]
+ALL_TOKENS = "all"  # draft_vocab that leaves a drafter's own file unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class DrafterOptions:
     family: refuse any other family. tli: target layers that MoA runs on the client (paper, 3.2). rope_theta: RoPE's
     base. norm_output: EAGLE-3 feeds back its output after the norm. embedding: use the drafter's own or the target's.
     target_layers: tapped layers as indices of Hugging Face's hidden_states. tie_to_target: an independent drafter uses
-    the target's embedding and lm_head. ngram: longest match that lookup searches for, in tokens.
+    the target's embedding and lm_head. ngram: longest match that lookup searches for, in tokens. draft_vocab: file of
+    the tokens that may be drafted, or their number in the drafter's own file (`all`: of every one it has a row for).
     """
 
     family: str | None = None
@@ -31,6 +33,13 @@ class DrafterOptions:
     target_layers: tuple[int, ...] | None = None
     tie_to_target: bool | None = None
     ngram: int | None = None
+    draft_vocab: int | str | None = None
+
+    @property
+    def draft_vocab_file(self) -> Path | None:
+        """The file that draft_vocab names, if any."""
+        chosen = self.draft_vocab
+        return Path(chosen).expanduser() if isinstance(chosen, str) and chosen != ALL_TOKENS else None
 
     def chosen(self) -> dict[str, Any]:  # Any: each option has its own type
         """Return the options that are set."""
@@ -54,6 +63,12 @@ class DrafterSource:
         if not pairs or Path(text).expanduser().exists():
             return cls(str(text))
         return cls(name, _options(pairs))
+
+    def with_draft_vocab(self, chosen: str | None) -> DrafterSource:
+        """Return this source with a command's --draft-vocab in place of its own; None: as it is. Raises UsageError."""
+        if chosen is None:
+            return self
+        return replace(self, options=replace(self.options, draft_vocab=_options([f"draft_vocab={chosen}"]).draft_vocab))
 
 
 def _options(pairs: list[str]) -> DrafterOptions:
@@ -87,6 +102,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _draft_vocab(text: str) -> int | str:
+    if text.strip("0") and text.isdecimal():
+        return int(text)
+    if not text.strip("0"):
+        raise ValueError(f"a file, a number of tokens of at least 1, or {ALL_TOKENS}")
+    return text
+
+
 def _base(text: str) -> float:
     try:
         value = float(text)
@@ -112,4 +135,5 @@ _READERS: Mapping[str, Callable[[str], object]] = {  # each raises ValueError wi
     "target_layers": _layers,
     "tie_to_target": _switch,
     "ngram": _count,
+    "draft_vocab": _draft_vocab,
 }

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from outrider_drafters.blocks.last_layers import LastLayers, read_last_layers
-from outrider_drafters.checkpoints.bundle import find_bundle
+from outrider_drafters.blocks.packed_linear import PackedLinear
+from outrider_drafters.checkpoints.bundle import DRAFTER, Bundle, find_bundle
+from outrider_drafters.checkpoints.catalog import CATALOG, installed_dir
+from outrider_drafters.checkpoints.draft_vocabulary import (
+    DRAFT_VOCAB,
+    over_target_vocabulary,
+    read_draft_vocab,
+    select_rows,
+)
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_drafters.readers.config import Config, config_int, read_config, read_json, rms_norm_eps, rope_theta
+from outrider_drafters.readers.gguf_file import SUFFIX
 from outrider_proto.errors import UsageError
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
+# Names and fields of GPT-2, GPT-BigCode and GPT-NeoX beside those of all newer models.
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
+_HEADS = (LM_HEAD, "embed_out.weight")
+_FIELDS = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +60,19 @@ class TargetSizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetWeights:
-    """Embedding, lm_head and sizes of a target; `directory` is where they were read from, if known."""
+    """Embedding, lm_head and sizes of a target; `directory` is where they were read from, if known.
+
+    With a draft vocabulary of `draft_tokens` [Vd] int64, lm_head has a row for each of them and no other.
+    """
 
     embed: Tensor  # [V, E]
-    lm_head: Tensor  # [V, E]; the same tensor as `embed` for a tied target
+    lm_head: Tensor  # [V, E] or [Vd, E]; the same tensor as `embed` for a tied target without a draft vocabulary
     sizes: TargetSizes
     eos_token_ids: tuple[int, ...]
     directory: Path | None = None
+    draft_tokens: Tensor | None = None
+    _restricted: dict[tuple[int, ...], TargetWeights] = field(default_factory=dict, init=False, repr=False)
+    _head: list[PackedLinear] = field(default_factory=list, init=False, repr=False)  # lm_head, once it was needed
 
     @classmethod
     def load(cls, name_or_path: str | Path, dtype: torch.dtype | None = None) -> TargetWeights:
@@ -64,8 +89,29 @@ class TargetWeights:
         embed = checkpoint.read(embed_name).to(dtype)
         # A tied target's lm_head is the embedding itself, not a copy: half the memory, and tested with `is` elsewhere.
         lm_head = embed if head_name == embed_name else checkpoint.read(head_name).to(dtype)
-        sizes = sizes_of(config, checkpoint.matrix(head_name))
-        return cls(embed, lm_head, sizes, _eos_token_ids(directory, config), directory)
+        sizes = sizes_of(config, _head_shape(checkpoint, head_name, bundle))
+        tokens = None
+        if len(lm_head) != sizes.vocab:
+            tokens = torch.tensor(sorted(read_draft_vocab(directory / DRAFTER / DRAFT_VOCAB, sizes.vocab)))
+            if len(tokens) != len(lm_head):
+                raise UsageError(f"{directory}: {LM_HEAD} has {len(lm_head)} rows, {DRAFT_VOCAB} {len(tokens)} tokens")
+        return cls(embed, lm_head, sizes, eos_token_ids(directory, config), directory, tokens)
+
+    def drafting(self, tokens: Iterable[int]) -> TargetWeights:
+        """Return these weights with lm_head's rows for some tokens alone, gathered once however many drafters ask."""
+        # One object for all of them: heads are batched only if they share their target.
+        key = tuple(sorted(tokens))
+        if key not in self._restricted:
+            wanted = torch.tensor(key, device=self.lm_head.device)
+            lm_head, kept = select_rows(self.lm_head, self.draft_tokens, wanted)
+            self._restricted[key] = replace(self, lm_head=lm_head, draft_tokens=kept)
+        return self._restricted[key]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Compute logits [..., V] float32 of hidden states [..., E]; -inf for tokens that lm_head has no row for."""
+        if not self._head:
+            self._head.append(PackedLinear(self.lm_head, packed=None))
+        return over_target_vocabulary(self._head[0](hidden).float(), self.draft_tokens, self.sizes.vocab)
 
     def last_layers(self, count: int) -> LastLayers:
         """Read the target's last `count` layers and its final norm, in the type and on the device of `embed`.
@@ -80,14 +126,27 @@ class TargetWeights:
 
 
 def resolve_dir(name_or_path: str | Path) -> Path:
-    """Return a local directory as it is, or download the hub's snapshot of that name. Raises UsageError."""
+    """Return a local directory as it is, that of an installed model or of a GGUF file, or download the hub's snapshot.
+
+    Raises UsageError.
+    """
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return path
     if path.is_file():
-        raise UsageError(f"{name_or_path}: a file: need a model directory")
+        if path.suffix != SUFFIX:
+            raise UsageError(f"{name_or_path}: a file: need a model directory or a {SUFFIX} file")
+        from outrider_drafters.checkpoints.gguf_target import dequantized_dir
+
+        return dequantized_dir(path)
+    if len(path.parts) == 1 and (directory := installed_dir(str(name_or_path))).is_dir():
+        return directory
+    if str(name_or_path) in CATALOG:
+        raise UsageError(f"{name_or_path}: not installed: outrider-models get {name_or_path}")
     if path.is_absolute() or len(path.parts) != 2 or str(name_or_path).startswith("."):
-        raise UsageError(f"{name_or_path}: no such directory, and not a hub name (owner/model)")
+        raise UsageError(
+            f"{name_or_path}: no such directory or file, nor a name of `outrider-models get` or the hub (owner/model)"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -101,16 +160,23 @@ def target_sizes(name_or_path: str | Path) -> TargetSizes:
     """Read the sizes alone, from config.json and the shape of lm_head."""
     directory = resolve_dir(name_or_path)
     config, checkpoint = read_config(directory), Checkpoint(directory)
-    return sizes_of(config, checkpoint.matrix(borrowed_names(config, checkpoint)[1]))
+    head_name = borrowed_names(config, checkpoint)[1]
+    return sizes_of(config, _head_shape(checkpoint, head_name, find_bundle(directory)))
+
+
+def _head_shape(checkpoint: Checkpoint, head_name: str, bundle: Bundle | None) -> tuple[int, int]:
+    """Return the shape of the target's lm_head, of which a bundle may hold some rows alone."""
+    rows, width = checkpoint.matrix(head_name)
+    return (rows if bundle is None else int(bundle.sizes.get("vocab", rows))), width
 
 
 def borrowed_names(config: Config, checkpoint: Checkpoint) -> tuple[str, str]:
     """Return the names of the embedding and of lm_head, equal for a tied target. Raises UsageError."""
-    embeddings = [name for name in checkpoint.names if name.endswith("embed_tokens.weight")]
+    embeddings = [name for name in checkpoint.names if name.endswith(_EMBEDDINGS)]
     embed = EMBEDDING if EMBEDDING in embeddings else embeddings[0] if len(embeddings) == 1 else None
     if embed is None:
         raise UsageError(f"{checkpoint.directory}: has no tensor {EMBEDDING}")
-    heads = [name for name in checkpoint.names if name.endswith(LM_HEAD)]
+    heads = [name for name in checkpoint.names if name.endswith(_HEADS)]
     if len(heads) == 1:
         return embed, heads[0]
     # Only an explicit false counts: the default differs between model types, and a file without lm_head is tied.
@@ -121,6 +187,7 @@ def borrowed_names(config: Config, checkpoint: Checkpoint) -> tuple[str, str]:
 
 def sizes_of(config: Config, head_shape: tuple[int, int]) -> TargetSizes:
     """Take the sizes from config.json and the shape of lm_head. Raises UsageError."""
+    config = {**{name: config[field] for name, field in _FIELDS.items() if field in config}, **config}
     hidden, heads = config_int(config, "hidden_size"), config_int(config, "num_attention_heads")
     if head_shape[1] != hidden:
         raise UsageError(f"{LM_HEAD} has shape {list(head_shape)}: config.json says hidden_size={hidden}")
@@ -138,7 +205,7 @@ def sizes_of(config: Config, head_shape: tuple[int, int]) -> TargetSizes:
     )
 
 
-def _eos_token_ids(directory: Path, config: Config) -> tuple[int, ...]:
+def eos_token_ids(directory: Path, config: Config) -> tuple[int, ...]:
     """Read the end tokens: generation_config.json takes precedence, as in transformers' generate."""
     path = directory / "generation_config.json"
     eos = (read_json(path) if path.is_file() else {}).get("eos_token_id", config.get("eos_token_id"))

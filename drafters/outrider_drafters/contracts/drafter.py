@@ -107,11 +107,14 @@ class Drafter(Protocol):
     def new_state(self) -> DraftState: ...
 
 
-def sync_tokens(state: DraftState, held: Sequence[int], tokens: Sequence[int]) -> None:
-    """Bring a state from the tokens `held` to `tokens`: roll back to their common prefix, then append the rest."""
+def sync_tokens(state: DraftState, held: Sequence[int], tokens: Sequence[int], first: int = 0) -> None:
+    """Bring a state from the tokens `held` to `tokens`: roll back to their common prefix, then append the rest.
+
+    Both are the tokens from position `first` on; those before it are the same.
+    """
     common = common_prefix_len(held, tokens)
     if common < len(held):
-        state.rollback(common)
+        state.rollback(first + common)
     state.append(tokens[common:])
 
 

@@ -21,4 +21,7 @@ def draw_tokens(probabilities: Tensor, seed: int, positions: Sequence[int]) -> l
     # Scale by the last cumulative value: rounding leaves it slightly off 1, and u beyond it would be no token.
     heights = torch.tensor(uniforms, dtype=torch.float64, device=cumulative.device)[:, None] * cumulative[:, -1:]
     # right=True: the first token whose cumulative probability exceeds u, so never a token of probability 0.
-    return torch.searchsorted(cumulative, heights, right=True)[:, 0].tolist()
+    drawn = torch.searchsorted(cumulative, heights, right=True)[:, 0]
+    # Probabilities that are NaN exceed nothing. An id outside the vocabulary would end the process: a GPU is lost with
+    # the first index beyond an embedding.
+    return drawn.clamp(max=probabilities.shape[-1] - 1).tolist()

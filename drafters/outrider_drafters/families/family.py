@@ -14,6 +14,7 @@ from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeig
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import Tap
 
+DRAFT_VOCAB_OPTION = "draft_vocab"  # the option of families whose heads TargetWeights.draft_tokens restricts
 Offline = Literal["goes on", "as far as its heads", "copies"]
 Trees = Literal["dynamic", "fixed choices", "chain"]
 
@@ -27,8 +28,9 @@ class Family:
     files, which is chosen by its name. `drafter` and `tap` load the two halves and raise UsageError; the tap's weights
     take the type and device of the tensor given, and None is the tap of a family without features.
     `keep_unquantized` selects the tensors that an edge bundle must store as they are: those that the tap's fingerprint
-    covers, or that are not read through DrafterFiles. `options` names the fields of DrafterOptions that it reads
-    besides `family`; others are refused.
+    covers, or that are not read through DrafterFiles. `is_head` selects those with a row for every token: a bundle with
+    a draft vocabulary stores its rows alone. `options` names the fields of DrafterOptions that it reads besides
+    `family`; others are refused.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Family:
     tap: Callable[[DrafterFiles, TargetSizes, Tensor], Tap | None]
     needs_files: bool = True
     keep_unquantized: Callable[[str], bool] = lambda name: False
+    is_head: Callable[[str], bool] = lambda name: False
     options: tuple[str, ...] = ()
 
 

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider_drafters.processor import cpu_has_bf16
+
 MIDDLE = 8  # of int4's codes 0 .. 15
 # Limits of torch 2.13's kernels: both crash on matrices that do not begin at a multiple of ALIGNMENT bytes, the int8
 # one reads past rows that are not a multiple of INT8_WIDTH values, the int4 one takes multiples of INT4_ROWS rows.
@@ -83,7 +85,7 @@ class Int8Codes:
 
     def multiply_many(self, x: Tensor) -> Tensor:
         # Exact codes: 8 bits fit into bfloat16's mantissa. Scaling them first would round every weight.
-        return F.linear(x, self.codes.bfloat16()) * self.scales
+        return _linear(x, self.codes) * self.scales
 
     def select_rows(self, rows: Tensor | slice) -> Int8Codes:
         return Int8Codes(self.codes[rows], self.scales[rows])
@@ -112,19 +114,18 @@ class Int4Codes:
         return self.pairs.nbytes + self.scales.nbytes + self.zeros.nbytes
 
     def values(self) -> Tensor:
-        grouped = (self._codes().float() - MIDDLE).view(*self.scales.shape, -1)
+        group = self.shape[1] // self.scales.shape[1]  # named: without rows, torch could not find it
+        grouped = (self._codes().float() - MIDDLE).view(*self.scales.shape, group)
         return (grouped * self.scales.float().unsqueeze(-1) + self.zeros.float().unsqueeze(-1)).view(self.shape)
 
     def multiply_few(self, x: Tensor) -> Tensor:
-        if self.shape[0] % INT4_ROWS:
-            return self.multiply_many(x)
         packed, scales_and_zeros = self._packed
         group = self.shape[1] // self.scales.shape[1]
         product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, group, scales_and_zeros)
-        return product
+        return product[:, : self.shape[0]]
 
     def multiply_many(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.values().bfloat16())
+        return _linear(x, self.values().bfloat16())
 
     def select_rows(self, rows: Tensor | slice) -> Int4Codes:
         return Int4Codes(self.pairs[rows], self.scales[rows], self.zeros[rows])
@@ -142,8 +143,18 @@ class Int4Codes:
     def _packed(self) -> tuple[Tensor, Tensor]:
         """Pack the codes for this processor's kernel."""
         # Never stored in a file: the order depends on the processor.
-        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(self._codes().int(), 1)
-        return packed, torch.stack((self.scales, self.zeros), dim=-1).transpose(0, 1).contiguous()
+        padding = (0, 0, 0, -self.shape[0] % INT4_ROWS)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(F.pad(self._codes().int(), padding), 1)
+        scales, zeros = F.pad(self.scales, padding), F.pad(self.zeros, padding)
+        return packed, torch.stack((scales, zeros), dim=-1).transpose(0, 1).contiguous()
+
+
+def _linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply rows [m, k] bfloat16 with a matrix [n, k] of values that bfloat16 holds: [m, n] bfloat16."""
+    if cpu_has_bf16():
+        return F.linear(x, weight.bfloat16())
+    # The same products in float32: torch's own for bfloat16 take seven times as long there.
+    return F.linear(x.float(), weight.float()).bfloat16()
 
 
 def aligned(tensor: Tensor) -> Tensor:

@@ -103,10 +103,13 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Handled:
     return weight.product(x, bias) if isinstance(weight, QuantizedWeight) and not _is(x) else NotImplemented
 
 
-def _embedding(ids: Tensor, weight: Tensor, *more: object, **named: object) -> Handled:
-    if not isinstance(weight, QuantizedWeight) or any(more) or any(named.values()):
+def _embedding(
+    ids: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, *_: object, **__: object
+) -> Handled:
+    # All but max_norm is for gradients, which codes have not. torch always passes norm_type, set or not.
+    if not isinstance(weight, QuantizedWeight) or max_norm is not None:
         return NotImplemented
-    return weight.coded.select_rows(ids.flatten()).values().to(weight.dtype).view(*ids.shape, -1)
+    return weight.coded.select_rows(ids.flatten()).values().to(weight.dtype).view(*ids.shape, weight.shape[1])
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Handled:
@@ -118,9 +121,11 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Handled:
 
 
 def _getitem(weight: Tensor, rows: object) -> Handled:
-    if not isinstance(weight, QuantizedWeight) or not isinstance(rows, slice) or rows.step is not None:
+    is_slice = isinstance(rows, slice) and rows.step is None
+    is_list = isinstance(rows, Tensor) and rows.ndim == 1 and rows.dtype == torch.int64
+    if not isinstance(weight, QuantizedWeight) or not (is_slice or is_list):
         return NotImplemented
-    return QuantizedWeight(weight.coded.select_rows(rows), weight.dtype)
+    return QuantizedWeight(weight.coded.select_rows(rows), weight.dtype)  # type: ignore[arg-type]  # checked above
 
 
 def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Handled:  # Any: as Tensor.to takes them

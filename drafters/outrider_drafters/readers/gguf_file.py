@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader, ReaderTensor
+    from gguf import GGUFReader, GGUFValueType, ReaderTensor
 
 SUFFIX = ".gguf"
 ARCHITECTURE = "general.architecture"
@@ -53,6 +53,23 @@ class GgufFile:
     def of_architecture(self, key: str) -> Any:  # Any: as `values`
         """Return the value of `ARCHITECTURE.key`, None if missing."""
         return self.values.get(f"{self.architecture}.{key}")
+
+
+def read_summary(path: Path) -> tuple[dict[str, Any], int]:  # Any: as `values`
+    """Return the metadata that are single values, and the number of weights. Raises UsageError for a broken file."""
+    reader = _opened(path)
+    try:
+        single = {key: field for key, field in reader.fields.items() if field.types[:1] != [_array_type()]}
+        values = {key: _exact(field.contents()) for key, field in single.items()}
+    except (ValueError, IndexError, TypeError) as error:
+        raise _unreadable(path, error) from error
+    return values, sum(int(tensor.n_elements) for tensor in reader.tensors)
+
+
+def _array_type() -> GGUFValueType:
+    from gguf import GGUFValueType
+
+    return GGUFValueType.ARRAY
 
 
 def _opened(path: Path) -> GGUFReader:

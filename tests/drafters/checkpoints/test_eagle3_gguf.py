@@ -318,7 +318,7 @@ def test_whole_vocabulary_without_a_map(tmp_path, golden):
     head.values |= {"target_layers": [2, 4, 5], "attention.key_length": 16, "rope.dimension_count": 16}
     drafter = head.load(golden)
     assert drafter._draft_tokens is None
-    assert drafter._head is drafter.target.lm_head
+    assert drafter._head.weight is drafter.target.lm_head
     assert drafter.embed is drafter.target.embed
 
 

@@ -16,6 +16,13 @@ def test_options_follow_the_name():
     assert DrafterSource.parse(text) == DrafterSource("some/dir", options)
 
 
+@pytest.mark.parametrize(("text", "value"), [("8192", 8192), ("all", "all"), ("some/vocab.json", "some/vocab.json")])
+def test_a_commands_draft_vocabulary_takes_the_place_of_the_sources(text, value):
+    source = DrafterSource.parse("some/dir,tli=1,draft_vocab=7")
+    assert source.with_draft_vocab(text).options == DrafterOptions(tli=1, draft_vocab=value)
+    assert source.with_draft_vocab(None) == source
+
+
 def test_a_path_that_exists_is_taken_whole(tmp_path):
     odd = tmp_path / "a,tli=1"
     odd.mkdir()
@@ -35,6 +42,8 @@ def test_a_path_that_exists_is_taken_whole(tmp_path):
         ("d,rope_theta=big", "a number above 0"),
         ("d,rope_theta=0", "a number above 0"),
         ("d,rope_theta=nan", "a number above 0"),
+        ("d,draft_vocab=", "a file, a number of tokens"),
+        ("d,draft_vocab=00", "a file, a number of tokens"),
     ],
 )
 def test_an_option_that_is_none_is_refused(text, needed):

@@ -16,6 +16,8 @@ from outrider_drafters import (
     TargetWeights,
     TreeShape,
     grow_tree,
+    load_drafter,
+    write_draft_vocab,
 )
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
@@ -248,6 +250,24 @@ def test_every_path_gets_its_levels_logits(directory, frozen):
     state.expand([5], [2])
     with pytest.raises(UsageError, match="a level beyond the last of a block of 5"):
         state.expand([5], [5])
+
+
+@pytest.mark.parametrize("kind", ["plain", "scales"])
+def test_a_draft_vocabulary_leaves_the_logits_of_its_tokens_as_they_are(kind, directory, frozen):
+    """Behind a cap on logits, too, which must not make a number of -inf."""
+    directory.config |= KINDS[kind]
+    write_draft_vocab(directory.path, [7, 2, 19])
+    blocks = []
+    for options in ("", ",draft_vocab=all"):
+        directory.files()
+        state = load_drafter(f"{directory.path}{options}", frozen).new_state()
+        state.append([3, 1, 4])
+        state.add_features(0, torch.ones(2, WIDTH))
+        blocks.append(block_of(state))
+    few, every = blocks
+    assert few.isfinite().any(0).nonzero()[:, 0].tolist() == [2, 7, 19]
+    torch.testing.assert_close(few[:, [2, 7, 19]], every[:, [2, 7, 19]])
+    assert every.isfinite().all()
 
 
 def test_drafts_a_chain_of_its_block(directory, frozen):

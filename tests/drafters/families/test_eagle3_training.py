@@ -74,7 +74,7 @@ def test_every_step_is_what_drafting_computes(sizes, frozen):
         state.add_features(0, fused[0, : row + 1])
         drafted = state.root_logits()
         for step in range(min(steps, length - row)):
-            torch.testing.assert_close(made[step].logits[0, row], drafted[ids], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(eagle.lm_head(made[step].normed[0, row]), drafted[ids], atol=1e-4, rtol=1e-4)
             if row + step + 2 <= length:
                 drafted = state.expand([int(tokens[row + step + 2])], [step - 1 if step else ROOT])[0]
 
@@ -82,7 +82,7 @@ def test_every_step_is_what_drafting_computes(sizes, frozen):
 def test_hidden_is_before_the_norm(sizes):
     eagle = network(sizes)
     for step in eagle.forward_train(torch.randn(2, 5, sizes.hidden), torch.randn(2, 5, sizes.hidden), 2):
-        torch.testing.assert_close(eagle.lm_head(eagle.norm(step.hidden)), step.logits)
+        torch.testing.assert_close(eagle.norm(step.hidden), step.normed)
 
 
 def test_rows_see_what_the_mask_shows():
@@ -92,20 +92,20 @@ def test_rows_see_what_the_mask_shows():
     mask = torch.block_diag(torch.ones(4, 4), torch.ones(4, 4)).bool().tril()
     packed = eagle.forward_train(embeds, fused, 2, mask)
     first = eagle.forward_train(embeds[:, :4], fused[:, :4], 2)
-    torch.testing.assert_close(packed[0].logits[:, :4], first[0].logits)
-    torch.testing.assert_close(packed[1].logits[:, :3], first[1].logits[:, :3])
+    torch.testing.assert_close(packed[0].normed[:, :4], first[0].normed)
+    torch.testing.assert_close(packed[1].normed[:, :3], first[1].normed[:, :3])
 
 
 def test_more_steps_than_rows():
     made = network(PLAIN).forward_train(torch.randn(1, 2, 64), torch.randn(1, 2, 64), 4)
-    assert all(step.logits.isfinite().all() for step in made)
+    assert all(step.normed.isfinite().all() for step in made)
 
 
 def test_trains(sizes):
     eagle = Eagle3(sizes)
     states = torch.randn(2, 5, 64 * max(1, len(sizes.target_layers)))
     made = eagle.forward_train(torch.randn(2, 5, sizes.hidden), eagle.fuse(states), 3)
-    sum(step.logits.square().mean() for step in made).backward()
+    sum(eagle.lm_head(step.normed).square().mean() for step in made).backward()
     idle = {name for name, parameter in eagle.named_parameters() if parameter.grad is None}
     assert idle == ({"embed_tokens.weight"} if sizes.own_embedding else set())
     assert all(p.grad.isfinite().all() and p.grad.any() for p in eagle.parameters() if p.grad is not None)

@@ -217,6 +217,7 @@ def exported(directory: Path, golden: Path, sizes: MoASizes, **changes) -> Targe
         (SIZES, 29),
         (replace(SIZES, qkv_bias=True), 35),  # a Qwen2 target's: SA and LSA have biases, CA has none
         (replace(SIZES, tli=2), 29),
+        (replace(SIZES, lsa_heads=4), 29),
         (replace(SIZES, rope_scaling=LLAMA3), 29),
         (WITHOUT_LSA, 18),
         (replace(WITHOUT_LSA, tli=1), 18),
@@ -329,7 +330,8 @@ def test_staircase_hides_what_the_features_tell():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"packed_kv": 36}, "packed_kv=36: must be a multiple of heads=8"),
+        ({"packed_kv": 36}, "packed_kv=36: LSA's 8 heads do not divide it"),
+        ({"lsa_heads": 5}, "packed_kv=32: LSA's 5 heads do not divide it"),
         ({"packed_kv": 24}, "head_dim=3: RoPE needs an even one"),
         ({"sa_kv_heads": 3}, "kv_heads=3: must divide heads=8"),
         ({"ca_mlp": 0}, "every size must be at least 1"),

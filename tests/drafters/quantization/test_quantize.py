@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from outrider_drafters import TargetWeights, load_drafter
 from outrider_drafters.blocks.fused import FusedProjections
@@ -67,6 +69,15 @@ def test_products_are_those_of_the_values(weight, rows):
     assert F.linear(x, weight).dtype == torch.float32
 
 
+@pytest.mark.parametrize("has_bf16", [False, True])
+def test_products_of_many_rows_on_every_processor(monkeypatch, weight, has_bf16):
+    monkeypatch.setattr("outrider_drafters.quantization.codes.cpu_has_bf16", lambda: has_bf16)
+    x = torch.randn(40, 64).bfloat16()
+    made = weight.coded.multiply_many(x)
+    assert made.dtype == torch.bfloat16
+    assert relative(made.float(), x.float() @ weight.values().T) < 0.01
+
+
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 20), (16, 32), (17, 33), (63, 40), (48, 96), (3, 100)])
 def test_every_size_is_right(kind, n, k):
     """Sizes that the kernels would read past are computed otherwise."""
@@ -100,6 +111,25 @@ def test_leading_dimensions(weight):
 def test_rows_are_looked_up(weight):
     ids = torch.tensor([[1, 47], [1, 0]])
     assert torch.equal(F.embedding(ids, weight), weight.values()[ids])
+    assert F.embedding(torch.empty(0, dtype=torch.long), weight).shape == (0, 64)
+
+
+class Made(TorchDispatchMode):
+    """Counts the bytes of every tensor that torch's operations make."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        self.num_bytes += sum(each.nbytes for each in tree_leaves(made) if isinstance(each, torch.Tensor))
+        return made
+
+
+def test_a_lookup_touches_the_rows_that_are_looked_up(kind):
+    weight = quantize(torch.randn(4096, 64), kind)
+    with torch.inference_mode(), Made() as made:
+        F.embedding(torch.tensor([7, 4000]), weight)
+    assert 2 * 64 * 4 <= made.num_bytes < 20 * 2 * 64 * 4  # all rows would be 2,048 times two
 
 
 def test_rows_are_cut_and_joined_as_codes(weight):

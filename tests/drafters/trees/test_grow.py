@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider_drafters import TreeShape, grow_tree
+from outrider_drafters.checkpoints.draft_vocabulary import DraftLogits
+from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import UNLIMITED
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan
-from outrider_drafters.trees.grow import grow, start_tree
+from outrider_drafters.load import load_drafter
+from outrider_drafters.trees.grow import TreeGrowth, grow, start_tree
+from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -53,6 +57,20 @@ class Lookup:
     def append(self, tokens: Sequence[int]) -> None: ...
     def add_features(self, first: int, rows: Tensor) -> None: ...
     def rollback(self, num_tokens: int) -> None: ...
+
+
+class Restricted(Lookup):
+    """One with a draft vocabulary. `columns`: its logits carry those of the vocabulary's tokens."""
+
+    tokens = torch.tensor([2, 5, 6, 11, 17, 23, 24, 39])
+
+    def __init__(self, seed: int, columns: bool) -> None:
+        super().__init__(40, seed)
+        self.columns = columns
+
+    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        logits = DraftLogits.of(super().expand(tokens, parents)[:, self.tokens], self.tokens, self.vocabulary)
+        return logits if self.columns else logits.clone()
 
 
 def plain_tree(state: Lookup, shape: TreeShape) -> list[tuple[int, ...]]:
@@ -115,6 +133,18 @@ def test_cancelled_tree_keeps_the_levels_there_are():
     assert paths_of(tree) == plain_tree(Lookup(30, 3), TreeShape(3, 3, 40))
 
 
+def test_no_level_is_expanded_whose_nodes_are_together_too_unlikely():
+    whole, state = grow(Lookup(50, 1), TreeShape(2, 6, 16)), Lookup(50, 1)
+    # Of each level the nodes that the next one expands.
+    frontier = [
+        sum(math.exp(s) for s, d in zip(whole.scores, whole.tree.depths(), strict=True) if d == n) for n in (1, 2)
+    ]
+    assert frontier[0] > frontier[1] * 1.01
+    cut = grow(state, TreeShape(2, 6, 16, min_level_probability=(frontier[0] + frontier[1]) / 2))
+    assert state.num_levels == 1
+    assert max(cut.tree.depths()) == 2
+
+
 def test_vocabulary_smaller_than_breadth():
     tree = grow_tree(Lookup(2, 4), TreeShape(breadth=8, levels=2, budget=16))
     assert len(tree) == 2 + 2 * 2
@@ -158,3 +188,42 @@ def test_scores_and_entropies_are_those_of_the_paths(plan: TreePlan):
         assert score == pytest.approx(sum(float(s[t]) for s, t in zip(steps, path, strict=True)), abs=1e-4)
         assert entropy == pytest.approx(-float((steps[-1].exp() * steps[-1]).sum()), abs=1e-4)
     assert grow(state, plan).entropies is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("plan", [TreeShape(3, 4, 16), TreeShape(12, 3, 40), TreeChoices.load("mc_sim_7b_63")])
+def test_columns_of_a_draft_vocabulary_make_the_tree_of_all_columns(plan, seed):
+    short, plain = (Restricted(seed, columns) for columns in (True, False))
+    assert type(plain.expand([1], [ROOT])) is Tensor
+    assert isinstance(short.expand([1], [ROOT]), DraftLogits)
+    trees = [grow(state, plan) for state in (short, plain)]
+    assert trees[0].tree == trees[1].tree
+    assert trees[0].scores == pytest.approx(trees[1].scores, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["moa", "moa_tli1", "eagle2", "eagle3", "independent"])
+def test_trees_that_grow_together_are_those_that_grow_alone(family):
+    drafter = load_drafter(drafter_dir(family), TargetWeights.load(target_dir()))
+    texts = ([3, 41, 7, 300, 22, 9, 57], [81, 7, 300, 22, 11, 9, 4, 5, 6, 90], [12, 13])
+    shapes = TreeShape(3, 4, 10), TreeShape(2, 3, 6), TreeShape(4, 4, 12, min_probability=0.01)
+
+    def begin(tokens, shape) -> TreeGrowth:
+        state = drafter.new_state()
+        state.append(tokens)
+        if drafter.tap.fingerprint:
+            rows = torch.randn(10, drafter.tap.width, generator=torch.Generator().manual_seed(5))
+            state.add_features(0, rows[: len(tokens) - 1])
+        return TreeGrowth(state, shape)
+
+    alone = [begin(tokens, shape) for tokens, shape in zip(texts, shapes, strict=True)]
+    for growth in alone:
+        while growth.step():
+            pass
+    together = [begin(tokens, shape) for tokens, shape in zip(texts, shapes, strict=True)]
+    while any(TreeGrowth.step_together(together)):
+        pass
+    assert together[0].can_step_together is (family != "independent")
+    for one, other in zip(alone, together, strict=True):
+        assert one.drafted().tree == other.drafted().tree
+        assert one.drafted().scores == pytest.approx(other.drafted().scores, abs=1e-4)
+        assert one.num_expanded == other.num_expanded

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
 from outrider_drafters.blocks.tree_mask import TreeMask
+from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import tree_logits_by_level
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan, TreeShape
@@ -94,4 +95,6 @@ class DFlashState(WithTokenState):
         # The block begins at the root even if features lag: positions between the last feature and the root are a gap.
         hidden = self._drafter.network.run(embeds, self.num_tokens - 1, self._token_state.usable, self._caches)
         logits = F.linear(hidden[1:], target.lm_head).float() * sizes.logit_scale
-        return logits if sizes.softcap is None else torch.tanh(logits / sizes.softcap) * sizes.softcap
+        logits = logits if sizes.softcap is None else torch.tanh(logits / sizes.softcap) * sizes.softcap
+        # After the cap, not before: it would make -softcap of -inf.
+        return over_target_vocabulary(logits, target.draft_tokens, target.sizes.vocab)

@@ -42,5 +42,5 @@ FAMILY = Family(
     recognizes=recognizes,
     drafter=_load_drafter,
     tap=_load_tap,
-    options=("target_layers",),
+    options=("target_layers", "draft_vocab"),
 )

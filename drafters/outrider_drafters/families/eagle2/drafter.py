@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.fused import FusedBlock, FusedLayers
+from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tap import last_hidden_info
 from outrider_drafters.contracts.tree_shape import TreePlan
@@ -25,6 +25,7 @@ class Eagle2Drafter:
     def __init__(self, eagle: Eagle2, target: TargetWeights, embed: Tensor | None = None, steps: int = 1) -> None:
         self.stale_tolerant = steps >= TOLERANT_STEPS
         self.fc = eagle.fc
+        self._pairs = PackedLinear(eagle.fc.weight.detach(), eagle.fc.bias, packed=None)
         blocks = [FusedBlock(block) for block in eagle.blocks]
         self.block: FusedBlock | FusedLayers = blocks[0] if len(blocks) == 1 else FusedLayers(blocks)
         self.target = target
@@ -34,10 +35,10 @@ class Eagle2Drafter:
         self.plan: TreePlan | None = None
 
     def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:
-        return F.linear(torch.cat((embeds, features), dim=-1), self.fc.weight, self.fc.bias)
+        return self._pairs(torch.cat((embeds, features), dim=-1))
 
     def logits(self, outputs: Tensor) -> Tensor:
-        return F.linear(outputs, self.target.lm_head).float()
+        return self.target.logits(outputs)
 
     def new_state(self) -> PairState:
         return PairState(self)

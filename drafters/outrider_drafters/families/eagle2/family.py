@@ -125,5 +125,5 @@ FAMILY = Family(
     recognizes=lambda files: any(name.startswith(PARTS) for name in files.names),
     drafter=_load_drafter,
     tap=_load_tap,
-    options=("rope_theta", "embedding"),
+    options=("rope_theta", "embedding", "draft_vocab"),
 )

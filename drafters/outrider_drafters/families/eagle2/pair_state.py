@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import Rope
-from outrider_drafters.blocks.row_buffer import KVCache, RowBuffer
+from outrider_drafters.blocks.row_buffer import AnyCache, JointCache, KVCache, RowBuffer
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
 from outrider_drafters.blocks.tree_mask import TreeMask
+from outrider_drafters.checkpoints.draft_vocabulary import split_logits
 from outrider_drafters.contracts.drafter import UNLIMITED, tree_logits_by_level
+from outrider_drafters.trees.grow import Level
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree
 
@@ -34,7 +36,7 @@ class PairBlock(Protocol):
 
     def new_cache(self) -> KVCache: ...
 
-    def run(self, x: Tensor, rope: Rope, cache: KVCache, mask: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, rope: Rope, cache: AnyCache, mask: Tensor | None = None) -> Tensor:
         """Append pairs to the cache and return their outputs [n, E]; mask [n, all rows] bool, None: see all."""
         ...
 
@@ -114,14 +116,27 @@ class PairState(WithTokenState):
         self._outputs.append(output)
         return self._drafter.logits(output)[0]
 
-    @torch.inference_mode()
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        depths, mask = self._tree_mask.add(parents, self._num_text_rows)
-        pairs = self._pairs(tokens, self._outputs.all[[1 + parent for parent in parents]])
-        rope = self._drafter.block.shape.rope(depths + (self.num_tokens - 2))
-        outputs = self._drafter.block.run(pairs, rope, self._cache, mask)
-        self._outputs.append(outputs)
-        return self._drafter.logits(outputs)
+        (logits,) = self.expand_together([(self, Level(tokens, parents))])
+        return logits
+
+    @staticmethod
+    @torch.inference_mode()
+    def expand_together(levels: Sequence[tuple[PairState, Level]]) -> list[Tensor]:
+        states, drafter = [state for state, _ in levels], levels[0][0]._drafter
+        pairs, positions, masks = [], [], []
+        for state, level in levels:
+            depths, mask = state._tree_mask.add(level.parents, state._num_text_rows)
+            features = state._outputs.all[[1 + parent for parent in level.parents]]
+            pairs.append(state._pairs(level.tokens, features))
+            positions.append(depths + (state.num_tokens - 2))
+            masks.append(mask)
+        sizes = [len(level.tokens) for _, level in levels]
+        cache = JointCache([state._cache for state in states], masks, sizes)
+        outputs = drafter.block.run(torch.cat(pairs), drafter.block.shape.rope(torch.cat(positions)), cache)
+        for state, own in zip(states, torch.split(outputs, sizes), strict=True):
+            state._outputs.append(own)
+        return split_logits(drafter.logits(outputs), sizes)
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
         return tree_logits_by_level(tree, self.root_logits(), self.expand)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary
+from outrider_drafters.blocks.packed_linear import PackedLinear
+from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.eagle2.pair_state import PairState
@@ -30,8 +30,11 @@ class Eagle3Drafter:
         self.plan: TreePlan | None = None
         self.embed = target.embed if eagle.embed_tokens is None else eagle.embed_tokens.weight.detach()
         self.block = FusedPairLayer(eagle.midlayer, eagle.norm)
-        self._draft_tokens = eagle.draft_tokens
-        self._head = target.lm_head if eagle.lm_head is None else eagle.lm_head.weight.detach()
+        head, self._draft_tokens = target.lm_head, target.draft_tokens
+        if eagle.lm_head is not None:
+            own = eagle.lm_head.weight.detach()
+            head, self._draft_tokens = select_rows(own, eagle.draft_tokens, target.draft_tokens)
+        self._head = PackedLinear(head, packed=None)
         # Applied once: with norm_output the layer's output, which is fed back, is normed already.
         self._norm = None if eagle.sizes.norm_output else eagle.norm
 
@@ -40,7 +43,7 @@ class Eagle3Drafter:
 
     def logits(self, outputs: Tensor) -> Tensor:
         normed = outputs if self._norm is None else self._norm(outputs)
-        return over_target_vocabulary(F.linear(normed, self._head).float(), self._draft_tokens, self.vocab_size)
+        return over_target_vocabulary(self._head(normed).float(), self._draft_tokens, self.vocab_size)
 
     def new_state(self) -> PairState:
         return PairState(self)

@@ -57,5 +57,5 @@ FAMILY = Family(
     drafter=_load_drafter,
     tap=_load_tap,
     keep_unquantized=lambda name: name.startswith(("fc", "input_norm")),
-    options=("rope_theta", "norm_output", "embedding", "target_layers"),
+    options=("rope_theta", "norm_output", "embedding", "target_layers", "draft_vocab"),
 )

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from outrider_drafters.blocks.fused import FusedMLP, FusedProjections
 from outrider_drafters.blocks.layers import Attention, GatedMLP, RMSNorm, Rope
-from outrider_drafters.blocks.row_buffer import KVCache
+from outrider_drafters.blocks.packed_linear import PackedLinear
+from outrider_drafters.blocks.row_buffer import AnyCache, KVCache
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 
 
@@ -22,13 +23,27 @@ class PairLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.eps)
         self.mlp = GatedMLP(shape.width, shape.mlp)
 
-    def forward(self, embeds: Tensor, features: Tensor, rope: Rope, seen: TrainStepCache) -> Tensor:
-        """Compute the outputs [B, T, H] of one training step; its keys and values join those `seen`."""
+    def forward(
+        self, embeds: Tensor, features: Tensor, rope: Rope, seen: TrainStepCache, chosen: Tensor | None = None
+    ) -> Tensor:
+        """Compute the outputs [B, T, H] of one training step; its keys and values join those `seen`.
+
+        chosen [B, R]: compute the outputs [B, R, H] of these rows only.
+        """
         normed = self.hidden_norm(features)
         pairs = torch.cat((self.input_layernorm(embeds), normed), dim=-1)
-        mixed = seen.attend(self.self_attn.queries(pairs, rope), *self.self_attn.keys_values(pairs, rope))
+        keys, values = self.self_attn.keys_values(pairs, rope)
+        if chosen is not None:
+            pairs, normed, features = (take_rows(x, chosen) for x in (pairs, normed, features))
+            rope = Rope(rope.cos[chosen].unsqueeze(1), rope.sin[chosen].unsqueeze(1))
+        mixed = seen.attend(self.self_attn.queries(pairs, rope), keys, values)
         y = (normed if self.sizes.norm_before_residual else features) + self.self_attn.o_proj(mixed)
         return y + self.mlp(self.post_attention_layernorm(y))  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
+
+
+def take_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """Return the rows [B, R] of x [B, T, H]."""
+    return x.gather(1, rows.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
 class TrainStepCache:
@@ -39,23 +54,24 @@ class TrainStepCache:
     """
 
     def __init__(self, mask: Tensor) -> None:
-        self._mask = mask  # [T, T] bool, or broadcast to [B, 1, 1, T, T]
+        self._mask = mask  # [R, T] bool, or broadcast to [B, 1, 1, R, T]
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Add a step and attend: queries [B, heads, T, head_dim], keys and values [B, kv_heads, T, head_dim].
+        """Add a step and attend: queries [B, heads, R, head_dim], keys and values [B, kv_heads, T or R, head_dim].
 
-        Returns [B, T, heads x head_dim].
+        Returns [B, R, heads x head_dim].
         """
         self._keys.append(keys.unsqueeze(2))
         self._values.append(values.unsqueeze(2))
-        batch, heads, length, width = queries.shape
-        grouped = queries.reshape(batch, keys.shape[1], heads // keys.shape[1], length, width) * width**-0.5
-        scores = (grouped @ self._keys[0].transpose(-1, -2)).masked_fill(~self._mask, -torch.inf)
+        batch, heads, rows, width = queries.shape
+        length = self._keys[0].shape[-2]
+        grouped = queries.reshape(batch, keys.shape[1], heads // keys.shape[1], rows, width) * width**-0.5
+        scores = (grouped @ self._keys[0].transpose(-1, -2)).masked_fill_(~self._mask, -torch.inf)
         own = [(grouped * later).sum(-1, keepdim=True) for later in self._keys[1:]]
         # One softmax over the true rows and the row's own later steps, in float32 also under autocast.
-        weights = torch.cat((scores, *own), dim=-1).float().softmax(-1).to(values.dtype)
+        weights = torch.cat((scores, *own), dim=-1).softmax(-1, dtype=torch.float32).to(values.dtype)
         mixed = weights[..., :length] @ self._values[0]
         for number, later in enumerate(self._values[1:]):
             mixed = mixed + weights[..., length + number, None] * later
@@ -73,25 +89,22 @@ class FusedPairLayer:
         self._norm_before_residual = layer.sizes.norm_before_residual
         self._projections = FusedProjections(layer.self_attn, self.shape)
         out = layer.self_attn.o_proj
-        self._out, self._out_bias = out.weight.detach(), None if out.bias is None else out.bias.detach()
+        self._out = PackedLinear(out.weight.detach(), None if out.bias is None else out.bias.detach(), packed=None)
         self._mlp = FusedMLP(layer.post_attention_layernorm, layer.mlp)
         self._embed_norm, self._feature_norm = layer.input_layernorm.weight.detach(), layer.hidden_norm.weight.detach()
         self._output_norm = norm.weight.detach() if layer.sizes.norm_output else None
 
     def new_cache(self) -> KVCache:
-        return KVCache(self.shape.kv_heads, self.shape.head_dim, self._out.dtype, self._out.device)
+        return KVCache(self.shape.kv_heads, self.shape.head_dim, self._out.weight.dtype, self._out.weight.device)
 
-    def run(self, x: Tensor, rope: Rope, cache: KVCache, mask: Tensor | None = None) -> Tensor:
+    def run(self, x: Tensor, rope: Rope, cache: AnyCache, mask: Tensor | None = None) -> Tensor:
         split = self.shape.heads + self.shape.kv_heads
         embeds, features = x.chunk(2, dim=-1)
         normed = self._normed(features, self._feature_norm)
         heads = self._projections.heads(self._pairs(embeds, normed), 0, split + self.shape.kv_heads)
         rotated = rope.rotate(heads[:split])
-        cache.append(rotated[self.shape.heads :], heads[split:])
-        mixed = F.scaled_dot_product_attention(
-            rotated[: self.shape.heads].unsqueeze(0), cache.keys, cache.values, attn_mask=mask, enable_gqa=True
-        )
-        y = F.linear(mixed[0].transpose(0, 1).flatten(1), self._out, self._out_bias)
+        mixed = cache.attend(rotated[: self.shape.heads], rotated[self.shape.heads :], heads[split:], mask)
+        y = self._out(mixed[0].transpose(0, 1).flatten(1))
         output = self._mlp.run(y + (normed if self._norm_before_residual else features))
         return output if self._output_norm is None else self._normed(output, self._output_norm)
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.layers import INIT_STD, RMSNorm, causal_mask
+from outrider_drafters.blocks.layers import INIT_STD, RMSNorm, Rope, causal_mask
 from outrider_drafters.checkpoints.draft_vocabulary import draft_tokens, membership, offsets
 from outrider_drafters.checkpoints.target_weights import TargetSizes
-from outrider_drafters.families.eagle3.layer import PairLayer, TrainStepCache
+from outrider_drafters.families.eagle3.layer import PairLayer, TrainStepCache, take_rows
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 from outrider_drafters.readers.checkpoint import write_model
 from outrider_proto.errors import UsageError
@@ -28,10 +28,13 @@ from outrider_proto.errors import UsageError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainStep:
-    """One step of the training-time test: row t predicts token t + 2 + step; the last `step` rows are meaningless."""
+    """One step of the training-time test: row t predicts token t + 2 + step; the last `step` rows are meaningless.
+
+    Where rows were chosen, there are R instead of T.
+    """
 
     hidden: Tensor  # [B, T, H] before the norm
-    logits: Tensor  # [B, T, Vd]
+    normed: Tensor  # [B, T, H]: for the head
 
 
 class Fuser:
@@ -93,7 +96,7 @@ class Eagle3(nn.Module):
         return self.fuser()(states) if self.sizes.target_layers else states
 
     def forward_train(
-        self, embeds_next: Tensor, fused: Tensor, steps: int, mask: Tensor | None = None
+        self, embeds_next: Tensor, fused: Tensor, steps: int, mask: Tensor | None = None, chosen: Tensor | None = None
     ) -> list[TrainStep]:
         """Run the training-time test (paper, 3.2).
 
@@ -102,20 +105,27 @@ class Eagle3(nn.Module):
 
         embeds_next [B, T, H] of tokens t + 1, fused [B, T, H] of positions t; in step k row t pairs token t + 1 + k
         (zeros past the end) with the output of step k - 1 at RoPE position t + k. mask: which true rows a row sees,
-        bool [T, T] or broadcast to [B, 1, 1, T, T]; None for causal. Padding belongs at the end.
+        bool [T, T] or broadcast to [B, 1, 1, T, T]; None for causal. Padding belongs at the end. chosen [B, R] int64:
+        compute the outputs of these rows only, [B, R, H]; the others are seen and nothing more (`mask` must be None).
         """
-        assert self.lm_head is not None
         length, device = fused.shape[1], fused.device
-        seen = TrainStepCache(causal_mask(length, device) if mask is None else mask)
         positions = torch.arange(length, device=device)
+        if chosen is not None:
+            mask = (positions <= chosen.unsqueeze(-1))[:, None, None]
+        seen = TrainStepCache(causal_mask(length, device) if mask is None else mask)
         made: list[TrainStep] = []
         features = fused
         for step in range(steps):
             # Shifted, not sliced: every step keeps T rows, the last `step` of which are meaningless.
             embeds = nn.functional.pad(embeds_next[:, step:], (0, 0, 0, min(step, length)))
-            hidden = self.midlayer(embeds, features, self.sizes.block.rope(positions + step), seen)
+            if chosen is None or step == 0:
+                hidden = self.midlayer(embeds, features, self.sizes.block.rope(positions + step), seen, chosen)
+            else:
+                rope = self.sizes.block.rope(chosen + step)
+                rope = Rope(rope.cos.unsqueeze(1), rope.sin.unsqueeze(1))
+                hidden = self.midlayer(take_rows(embeds, chosen), features, rope, seen)
             normed = self.norm(hidden)
-            made.append(TrainStep(hidden, self.lm_head(normed)))
+            made.append(TrainStep(hidden, normed))
             features = normed if self.sizes.norm_output else hidden
         return made
 

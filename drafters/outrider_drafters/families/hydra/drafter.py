@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.heads.state import HeadsState, TokenPath, default_choices
@@ -21,12 +22,12 @@ NAME = "hydra"
 class HydraHead:
     """One head for inference, with linear and res_connection of a block as one product."""
 
-    def __init__(self, blocks: list[HydraBlock], output: torch.nn.Linear) -> None:
+    def __init__(self, blocks: list[HydraBlock], weight: Tensor, bias: Tensor | None) -> None:
         self._blocks = [_fused(block) for block in blocks]
-        self._output = output.weight.detach(), output.bias.detach()
+        self._output = weight, bias
 
     def logits(self, x: Tensor) -> Tensor:
-        """Compute logits [n, V] from x [n, inputs x E]."""
+        """Compute logits [n, rows of the output] from x [n, inputs x E]."""
         for weight, bias, widens in self._blocks:
             mixed = F.linear(x, weight, bias)
             kept, gate = mixed.chunk(2, dim=-1) if widens else (x, mixed)
@@ -41,7 +42,10 @@ class HydraDrafter:
     stale_tolerant = False
     tree_in_one_pass = False
 
-    def __init__(self, hydra: Hydra, target: TargetWeights, tap: TapInfo | None = None) -> None:
+    def __init__(
+        self, hydra: Hydra, target: TargetWeights, tap: TapInfo | None = None, row_tokens: Tensor | None = None
+    ) -> None:
+        """`row_tokens` [rows]: what the outputs' rows stand for; None if every token has one."""
         self.target = target
         self.like = target.embed
         self.tap = tap_info(hydra) if tap is None else tap
@@ -50,13 +54,25 @@ class HydraDrafter:
         self.knows_next = hydra.prefix is None and hydra.sizes.offset == 0
         self.plan: TreePlan | None = default_choices(self.num_heads)
         self.grounded = hydra.sizes.grounded
-        self.heads = [HydraHead(*parts) for parts in hydra.heads]
+        self.heads: list[HydraHead] = []
+        for blocks, output in hydra.heads:
+            if output is None:
+                self._tokens = target.draft_tokens
+                self.heads.append(HydraHead(blocks, target.lm_head, None))
+                continue
+            weight, self._tokens = select_rows(output.weight.detach(), row_tokens, target.draft_tokens)
+            bias, _ = select_rows(output.bias.detach(), row_tokens, target.draft_tokens)
+            self.heads.append(HydraHead(blocks, weight, bias))
 
     def new_state(self) -> HeadsState:
         return HeadsState(self)
 
     def read(self, feature: Tensor) -> HydraLogits:
         return HydraLogits(self, feature)
+
+    def logits(self, head: int, x: Tensor) -> Tensor:
+        """Compute a head's logits [n, V] float32 from x [n, inputs x E]."""
+        return over_target_vocabulary(self.heads[head].logits(x).float(), self._tokens, self.vocab_size)
 
 
 class HydraLogits:
@@ -67,15 +83,14 @@ class HydraLogits:
         self._feature = feature
 
     def after(self, lines: Sequence[TokenPath]) -> Tensor:
-        number = len(lines[0]) - 1
-        if number < 0:
-            return F.linear(self._feature, self._drafter.target.lm_head).float()
-        head = self._drafter.heads[number]
+        head = len(lines[0]) - 1
+        if head < 0:
+            return self._drafter.target.logits(self._feature)
         if not self._drafter.grounded:
-            return head.logits(self._feature).float().expand(len(lines), -1)
+            return self._drafter.logits(head, self._feature).expand(len(lines), -1)
         tokens = torch.tensor(lines, dtype=torch.int64, device=self._feature.device)
         embeds = F.embedding(tokens, self._drafter.target.embed).flatten(1)
-        return head.logits(torch.cat((self._feature.expand(len(lines), -1), embeds), dim=-1)).float()
+        return self._drafter.logits(head, torch.cat((self._feature.expand(len(lines), -1), embeds), dim=-1))
 
 
 def _fused(block: HydraBlock) -> tuple[Tensor, Tensor, bool]:

@@ -21,7 +21,7 @@ from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeig
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.heads.tap import NewestHiddenTap
 from outrider_drafters.families.hydra.drafter import NAME, HydraDrafter
-from outrider_drafters.families.hydra.network import Hydra, HydraSizes
+from outrider_drafters.families.hydra.network import OWN_OUTPUT, Hydra, HydraSizes
 from outrider_drafters.families.hydra.tap import HydraPrefixTap, tap_info
 from outrider_drafters.readers.checkpoint import Checkpoint
 
@@ -36,6 +36,10 @@ ROPE_THETA = 10000.0  # of the prefix layer: the published code ignores the targ
 KINDS = ("mlp", "prefix-mlp")
 
 BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
+
+FIRST_BLOCK = "hydra_mlp.0.0.linear.weight"
+
+HEAD = "hydra_lm_head.0.weight"  # all heads' outputs have its shape
 
 OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:\d+\.)?(weight|bias)")
 
@@ -66,10 +70,14 @@ def _load(files: DrafterFiles, target: TargetSizes) -> Hydra:
 def _sizes(files: DrafterFiles, target: TargetSizes, kind: str) -> HydraSizes:
     blocks = [match for name in files.names if (match := BLOCK.fullmatch(name))]
     outputs = [match for name in files.names if (match := OUTPUT.fullmatch(name))]
-    files.need(frozenset({"hydra_mlp.0.0.linear.weight", "hydra_lm_head.0.weight"}))
-    vocab, hidden = files.checkpoint.matrix("hydra_lm_head.0.weight")
+    own_output = _has_outputs(files)
+    files.need(frozenset({FIRST_BLOCK, *([HEAD] if own_output else [])}))
+    hidden, _ = files.checkpoint.matrix(FIRST_BLOCK)
+    vocab = 0
+    if own_output:
+        vocab, hidden = files.checkpoint.matrix(HEAD)
+        files.row_tokens(HEAD, target.vocab)
     files.need_equal("hidden size", hidden, target.hidden)
-    files.need_equal("rows of hydra_lm_head.0.weight", vocab, target.vocab)
     return HydraSizes(
         hidden=hidden,
         vocab=vocab,
@@ -99,6 +107,11 @@ def _offset(files: DrafterFiles, target: TargetSizes) -> int:
     return offset
 
 
+def _has_outputs(files: DrafterFiles) -> bool:
+    # By the config, not by the tensors: a published file without outputs is a damaged one.
+    return files.config.get(OWN_OUTPUT) is not False
+
+
 def _has_prefix(files: DrafterFiles) -> bool:
     return any(name.startswith(PREFIX) for name in files.names)
 
@@ -125,7 +138,11 @@ def renumber_blocks(checkpoint: Checkpoint) -> Checkpoint:
 def _load_drafter(files: DrafterFiles, target: TargetWeights) -> HydraDrafter:
     hydra = _load(files, target.sizes)
     info = tap_info(hydra)  # before the cast: the fingerprint is of the values as stored
-    return HydraDrafter(hydra.to(target.embed.device, target.embed.dtype), target, info)
+    tokens = None
+    if _has_outputs(files):
+        tokens = files.with_checkpoint(renumber_blocks(files.checkpoint)).row_tokens(HEAD, target.sizes.vocab)
+    tokens = None if tokens is None else tokens.to(target.embed.device)
+    return HydraDrafter(hydra.to(target.embed.device, target.embed.dtype), target, info, tokens)
 
 
 def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> NewestHiddenTap | HydraPrefixTap:
@@ -145,5 +162,6 @@ FAMILY = Family(
     drafter=_load_drafter,
     tap=_load_tap,
     keep_unquantized=lambda name: name.startswith(PREFIX),
-    options=("rope_theta",),
+    is_head=lambda name: OUTPUT.fullmatch(name) is not None,
+    options=("rope_theta", "draft_vocab"),
 )

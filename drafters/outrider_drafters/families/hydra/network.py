@@ -19,10 +19,12 @@ from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm, cau
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.readers.checkpoint import HYDRA_HEADS, write_model
 
+OWN_OUTPUT = "outrider_own_output"  # key of our config.json: false if there are no outputs and the target's counts
+
 
 @dataclass(frozen=True, slots=True)
 class HydraSizes:
-    """Sizes of a set of heads; `hidden` and `vocab` are the target's.
+    """Sizes of a set of heads; `hidden` is the target's, and `vocab` too, or 0 if all heads use the target's output.
 
     `prefix`: shape of the layer that makes it Hydra++. `offset`: layers before the last at which the hidden state is
     taken (0: after the final norm). `tied`: a head's blocks after its first share their weights, as in the published
@@ -89,16 +91,20 @@ class Hydra(nn.Module):
             # The published spelling, which is the tensors' prefix.
             self.prefix_embeding_layer = HydraPrefix(sizes.prefix)
         self.hydra_mlp = nn.ModuleList(_blocks(sizes, head) for head in range(sizes.heads))
-        self.hydra_lm_head = nn.ModuleList(nn.Linear(sizes.hidden, sizes.vocab) for _ in range(sizes.heads))
+        self.hydra_lm_head = nn.ModuleList(
+            nn.Linear(sizes.hidden, sizes.vocab) for _ in range(sizes.heads if sizes.vocab else 0)
+        )
 
     @property
     def prefix(self) -> HydraPrefix | None:
         return None if self.sizes.prefix is None else self.prefix_embeding_layer
 
     @property
-    def heads(self) -> list[tuple[list[HydraBlock], nn.Linear]]:
-        """Return the blocks and the output of each head."""
+    def heads(self) -> list[tuple[list[HydraBlock], nn.Linear | None]]:
+        """Return the blocks and the own output of each head."""
         blocks = [[block for block in head if isinstance(block, HydraBlock)] for head in self._lists()]
+        if not self.sizes.vocab:
+            return [(head, None) for head in blocks]
         outputs = [output for output in self.hydra_lm_head if isinstance(output, nn.Linear)]
         return list(zip(blocks, outputs, strict=True))
 
@@ -115,22 +121,25 @@ class Hydra(nn.Module):
         for number in range(self.sizes.heads):
             rows = hidden.shape[1] - 1 - number
             parts = [embeds[:, 1 + further : 1 + further + rows] for further in range(self.sizes.inputs(number) - 1)]
-            outputs.append(self.head_logits(number, torch.cat((features[:, :rows], *parts), dim=-1), dropout))
+            _, output = self.heads[number]
+            assert output is not None
+            outputs.append(output(self.head_hidden(number, torch.cat((features[:, :rows], *parts), dim=-1), dropout)))
         return outputs
 
-    def head_logits(self, number: int, x: Tensor, dropout: float = 0.0) -> Tensor:
-        """Compute one head's logits [..., V] from its input x [..., inputs x E]; dropout as in forward_train."""
-        blocks, output = self.heads[number]
+    def head_hidden(self, number: int, x: Tensor, dropout: float = 0.0) -> Tensor:
+        """Compute what one head's output reads [..., E] from x [..., inputs x E]; dropout as in forward_train."""
+        blocks, _ = self.heads[number]
         for block in blocks:
             x = block(F.dropout(x, dropout))
-        return output(F.dropout(x, dropout))  # type: ignore[no-any-return]  # as above
+        return F.dropout(x, dropout)
 
     @torch.no_grad()
     def start_from(self, lm_head: Tensor) -> None:
         """Initialize every head's output with the target's lm_head [V, E], as published."""
         for _, output in self.heads:
-            output.weight.copy_(lm_head)
-            output.bias.zero_()
+            if output is not None:
+                output.weight.copy_(lm_head)
+                output.bias.zero_()
 
     def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32, base: str = "") -> None:
         """Write the published layout as safetensors, without its copy of the embedding; `base` names the target."""
@@ -144,6 +153,7 @@ class Hydra(nn.Module):
             "hidden_state_offset": sizes.offset,
             "hidden_size": target.hidden,
             "vocab_size": target.vocab,
+            **({} if sizes.vocab else {OWN_OUTPUT: False}),
         }
         tensors = self.state_dict()
         if sizes.prefix is not None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
 from outrider_drafters.blocks.tree_mask import TreeMask
+from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary
 from outrider_drafters.contracts.drafter import UNLIMITED
 from outrider_drafters.contracts.tap import NO_FEATURES
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan
@@ -37,8 +38,10 @@ class IndependentDrafter:
     stale_tolerant = True  # it has none
     tree_in_one_pass = True
 
-    def __init__(self, model: CausalModel, vocab_size: int) -> None:
+    def __init__(self, model: CausalModel, vocab_size: int, tokens: Tensor | None = None) -> None:
+        """`tokens` [rows] int64: what the rows of the model's head stand for; None: token i for row i."""
         self.model = model
+        self.tokens = None if tokens is None else tokens.to(model.model.device)
         self.vocab_size = vocab_size
         self.plan: TreePlan | None = None
 
@@ -97,4 +100,7 @@ class IndependentState(WithTokenState):
         model = self._drafter.model
         # The target may choose a padding token beyond this model's vocabulary; the model then reads its last token.
         known = [min(token, model.num_rows - 1) for token in tokens]
-        return fit_logits(model.run(known, positions, self._cache, mask, last_only), self._drafter.vocab_size)
+        logits = model.run(known, positions, self._cache, mask, last_only)
+        if self._drafter.tokens is not None:
+            return over_target_vocabulary(logits, self._drafter.tokens, self._drafter.vocab_size)
+        return fit_logits(logits, self._drafter.vocab_size)

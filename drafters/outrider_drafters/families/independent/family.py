@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from outrider_drafters.checkpoints.draft_vocabulary import select_rows
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import Drafter
@@ -36,13 +37,33 @@ def _recognizes(files: DrafterFiles) -> bool:
 def _load(files: DrafterFiles, target: TargetWeights) -> Drafter:
     tied = bool(files.options.tie_to_target)
 
+    tokens = target.draft_tokens
+
     def prepare(model: PreTrainedModel) -> set[str]:
+        nonlocal tokens
         if tied:
             return _tie(model, files, target)
         check_vocabulary(files, num_embeddings(model), target)
+        tokens = _cut_head(model, target.draft_tokens)
         return set()
 
-    return IndependentDrafter(CausalModel.load(files.directory, target.embed, prepare), target.sizes.vocab)
+    model = CausalModel.load(files.directory, target.embed, prepare)
+    return IndependentDrafter(model, target.sizes.vocab, tokens)
+
+
+def _cut_head(model: PreTrainedModel, wanted: Tensor | None) -> Tensor | None:
+    """Give the model a head of the wanted tokens' rows alone, and return the tokens of these rows."""
+    if wanted is None:
+        return None
+    accessors: Any = model  # transformers' are partly untyped
+    own: nn.Linear = accessors.get_output_embeddings()
+    weight, tokens = select_rows(own.weight.detach(), None, wanted)
+    head = nn.Linear(weight.shape[1], len(weight), bias=own.bias is not None, device="meta")
+    head.weight = nn.Parameter(weight, requires_grad=False)
+    if own.bias is not None:
+        head.bias = nn.Parameter(select_rows(own.bias.detach(), None, wanted)[0], requires_grad=False)
+    accessors.set_output_embeddings(head)
+    return tokens
 
 
 def _tie(model: PreTrainedModel, files: DrafterFiles, target: TargetWeights) -> set[str]:
@@ -55,7 +76,7 @@ def _tie(model: PreTrainedModel, files: DrafterFiles, target: TargetWeights) -> 
     # On meta: initial weights of this size would take seconds, and are replaced at once.
     embedding = nn.Embedding(target.sizes.vocab, target.sizes.hidden, device="meta")
     embedding.weight = nn.Parameter(target.embed, requires_grad=False)
-    head = nn.Linear(target.sizes.hidden, target.sizes.vocab, bias=False, device="meta")
+    head = nn.Linear(target.sizes.hidden, len(target.lm_head), bias=False, device="meta")
     head.weight = nn.Parameter(target.lm_head, requires_grad=False)
     accessors.set_input_embeddings(embedding)
     accessors.set_output_embeddings(head)
@@ -71,5 +92,5 @@ FAMILY = Family(
     drafter=_load,
     tap=lambda files, target, like: None,
     keep_unquantized=lambda name: True,
-    options=("tie_to_target",),
+    options=("tie_to_target", "draft_vocab"),
 )

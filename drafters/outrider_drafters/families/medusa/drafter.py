@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.heads.state import HeadsState, TokenPath, default_choices
@@ -24,10 +25,16 @@ class MedusaDrafter:
     knows_next = True
 
     def __init__(
-        self, medusa: Medusa, target: TargetWeights, shared: Tensor | None = None, tokens: Tensor | None = None
+        self,
+        medusa: Medusa,
+        target: TargetWeights,
+        shared: Tensor | None = None,
+        tokens: Tensor | None = None,
+        row_tokens: Tensor | None = None,
     ) -> None:
         """`shared` [rows, E]: one output for all heads, unless they have their own. `tokens` [k] int64: the only ones
-        to draft; an output has a row for each of them, or for the whole vocabulary."""
+        to draft, besides the target's draft vocabulary. `row_tokens` [rows]: what the rows of outputs that are not the
+        target's stand for; None if every token has one."""
         sizes = medusa.sizes
         self.target = target
         self.like = target.embed
@@ -38,8 +45,12 @@ class MedusaDrafter:
         self._blocks = [head[: sizes.blocks] for head in medusa.heads]
         common = target.lm_head if shared is None else shared
         outputs = [output_of(head) for head in medusa.heads] if sizes.rows else [common]
-        self._tokens = None if tokens is None else tokens.to(self.like.device)
-        self._outputs = [_kept(output, self._tokens) for output in outputs]
+        device = self.like.device
+        tokens = None if tokens is None else tokens.to(device)
+        stored = None if row_tokens is None else row_tokens.to(device)
+        stored = target.draft_tokens if outputs[0] is target.lm_head else stored
+        kept = [select_rows(*select_rows(output, stored, tokens), target.draft_tokens) for output in outputs]
+        self._outputs, self._tokens = [output for output, _ in kept], kept[0][1]
 
     def new_state(self) -> HeadsState:
         return HeadsState(self)
@@ -53,16 +64,13 @@ class MedusaDrafter:
 
     def next_logits(self, feature: Tensor) -> Tensor:
         """Compute the target's own logits [1, V] from its lm_head."""
-        return F.linear(feature, self.target.lm_head).float()
+        return self.target.logits(feature)
 
     def logits(self, feature: Tensor, heads: range) -> Tensor:
         """Compute the logits [heads, V] of one head with its own output, or of several that share one."""
         mixed = torch.cat([self._blocks[head](feature) for head in heads])
         logits = F.linear(mixed, self._outputs[0 if self.has_common_output else heads.start]).float()
-        if self._tokens is None:
-            return logits
-        # -inf, not 0: tokens outside the map can never be drafted, and log-softmax is then over the map alone.
-        return logits.new_full((len(heads), self.vocab_size), -torch.inf).index_copy_(1, self._tokens, logits)
+        return over_target_vocabulary(logits, self._tokens, self.vocab_size)
 
 
 class MedusaLogits:
@@ -86,8 +94,3 @@ class MedusaLogits:
         if self._together is None:
             self._together = self._drafter.logits(self._feature, range(self._drafter.num_heads))
         return self._together[head : head + 1]
-
-
-def _kept(output: Tensor, tokens: Tensor | None) -> Tensor:
-    """Cut an output to the rows of the tokens that are drafted."""
-    return output if tokens is None or len(output) == len(tokens) else output[tokens]

@@ -14,6 +14,7 @@ from outrider_drafters.families.medusa.layout import (
     EXTRAS,
     SHARED,
     MedusaLayout,
+    is_output,
     read_layout,
     read_token_map,
     recognizes,
@@ -38,20 +39,31 @@ def _rows(layout: MedusaLayout, target: TargetSizes) -> int:
     """Return the rows of each head's own output. Raises UsageError if they do not fit the target's vocabulary."""
     if layout.output == "target":
         return 0
-    name = SHARED if layout.output == "shared" else f"0.{layout.num_blocks}.weight"
+    name = _output_name(layout)
     layout.files.need(frozenset({name}))
     rows, width = layout.files.checkpoint.matrix(name)
-    tokens = read_token_map(layout, target)
     layout.files.need_equal(f"width of {name}", width, target.hidden)
-    if tokens is None or rows != len(tokens):
-        layout.files.need_equal(f"rows of {name}", rows, target.vocab)
+    _row_tokens(layout, target)
     return rows if layout.output == "own" else 0
+
+
+def _row_tokens(layout: MedusaLayout, target: TargetSizes) -> Tensor | None:
+    """Return the tokens that the rows of the outputs stand for; None if every token has one. Raises UsageError."""
+    name, tokens = _output_name(layout), read_token_map(layout, target)
+    if tokens is not None and layout.files.checkpoint.shape(name)[0] == len(tokens):
+        return tokens
+    return layout.files.row_tokens(name, target.vocab)
+
+
+def _output_name(layout: MedusaLayout) -> str:
+    return SHARED if layout.output == "shared" else f"0.{layout.num_blocks}.weight"
 
 
 def _load_drafter(files: DrafterFiles, target: TargetWeights) -> MedusaDrafter:
     medusa, layout = _load(files, target.sizes, target.embed)
     shared = layout.files.checkpoint.read(SHARED).to(target.embed) if layout.output == "shared" else None
-    return MedusaDrafter(medusa, target, shared, read_token_map(layout, target.sizes))
+    rows = None if layout.output == "target" else _row_tokens(layout, target.sizes)
+    return MedusaDrafter(medusa, target, shared, read_token_map(layout, target.sizes), rows)
 
 
 def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> NewestHiddenTap:
@@ -66,4 +78,6 @@ FAMILY = Family(
     recognizes=recognizes,
     drafter=_load_drafter,
     tap=_load_tap,
+    is_head=is_output,
+    options=("draft_vocab",),
 )

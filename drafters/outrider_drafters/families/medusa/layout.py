@@ -62,6 +62,12 @@ def recognizes(files: DrafterFiles) -> bool:
     return any(pattern.fullmatch(name) for name in names for pattern in (BLOCK, OUTPUT, VLLM_BLOCK))
 
 
+def is_output(name: str) -> bool:
+    """True for a head's output in any layout, or one for all heads."""
+    bare = name.removeprefix(WHOLE_MODEL).removeprefix(VLLM)
+    return bare == SHARED or any(pattern.fullmatch(bare) for pattern in (OUTPUT, VLLM_OUTPUT))
+
+
 def read_layout(files: DrafterFiles) -> MedusaLayout:
     """Recognize the layout and rename its tensors. Raises UsageError for names of two layouts."""
     bare = _bare(files.checkpoint)

@@ -11,14 +11,17 @@ from torch import Tensor, nn
 from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.blocks.layers import Rope
+from outrider_drafters.blocks.row_buffer import JointCache
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
 from outrider_drafters.blocks.tree_mask import TreeMask
+from outrider_drafters.checkpoints.draft_vocabulary import split_logits
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import UNLIMITED
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.moa.last_layers_state import FusedLastLayers, LastLayersState
 from outrider_drafters.families.moa.network import NAME, MoA
 from outrider_drafters.families.moa.tap import tap_info
+from outrider_drafters.trees.grow import Level
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree
 
@@ -108,30 +111,49 @@ class MoAState(WithTokenState):
         if tree.tokens:
             depths, sees = self._tree_mask.add(tree.parents, self._num_text_rows)
             positions, mask = torch.cat((positions, depths + root)), _above(mask, sees)
-        hidden = self._hidden([*tokens[start:], *tree.tokens], positions, mask)
+        hidden = _hidden([self], [[*tokens[start:], *tree.tokens]], [positions], [mask])
         self._tail.mark_text(self.num_tokens)
         return self._logits(hidden[root - start :])
 
-    @torch.inference_mode()
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        depths, mask = self._tree_mask.add(parents, self._num_text_rows)
-        return self._logits(self._hidden(tokens, depths + (self.num_tokens - 1), mask))
+        (logits,) = self.expand_together([(self, Level(tokens, parents))])
+        return logits
 
-    def _hidden(self, tokens: Sequence[int], positions: Tensor, mask: Tensor | None) -> Tensor:
-        """Append rows to SA's and the last layers' caches and return their states [n, E] for lm_head.
-
-        mask [n, rows of the cache] bool; None: they see all.
-        """
-        sa_rope, ca_rope = self._drafter.ropes(positions)
-        attended = self._drafter.sa.run(self._embeds(tokens), sa_rope, self._sa_cache, mask)
-        keys, values = self._ca_cache.first(self._num_visible)
-        return self._tail.run(self._drafter.ca.cross_attend(attended, ca_rope, keys, values), positions, mask)
+    @staticmethod
+    @torch.inference_mode()
+    def expand_together(levels: Sequence[tuple[MoAState, Level]]) -> list[Tensor]:
+        states, tokens = [state for state, _ in levels], [level.tokens for _, level in levels]
+        positions, masks = [], []
+        for state, level in levels:
+            depths, mask = state._tree_mask.add(level.parents, state._num_text_rows)
+            positions.append(depths + (state.num_tokens - 1))
+            masks.append(mask)
+        return split_logits(states[0]._logits(_hidden(states, tokens, positions, masks)), [len(own) for own in tokens])
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self._drafter.target.lm_head).float()
+        return self._drafter.target.logits(hidden)
 
     def _embeds(self, tokens: Sequence[int]) -> Tensor:
         return F.embedding(torch.tensor(tokens, dtype=torch.int64, device=self._device), self._drafter.target.embed)
+
+
+def _hidden(
+    states: Sequence[MoAState],
+    tokens: Sequence[Sequence[int]],
+    positions: Sequence[Tensor],
+    masks: Sequence[Tensor | None],
+) -> Tensor:
+    """Append rows to SA's and the last layers' caches and return their states [n, E] for lm_head, text behind text.
+
+    masks[i] [n of text i, rows of its cache] bool; None: they see all.
+    """
+    drafter, sizes = states[0]._drafter, [len(own) for own in tokens]
+    sa_rope, ca_rope = drafter.ropes(torch.cat(list(positions)))
+    embeds = states[0]._embeds([token for own in tokens for token in own])
+    attended = drafter.sa.run(embeds, sa_rope, JointCache([state._sa_cache for state in states], masks, sizes))
+    seen = [state._ca_cache.first(state._num_visible) for state in states]
+    crossed = drafter.ca.cross_attend(attended, ca_rope, seen, sizes)
+    return LastLayersState.run([state._tail for state in states], crossed, positions, masks)
 
 
 def _above(mask: Tensor | None, sees: Tensor) -> Tensor:

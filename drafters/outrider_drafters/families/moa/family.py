@@ -12,7 +12,7 @@ from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeig
 from outrider_drafters.contracts.tap import LastHiddenTap, Tap
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.moa.drafter import MoADrafter
-from outrider_drafters.families.moa.network import NAME, MoA, MoASizes
+from outrider_drafters.families.moa.network import LSA_HEADS, NAME, MoA, MoASizes
 from outrider_drafters.families.moa.tap import MoATap, tap_info
 from outrider_drafters.readers.config import config_int
 
@@ -28,13 +28,14 @@ def sizes_of(files: DrafterFiles) -> MoASizes:
     has_lsa = _has_lsa(files)
     files.need(REQUIRED | (REQUIRED_FOR_LSA if has_lsa else frozenset()))
     sa, ca = (stored_shape(files.checkpoint, block, files.config) for block in (SA, CA))
-    lsa = stored_shape(files.checkpoint, LSA, files.config) if has_lsa else None
+    lsa = stored_shape(files.checkpoint, LSA, files.config, LSA_HEADS) if has_lsa else None
     _check_config_sizes(files, lsa, sa, ca)
     return MoASizes(
         hidden=sa.width,
         heads=sa.heads,
         head_dim=sa.head_dim,
         packed_kv=lsa.width if lsa else 0,
+        lsa_heads=lsa.heads if lsa else None,
         lsa_kv_heads=lsa.kv_heads if lsa else 0,
         lsa_mlp=lsa.mlp if lsa else 0,
         sa_kv_heads=sa.kv_heads,
@@ -120,5 +121,5 @@ FAMILY = Family(
     drafter=_load_drafter,
     tap=_load_tap,
     keep_unquantized=lambda name: name.startswith(LSA),
-    options=("tli",),
+    options=("tli", "draft_vocab"),
 )

@@ -7,6 +7,8 @@ K/V        the target's own    made here, and rebuilt when    made here, dropped
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch import Tensor
 from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.blocks.layers import Rope
-from outrider_drafters.blocks.row_buffer import RowBuffer
+from outrider_drafters.blocks.row_buffer import JointCache, RowBuffer
 from outrider_drafters.families.moa.network import unpack_kv
 
 
@@ -60,16 +62,25 @@ class LastLayersState:
         self._truncate(start)
         return start
 
-    def run(self, x: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        """Run states [n, E] entering layer L - N to after the final norm; mask [n, all rows] bool, None: see all."""
-        if self._tail.norm is None:
+    @staticmethod
+    def run(
+        texts: Sequence[LastLayersState], x: Tensor, positions: Sequence[Tensor], masks: Sequence[Tensor | None]
+    ) -> Tensor:
+        """Run states [n, E] entering layer L - N to after the final norm, the rows of several texts one behind another.
+
+        positions[i] [n of text i]; masks[i] [n of text i, all rows of it] bool, None: see all.
+        """
+        tail, sizes = texts[0]._tail, [len(own) for own in positions]
+        if tail.norm is None:
             return x
-        shape = self._tail.blocks[0].shape
-        rope: Rope = shape.rope(positions)
-        self._positions += positions.tolist()
-        for block, cache, window in zip(self._tail.blocks, self._caches, self._tail.windows, strict=True):
-            x = block.run(x, rope, cache, self._within(window, positions, mask))
-        return F.rms_norm(x, self._tail.norm.shape, self._tail.norm, shape.eps)
+        shape = tail.blocks[0].shape
+        rope: Rope = shape.rope(torch.cat(list(positions)))
+        for text, own in zip(texts, positions, strict=True):
+            text._positions += own.tolist()
+        for layer, (block, window) in enumerate(zip(tail.blocks, tail.windows, strict=True)):
+            seen = [t._within(window, own, mask) for t, own, mask in zip(texts, positions, masks, strict=True)]
+            x = block.run(x, rope, JointCache([text._caches[layer] for text in texts], seen, sizes))
+        return F.rms_norm(x, tail.norm.shape, tail.norm, shape.eps)
 
     def mark_text(self, num_tokens: int) -> None:
         """Mark the rows of the first `num_tokens` tokens as the text's."""

@@ -26,14 +26,16 @@ from outrider_drafters.readers.config import Config
 from outrider_proto.errors import UsageError
 
 NAME = "moa"
+LSA_HEADS = "layer_self_attention_num_attention_heads"  # key of our own export alone, where it is not the others'
 
 
 @dataclass(frozen=True, slots=True)
 class MoASizes:
-    """Sizes of a MoA drafter. `heads` are the target's in all blocks; `packed_kv` is LSA's width 2 E_kv.
+    """Sizes of a MoA drafter. `heads` are the target's, `lsa_heads` those of LSA, whose width 2 E_kv is `packed_kv`.
 
-    Without LSA packed_kv, lsa_kv_heads and lsa_mlp are 0. `rope_scaling` is SA's alone: the published training code
-    takes it from the target, but builds LSA and CA without (train/moa_spec.py, inference/cross_attention.py).
+    The published code has one number for all blocks (`lsa_heads` None), by which many targets' 2 E_kv cannot be
+    divided. Without LSA packed_kv, lsa_kv_heads and lsa_mlp are 0. `rope_scaling` is SA's alone: the published training
+    code takes it from the target, but builds LSA and CA without (train/moa_spec.py, inference/cross_attention.py).
     """
 
     hidden: int
@@ -51,10 +53,12 @@ class MoASizes:
     qkv_bias: bool = False  # of SA and LSA, for Qwen2 targets; CA never has any
     tli: int = 0
     rope_scaling: RopeScaling | None = None
+    lsa_heads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.packed_kv % self.heads:
-            raise UsageError(f"packed_kv={self.packed_kv}: must be a multiple of heads={self.heads}, which LSA shares")
+        heads = self.lsa_heads or self.heads
+        if self.packed_kv % heads:
+            raise UsageError(f"packed_kv={self.packed_kv}: LSA's {heads} heads do not divide it: need other lsa_heads")
         if self.tli < 0:
             raise UsageError(f"tli={self.tli}: need 0 or more")
 
@@ -64,17 +68,20 @@ class MoASizes:
 
     @property
     def lsa(self) -> BlockShape:
-        head_dim = self.packed_kv // self.heads
-        return self._block(self.packed_kv, self.lsa_kv_heads, head_dim, self.lsa_mlp, self.qkv_bias)
+        heads = self.lsa_heads or self.heads
+        head_dim = self.packed_kv // heads
+        return self._block(self.packed_kv, heads, self.lsa_kv_heads, head_dim, self.lsa_mlp, self.qkv_bias)
 
     @property
     def sa(self) -> BlockShape:
         scaling = self.rope_scaling
-        return self._block(self.hidden, self.sa_kv_heads, self.head_dim, self.sa_mlp, self.qkv_bias, scaling)
+        return self._block(
+            self.hidden, self.heads, self.sa_kv_heads, self.head_dim, self.sa_mlp, self.qkv_bias, scaling
+        )
 
     @property
     def ca(self) -> BlockShape:
-        return self._block(self.hidden, self.ca_kv_heads, self.head_dim, self.ca_mlp, False)
+        return self._block(self.hidden, self.heads, self.ca_kv_heads, self.head_dim, self.ca_mlp, False)
 
     @property
     def mixed_width(self) -> int:
@@ -82,12 +89,17 @@ class MoASizes:
         return self.packed_kv if self.has_lsa else self.hidden
 
     def _block(
-        self, width: int, kv_heads: int, head_dim: int, mlp: int, qkv_bias: bool, scaling: RopeScaling | None = None
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        mlp: int,
+        qkv_bias: bool,
+        scaling: RopeScaling | None = None,
     ) -> BlockShape:
         theta, eps = self.rope_theta, self.eps
-        return BlockShape(
-            width, self.heads, kv_heads, head_dim, mlp, theta, eps, qkv_bias=qkv_bias, rope_scaling=scaling
-        )
+        return BlockShape(width, heads, kv_heads, head_dim, mlp, theta, eps, qkv_bias=qkv_bias, rope_scaling=scaling)
 
 
 class MoA(nn.Module):
@@ -153,6 +165,7 @@ class MoA(nn.Module):
             "vocab_size": target.vocab,
             "disable_LSA": not self.sizes.has_lsa,
             "target_layer_inference": self.sizes.tli,
+            **({} if self.sizes.lsa_heads in (None, self.sizes.heads) else {LSA_HEADS: self.sizes.lsa_heads}),
         }
 
 

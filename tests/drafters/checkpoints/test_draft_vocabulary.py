@@ -1,0 +1,178 @@
+"""Draft vocabularies: their file, and what every family drafts with one."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider_drafters import Drafter, TargetWeights, TreeShape, grow_tree, load_drafter
+from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, read_draft_vocab, select_rows, write_draft_vocab
+from outrider_drafters.quantization.quantize import quantize
+from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
+from outrider_drafters.routing.batched_heads import batch_heads
+from outrider_proto.errors import UsageError
+
+# Of every family with a head that is loaded from files, besides DFlash (test_dflash.py): drafter and target.
+FAMILIES = {
+    "moa": ("moa_tli0/drafter", "target_tiny"),
+    "eagle2": ("eagle2_llama/drafter", "target_l4"),
+    "eagle3": ("eagle3_llama/drafter", "target_l8"),
+    "hydra": ("hydra_mlp/drafter", "target_vicuna_tiny"),
+    "medusa": ("medusa_v01/drafter", "target_vicuna_tiny"),
+    "independent": ("target_tiny", "target_tiny"),
+    "independent tied": ("target_tiny,tie_to_target=true", "target_tiny"),
+}
+TOKENS = [9, 200, 3, 77, 100, 4, 33, 150]  # most frequent first
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_draft_vocab(tmp_path, TOKENS)
+    return tmp_path
+
+
+@pytest.fixture
+def eagle(directory: Path, golden: Path) -> str:
+    """A drafter's directory with a draft vocabulary of its own."""
+    for file in (golden / "eagle2_llama/drafter").iterdir():
+        (directory / file.name).write_bytes(file.read_bytes())
+    return str(directory)
+
+
+def root_logits(drafter: Drafter) -> torch.Tensor:
+    state = drafter.new_state()
+    state.append([3, 4, 5])
+    if drafter.tap.fingerprint:
+        state.add_features(0, torch.randn(2, drafter.tap.width, generator=torch.Generator().manual_seed(0)))
+    return state.root_logits()
+
+
+def test_a_written_file_reads_back_in_its_order(directory):
+    assert read_draft_vocab(directory / DRAFT_VOCAB, vocab=256) == tuple(TOKENS)
+
+
+@pytest.mark.parametrize("tokens", [None, [], [1, 1], [-1], [10], [True], ["1"], {"1": 2}])
+def test_a_list_that_is_no_draft_vocabulary_is_refused(tmp_path, tokens):
+    path = tmp_path / DRAFT_VOCAB
+    path.write_text(json.dumps({"tokens": tokens}))
+
+    with pytest.raises(UsageError, match="tokens: need"):
+        read_draft_vocab(path, vocab=10)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_token_outside_is_never_drafted_and_the_others_have_their_logits(family, golden, directory):
+    name, target_name = FAMILIES[family]
+    target = TargetWeights.load(golden / target_name)
+    whole = root_logits(load_drafter(f"{golden}/{name}", target))
+    drafter = load_drafter(f"{golden}/{name},draft_vocab={directory / DRAFT_VOCAB}", target)
+
+    logits = root_logits(drafter)
+
+    drafted = logits.isfinite().nonzero()[:, 0].tolist()
+    assert drafted
+    assert set(drafted) == {token for token in TOKENS if whole[token] > -torch.inf}
+    torch.testing.assert_close(logits[drafted], whole[drafted])
+    state = drafter.new_state()
+    state.append([3, 4, 5])
+    if drafter.tap.fingerprint:
+        state.add_features(0, torch.ones(2, drafter.tap.width))
+    assert set(grow_tree(state, TreeShape(breadth=4, levels=3, budget=16)).tokens) <= set(TOKENS)
+
+
+def test_a_token_outside_can_be_read_below_the_root(golden, eagle):
+    """The target may choose any token; drafting goes on from it."""
+    target = TargetWeights.load(golden / "target_l4")
+    outside = 42
+    logits = []
+    for source in (eagle, f"{eagle},draft_vocab=all"):
+        state = load_drafter(source, target).new_state()
+        state.append([3, outside, 5])
+        state.add_features(0, torch.ones(1, target.sizes.hidden))
+        state.root_logits()
+        logits.append(state.expand([outside], [-1])[0])
+    torch.testing.assert_close(logits[0][TOKENS], logits[1][TOKENS])
+
+
+@pytest.mark.parametrize(("option", "tokens"), [("", TOKENS), (",draft_vocab=3", TOKENS[:3])])
+def test_a_directory_with_a_file_drafts_its_tokens_or_the_first_of_them(golden, eagle, option, tokens):
+    logits = root_logits(load_drafter(eagle + option, TargetWeights.load(golden / "target_l4")))
+
+    assert logits.isfinite().nonzero()[:, 0].tolist() == sorted(tokens)
+
+
+def test_all_leaves_the_file_unused(golden, eagle):
+    drafter = load_drafter(f"{eagle},draft_vocab=all", TargetWeights.load(golden / "target_l4"))
+
+    assert root_logits(drafter).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("0", "at least 1"),
+        ("9", f"its {DRAFT_VOCAB} has 8 tokens"),
+        ("/nowhere/vocab.json", "/nowhere/vocab.json: cannot be read"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_refused(golden, eagle, option, message):
+    with pytest.raises(UsageError, match=message):
+        load_drafter(f"{eagle},draft_vocab={option}", TargetWeights.load(golden / "target_l4"))
+
+
+def test_a_number_needs_a_file(golden):
+    with pytest.raises(UsageError, match=f"draft_vocab=8: it has no {DRAFT_VOCAB}"):
+        load_drafter(f"{golden}/moa_tli0/drafter,draft_vocab=8", TargetWeights.load(golden / "target_tiny"))
+
+
+def test_tokens_that_a_head_has_no_rows_for_are_refused():
+    with pytest.raises(UsageError, match="no row for any of its tokens"):
+        select_rows(torch.ones(2, 4), torch.tensor([5, 6]), torch.tensor([7]))
+
+
+@pytest.mark.parametrize("family", ["hydra", "medusa"])
+def test_a_head_may_hold_the_rows_of_its_draft_vocabulary_alone(family, golden, directory):
+    name, target_name = FAMILIES[family]
+    target = TargetWeights.load(golden / target_name)
+    file = next(path for path in (golden / name).iterdir() if path.suffix in (".safetensors", ".pt"))
+    tensors = load_file(file) if file.suffix == ".safetensors" else torch.load(file)
+    heads = {key for key, value in tensors.items() if "embed" not in key and len(value) == target.sizes.vocab}
+    cut = {key: value[sorted(TOKENS)].clone() if key in heads else value for key, value in tensors.items()}
+    for other in (golden / name).glob("*.json"):
+        (directory / other.name).write_bytes(other.read_bytes())
+    save_file(cut, directory / f"{file.stem}.safetensors")
+
+    few, whole = (load_drafter(source, target) for source in (directory, f"{golden}/{name}"))
+
+    torch.testing.assert_close(root_logits(few)[TOKENS], root_logits(whole)[TOKENS])
+    assert root_logits(few).isfinite().sum() == len(TOKENS)
+    two = load_drafter(f"{directory},draft_vocab=2", target)
+    assert root_logits(two).isfinite().nonzero()[:, 0].tolist() == sorted(TOKENS[:2])
+
+
+def test_drafters_of_one_vocabulary_share_its_rows(golden, eagle):
+    """So several EAGLE heads still draft in one batch."""
+    target = TargetWeights.load(golden / "target_l4")
+    one, other = load_drafter(eagle, target), load_drafter(eagle, target)
+
+    assert one.target is other.target
+    batch = batch_heads([one, other])
+    assert batch is not None
+    assert batch.logits(torch.ones(2, 1, target.sizes.hidden)).isfinite().sum() == 2 * len(TOKENS)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_rows_of_a_quantized_head_are_gathered_as_codes(weights):
+    matrix = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    head, wanted = quantize(matrix, weights), torch.tensor([1, 5, 40])
+
+    rows, tokens = select_rows(head, None, wanted)
+
+    assert isinstance(rows, QuantizedWeight)
+    assert torch.equal(tokens, wanted)
+    torch.testing.assert_close(rows.values(), head.values()[wanted])
+    x = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
+    few = torch.nn.functional.linear(x, rows)
+    torch.testing.assert_close(few, x @ head.values()[wanted].T, atol=0.2, rtol=0.05)

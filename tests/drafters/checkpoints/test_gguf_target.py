@@ -1,0 +1,116 @@
+"""Targets in GGUF files: the model and tokenizer they were made from, and what is refused."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from gguf_llama import write_gguf
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from outrider_drafters.checkpoints.catalog import installed_dir
+from outrider_drafters.checkpoints.fingerprint import target_fingerprint
+from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir
+from outrider_models.core.embedded import target_dir
+from outrider_proto.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    path = tmp_path / "small.gguf"
+    write_gguf(target_dir(), path)
+    return path
+
+
+def in_cache(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "cache").rglob("*") if path.suffix != ".lock" and path.is_dir())
+
+
+def test_the_model_and_its_text_come_out_as_they_went_in(file):
+    directory, original = resolve_dir(file), target_dir()
+    assert target_fingerprint(file) == target_fingerprint(original)
+    stored = load_file(directory / "model.safetensors")
+    for name, tensor in load_file(original / "model.safetensors").items():
+        assert torch.equal(stored[name], tensor.float()), name
+    ours, theirs = (AutoTokenizer.from_pretrained(str(place)) for place in (directory, original))
+    for text in ("Mia has 1234 boxes.\n\n  She's  here: naïve 漢字 \U0001f600", "<|user|>no<|eos|>"):
+        assert ours(text)["input_ids"] == theirs(text)["input_ids"]
+    chat = [{"role": "user", "content": "Who am I?"}]
+    rendered = [t.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for t in (ours, theirs)]
+    assert rendered[0] == rendered[1]
+    models = [AutoModelForCausalLM.from_pretrained(str(p), dtype=torch.float32) for p in (directory, original)]
+    ids = torch.tensor([theirs(rendered[0])["input_ids"]])
+    with torch.inference_mode():
+        assert torch.equal(*(model(ids).logits for model in models))
+    assert TargetWeights.load(file).sizes == TargetWeights.load(original).sizes
+
+
+def test_it_is_dequantized_once(file, tmp_path):
+    directory = resolve_dir(file)
+    before = (directory / "model.safetensors").stat().st_mtime_ns
+    assert resolve_dir(file) == directory
+    assert (directory / "model.safetensors").stat().st_mtime_ns == before
+    os.utime(file, ns=(1, 1))  # another file of that name
+    assert resolve_dir(file) != directory
+
+
+def test_answers_end_where_a_turn_ends(tmp_path):
+    write_gguf(target_dir(), tmp_path / "chat.gguf", chat_end=3)
+    assert TargetWeights.load(tmp_path / "chat.gguf").eos_token_ids == (1, 3)
+
+
+def test_what_a_killed_process_left_is_removed(file, tmp_path):
+    directory = resolve_dir(file)
+    partial = directory.with_name(f"{directory.name}.partial")
+    directory.rename(partial)
+    (partial / "model.safetensors").write_bytes(b"half")
+    assert TargetWeights.load(file).sizes.hidden == 192
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize("share", [0.9, 0.3, 0.001])
+def test_a_truncated_file(file, tmp_path, share):
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(UsageError, match=r"small\.gguf: not a"):
+        resolve_dir(file)
+    assert in_cache(tmp_path) in ([], ["outrider", "targets"])
+
+
+def test_another_architecture(tmp_path):
+    write_gguf(target_dir(), tmp_path / "odd.gguf", architecture="outlandish")
+    with pytest.raises(UsageError, match=r"odd\.gguf: not a GGUF file that transformers can read .*outlandish"):
+        resolve_dir(tmp_path / "odd.gguf")
+    assert in_cache(tmp_path) == ["outrider", "targets"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_disk_that_is_too_small(file, tmp_path):
+    place = tmp_path / "cache" / "outrider"
+    place.mkdir(parents=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", place], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount: {mounted.stderr.decode().strip()}")
+    try:
+        with pytest.raises(UsageError, match=r"small\.gguf: dequantized it takes [\d,]+ bytes; .* has [\d,]+ left"):
+            resolve_dir(file)
+        assert in_cache(tmp_path) == ["outrider", "targets"]
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def test_a_model_that_was_got_by_name():
+    with pytest.raises(UsageError, match="embedded_twin: no such directory or file, nor a name of"):
+        resolve_dir("embedded_twin")
+    installed_dir("embedded_twin").mkdir(parents=True)
+    (installed_dir("embedded_twin") / "config.json").write_text(json.dumps({}))
+    assert resolve_dir("embedded_twin") == installed_dir("embedded_twin")
